@@ -150,16 +150,8 @@ def memory_rows(record: Row) -> list[Row]:
     return rows
 
 
-def _number(*path: str) -> Callable[[Row], Cell]:
-    return lambda record: number(dig(record, *path))
-
-
-def _count(*path: str) -> Callable[[Row], Cell]:
-    return lambda record: count(dig(record, *path))
-
-
-def _text(key: str) -> Callable[[Row], Cell]:
-    return lambda record: text(record.get(key))
+def _read(kind: Callable[[Any], Cell], *path: str) -> Callable[[Row], Cell]:
+    return lambda record: kind(dig(record, *path))
 
 
 def _image(record: Row) -> Cell:
@@ -173,7 +165,7 @@ def _error_percent(entry: Row) -> Cell:
 
 
 def _mib(key: str, title: str) -> Column:
-    return Column(key, title, "MiB", 1 / MIB, 1, _count(key))
+    return Column(key, title, "MiB", 1 / MIB, 1, _read(count, key))
 
 
 CAMPAIGN = Column("campaign", "campaign")
@@ -181,33 +173,32 @@ RUN = Column("run", "run")
 ATTEMPT = Column("attempt", "attempt", digits=0)
 RANKS = Column("ranks", "ranks", digits=0)
 POINT = (
-    Column("model", "model", of=_text("model")),
+    Column("model", "model", of=_read(text, "model")),
     Column("image", "image", of=_image),
-    Column("layout", "layout", of=_text("layout")),
-    Column("precision", "precision", of=_text("precision")),
+    Column("layout", "layout", of=_read(text, "layout")),
+    Column("precision", "precision", of=_read(text, "precision")),
 )
 _PARTS = ("median", "p10", "p90")
 RATES = tuple(
-    Column(f"img_per_s_{p}", p, "img/s", digits=2, of=_number("throughput", "img_per_s", p))
+    Column(f"img_per_s_{p}", p, "img/s", digits=2, of=_read(number, "throughput", "img_per_s", p))
     for p in _PARTS
 )
 STEP_TIMES = tuple(
-    Column(f"step_s_{p}", f"step {p}", "s", digits=4, of=_number("throughput", "step_s", p))
+    Column(f"step_s_{p}", f"step {p}", "s", digits=4, of=_read(number, "throughput", "step_s", p))
     for p in _PARTS
 )
-SAMPLES = Column("samples", "samples", digits=0, of=_count("throughput", "samples"))
-SPEED = (*RATES, *STEP_TIMES, SAMPLES)
-"""The throughput of a run or attempt."""
+SAMPLES = Column("samples", "samples", digits=0, of=_read(count, "throughput", "samples"))
+SPEED = (*RATES, *STEP_TIMES, SAMPLES)  # the throughput of a run or attempt
 THROUGHPUT = (
     *POINT,
-    Column("world", "ranks", digits=0, of=_count("world")),
-    Column("images_per_step", "images/step", digits=0, of=_count("images_per_step")),
+    Column("world", "ranks", digits=0, of=_read(count, "world")),
+    Column("images_per_step", "images/step", digits=0, of=_read(count, "images_per_step")),
     *SPEED,
 )
 """What was measured in a record, and how fast it was."""
 MEMORY = (
-    Column("rank", "rank", digits=0, of=_count("rank")),
-    Column("replica", "replica", digits=0, of=_count("replica")),
+    Column("rank", "rank", digits=0, of=_read(count, "rank")),
+    Column("replica", "replica", digits=0, of=_read(count, "replica")),
     Column("stage", "stage", of=lambda entry: place_text(entry.get("stage"))),
     Column("tile", "tile", of=lambda entry: place_text(entry.get("tile"))),
     _mib("peak_bytes", "peak"),

@@ -22,8 +22,7 @@ from hires.report.load import measured_points, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import Run, campaign_labels, read_runs
 
-DEVICE = "device"
-"""Source of a rank's memory in a record, if it computed on an accelerator."""
+DEVICE = "device"  # source of a rank's memory in a record, if it computed on an accelerator
 
 
 def _frame_of(
@@ -42,10 +41,8 @@ class Frames:
     """The data of some runs."""
 
     run_list: list[Run]
-    planned_rows: list[Row]
+    planned_rows: list[Row] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    labels: dict[Path, str] = field(default_factory=dict)
-    """Names of the campaigns by their folders."""
 
     runs = _frame_of(rows.RUN_COLUMNS, lambda runs: map(rows.run_row, runs))
     """One row a run, in their order: what it is, how it ended, its latest numbers."""
@@ -123,16 +120,22 @@ class Frames:
         return list(dict.fromkeys(notes))
 
 
-def load(paths: Sequence[Path]) -> Frames:
-    """Returns the frames of some run folders."""
-    runs = read_runs(paths)
-    return Frames(runs, [], labels={run.path.parent: run.campaign for run in runs})
+def load(
+    paths: Sequence[Path],
+    campaigns: Iterable[Path] = (),
+    add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
+) -> Frames:
+    """Returns the frames of some run folders, and of the points that some campaigns planned.
 
-
-def add_campaign(frames: Frames, folder: Path) -> None:
-    """Adds the points that the sweeps of a campaign planned."""
-    name = frames.labels.setdefault(folder, campaign_labels([*frames.labels, folder])[folder])
-    frames.planned_rows += rows.planned_rows(name, campaign.read(folder, frames.notes))
+    ``add_states`` sets the status of runs without an exit record.
+    """
+    frames = Frames(read_runs(paths))
+    add_states(frames.run_list)
+    labels = {run.path.parent: run.campaign for run in frames.run_list}
+    for folder in campaigns:
+        name = labels.setdefault(folder, campaign_labels([*labels, folder])[folder])
+        frames.planned_rows += rows.planned_rows(name, campaign.read(folder, frames.notes))
+    return frames
 
 
 def plain_rows(frame: pd.DataFrame) -> list[Row]:

@@ -22,8 +22,7 @@ from hires.report.compare.metrics import METRICS
 from hires.report.load.plain_values import dig, number, steps_of, value_text
 from hires.report.load.runs import Run
 
-TAG = "hires.attempt"
-"""Tag that holds campaign, run and attempt."""
+TAG = "hires.attempt"  # tag that holds campaign, run and attempt
 _MAX_METRICS = 1000  # per call of mlflow
 _MAX_PARAMS = 100  # per call of mlflow; also the characters of a name that are kept
 _INVALID = re.compile(r"[^A-Za-z0-9_.-]|\.(?=\.)|^\.|\.$")
@@ -34,10 +33,8 @@ _MAX_VALUE = 500  # characters of a parameter that every version of mlflow takes
 def write_mlflow(runs: Sequence[Run], out: Path) -> tuple[int, int]:
     """Writes the complete attempts of some runs into the file store in a folder.
 
-    Returns how many were written, and how many the store had already.
-
-    Raises:
-        ConfigError: mlflow is not installed, or cannot write.
+    Returns how many were written, and how many the store had already; ConfigError: mlflow is not
+    installed, or cannot write.
     """
     mlflow = _mlflow()
     client = mlflow.MlflowClient(tracking_uri=out.absolute().as_uri())

@@ -28,8 +28,7 @@ from hires.report.plots import base as figures
 from hires.report.plots.base import Plot
 from hires.report.templates import FOLDER, rendered
 
-MAX_ROWS = 2000
-"""Rows of one table on the page; files hold all of them."""
+MAX_ROWS = 2000  # rows of one table on the page; files hold all of them
 MAX_CARDS = 2000
 MAX_NOTES = 200
 _MAX_VALUES = 6  # values that a line lists before it counts the others

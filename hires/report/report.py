@@ -15,7 +15,7 @@ from typing import Any
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
 from hires.report import summaries
-from hires.report.frames import add_campaign, load
+from hires.report.frames import load
 from hires.report.load.runs import Run
 from hires.report.plots import base as figures
 from hires.report.plots.backends import read_benches
@@ -69,19 +69,14 @@ def write_report(
 
     ``formats`` are ``html`` and those of tables and plots; without a ``title`` the page is headed
     by the campaigns' names; ``add_states`` sets the status of runs without an exit record.
-
-    Raises:
-        ConfigError: a file cannot be written.
+    ConfigError: a file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         # Hundreds of thousands of plain values are made, and no cycle that must be searched for.
         if gc.isenabled():
             gc.disable()
             stack.callback(gc.enable)
-        frames = load(paths)
-        add_states(frames.run_list)
-        for folder in campaigns:
-            add_campaign(frames, folder)
+        frames = load(paths, campaigns, add_states)
         report = ReportFiles(len(frames.run_list))
         tables, plots = summaries.summaries(frames), []
         if {"html", *figures.FORMATS} & set(formats):

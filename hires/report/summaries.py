@@ -99,11 +99,7 @@ def encoded(table: Table, form: str) -> bytes | None:
 
 
 def write_frames(frames: Frames, out: Path) -> list[Path]:
-    """Writes every frame that has rows as CSV, and returns the files.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
+    """Writes all frames that have rows as CSV, and returns the files; ConfigError: it cannot."""
     make_folder(out, OPTION)
     files = []
     for name in FRAMES:
@@ -123,9 +119,8 @@ def markdown_text(table: Table) -> str:
 
 
 def latex_text(table: Table) -> str:
-    """Returns a table for LaTeX: booktabs rules, numbers flush right, everything escaped.
+    """Returns a table for LaTeX: booktabs rules, as wide as the text, everything escaped.
 
-    It is as wide as the text, however many columns it has, which ``DataFrame.to_latex`` cannot do.
     The reproduce lines, its last column and too long for a page, follow the table as comments.
     """
     *shown, _ = table.columns
@@ -230,6 +225,5 @@ _TABLES = (
         missing="No sweep planned these runs.",
     ),
 )
-_FRAMES = {"throughput": _throughput, "points": _planned}
-"""Frames of tables that are not an attribute of that name."""
+_FRAMES = {"throughput": _throughput, "points": _planned}  # others are an attribute of that name
 _TEXTS = {"csv": safe_csv, "md": markdown_text, "tex": latex_text}

@@ -1,7 +1,6 @@
 """Builds the tables of a run and of a campaign from records, and writes them into their folders.
 
-CSV holds plain numbers in bytes and seconds; Markdown and the screen round them, with units in the
-headings. A row of a campaign begins with the hash of its run and what distinguishes it.
+CSV holds plain numbers in bytes and seconds; Markdown and the screen round them.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from hires.report.columns import (
 )
 
 _OVERRIDES = Column("overrides", "overrides")
-_WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")
-"""Overrides that have a column in the table of throughput."""
+_WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")  # of the throughput's table
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
@@ -44,10 +42,8 @@ def tables(record: dict[str, Any]) -> list[Table]:
 
 
 def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
-    """Returns the tables of a campaign: as many complete attempts of each point as it repeats.
-
-    Overrides that not all points share are a column, unless another column shows them.
-    """
+    """Returns the tables of a campaign: as many complete attempts of each point as it repeats."""
+    # Overrides that not all points share are a column, unless another column shows them.
     words = [set(point.overrides) for point in campaign.points]
     shared = set.intersection(*words) if words else set()
     attempts: list[tuple[dict[Column, Cell], dict[str, Any]]] = []
@@ -81,19 +77,12 @@ def done_records(run: Path, most: int) -> list[dict[str, Any]]:
 
 
 def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:
-    """Writes the tables of a run as :func:`write_tables`, and returns the files.
-
-    A run that is not done gets none, because a table looks complete.
-    """
+    """Writes the tables of a run as :func:`write_tables`, but none before it is done."""
     return write_tables(run_dir, tables(record)) if record["state"] == "done" else []
 
 
 def write_tables(folder: StrPath, tables: Iterable[Table]) -> list[Path]:
-    """Writes tables as CSV and Markdown, and returns the files.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
+    """Writes tables as CSV and Markdown, and returns the files; RunError: it cannot write one."""
     files = []
     for table in tables:
         for ending, data in (("csv", table.to_csv()), ("md", table.to_markdown())):

@@ -30,8 +30,7 @@ COMPUTATION, MESSAGES = 0, 1
 """Threads of a rank."""
 THREADS = ("compute", "communication")
 DIRECTIONS = ("down", "up")
-US = 1e6
-"""Microseconds of a second."""
+US = 1e6  # microseconds of a second
 _IDLE, _WAITING = ".", "~"
 _FILL = {
     FORWARD: "f",
@@ -82,10 +81,9 @@ def timeline_lines(plan: Plan, steps: list[StepSpans], width: int) -> list[str]:
 
 
 def draw(spans: list[Span], took_s: float, width: int) -> str:
-    """Returns what one rank did as ``width`` characters.
+    """Returns what one rank did as ``width`` characters; a pass begins with its name.
 
-    A span fills the columns from its begin to its end, rounded, and work at least one; a pass
-    begins with its name, as far as that fits.
+    A span fills the columns from its begin to its end, rounded, and work at least one.
     """
     cells = [_IDLE] * width
     scale = width / took_s if took_s else 0.0
@@ -106,11 +104,7 @@ def draw(spans: list[Span], took_s: float, width: int) -> str:
 
 
 def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
-    """Writes the trace of a run over an older file, and returns the number of measured spans.
-
-    Raises:
-        ConfigError: ``path`` is a folder, or cannot be written.
-    """
+    """Writes the trace of a run, and returns how many spans it measured; ConfigError: it cannot."""
     if Path(path).is_dir():
         raise ConfigError(f"--trace {path} is a folder; name a file in it, as {path}/trace.json")
     measured = complete_steps(steps, plan.world)
@@ -121,10 +115,7 @@ def write_trace(path: StrPath, plan: Plan, steps: list[StepSpans]) -> int:
 
 
 def chrome_events(plan: Plan, measured: dict[int, list[StepSpans]]) -> list[Event]:
-    """Returns the events of a trace: names, spans and arrows, measured and planned.
-
-    ``measured`` holds the ranks of each step on one clock, by its number; steps follow each other.
-    """
+    """Returns the names, spans and arrows of a trace; ``measured`` has the ranks of each step."""
     events = [*_names(plan)]
     begin_s = 0.0
     arrows = itertools.count(1)

@@ -134,8 +134,7 @@ def fit_plot(run, *excluded):
         for what in excluded
     ]
     (run.parent / "campaign.json").write_text(json.dumps({"excluded": points}))
-    found = frames.load([run])
-    frames.add_campaign(found, run.parent)
+    found = frames.load([run], [run.parent])
     plot = {p.name: p for p in figures.draw(PlotData(found))}["largest_image"]
     return plot, [t for axis in plot.figure.axes if (t := axis.get_title(loc="left"))]
 

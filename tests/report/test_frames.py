@@ -67,8 +67,7 @@ def test_planned_points_know_how_their_runs_do(tmp_path):
     excluded = [{"overrides": ["image=99"], "reason": "too large [memory.limit]", "nearest": "a=1"}]
     values = {"points": points, "excluded": excluded}
     (run.parent / "campaign.json").write_text(json.dumps(values))
-    found = frames.load([run])
-    frames.add_campaign(found, run.parent)
+    found = frames.load([run], [run.parent])
     assert list(found.planned["state"]) == ["done", "pending", "infeasible"]
     assert found.planned["reproduce"].iloc[2] == "hires plan image=99"
 
@@ -94,13 +93,12 @@ def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
     for folder in (runs[1].parent, tmp_path / "third" / "before"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "campaign.json").write_text(json.dumps(excluded))
-    found = frames.load([*runs, alone])
+    third = tmp_path / "third" / "before"
+    found = frames.load([*runs, alone], [runs[1].parent, third])
     names = [f"{tmp_path.name}/results/before", "other/results/before", "alone"]
     assert list(found.runs["campaign"]) == names
     assert len(found.points) == 3
     assert [run.path for run in found.run_list] == [*runs, alone]
-    frames.add_campaign(found, runs[1].parent)
-    frames.add_campaign(found, tmp_path / "third" / "before")
     assert list(found.planned["campaign"]) == [names[1], f"{tmp_path.name}/third/before"]
 
 

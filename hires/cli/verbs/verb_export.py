@@ -50,13 +50,10 @@ def no_runs(results: str, verb: str) -> str:
 
 
 def _csv(args: Namespace, selection: Selection) -> tuple[dict[str, Any], str]:
-    from hires.report.frames import add_campaign, load
+    from hires.report.frames import load
     from hires.report.summaries import write_frames  # pandas: --help does without
 
-    frames = load(selection.paths)
-    add_live_states(frames.run_list)
-    for folder in selection.whole_campaigns:
-        add_campaign(frames, folder)
+    frames = load(selection.paths, selection.whole_campaigns, add_live_states)
     files = [str(file) for file in write_frames(frames, Path(args.out))]
     print_notes(frames.all_notes())
     facts = {"runs": len(selection.paths), "files": files}

@@ -115,11 +115,7 @@ def compare_runs(
     names: tuple[str, str], a: Sequence[Run], b: Sequence[Run],
     metrics: Sequence[Metric], settings: Settings,
 ) -> Comparison:  # fmt: skip
-    """Returns how the runs of B compare with those of A.
-
-    Raises:
-        ConfigError: they share no point.
-    """
+    """Returns how the runs of B compare with those of A; ConfigError: they share no point."""
     pairs = pair(a, b)
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
@@ -147,10 +143,7 @@ def compare_references(
     """Returns how runs compare with references, each with its own tolerance.
 
     ``names`` are of the references and of the runs; without ``metrics`` all are compared that the
-    references have.
-
-    Raises:
-        ConfigError: no reference fits any run.
+    references have. ConfigError: no reference fits any run.
     """
     comparison = Comparison(names, settings)
     measured = points(runs)
@@ -178,10 +171,7 @@ def compare_references(
 
 
 def junit_text(comparison: Comparison) -> str:
-    """Returns a comparison as JUnit's XML, for CI servers.
-
-    A worse point is a failure, an unknown one is skipped.
-    """
+    """Returns a comparison as JUnit's XML: a worse point is a failure, an unknown one skipped."""
     names, settings, verdicts = comparison.names, comparison.settings, comparison.verdicts
     facts = list(zip("AB", names, strict=True))
     facts += [("seed", str(settings.seed)), ("resamples", str(settings.resamples))]

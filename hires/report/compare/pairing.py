@@ -51,8 +51,7 @@ class ComparedPoint:
         return state, cause or reason
 
 
-Pair = tuple[str, ComparedPoint, ComparedPoint]
-"""Label of a point, and its runs on either side."""
+Pair = tuple[str, ComparedPoint, ComparedPoint]  # label of a point, and its runs on either side
 
 
 def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:

@@ -40,8 +40,7 @@ ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"
 _KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point", "others")
 _DEFAULT = "default"
-_COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")
-"""Columns that name a point in a file that is written."""
+_COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")  # of a new point
 _MEASUREMENT = ("steps", "measure.warmup", "measure.steps")
 """Keys that change how often something is measured, and the last loss, but nothing else."""
 
@@ -95,11 +94,7 @@ def is_reference(name: str) -> bool:
 
 
 def read(path: Path) -> list[Reference]:
-    """Returns the references of a file.
-
-    Raises:
-        ConfigError: it cannot be read, or an entry is wrong; the entry is named.
-    """
+    """Returns the references of a file; ConfigError: it cannot be read, or an entry is wrong."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -144,10 +139,7 @@ def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
     """Writes references into a file, with the command line ``made_by`` in its first line.
 
     Those about other points and clusters stay. Returns how many references the file holds now.
-
-    Raises:
-        ConfigError: the file holds something else.
-        RunError: it cannot be written.
+    ConfigError: the file holds something else; RunError: it cannot be written.
     """
     held = [*(read(path) if path.exists() else []), *references]
     kept = {(r.metric.name, r.cluster, tuple(sorted(r.point.items()))): r for r in held}

@@ -112,11 +112,7 @@ class PointVerdict:
 
 
 def parse_tolerance(words: str) -> Tolerance:
-    """Returns the tolerance that ``5%`` or ``-5%,+15%`` stands for.
-
-    Raises:
-        ConfigError: it stands for none.
-    """
+    """Returns the tolerance that ``5%`` or ``-5%,+15%`` stands for; ConfigError: it is none."""
     parts = [_PERCENT.fullmatch(part.strip()) for part in words.split(",")]
     numbers = [float(part[1]) / 100 if part is not None else math.nan for part in parts]
     if len(numbers) == 1:
@@ -131,10 +127,7 @@ def parse_tolerance(words: str) -> Tolerance:
 def judge(
     label: str, metric: Metric, a: ComparedPoint | float, b: ComparedPoint, settings: Settings
 ) -> PointVerdict:
-    """Returns the verdict on a point of B.
-
-    ``a`` is the point as it was, or what the number should be, in the base unit.
-    """
+    """Returns the verdict on a point of B; ``a`` is the point as it was, or as it should be."""
     old = a.repeats(metric) if isinstance(a, ComparedPoint) else []
     new = b.repeats(metric)
     unjudged = _without_numbers(metric, a, old, b, new)
@@ -151,10 +144,7 @@ def judge(
 
 
 def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) -> PointVerdict:
-    """Returns the verdict on all points together: worse if any of them is.
-
-    The tolerance is the mean of the points' own.
-    """
+    """Returns the verdict on all points together, with their mean tolerance: worse if any is."""
     worse = [point for point in points if point.status == WORSE]
     why = f"{len(worse)} of {len(points)} points are worse"
     estimates = [point.estimate for point in points if point.estimate is not None]

@@ -59,10 +59,7 @@ def defaults() -> Mapping[str, str]:
 
 
 def unusual_keys(run: Run) -> dict[str, str]:
-    """Returns the keys of a run that have no column and differ from the defaults.
-
-    ``arranged`` holds those of the layout, ``settings`` all others.
-    """
+    """Returns unusual keys without a column: ``arranged`` of the layout, ``settings`` others."""
     words: dict[str, list[str]] = {"arranged": [], "settings": []}
     for key, value in run.identity(*WITH_COLUMN).items():
         if key.startswith("cluster.") and key != "cluster.name":
@@ -146,10 +143,7 @@ def fastest(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def common_work(points: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Returns the points of the work in ``keys`` which most layouts were run with (:func:`weight`).
-
-    There must be at least one point.
-    """
+    """Returns of at least one point those of the work with most layouts (:func:`weight`)."""
     groups = [part for _, part in points.groupby(group_key(points, keys), sort=True)]
     return max(groups, key=weight)
 
@@ -164,10 +158,7 @@ def weight(part: pd.DataFrame) -> tuple[float, ...]:
 
 
 def distinction(row: Row, among: pd.DataFrame, keys: Sequence[str]) -> str:
-    """Returns what of ``settings`` or ``arranged`` distinguishes a point from others.
-
-    The label of the network already holds some keys, which are left out.
-    """
+    """Returns what of the columns ``keys``, and not of its label, distinguishes a point."""
     words: list[str] = []
     for key in keys:
         every = [set(str(settings).split(_JOIN)) for settings in among[key]]

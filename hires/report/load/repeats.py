@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from hires.core.store.reading import Values, text
 from hires.report.load.plain_values import dig
 
-Origin = tuple[str | None, str | None, str]
-"""Commit, machine and end of an attempt."""
+Origin = tuple[str | None, str | None, str]  # commit, machine and end of an attempt
 
 
 @dataclass(frozen=True)

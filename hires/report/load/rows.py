@@ -194,27 +194,28 @@ def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
 
 def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
     """Yields the points that a campaign planned, and those that its sweeps excluded."""
+
+    def row(overrides: Sequence[str], verb: str, state: str) -> Row:
+        texts = (text(word, 300) for word in overrides)
+        words = shlex.join(word for word in texts if word)
+        again = f"hires {verb} {words}" if words else None
+        return {"campaign": name, "overrides": words, "reproduce": again, "state": state}
+
     for point in planned.points:
-        words = _typed(point.overrides)
-        again = f"hires run {words}" if words else None
-        row = {"campaign": name, "overrides": words, "reproduce": again}
-        yield {**row, "run": text(point.run, 160), "state": "pending"}
+        yield {**row(point.overrides, "run", "pending"), "run": text(point.run, 160)}
     for excluded in planned.excluded:
-        words, own = _typed(excluded.overrides), excluded.what or {}
+        own = excluded.what or {}
         described = _size_columns(own.get("image"))
         if described:
             keys_of = ("model", "layout", "precision", "task")
             described |= {key: text(own.get(key), 60) for key in keys_of}
             described |= {"batch": count(own.get("batch")), "limit": value_text(own.get("limit"))}
+        why = {"reason": text(excluded.reason), "nearest": text(excluded.nearest, 300)}
         yield {
-            "campaign": name,
+            **row(excluded.overrides, "plan", "infeasible"),
+            **why,
             "run": None,
-            "overrides": words,
-            "state": "infeasible",
-            "reason": text(excluded.reason),
-            "nearest": text(excluded.nearest, 300),
             "what": described,
-            "reproduce": f"hires plan {words}" if words else None,
         }
 
 
@@ -241,9 +242,3 @@ def _size_columns(image: Any) -> Row:
     if not height or not width:
         return {}
     return {"image": f"{height}x{width}", "height": height, "width": width}
-
-
-def _typed(overrides: Sequence[str]) -> str:
-    """Returns the overrides of a point as one would type them."""
-    texts = (text(word, 300) for word in overrides)
-    return shlex.join(word for word in texts if word)

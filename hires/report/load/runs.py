@@ -24,12 +24,9 @@ from hires.plan.plan import Plan
 from hires.report.load.plain_values import count, flat, value_text
 from hires.report.load.repeats import attempt_origin, repeat_latest
 
-End = tuple[str, str | None, str | None]
-"""State, reason and cause."""
-SEED = "seed"
-"""Key in which the repeats of a point differ."""
-MAX_WORLD = 2**16
-"""Ranks of a plan that is opened."""
+End = tuple[str, str | None, str | None]  # state, reason and cause
+SEED = "seed"  # key in which the repeats of a point differ
+MAX_WORLD = 2**16  # ranks of a plan that is opened
 _MAX_NAME = 80  # characters of a campaign's name
 _ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
 
@@ -240,8 +237,7 @@ def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]
 def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]]:
     """Writes the index of ``results`` anew from all its run folders; RunError: it cannot.
 
-    Returns:
-        How many attempts it holds, and what could not be read.
+    Returns how many attempts it holds, and what could not be read.
     """
     runs = [read_run(path) for path in paths]
     lines = [

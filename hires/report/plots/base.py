@@ -27,16 +27,12 @@ from hires.report.load.runs import Run
 from hires.report.plots import style
 
 FORMATS = ("svg", "pdf", "png")
-DPI = 200
-"""Of a PNG."""
-MAX_RUNS = 6
-"""Runs that are drawn rank by rank."""
+DPI = 200  # of a PNG
+MAX_RUNS = 6  # runs that are drawn rank by rank
 MAX_PANELS = 6
 """Combinations of network and precision that fit into a figure; the others are in the tables."""
-MAX_LABEL = 60
-"""Characters of a run's label in captions."""
-MAX_RANKS = 64
-"""Ranks of a run that are drawn one by one; more would be thinner than a line."""
+MAX_LABEL = 60  # characters of a run's label in captions
+MAX_RANKS = 64  # ranks of a run that are drawn one by one; more would be thinner than a line
 _COLOURS = {
     style.INK: "currentColor",
     style.MUTED: "var(--muted)",
@@ -148,8 +144,7 @@ class PlotData:
         return [(drawn, drawn.plan) for drawn in self.runs if drawn.plan is not None]
 
 
-PLOTS: dict[int, Plot] = {}
-"""All plots by their place on the page."""
+PLOTS: dict[int, Plot] = {}  # all plots by their place on the page
 _Draw = Callable[[PlotData], Drawing | str]
 
 

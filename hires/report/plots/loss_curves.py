@@ -14,8 +14,7 @@ from hires.report.load.plain_values import count, number
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
 
-MAX_POINTS = 500
-"""Points of a curve; a longer one is drawn by the means of as many parts."""
+MAX_POINTS = 500  # points of a curve; a longer one is drawn by the means of as many parts
 _FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis
 
 
@@ -72,11 +71,8 @@ def error(data: PlotData) -> Drawing | str:
         f"{', '.join(sorted(set(parts[name]['reference'].dropna())))}"
         for name in names
     )
-    return Drawing(
-        fig,
-        f"Relative difference of the training loss from the same point in the most exact precision "
-        f"that was run. Largest error of the first loss: {worst}; {len(rows)} runs.",
-    )
+    caption = "Relative difference of the training loss from that in the most exact precision run."
+    return Drawing(fig, f"{caption} Largest error of the first loss: {worst}; {len(rows)} runs.")
 
 
 def losses_of(drawn: DrawnRun) -> dict[int, float]:

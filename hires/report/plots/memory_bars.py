@@ -12,8 +12,7 @@ from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
 _LETTERS_PER_INCH = 13  # of a title
-_PANEL = ("campaign", "model", "precision", "task", "batch", "limit")
-"""Columns that the bars of one panel of images share."""
+_PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
 
 
 @plot(50, "memory_per_rank", "Memory per rank")

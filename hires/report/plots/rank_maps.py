@@ -33,11 +33,10 @@ def grid(data: PlotData) -> Drawing | str:
         axis.set_title(style.short(drawn.label, 30), fontsize=8.5)
         rows, cols = plan.stages[0].tiles
         words.append(f"{drawn.label} {rows}x{cols} tiles, widest halo {halo} pixels")
-    return Drawing(
-        fig,
-        f"The tiles of the first stage with the ranks that hold them; hatched is what a tile "
-        f"borrows for the first operation that needs pixels of its neighbours. {'; '.join(words)}.",
+    text = (
+        "Tiles of the first stage and their ranks; hatched is the halo that a tile borrows first."
     )
+    return Drawing(fig, f"{text} {'; '.join(words)}.")
 
 
 @plot(80, "traffic", "Traffic from rank to rank")
@@ -56,12 +55,11 @@ def between_ranks(data: PlotData) -> Drawing | str:
     bar.set_label("MiB/step")
     bar.outline.set_visible(False)
     totals = "; ".join(f"{drawn.label} {size(sum(map(sum, sent)))}" for drawn, sent in matrices)
-    return Drawing(
-        fig,
-        f"Bytes of one step from the rank on the left to the rank below, as the plan has them; a "
-        f"sum of gradients is drawn as if each rank sent the same to every other. "
-        f"In all: {totals}.",
+    caption = (
+        "Bytes of one step from the rank on the left to the rank below, as the plan has them; a "
+        "sum of gradients is drawn as if each rank sent the same to every other."
     )
+    return Drawing(fig, f"{caption} In all: {totals}.")
 
 
 def _draw_tiles(axis: Axes, plan: Plan) -> int:

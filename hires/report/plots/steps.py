@@ -17,14 +17,10 @@ from hires.report.timelines import passes_of, planned_steps
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
 PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)
 """Parts of a step; together they are as long as the step."""
-MAX_TIMELINES = 4
-"""Runs whose time lines fit into a figure."""
+MAX_TIMELINES = 4  # runs whose time lines fit into a figure
 _FINEST = 1 / 1500  # share of a step; spans of one kind with a smaller gap are drawn as one
 _NAMED = 1 / 40  # share of a step from which a pass has room for its name
-_MISSING = (
-    f"no run that is drawn kept the time line of its last steps, or all have more than {MAX_RANKS} "
-    f"ranks"
-)
+_MISSING = f"no run drawn kept the time line of its last steps, or all have over {MAX_RANKS} ranks"
 
 
 @plot(60, "step_split", "Where the time of a step goes")
@@ -80,11 +76,8 @@ def timeline(data: PlotData) -> Drawing | str:
         plural = "" if plan.world == 1 else "s"
         words.append(f"{drawn.label}: {took_s * 1e3:.1f} ms on {plan.world} rank{plural}")
     style.legend(fig, axes.flat, 5)
-    return Drawing(
-        fig,
-        f"Above, the schedule with all passes equally long; below, the last measured step. "
-        f"{'; '.join(words)}.",
-    )
+    caption = "Above, the schedule with all passes equally long; below, the last measured step."
+    return Drawing(fig, f"{caption} {'; '.join(words)}.")
 
 
 def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str, float]]:

@@ -62,8 +62,7 @@ _FAMILIES = (
     ({"single"}, LayoutStyle(BLACK, "o", "")),
 )
 _OTHERS = (PURPLE, SKY, YELLOW, ORANGE)
-_REPLICATED = {"local_dp": ("p", (0, (1, 1.5))), "dp": ("*", (0, (5, 2)))}
-"""Marker and dashes of a layout that is also data-parallel."""
+_REPLICATED = {"local_dp": ("p", (0, (1, 1.5))), "dp": ("*", (0, (5, 2)))}  # marker, dashes
 
 KINDS = {
     timeline.DATA: ("data", BLACK, ""),
@@ -88,8 +87,7 @@ PARTS = {
 }
 """Label, colour and hatch of each use of memory, from the bottom of a bar to its top."""
 
-WIDTH = 7.6
-"""Inches: the text column of a page on screen, or two columns of a paper."""
+WIDTH = 7.6  # inches: the text column of a page on screen, or two columns of a paper
 
 
 def layout_style(layout: str) -> LayoutStyle:
@@ -117,10 +115,7 @@ def styled() -> contextlib.AbstractContextManager[None]:
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
-    """Returns an empty figure ``height`` inches high, and its axes as a (rows, columns) array.
-
-    ``more`` are options of ``Figure.subplots``.
-    """
+    """Returns an empty figure, ``height`` in inches, and its (rows, columns) array of axes."""
     fig = Figure(figsize=(WIDTH, height), layout="constrained")
     return fig, fig.subplots(rows, columns, squeeze=False, **more)
 

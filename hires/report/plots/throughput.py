@@ -14,9 +14,8 @@ from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
 
 MAX_BARS = 20
-_PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")
-"""Columns that the points of one panel against image size share."""
-_BARS = tuple(key for key in WORK if key != "precision")  # columns that bars of a figure share
+_PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")  # shared in a panel
+_BARS = tuple(key for key in WORK if key != "precision")  # shared by all bars of a figure
 
 
 @plot(10, "throughput_by_layout", "Throughput of each layout")
