@@ -32,10 +32,8 @@ class Column:
     key: str
     title: str
     unit: str = ""
-    factor: float = 1.0
-    """Numbers are shown multiplied by it: bytes in CSV are MiB on screen."""
-    digits: int | None = None
-    """Decimals that are shown; None: a text."""
+    factor: float = 1.0  # numbers are shown multiplied by it: bytes in CSV are MiB on screen
+    digits: int | None = None  # decimals that are shown; None: a text
     of: Callable[[Row], Cell] | None = field(default=None, compare=False)
     """Reads the value from a record, or from a rank's entry in it."""
 
@@ -62,14 +60,12 @@ class Column:
 class Table:
     """Columns and rows of plain values."""
 
-    name: str
-    """File name without its ending."""
+    name: str  # file name without its ending
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]] = ()
     caption: str = ""
-    missing: str = ""
-    """What is shown instead of a table without rows."""
+    missing: str = ""  # what is shown instead of a table without rows
     frame: Any = field(default=None, compare=False)
     """The same rows and columns with types, as a DataFrame; None where it is not needed."""
 

@@ -32,8 +32,7 @@ class ReportFiles:
 
     num_runs: int
     files: list[Path] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    """Plots that were not drawn, with the reason."""
+    left_out: list[str] = field(default_factory=list)  # plots that were not drawn, with the reason
     notes: list[Note] = field(default_factory=list)
 
     def lines(self) -> list[str]:

@@ -50,12 +50,9 @@ class Estimate:
     log_ratio: float
     draws: Floats | None
     """Deviations of the logarithm, one for each resample; None: its spread is unknown."""
-    unit: str
-    """What was resampled, in words."""
-    repeats: int = 1
-    """Of the side that has fewer."""
-    spread: float = 0.0
-    """Standard deviation of the draws before they were widened."""
+    unit: str  # what was resampled, in words
+    repeats: int = 1  # of the side that has fewer
+    spread: float = 0.0  # standard deviation of the draws before they were widened
 
     @property
     def ratio(self) -> float:
@@ -81,12 +78,9 @@ class Estimate:
 
 
 class _Draws(NamedTuple):
-    values: Floats
-    """Deviations of a logarithm."""
-    freedom: float
-    """Degrees of freedom of their spread."""
-    lengths: Sequence[int] = ()
-    """Of the blocks of steps that were drawn."""
+    values: Floats  # deviations of a logarithm
+    freedom: float  # degrees of freedom of their spread
+    lengths: Sequence[int] = ()  # of the blocks of steps that were drawn
 
 
 def compare(

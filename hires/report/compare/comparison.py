@@ -65,10 +65,8 @@ class Comparison:
 
     names: tuple[str, str]
     settings: Settings
-    results: list[PointVerdict] = field(default_factory=list)
-    """One for every point and metric."""
-    overall: list[PointVerdict] = field(default_factory=list)
-    """One for every metric."""
+    results: list[PointVerdict] = field(default_factory=list)  # one for every point and metric
+    overall: list[PointVerdict] = field(default_factory=list)  # one for every metric
     config: list[Difference] = field(default_factory=list)
     origin: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

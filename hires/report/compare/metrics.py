@@ -18,19 +18,15 @@ class Metric:
     """One number of a run."""
 
     name: str
-    column: str
-    """Column of the frame of runs that holds its one number."""
+    column: str  # column of the frame of runs that holds its one number
     what: str
-    unit: str
-    """Unit in which it is shown."""
+    unit: str  # unit in which it is shown
     higher_is_better: bool
-    words: tuple[str, str]
-    """What a lower and a higher number are called."""
+    words: tuple[str, str]  # what a lower and a higher number are called
     values: Callable[[Record], list[float]]
     """Returns the numbers of a complete attempt in the base unit: one a step, or one for all. A
     number that is not finite is NaN."""
-    units: Mapping[str, float]
-    """Units that references may use, each in base units."""
+    units: Mapping[str, float]  # units that references may use, each in base units
 
     def shown(self, value: float | None) -> float | None:
         """Returns a number of the base unit in the unit in which it is shown."""

@@ -50,14 +50,11 @@ class Reference:
     """What one metric should be."""
 
     metric: Metric
-    value: float
-    """In the base unit of the metric."""
+    value: float  # in the base unit of the metric
     tolerance: Tolerance
-    point: Mapping[str, str]
-    """Columns and keys, with their values as text."""
+    point: Mapping[str, str]  # columns and keys, with their values as text
     cluster: str = "*"
-    strict: bool = False
-    """Whether keys that ``point`` does not hold must have their defaults."""
+    strict: bool = False  # whether keys that ``point`` does not hold must have their defaults
 
     def misfits(self, run: Run) -> list[str]:
         """Returns in words what differs from a run; empty if the reference is about it."""

@@ -38,10 +38,8 @@ _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 class Tolerance:
     """How far a number may be off, as fractions of what it should be."""
 
-    low: float
-    """At most 0."""
-    high: float
-    """At least 0."""
+    low: float  # at most 0
+    high: float  # at least 0
 
     @property
     def width(self) -> float:
@@ -67,22 +65,16 @@ class PointVerdict:
 
     point: str
     metric: Metric
-    status: str
-    """``better``, ``worse``, ``same``, ``undecided`` or ``unknown``."""
-    verdict: str
-    """The same in the metric's own words."""
-    why: str
-    """What was resampled, or why the verdict is unknown."""
+    status: str  # ``better``, ``worse``, ``same``, ``undecided`` or ``unknown``
+    verdict: str  # the same in the metric's own words
+    why: str  # what was resampled, or why the verdict is unknown
     a: float | None = None
-    b: float | None = None
-    """In the base unit."""
+    b: float | None = None  # both in the base unit
     repeats: tuple[int, int] = (0, 0)
     ratio: float | None = None
-    interval: tuple[float, float] | None = None
-    """Of the ratio."""
+    interval: tuple[float, float] | None = None  # of the ratio
     tolerance: Tolerance | None = None
-    alone: Sequence[str] = ()
-    """Seeds that are left out because one side lacks them."""
+    alone: Sequence[str] = ()  # seeds that are left out because one side lacks them
     estimate: Estimate | None = field(default=None, compare=False, repr=False)
     """The ratio with its draws, if both sides have numbers."""
 

@@ -22,8 +22,7 @@ class Repeat:
     """One complete attempt of a point."""
 
     seed: str
-    values: Sequence[float]
-    """Of every step that counts, or the one number of the attempt; above 0."""
+    values: Sequence[float]  # of every step that counts, or the one number of the attempt; above 0
 
 
 def attempt_origin(record: Values) -> Origin:

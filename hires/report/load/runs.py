@@ -38,13 +38,10 @@ class Run:
     path: Path
     config: Values
     attempts: list[Attempt]
-    record: Values
-    """Of the run."""
+    record: Values  # of the run
     notes: list[Note] = field(default_factory=list)
-    status: End | None = None
-    """State of a run without an exit record, as the launcher reports it."""
-    label: str | None = None
-    """Name of its campaign among others; None: that of its folder."""
+    status: End | None = None  # state of a run without an exit record, as the launcher reports it
+    label: str | None = None  # name of its campaign among others; None: that of its folder
 
     @property
     def name(self) -> str:

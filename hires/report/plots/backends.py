@@ -26,8 +26,7 @@ _KINDS = {
 class _Link(NamedTuple):
     label: str
     host: str
-    look: dict[str, str]
-    """Options of ``Axes.plot``."""
+    look: dict[str, str]  # options of ``Axes.plot``
     latency_s: float
     bytes_per_s: float
 

@@ -50,28 +50,23 @@ class Drawing(NamedTuple):
     """What the function of a plot returns."""
 
     figure: Figure
-    caption: str
-    """What it shows, with its numbers."""
-    setting: str = ""
-    """Where it was measured, if not where the runs were."""
+    caption: str  # what it shows, with its numbers
+    setting: str = ""  # where it was measured, if not where the runs were
 
 
 @dataclass(frozen=True)
 class Plot:
     """A registered plot, and once it is drawn its figure or the reason why it has none."""
 
-    name: str
-    """File name without its ending."""
+    name: str  # file name without its ending
     title: str
-    wide: bool
-    """Whether it needs the width of a page."""
+    wide: bool  # whether it needs the width of a page
     draw: Callable[[PlotData], Drawing | str]
     """Returns why the runs do not hold what the plot shows if they do not."""
     figure: Figure | None = None
     caption: str = ""
     setting: str = ""
-    missing: str = ""
-    """Why it is not drawn."""
+    missing: str = ""  # why it is not drawn
 
 
 @dataclass
@@ -79,8 +74,7 @@ class DrawnRun:
     """A run that is drawn rank by rank; its plan and time line are read on first use."""
 
     run: Run
-    label: str
-    """Short, and different from that of the other runs."""
+    label: str  # short, and different from that of the other runs
     layout: str
 
     @functools.cached_property
@@ -107,8 +101,7 @@ class PlotData:
     """Everything that plots are drawn from."""
 
     frames: Frames
-    benches: Sequence[dict[str, object]] = ()
-    """Records of benchmarks."""
+    benches: Sequence[dict[str, object]] = ()  # records of benchmarks
 
     @functools.cached_property
     def runs(self) -> list[DrawnRun]:
