@@ -34,8 +34,3 @@ def run(
     except OSError as error:
         why = f"{command[0]} cannot be run: {error.strerror}"
     raise RunError(why)
-
-
-def last_line(text: str, otherwise: str = "no output") -> str:
-    """Returns the last line of an output, where programs say why they failed."""
-    return (text.strip().splitlines() or [otherwise])[-1]

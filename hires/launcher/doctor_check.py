@@ -24,7 +24,6 @@ _SLOW_NET = 50e6
 _SLOW_DISK = 20e6
 _SUM_BYTES = 2**22
 """What the ranks sum."""
-last = commands.last_line
 
 
 @dataclass
@@ -51,6 +50,11 @@ def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
     except RunError as error:  # the codes of a shell for what is missing or took too long
         return (127 if isinstance(error, commands.MissingProgramError) else 124), str(error)
     return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
+
+
+def last(text: str, otherwise: str = "no output") -> str:
+    """Returns the last line of an output, where programs say why they failed."""
+    return (text.strip().splitlines() or [otherwise])[-1]
 
 
 def node_checks(

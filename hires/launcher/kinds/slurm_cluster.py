@@ -14,7 +14,6 @@ from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.job_wait import JobWait
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import job_arrays, job_script, scheduler
-from hires.launcher.slurm.dependency import dependency
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 
 
@@ -24,7 +23,7 @@ class SlurmLauncher(Launcher):
 
     cancel_command = "`scancel {}`"
 
-    dependency = staticmethod(dependency)
+    dependency = staticmethod(job_script.dependency)
     start_estimate = staticmethod(job_script.start_estimate)
     submit_many = staticmethod(job_arrays.submit_all)
     job_states = staticmethod(scheduler.job_states)

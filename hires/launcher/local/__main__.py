@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hires.core import log
 from hires.core.errors import HiresError
@@ -34,19 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if attempt:
             number, module = int(attempt[0]), (attempt[1:] or [local_launcher.RANK])[0]
             return local_launcher.launch(folder, number, module=module).exit_code
-        return _by_hand(rundir.frozen_folder(folder), command)
+        path = rundir.frozen_folder(folder)
+        with running_elsewhere.alone(path):
+            number = attempts.next_attempt(path)
+        config, world = records.read_config(path), int(records.read_plan(path)["world"])
+        say(f"{path.name}: attempt {number}, {world} ranks")
+        places = launcher_of(config).rank_places(config, world, command)
+        return local_launcher.launch(path, number, places=places, aloud=True).exit_code
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-
-
-def _by_hand(path: Path, command: Sequence[str]) -> int:
-    with running_elsewhere.alone(path):
-        attempt = attempts.next_attempt(path)
-    config, world = records.read_config(path), int(records.read_plan(path)["world"])
-    say(f"{path.name}: attempt {attempt}, {world} ranks")
-    places = launcher_of(config).rank_places(config, world, command)
-    return local_launcher.launch(path, attempt, places=places, aloud=True).exit_code
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
@@ -87,8 +86,20 @@ class AgentRanks(RankGroup):
 
     def poll(self) -> Sequence[Rank]:
         """Returns the ranks that ended since the last call."""
-        messages = self._channel.messages()
-        ended = [self.ranks[rank] for rank, fields in messages if self._take(rank, fields)]
+        ended = []
+        for number, fields in self._channel.messages():
+            rank = self.ranks[number]
+            if "started" in fields:
+                self._started.add(number)
+                pid = int(fields["started"])
+                rank.pid = pid if provenance.is_here(fields) else None
+                node = self.job.places.ranks[number].node
+                where = {"host": fields.get("host"), **({"node": node} if node else {})}
+                self.job.note("rank_started", rank=number, pid=pid, **where)
+            elif rank.code is None:
+                # An agent whose connection breaks was killed, and its rank with it.
+                rank.end(int(fields.get("code", -signal.SIGKILL)))
+                ended.append(rank)
         lost = self._lost_ranks()
         for rank in lost:
             rank.end(-signal.SIGKILL)
@@ -117,23 +128,6 @@ class AgentRanks(RankGroup):
                 self._process.wait(most_s)
         with contextlib.suppress(OSError):
             (self.job.folder / file_names.CONTROL).unlink(missing_ok=True)
-
-    def _take(self, number: int, fields: dict[str, Any]) -> bool:
-        """Takes a message of an agent; returns whether its rank has ended."""
-        rank = self.ranks[number]
-        if "started" in fields:
-            self._started.add(number)
-            pid = int(fields["started"])
-            rank.pid = pid if provenance.is_here(fields) else None
-            node = self.job.places.ranks[number].node
-            where = {"host": fields.get("host"), **({"node": node} if node else {})}
-            self.job.note("rank_started", rank=number, pid=pid, **where)
-            return False
-        if rank.code is not None:
-            return False
-        # An agent whose connection breaks was killed, and its rank with it.
-        rank.end(int(fields.get("code", -signal.SIGKILL)))
-        return True
 
     def _lost_ranks(self) -> list[Rank]:
         """Returns the ranks that will never report their end, because the command failed them."""
@@ -176,10 +170,7 @@ def main() -> int:
 
 
 def run(run_dir: Path, attempt: int) -> int:
-    """Runs the rank until it and the connection to the supervisor have ended; returns its code.
-
-    A HiresError says that the environment names no rank, or the supervisor does not answer.
-    """
+    """Runs the rank until it and the connection to the supervisor have ended; returns its code."""
     facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
     own = numbers(facts["starter"], os.environ)
     if own.size != facts["size"]:

@@ -141,7 +141,11 @@ def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | 
                     resource.setrlimit(kind, (soft, hard))
             os.sched_setaffinity(0, request["cores"])
             os.chdir(request["cwd"])
-            _map_library_pages()
+            # A fork does not copy the pages of libraries. They are in the page cache, and without
+            # this would count as memory where a step first touches them.
+            madvise = ctypes.CDLL(None).madvise
+            for address, size in _library_pages:
+                madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
             _set_environment(request)
             _set_streams(streams)
             spawn.use(heir)
@@ -169,16 +173,6 @@ def _resident_file_pages() -> list[tuple[int, int]]:
                 for begin, stop in zip(edges[::2], edges[1::2], strict=True)
             ]
     return runs
-
-
-def _map_library_pages() -> None:
-    """Maps the pages of libraries that a fork does not copy, so that memory measures alike.
-
-    They are in the page cache: without this they would count where a step first touches them.
-    """
-    madvise = ctypes.CDLL(None).madvise
-    for address, size in _library_pages:
-        madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
 
 
 def _set_environment(request: Request) -> None:

@@ -44,7 +44,6 @@ class JobRun:
     """A run that a job makes."""
 
     path: Path
-    """The run folder."""
     job: Allocation
     submitted: int | None = None
     """The attempt that was submitted; None: the script was submitted by hand."""
@@ -125,10 +124,7 @@ class JobRun:
         return restarts(end.get("reason"))
 
     def take_attempt(self) -> int:
-        """Returns the attempt to launch: the submitted one, or a new one if that was launched.
-
-        A RunError names another job or process that has the run.
-        """
+        """Returns the attempt to launch: the submitted one, or a new one if that was launched."""
         fresh = self.submitted if self._is_fresh() else None
         with running_elsewhere.alone(self.path, self.job.name, fresh):
             if fresh is None:

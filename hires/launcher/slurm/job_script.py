@@ -23,15 +23,22 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file
+from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.launcher import commands, interface
 from hires.launcher.slurm import scheduler
+from hires.launcher.status.run_selection import select
+from hires.launcher.status.run_state import DONE, PENDING, RUNNING, RunState
+from hires.launcher.status.state import states
 
 BATCH, CHECKUP = "hires.launcher.slurm.batch", "--checkup"
 """What a job starts, and its option for the ranks of ``hires doctor``."""
 OR_RANKS = " or the layout's ranks"
 """Where the number of ranks of a job comes from; that of a check follows from its nodes alone."""
 _TIMEOUT_S = 120
+_JOB = re.compile(r"\d+(_\d+)?")
+_SHOWN = 3
+"""Runs that one error names."""
 _NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
 """A line of sbatch that names a job, with ``--parsable`` and without."""
 note_job = functools.partial(interface.note_job, "slurm")
@@ -42,7 +49,6 @@ class ArrayShape:
     """Options of a job array."""
 
     count: int
-    """How many tasks it has."""
     limit: int | None = None
     """Most tasks that run at once; None: as many as the cluster allows."""
     exclude: Sequence[str] = ()
@@ -138,6 +144,50 @@ def start_estimate(config: RunConfig) -> str:
             return str(error)
     estimates = [line for line in lines if " to start at " in line] or lines
     return " ".join(estimates).removeprefix("sbatch: ").strip()
+
+
+def dependency(
+    after: Sequence[str], after_any: Sequence[str], results: StrPath = "results"
+) -> str | None:
+    """Returns the value of sbatch's ``--dependency``, as ``Launcher.dependency`` describes it."""
+    parts = [_condition("afterok", name, results) for name in after]
+    parts += [_condition("afterany", name, results) for name in after_any]
+    return ",".join(filter(None, parts)) or None
+
+
+def _condition(kind: str, name: str, results: StrPath) -> str:
+    option = "--after" if kind == "afterok" else "--after-any"
+    if _JOB.fullmatch(name):
+        # Slurm treats a job that it does not list as one that has ended well.
+        if scheduler.is_unknown(name):
+            raise ConfigError(
+                f"{option} {name}: Slurm lists no such job, or no longer; if it has ended as it "
+                f"should, leave the option out"
+            )
+        return f"{kind}:{name}"
+    chosen = select([name], results)
+    points = [*states(chosen.paths), *chosen.planned]
+    live = [state for state in points if state.state in (PENDING, RUNNING)]
+    without = [state for state in live if state.job is None]
+    if without:
+        raise ConfigError(
+            f"{option} {name}: {_named(without)} no Slurm job that could be waited for; submit "
+            f"what is pending with launcher=slurm first, or wait until it has ended"
+        )
+    failed = [state for state in points if state not in live and state.state != DONE]
+    if failed and kind == "afterok":
+        raise ConfigError(
+            f"{option} {name}: {_named(failed)} not done and will not be; mend it with "
+            f"`hires retry {name}`, or use --after-any {name}"
+        )
+    jobs = dict.fromkeys(str(state.job) for state in live)
+    return ":".join([kind, *jobs]) if jobs else ""
+
+
+def _named(states_: Sequence[RunState]) -> str:
+    names = ", ".join(state.name for state in states_[:_SHOWN])
+    more = f" and {len(states_) - _SHOWN} more" if len(states_) > _SHOWN else ""
+    return f"{names}{more} {'is' if len(states_) == 1 else 'are'}"
 
 
 def after(config: RunConfig, *others: str | None) -> list[str]:

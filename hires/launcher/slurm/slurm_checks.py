@@ -103,7 +103,13 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
     folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"
     with Interrupts() as interrupts:  # a job that was submitted is always cancelled
         try:
-            job = _submit(folder, config, argv)
+            # A folder that looks like that of a run.
+            make_folder(folder / "a0" / file_names.LOGS)
+            text = yaml.safe_dump(plain(config), allow_unicode=False)
+            write_atomically(folder / file_names.CONFIG, text)
+            write_atomically(folder / file_names.PLAN, json.dumps({"world": launcher.nodes}))
+            job_script.write_script(folder, config, launcher.nodes, argv)
+            job = job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
         except HiresError as error:
             shutil.rmtree(folder, ignore_errors=True)
             why, remedy = str(error), "fix the cause that Slurm names"
@@ -131,16 +137,6 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
     if all(check.state != FAILED for check in checks):
         shutil.rmtree(folder, ignore_errors=True)
     return checks
-
-
-def _submit(folder: Path, config: RunConfig, argv: Sequence[str]) -> str:
-    """Makes a folder that looks like that of a run, and submits its job."""
-    nodes = config.launcher.nodes
-    make_folder(folder / "a0" / file_names.LOGS)
-    write_atomically(folder / file_names.CONFIG, yaml.safe_dump(plain(config), allow_unicode=False))
-    write_atomically(folder / file_names.PLAN, json.dumps({"world": nodes}))
-    job_script.write_script(folder, config, nodes, argv)
-    return job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
 
 
 def _job_checks(folder: Path, config: RunConfig, job: str, outcome: Outcome) -> list[Check]:

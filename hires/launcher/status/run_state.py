@@ -30,7 +30,6 @@ class RunState:
     step: int = 0
     """Steps that all ranks have finished; before the first of an attempt, those that are saved."""
     steps: int = 0
-    """Of the run."""
     img_per_s: float | None = None
     """Of a run that is done the median of its record, else what it was lately."""
     peak_bytes: int | None = None
@@ -38,7 +37,6 @@ class RunState:
     expected: str | None = None
     """When a pending job is expected to start."""
     job: str | None = None
-    """Number of its job."""
     heartbeat_s: float | None = None
     """Seconds since the last sign of life; of runs that are under way."""
     repeats: int = 1

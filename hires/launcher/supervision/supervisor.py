@@ -61,6 +61,7 @@ class Supervisor:
         self._group: RankGroup = (
             SeparateRanks(job, port) if starter is None else AgentRanks(job, port, starter)
         )
+        self.ranks: Sequence[Rank] = self._group.ranks  # those that were started, in order
         self._metrics = MetricsTail(job.folder / file_names.METRICS)
         self._events = MetricsTail(job.folder / file_names.EVENTS)
         self._events.read()  # those of an earlier start, whose port was taken
@@ -68,11 +69,6 @@ class Supervisor:
         self._oom = blame.OomCount()
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._complete = False
-
-    @property
-    def ranks(self) -> Sequence[Rank]:
-        """Those that were started, in order."""
-        return self._group.ranks
 
     def run(self) -> Outcome:
         """Returns how the world ended, when no process of it is left; RunError: it never began."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.launcher.slurm.dependency import dependency
+from hires.launcher.slurm.job_script import dependency
 from hires.launcher.status import state
 from tests.helpers.run_folders import begin, done, end, make_run, submitted
 
