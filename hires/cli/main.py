@@ -1,8 +1,4 @@
-"""Runs the verb that the command line names, and turns errors into exit codes.
-
-Exit codes: 0 ok, 1 run failed, 2 bad config, 3 infeasible plan, 4 worse than what it was compared
-to, 75 saved to go on later, 130 interrupted.
-"""
+"""Runs the verb that the command line names, and turns errors into exit codes (see errors.py)."""
 
 from __future__ import annotations
 

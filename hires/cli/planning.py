@@ -73,7 +73,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     """Plans configs with one process that has torch, which ends with its block."""
 
     def __init__(self, process: TorchProcess | None = None, forecasts_s: float = math.inf) -> None:
-        """Takes what answers for torch, and the seconds for predictions that no cache holds."""
         self._process = TorchProcess() if process is None else process
         self._left_s = forecasts_s
         self._graphs: dict[str, Graph] = {}
@@ -121,8 +120,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def add_memory(self, config: RunConfig, plan: Plan, budget: Budget | None = None) -> None:
         """Adds the memory of every rank to a plan, and an error if it does not fit.
 
-        With a budget the error holds the changes that would fit. A prediction that fails is a
-        warning: the run may go well all the same.
+        With a budget the error holds the changes that would. A prediction that fails is a warning.
         """
         if not plan.ok:
             return
@@ -187,7 +185,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return self._graphs[key]
 
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
-        """Returns the memory of every rank of a replica, from the user's cache if it is there."""
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
         del values["memory"]["limit"]
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}

@@ -30,10 +30,9 @@ def submit(
     freeze: Callable[[Path], object],
     seen: Mapping[Path, int | None] = MappingProxyType({}),
 ) -> list[Submitted]:
-    """Submits runs of one launcher, and prints their jobs; one that fails does not stop the others.
+    """Submits runs of one launcher, each by itself, and prints their jobs.
 
-    Runs that wait or run already stay as they are, and those that were begun since their latest
-    attempt was ``seen``; ``freeze`` is called with the folder of every other one.
+    Those under way, or begun since their latest attempt was ``seen``, stay; others are frozen.
     """
     launcher = launcher_of(runs[0].config)
     folders = sorted({run.path.parent for run in runs})

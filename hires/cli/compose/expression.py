@@ -1,8 +1,7 @@
 """Evaluates the expressions of ``--where``: arithmetic, comparisons and logic over names.
 
-Python's own parser reads the text; a node that is not on the list below is refused, so nothing can
-be called, assigned or looked into. ``simpleeval`` would not shorten this: names have dots, values
-may be missing, ``and`` takes truths only, and unknown names are refused even if they are skipped.
+Python's parser reads them, and refused is all that is not on the list below. ``simpleeval`` would
+not shorten this: names have dots, values may be missing, unknown names are refused everywhere.
 """
 
 from __future__ import annotations

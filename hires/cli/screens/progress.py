@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from hires.cli.screens.screen import print_activity
 from hires.core.errors import RunError
@@ -16,6 +17,7 @@ from hires.launcher.attempt_queue import Ended
 from hires.launcher.interface import FrozenRun
 from hires.launcher.status.run_progress import RunProgress
 
+T = TypeVar("T")
 _PLAIN_EVERY_S = 2.0
 _PLAIN_SHARE = 0.05
 """Plain lines come at most every 2 s, and every twentieth of the time so far, so that the log of a
@@ -28,7 +30,6 @@ class Bars(contextlib.AbstractContextManager[Any]):
     """Progress bars of rich, drawn on a terminal only."""
 
     def __init__(self, stream: TextIO | None = None, remaining: bool = False) -> None:
-        """Takes where to draw (None: standard error), and whether to show the remaining time."""
         from rich import console, progress
 
         stream = stream or sys.stderr
@@ -83,21 +84,18 @@ class StepProgress(Bars):
             self._printed_at = time.monotonic()
 
 
-class PlanningProgress(contextlib.AbstractContextManager["PlanningProgress"]):
-    """Shows how many points of a sweep are planned."""
-
-    def __init__(self) -> None:
-        self._printed_s = time.monotonic()
-
-    def __call__(self, number: int, total: int) -> None:
-        """Shows that a point, of all points, is planned next."""
-        print_activity(f"planning point {number + 1} of {total} ...")
-        now_s = time.monotonic()
-        if not sys.stderr.isatty() and now_s - self._printed_s > _PLANNING_EVERY_S:
-            print(f"planning point {number + 1} of {total}", file=sys.stderr, flush=True)
-            self._printed_s = now_s
-
-    def __exit__(self, *error: object) -> None:
+def show_planning(points: Sequence[T]) -> Iterator[T]:
+    """Yields the points of a sweep, and shows which of them is planned."""
+    printed_s = time.monotonic()
+    try:
+        for number, point in enumerate(points, start=1):
+            text = f"planning point {number} of {len(points)}"
+            print_activity(f"{text} ...")
+            if not sys.stderr.isatty() and time.monotonic() - printed_s > _PLANNING_EVERY_S:
+                print(text, file=sys.stderr, flush=True)
+                printed_s = time.monotonic()
+            yield point
+    finally:
         print_activity("")
 
 

@@ -50,10 +50,9 @@ def print_record(record: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, numbers flush right; a column that is only a heading holds text.
+    """Prints a table; a column that is only a heading holds text.
 
-    A single row that is wider than the terminal is printed as one line a column instead, several
-    rows as tables below each other, each of which begins with the first column.
+    A wide single row becomes one line a column, several rows become tables below each other.
     """
     drawn = [Column(one, one) if isinstance(one, str) else one for one in columns]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
@@ -98,11 +97,7 @@ def print_notes(notes: Sequence[Note]) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """Returns a count with its noun.
-
-    >>> plural(1, "run"), plural(2, "run")
-    ('1 run', '2 runs')
-    """
+    """Returns a count with its noun, as ``1 run`` or ``2 runs``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -30,10 +30,7 @@ _PARTS = (
 
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
-    """Returns the text of a plan; only the findings if they kept it from being made.
-
-    ``timeline`` has a line for each stage; ``limit`` is the most bytes that a rank may need.
-    """
+    """Returns the text of a plan; ``limit`` is the most bytes that a rank may need."""
     findings = finding_lines(plan["findings"])
     if not any(stage["num_layers"] for stage in plan["stages"]):
         return ["findings", *(f"  {line}" for line in findings)]
@@ -117,11 +114,7 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
 
 
 def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
-    """Returns a bar for each rank of a replica at the fullest moment of a step.
-
-    Ranks side by side that need the same share a line. A full bar is ``limit`` bytes, or what the
-    largest rank needs.
-    """
+    """Returns a bar for each rank of a replica at the fullest moment, alike ones on one line."""
     if not memory:
         return []
     full = limit or max(entry["peak_bytes"] for entry in memory)
@@ -174,7 +167,6 @@ def finding_lines(findings: list[Facts]) -> list[str]:
 
 
 def _block(slots: list[Facts], stage: Facts) -> list[str]:
-    """Returns the title of a stage and its grid of ranks; shards stand one below the other."""
     index, (num_rows, num_cols) = stage["index"], stage["tiles"]
     own = [slot for slot in slots if slot["stage"] == index]
     ranks = {tuple(slot["tile"] or (slot["shard"] or 0, 0)): slot["rank"] for slot in own}

@@ -7,7 +7,7 @@ import itertools
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.planning import PackedPlan, Planner, with_classes
+from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis
 from hires.core.config.run_config import RunConfig
@@ -148,18 +149,15 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
     return points
 
 
-def plan_all(
-    points: Points, planner: Planner, wanted: int | None, report: Callable[[int, int], None]
-) -> None:
+def plan_all(points: Points, planner: Planner, wanted: int | None) -> None:
     """Plans all points, and finds the nearest valid one of those that cannot run.
 
     Points that are the same run as another are dropped. One with as many complete attempts as
-    ``wanted`` needs no plan. ``report`` is called with the number of each point, and of all.
+    ``wanted`` needs no plan.
     """
     runs: set[Path] = set()
     listed: list[SweepPoint] = []
-    for number, point in enumerate(points.listed):
-        report(number, len(points.listed))
+    for point in show_planning(points.listed):
         if point.config is not None:
             try:
                 point.config = with_classes(point.config, planner.classes)
@@ -240,10 +238,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
 
 
 def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
-    """Returns the words that the nearest point that can run has instead; None if there is none.
-
-    Near is what differs in few axes, and of those what stands close to it in the order of values.
-    """
+    # Near is what differs in few axes, and of those what stands close in the order of values.
 
     def distance(other: SweepPoint) -> tuple[int, int]:
         steps = [abs(a - b) for a, b in zip(point.place, other.place, strict=True)]
@@ -270,7 +265,6 @@ def _print_counts(points: Points) -> None:
 
 
 def _end(point: SweepPoint, attempts: list[dict[str, Any]], repeat: int) -> str:
-    """Returns the state of a point after its attempts: that of the last one if some is missing."""
     bad = [attempt["state"] for attempt in attempts if attempt["state"] != "done"]
     if bad:
         return str(bad[-1])

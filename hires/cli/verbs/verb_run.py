@@ -14,11 +14,10 @@ from hires.cli.options import AFTER, JSON, Parser, composing, flag
 from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import explain, wait_for
-from hires.core.config.run_config import RunConfig
 from hires.core.store import campaign, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
-from hires.core.store.rundir import RunDir, run_path
+from hires.core.store.rundir import run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
@@ -84,7 +83,17 @@ def main(args: Namespace) -> int:
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)
         if job is not None and not args.wait:
-            _print_job(config, run, job, args.json)
+            if args.json:
+                facts = {"run": str(run.path), "attempt": run.attempt, "job": job}
+                print(json.dumps(facts, indent=2))
+                return 0
+            print(f"job {job} is attempt {run.attempt} of {path}")
+            hints = launcher.hints(run, job)
+            quoted = shlex.quote(str(path))
+            hints += [("its tables:", f"hires show {quoted}")]
+            hints += [("to stop it:", f"hires cancel {quoted}")]
+            for what, command in hints:
+                print(f"  {what:<16}{command}")
             return 0
         if job is not None:
             print(f"job {job}", file=sys.stderr)
@@ -94,20 +103,7 @@ def main(args: Namespace) -> int:
     return outcome.exit_code
 
 
-def _print_job(config: RunConfig, run: RunDir, job: str, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"run": str(run.path), "attempt": run.attempt, "job": job}, indent=2))
-        return
-    print(f"job {job} is attempt {run.attempt} of {run.path}")
-    path = shlex.quote(str(run.path))
-    hints = launcher_of(config).hints(run, job)
-    hints += [("its tables:", f"hires show {path}"), ("to stop it:", f"hires cancel {path}")]
-    for what, command in hints:
-        print(f"  {what:<16}{command}")
-
-
 def _print(path: Path, as_json: bool) -> None:
-    """Prints the run's record, if it has one, and writes its tables into the folder."""
     record = read_record(path)
     if record is None:
         return

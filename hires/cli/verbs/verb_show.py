@@ -23,13 +23,8 @@ from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.report.columns import Column
-from hires.report.compare.comparison import (
-    Difference,
-    named_differences,
-    number_rows,
-    origin,
-    run_differences,
-)
+from hires.report.compare import comparison
+from hires.report.compare.comparison import Difference, named_differences, origin
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
 from hires.report.load.plain_values import count, number, value_text
@@ -168,8 +163,8 @@ def _reproduce(path: Path, as_json: bool) -> None:
 
 def _diff(path: Path, other: Path, as_json: bool) -> None:
     a, b = read_run(path), read_run(other)
-    config, machine = run_differences([a], [b])
-    rows = number_rows(a, b)
+    config, machine = comparison.run_differences([a], [b])
+    rows = comparison.number_rows(a, b)
     if as_json:
         values = {
             "a": str(path),

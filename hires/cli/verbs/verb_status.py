@@ -67,10 +67,7 @@ def main(args: Namespace) -> int:
 
 
 def lines(states: Sequence[RunState], width: int | None, height: int | None = None) -> list[str]:
-    """Returns a table of runs with a line that counts them.
-
-    Where there are more runs than the screen has lines, those that are done go first.
-    """
+    """Returns a table of runs, as many as the screen has lines, with a line that counts them."""
     room = len(states) if height is None else max(1, height - 4)
     shown = list(states)
     if len(states) > room:  # stable: in the order given, those that are done last

@@ -10,7 +10,6 @@ from pathlib import Path
 from hires.cli.compose.compose_config import Composer
 from hires.cli.options import AFTER, JSON, Parser, composing, flag, number, option, sweep_overrides
 from hires.cli.planning import FORECASTS_S, Planner
-from hires.cli.screens.progress import PlanningProgress
 from hires.cli.screens.screen import print_config
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, run_sweep
@@ -98,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
                 print(f"note: {note}", file=sys.stderr)
             stack.enter_context(spawn.warm(sweep.threads, keep=True))
         wanted = None if options.again else options.repeat
-        with Planner(forecasts_s=FORECASTS_S) as planner, PlanningProgress() as progress:
-            plan_all(points, planner, wanted, progress)
+        with Planner(forecasts_s=FORECASTS_S) as planner:
+            plan_all(points, planner, wanted)
         sweep.refuse_costly()
         return run_sweep(sweep)

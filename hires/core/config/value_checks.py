@@ -132,7 +132,8 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
         values = dict(zip(names, values, strict=False))
     if not isinstance(values, dict):
         raise ConfigError(f"{whole} must hold keys, not {values!r}")
-    hints = _hints(cls)
+    names = names or [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
+    hints = {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
     unknown = sorted(str(k) for k in values if k not in hints)
     if unknown and not usable:
         raise ConfigError(
@@ -153,12 +154,6 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
     problems.done()
     assert built is not None
     return built
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    names = getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)]
-    return {name: hints[name] for name in names}
 
 
 def _typed(hint: Any, value: Any, key: str, usable: bool) -> Any:

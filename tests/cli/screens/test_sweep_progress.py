@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.screens.progress import PlanningProgress, SweepProgress
+from hires.cli.screens.progress import SweepProgress, show_planning
 from hires.core.config.run_config import RunConfig
 from hires.launcher.attempt_queue import Ended
 from hires.launcher.interface import FrozenRun
@@ -29,9 +29,7 @@ class Screen(io.StringIO):
 def told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> str:
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
-    planning = PlanningProgress()
-    planning(0, 2)
-    planning.__exit__()
+    assert list(show_planning("ab")) == ["a", "b"]
     with SweepProgress(2) as progress:
         progress.started(TASK, 0)
         progress.line(TASK, STEP)
