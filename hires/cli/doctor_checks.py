@@ -29,7 +29,6 @@ from hires.core.units import gib, size
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
 
 _ROOM_BYTES = 2**30
-"""Bytes that are written to measure the speed of a folder."""
 _SLOW_BYTES_PER_S = 20e6
 _SKEW_S = 5.0
 _TORCH = """\

@@ -45,8 +45,7 @@ _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "m
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""
-_MOST_GRAPHS = 128
-"""Networks that are kept at the same time; a large one takes some megabytes."""
+_MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
 
 
 @dataclasses.dataclass(frozen=True)

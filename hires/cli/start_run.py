@@ -19,8 +19,7 @@ from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitte
 from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.watchdog import hang_head
 
-_SHOWN = 5
-"""Jobs that are named one by one; of more only the arrays are."""
+_SHOWN = 5  # jobs that are named one by one; of more only the arrays are
 _ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
 
 

@@ -31,8 +31,7 @@ from hires.plan.plan import Plan
 
 MOST_BYTES = 256 * 2**20
 """Size of all cached entries of one kind."""
-_END_S = 5.0
-"""How long a process that gave no answer may take to end by itself."""
+_END_S = 5.0  # of a process that gave no answer, to end by itself
 
 
 class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):

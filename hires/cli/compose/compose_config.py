@@ -26,10 +26,7 @@ _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that
 
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
-    """Returns the config of one run; raises ConfigError with all mistakes.
-
-    ``config_dir`` is a folder of groups that add choices to those of ``conf/``.
-    """
+    """Returns the config of one run; ``config_dir`` adds choices to those of ``conf/``."""
     return config_of(Composer(config_dir).composed(overrides)[0])
 
 
@@ -51,10 +48,9 @@ def config_of(values: dict[str, Any]) -> RunConfig:
 
 
 class Composer:
-    """Composes the configs of thousands of points in seconds.
+    """Composes thousands of configs in seconds.
 
-    Hydra takes a tenth of a second for one config, nearly all of it for the groups. It composes
-    each combination of groups once; keys are set in a copy of the result, as Hydra itself does.
+    Hydra, which takes 0.1 s, composes each combination of groups once; keys are set in a copy.
     """
 
     def __init__(self, config_dir: str | None = None) -> None:

@@ -21,8 +21,7 @@ _FREE = ("model.args.", "cluster.options.", "cluster.environment.")
 def checked(words: list[str], groups: Groups) -> list[str]:
     """Returns overrides as Hydra takes them; raises ConfigError with all that cannot be used.
 
-    Text values that Hydra's grammar cannot read, as a path with spaces, come back quoted; keys
-    below the :data:`_FREE` ones get the ``++`` that Hydra wants.
+    Text that Hydra cannot read, as a path with spaces, is quoted; free keys get their ``++``.
     """
     _refuse_torn_brackets(words)
     check = Checks()

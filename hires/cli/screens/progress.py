@@ -22,8 +22,7 @@ _PLAIN_EVERY_S = 2.0
 _PLAIN_SHARE = 0.05
 """Plain lines come at most every 2 s, and every twentieth of the time so far, so that the log of a
 long run stays short; the first and the last step always have theirs."""
-_PLANNING_EVERY_S = 10.0
-"""How often a long planning prints a line where there is no terminal."""
+_PLANNING_EVERY_S = 10.0  # a line where there is no terminal
 
 
 class Bars(contextlib.AbstractContextManager[Any]):

@@ -16,10 +16,8 @@ Facts = dict[str, Any]
 
 MAX_REPLICAS = 8
 """With more than this, one stands for all."""
-_MOST = 8
-"""Problems of one proof that a screen shows."""
-_WIDTH = 24
-"""Characters of a full bar; all columns together fit 80."""
+_MOST = 8  # problems of one proof
+_WIDTH = 24  # characters of a full bar; all columns together fit 80
 _PARTS = (
     ("params_bytes", "P", "parameters"),
     ("grads_bytes", "G", "gradients"),
@@ -146,11 +144,8 @@ def node_lines(room: Room, plan: Plan) -> list[str]:
 
 
 def bar(entry: dict[str, Any], full: int) -> str:
-    """Returns a bar of letters, one for each part, points for what is free, ``>`` beyond the end.
-
-    The ends of the parts are rounded, not their lengths, so that the whole is as long as it should.
-    """
-    text, end = "", 0
+    """Returns a bar of letters, one a part, points for what is free, ``>`` beyond the end."""
+    text, end = "", 0  # ends are rounded, not lengths, so that the whole is as long as it should
     for key, letter, _ in _PARTS:
         end += entry[key]
         text += letter * (round(_WIDTH * end / full) - len(text))

@@ -48,7 +48,6 @@ class StoredSweep(NamedTuple):
     """
 
     words: list[str]
-    """Overrides."""
     options: dict[str, Any]
     """Options of the verb by their names in its parser."""
 

@@ -28,13 +28,10 @@ from hires.launcher.attempt_queue import Ended
 from hires.report.columns import RANKS, RUN, Column, Table
 
 INFEASIBLE, COMPLETE, READY = "infeasible", "complete", "ready"
-_SHOWN = 3
-"""Reasons that one error names."""
+_SHOWN = 3  # reasons that one error names
 _DERIVED = ("height", "width", "ranks")
 """What ``--where`` may name besides keys and groups."""
-
-_WIDTH = 120
-"""Columns of the excluded points when the output is no terminal."""
+_WIDTH = 120  # of the excluded points when the output is no terminal
 _FACTS = (RANKS, Column("peak", "memory", "MiB", 1 / MIB, 0), Column("state", "state"), RUN)
 
 
@@ -45,7 +42,6 @@ class SweepPoint:
     place: tuple[int, ...]
     """One number for each axis."""
     words: list[str]
-    """Its overrides."""
     config: RunConfig | None = None
     """None if its values do not go together."""
     path: Path = Path()

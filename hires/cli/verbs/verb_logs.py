@@ -21,7 +21,6 @@ from hires.core.store.rundir import locate
 from hires.launcher.status.run_progress import FileTail
 
 POLL_S = 0.2
-"""How often ``-f`` looks for new lines."""
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
 _DAY_S = 86400.0
 

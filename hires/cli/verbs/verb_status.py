@@ -21,10 +21,8 @@ from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunS
 from hires.launcher.status.state import states
 
 WATCH_S = 2.0
-"""How often ``--watch`` looks again."""
 TITLES = ("run", "state", "step", "img/s", "peak", "attempt", "")
-_NOTE_MIN = 30
-"""Characters that the last column gets even where the screen is narrower."""
+_NOTE_MIN = 30  # characters of the last column even where the screen is narrower
 _CLEAR = "\x1b[H\x1b[2J"
 _EXAMPLES = (
     "hires status                    all campaigns under results/",
@@ -32,11 +30,7 @@ _EXAMPLES = (
     "hires status 0123abcd --json    one run, by the beginning of its hash",
 )
 PARSER = Parser(
-    "status",
-    _EXAMPLES,
-    *named_runs(),
-    flag("--watch", "look again every two seconds"),
-    JSON,
+    "status", _EXAMPLES, *named_runs(), flag("--watch", "look again every two seconds"), JSON
 )
 
 

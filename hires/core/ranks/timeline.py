@@ -1,7 +1,6 @@
 """Records when a rank computed and when it waited, cheaply while a run goes on.
 
-Every rank keeps its last few steps in memory and appends them to ``timeline.jsonl`` of the attempt
-when it ends, one line a step. Times of one machine have one clock. Machines are aligned where each
+A rank appends its last few steps to ``timeline.jsonl`` at its end. Machines are aligned where each
 step begins, behind a barrier: a span may be off by the time in which that releases all ranks.
 """
 

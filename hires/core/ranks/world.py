@@ -33,15 +33,13 @@ class World:
     rank: int
     """This process, 0 to size - 1."""
     size: int
-    """All processes."""
     local_rank: int
     """This process among those on the same machine."""
     local_size: int
     """Processes on this machine."""
     address: str
-    """Host where rank 0 listens."""
+    """Host where rank 0 listens, at ``port``."""
     port: int
-    """Port where rank 0 listens."""
     attempt: int
     """Which attempt of the run: the records go to ``a<attempt>``."""
 
@@ -102,7 +100,6 @@ class Binding:
     host: str
     local_rank: int
     threads: int
-    """Compute threads."""
     cores: list[int]
     """Numbers of the cores that it may use."""
     bound: bool
@@ -150,10 +147,9 @@ def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:
 
 
 def devices_of(world: World, gpus: int | None, visible: str | None) -> str | None:
-    """Returns the device that a rank sees: one of those that its machine shows, in turn.
+    """Returns the device that a rank sees: of those that its machine shows, in turn.
 
-    They are those of ``visible``, which is CUDA_VISIBLE_DEVICES; where it is not set the ``gpus``
-    of a node by the cluster's file, or those that are there.
+    Without ``visible``, CUDA_VISIBLE_DEVICES, they are the cluster's ``gpus``, or those there.
     """
     if visible is not None:
         there = [name.strip() for name in visible.split(",") if name.strip()]
