@@ -1,4 +1,4 @@
-"""Lists the losses: another one is an entry here, and a test."""
+"""Lists the losses: another mean of independent terms is an entry here, and a test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Orders the passes of each rank: GPipe, 1F1B, GEMS, GEMS with 1F1B.
 
 A schedule is data: for every rank of a replica the list of its actions. To add one: a function
-under ``@named``, and a word on it at the key ``parallel.schedule``.
+under ``@named``, and a word on it at the key ``parallel.schedule``. Each rank holds one stage of a
+direction: an action names no stage.
 """
 
 from __future__ import annotations

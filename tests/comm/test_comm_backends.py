@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +12,10 @@ from hires import comm
 from hires.comm import membership
 from hires.comm.comm_backends import BACKENDS
 from hires.comm.rehearsal import SilentBackend
+from hires.core.config.run_config import CommConfig
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
+from hires.plan.proof import prove
 
 WORLD = World(0, 2, 0, 2, "127.0.0.1", 29500, 0)
 
@@ -46,3 +50,8 @@ def test_backend_that_cannot_join_names_the_rendezvous():
     BACKENDS.register("broken")(broken)
     with pytest.raises(CommError, match=r"rendezvous at .* failed: no such network"):
         comm.start(WORLD, 1.0, backend="broken")
+
+
+def test_backends_of_the_config_are_there_and_the_proof_has_their_semantics():
+    [chosen] = [one for one in fields(CommConfig) if one.name == "backend"]
+    assert set(chosen.metadata["choices"]) == {*BACKENDS} <= {*prove.BACKENDS}
