@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
 from hires.bench.contestants import bench_data
 from hires.bench.ranks import run_ranks
@@ -135,10 +133,13 @@ def settings_of(choice: Choice, number: int) -> Settings:
 
 def config_of(settings: Settings) -> RunConfig | None:
     """Returns the config of a row; None if its values do not fit, or need too many ranks."""
-    nested = OmegaConf.create({"precision": {"name": "fp64"}, "steps": 3})
+    values: dict[str, Any] = {"precision": {"name": "fp64"}, "steps": 3}
     for key, value in settings.items():
-        OmegaConf.update(nested, key, value)
-    values: Any = OmegaConf.to_container(nested)
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
     try:
         config = from_dict(values)
     except ConfigError:
