@@ -1,13 +1,11 @@
 """Lists the groups of ranks that call collectives together, and the sums of their gradients.
 
 A stage's ranks in one replica and direction share an image; all ranks that hold a stage sum its
-gradients. Every rank lists the same groups in the same order, so that an index is enough to name
-one.
+gradients. Every rank lists the same groups in the same order, so an index names one.
 
-The loss of a microbatch is divided by the number of microbatches of all replicas, so one sum over
-all ranks that hold a stage makes its gradients: summed over tiles, averaged over the rest. The same
-messages bring the running statistics of several copies together. Three ways,
-chosen when the plan is made:
+The loss of a microbatch is divided by the number of microbatches of all replicas, so one sum makes
+a stage's gradients: summed over tiles, averaged over the rest. The same messages bring the running
+statistics of several copies together. Three ways, chosen when the plan is made:
 
     together  ranks of one machine read each other's memory: one message holds everything (where
               the system forbids that, ``comm.all_reduce_coalesced`` divides it: the same bytes)

@@ -9,11 +9,10 @@ one wider exchange serves several windowed layers:
     3x3 conv     [---- own rows ----]                     no exchange in between
 
 Between two exchanges a tile computes every value on a rectangle around its own pixels, as large as
-the layers up to the next exchange need, clipped to the image. Pixels near a cut are computed by
-several tiles: more arithmetic, fewer messages. The choice affects only the cost. The result is
-exact for any choice, because an operator that needs more than the tile holds has an exchange of its
-own. At most ``fuse`` windowed layers lie between exchanges, and exchanges happen where a single
-value is alive, so that both branches of a residual block start from the same pixels.
+the layers up to the next exchange need, clipped to the image: more arithmetic, fewer messages. The
+result is exact for any choice, because an operator that needs more than the tile holds has an
+exchange of its own. Exchanges happen where a single value is alive, so that both branches of a
+residual block start from the same pixels.
 
 Source:
     The thesis's design "D2": halos of several consecutive layers are exchanged at once.

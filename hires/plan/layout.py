@@ -34,9 +34,8 @@ def lay_out(
 ) -> list[Finding]:
     """Fills in how every value lies on the tiles of each stage and, if ``connected``, what travels.
 
-    Returns an error for every kind of node that the tiles of a stage cannot compute, with what
-    avoids it. One exchange serves ``fuse`` windowed layers; ``listed``: ``parallel.tiles`` names a
-    grid for each stage.
+    Returns an error for every kind of node that the tiles of a stage cannot compute. One exchange
+    serves ``fuse`` windowed layers; ``listed``: ``parallel.tiles`` names a grid for each stage.
     """
     findings: list[Finding] = []
     for stage in stages:

@@ -1,8 +1,4 @@
-"""Compares the memory that every rank needs with what there is.
-
-The bytes come from a rehearsal of the plan (``hires.engine.footprint``): ``plan.memory`` holds one
-entry for each rank of a replica.
-"""
+"""Compares the memory that ``hires.engine.footprint`` predicts for ranks with what there is."""
 
 from __future__ import annotations
 
@@ -146,10 +142,9 @@ def machine_bytes() -> int | None:
 def least_bytes(config: RunConfig, graph: Graph) -> int:
     """Returns bytes that the ranks of one replica need together at the least.
 
-    A bound from below that needs no plan: the parameters, and for one microbatch the images that
-    weights are multiplied with, which training keeps for their gradients. Recomputation and
-    inference keep no more than the largest of them. The config's microbatches may differ in size
-    from those of the graph.
+    A bound that needs no plan: the parameters, and for one microbatch the images that weights are
+    multiplied with, which training keeps; recomputation and inference keep the largest alone. The
+    config's microbatches may differ in size from those of the graph.
     """
     training = config.task.name == "train"
     samples = max(1, config.batch // config.parallel.pieces)

@@ -264,17 +264,11 @@ class Plan:
         for rank in range(self.world):
             for slot in self.slots_of(rank):
                 stage = self.stages[slot.stage]
-                where = list(divmod(slot.tile, stage.tiles[1])) if stage.num_tiles > 1 else None
-                placement.append(
-                    {
-                        "rank": rank,
-                        "replica": slot.replica,
-                        "direction": ("down", "up")[slot.direction],
-                        "stage": slot.stage,
-                        "tile": where,
-                        "shard": slot.tile if stage.shards > 1 else None,
-                    }
-                )
+                way = ("down", "up")[slot.direction]
+                entry = {"rank": rank, "replica": slot.replica, "direction": way}
+                tile = [*divmod(slot.tile, stage.tiles[1])] if stage.num_tiles > 1 else None
+                shard = slot.tile if stage.shards > 1 else None
+                placement.append({**entry, "stage": slot.stage, "tile": tile, "shard": shard})
         return {
             "schema": SCHEMA,
             "world": self.world,
@@ -285,11 +279,7 @@ class Plan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
-        """Returns the plan that :meth:`to_dict` described.
-
-        Raises:
-            PlanError: the file was written by another version of the schema.
-        """
+        """Returns the plan that :meth:`to_dict` described; PlanError: by another schema."""
         if values.get("schema") != SCHEMA:
             raise PlanError(
                 f"plan.json has schema {values.get('schema')!r}, this hires reads {SCHEMA}; "
@@ -298,10 +288,8 @@ class Plan:
         # An older hires wrote fewer facts; what it left out has its default.
         kept = {f.name: values[f.name] for f in dataclasses.fields(Plan) if f.name in values}
         kept["graph"] = Graph.from_dict(values["graph"])
-        kept["stages"] = [
-            Stage(**{**item, "comm": [CommOp(**op) for op in item["comm"]]})
-            for item in values["stages"]
-        ]
+        stages = values["stages"]
+        kept["stages"] = [Stage(**{**s, "comm": [CommOp(**o) for o in s["comm"]]}) for s in stages]
         kept["edges"] = [Edge(**item) for item in values["edges"]]
         kept["findings"] = [Finding(**item) for item in values["findings"]]
         return Plan(**kept)

@@ -120,10 +120,9 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
 
 
 def _size(plan: Plan, rank: int) -> list[int]:
-    """Returns an estimate of the numbers that a rank holds at its fullest moment, by stage.
+    """Returns about how many numbers a rank holds at its fullest moment, by stage.
 
-    Those are parameters, gradients and momentum, and all values and halos of each microbatch in
-    flight.
+    Parameters, gradients, momentum, and all values and halos of each microbatch in flight.
     """
     sizes = [0] * len(plan.stages)
     for slot in plan.slots_of(rank):

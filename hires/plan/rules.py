@@ -68,7 +68,11 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     tiled = [name for name in node.inputs if layout[name] == TILED]
     if not tiled:
         return Rule("whole")
-    rules = (_TILINGS[way](node, graph, tiled) for way in facts_of(node.kind).tiling)
+    rules = (
+        _TILINGS[way](node, graph, tiled)
+        for way in facts_of(node.kind).tiling
+        if way not in _ONE_MAP or _reads_only(node, graph, tiled[0])
+    )
     return next((rule for rule in rules if rule is not None), None)
 
 
@@ -101,18 +105,20 @@ def _channels(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
 
 
 def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    axes = window_axes_of(node, graph) if _reads_only(node, graph, tiled[0]) else None
+    axes = window_axes_of(node, graph)
     return None if axes is None else Rule("window", axes)
 
 
-def _statistics(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    return _norm_rule(node, graph, tiled[0]) if _reads_only(node, graph, tiled[0]) else None
+def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule:
+    """A value is normalised by its statistics or by stored ones."""
+    statistics = facts_of(node.kind).statistics
+    assert statistics is not None, f"the entry of {node.kind} has no statistics"
+    elements = statistics(node, graph.shape(divided[0]))
+    return Rule("norm", elements=elements) if elements else Rule("pointwise")
 
 
 def _global_mean(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
     """The mean goes over rows and columns, all of them: to one cell, or along both dims."""
-    if not _reads_only(node, graph, tiled[0]):
-        return None
     cells = node.args.get("output_size")
     rows_and_columns = sorted(dim % 4 if dim is not None else -1 for dim in _dims(node)) == [2, 3]
     if not (rows_and_columns if cells is None else cells in (1, [1], [1, 1])):
@@ -128,6 +134,7 @@ _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "global mean": _global_mean,
     "element": lambda node, graph, tiled: Rule("pointwise"),
 }
+_ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one map and nothing else
 """Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
 
 
@@ -145,7 +152,7 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     if facts.sharding != "element" and (node.shape or [batch])[0] != batch:
         return None
     if facts.sharding == "statistics":
-        return _norm_rule(node, graph, divided[0])
+        return _statistics(node, graph, divided)
     # A whole operand is made from parameters: it must fit every sample alike.
     whole = [graph.shape(name) for name in node.inputs if name not in divided]
     if facts.sharding == "pointwise":
@@ -167,14 +174,6 @@ def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:
     if facts.sharding != "sizes" or node.args[facts.argument][0] != batch:
         return node.args
     return {**node.args, facts.argument: [samples, *node.args[facts.argument][1:]]}
-
-
-def _norm_rule(node: Node, graph: Graph, value: str) -> Rule:
-    """Returns the rule of a node that normalises a value, by its statistics or by stored ones."""
-    statistics = facts_of(node.kind).statistics
-    assert statistics is not None, f"the entry of {node.kind} has no statistics"
-    elements = statistics(node, graph.shape(value))
-    return Rule("norm", elements=elements) if elements else Rule("pointwise")
 
 
 def _reads_only(node: Node, graph: Graph, value: str) -> bool:

@@ -37,10 +37,7 @@ def window_axes(kind: str, node: Node, shape: list[int], *window: list[int]) -> 
     """
     assert node.shape is not None
     rows, cols = zip(*window, strict=True)
-    return (
-        Axis(kind, shape[2], node.shape[2], *rows),
-        Axis(kind, shape[3], node.shape[3], *cols),
-    )
+    return Axis(kind, shape[2], node.shape[2], *rows), Axis(kind, shape[3], node.shape[3], *cols)
 
 
 def _conv(node: Node, shape: list[int], graph: Graph) -> Axes:
@@ -146,21 +143,14 @@ declare("add", pointwise(overwritable=True))
 declare(
     "relu6 leaky_relu elu selu celu gelu silu mish "
     "sigmoid log_sigmoid hardsigmoid tanh hardtanh hardswish softplus "
-    "softshrink hardshrink threshold clamp clamp_min clamp_max logit",
-    pointwise(),
-)
-declare(
+    "softshrink hardshrink threshold clamp clamp_min clamp_max logit "
     "sub rsub mul div neg abs sign reciprocal square pow "
     "exp expm1 log log1p log2 sqrt rsqrt sin cos atan erf "
-    "floor ceil round trunc frac fmod remainder maximum minimum lerp addcmul addcdiv",
-    pointwise(),
-)
-declare(
+    "floor ceil round trunc frac fmod remainder maximum minimum lerp addcmul addcdiv "
     "eq ne lt le gt ge isnan nan_to_num where masked_fill "
-    "logical_and logical_or logical_not logical_xor",
+    "logical_and logical_or logical_not logical_xor clone _to_copy",
     pointwise(),
 )
-declare("clone _to_copy", pointwise())
 declare("to type_as", pointwise(may_share=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))

@@ -1,7 +1,7 @@
 r"""Proves that the events of a plan have a common order, without the abstract machine.
 
-Suppose there is an order of all events of all ranks that keeps the order of each program, in which
-each event comes behind what it waits for:
+Suppose all events of all ranks have an order that keeps that of each program, in which each event
+comes behind what it waits for:
 
     send, recv      a send to a mailbox: behind the wait that frees its slot
     wait_recv       behind the send of the message
@@ -167,10 +167,8 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             counts["issued", peer, tag] -= 1
         else:
             raise NoCommonOrderError
-        if node is None or node == last:
-            graph.setdefault(last, set()).update(behind)
-            continue
-        graph.setdefault(node, set()).update(behind if last is None else {last, *behind})
+        node = last if node is None else node
+        graph.setdefault(node, set()).update(behind, {last} - {None, node})
         last = node
     if any(posts for (kind, _, _), posts in open_posts.items() if kind == "recv"):
         raise NoCommonOrderError

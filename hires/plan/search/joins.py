@@ -117,8 +117,7 @@ def _cut(graph: Graph, stages: list[Stage], last: Stage, layer: int, listed: boo
 def _join(stages: list[Stage], count: int, listed: bool) -> Change:
     """Returns the keys with which only the first ``count`` stages are tiled.
 
-    A list of grids implies how many stages are, so it is shortened; the number is named beside it
-    because it may have been given.
+    A list of grids implies their number, which is named beside it: it may have been given.
     """
     grids = {"parallel.tiles": [stage.tiles for stage in stages[:count]]} if listed else {}
     return Change({**grids, "parallel.spatial_stages": count})

@@ -5,10 +5,9 @@
                                        ->  trial         planned and predicted: seconds each
                                        ->  best N, or why the others were out
 
-A kind of change is a ladder: one stage more, twice as many, four times as many. The ladders are
-generated lazily, so a search that ends at the first rung never sees the others. All advice on
-layouts comes from here: too many ranks (no trials), too little memory (trials). Only what was
-really planned and predicted is called a fit.
+A kind of change is a ladder: one stage more, twice as many, four times as many. Ladders are lazy,
+so a search that ends at the first rung never sees the others. Too many ranks need no trials; too
+little memory does. Only what was really planned and predicted is called a fit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Estimates how long a rank computes: seconds of every node in a pass, measured or modelled.
-
-A pass of a stage is a row of steps, each a node forward or backward; the events of the rank's
-program (``hires.plan.program``) stand between them, by the node that each belongs to.
-"""
+"""Estimates how long a rank computes: seconds of every node in a pass, measured or modelled."""
 
 from __future__ import annotations
 
@@ -266,8 +262,7 @@ def _pass(
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     """Returns the share of a node that is computed while its halo travels.
 
-    Only convolutions are divided so. Outputs near the border need borrowed pixels: as many of them
-    as pixels are borrowed.
+    Only convolutions are divided so. As many outputs need borrowed pixels as those there are.
     """
     window = facts_of(plan.graph.by_name[op.node].kind).window
     if op.kind != "halo" or plan.halo_overlap == "off" or window is None or not window.strips:

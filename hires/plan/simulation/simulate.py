@@ -1,13 +1,12 @@
 """Simulates how long a step of a plan takes: a discrete-event simulation of one replica.
 
-Every rank goes through the events of ``hires.plan.program``, with its computation between them. A
-message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
+A message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
 waits for it goes on when it has arrived. So a step is a graph of points in time without a circle,
 and one walk in the order of the graph gives all of them.
 
-Links serve their messages in a fixed order, that in which they would set out if all of them took no
-time. So every time in a step is a sum or a maximum of earlier ones, and nothing that gets faster
-makes anything slower; a link that chose whom to serve next would not have this property.
+Links serve messages in the order in which they would set out if all took no time. So every time is
+a sum or a maximum of earlier ones, and nothing that gets faster makes anything slower, as it could
+where a link chose whom to serve next.
 """
 
 from __future__ import annotations
