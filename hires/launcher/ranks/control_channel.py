@@ -11,11 +11,10 @@ connection of its own to the supervisor. Both ends send JSON lines:
                       <---------- {"code": 0}                     its rank has ended
       closes         ---------->                                  kills the rank if it runs, exits
 
-A rank that cannot be started has code 1, and says why in its log. A connection that breaks means to
-the agent that its supervisor is gone, and to the supervisor that agent and rank are dead. The key
-stands in a file of the attempt that only this user may read; a caller without it is disconnected.
-(``multiprocessing.connection`` checks keys, too, but in ``accept``: a caller that sends nothing
-would stop the supervisor.)
+A connection that breaks means to the agent that its supervisor is gone, and to the supervisor that
+agent and rank are dead. The key stands in a file of the attempt that only this user may read; a
+caller without it is disconnected. (``multiprocessing.connection`` checks keys, too, but in
+``accept``: a caller that sends nothing would stop the supervisor.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads what Slurm gave to this job, places the ranks on its nodes, and finds out why it ends.
 
-It runs inside the job, in the supervisor. Some clusters send SIGUSR2 some time before they end a
-job early, as ``--signal`` asks; many send SIGTERM, as ``scancel`` does too, and SIGKILL soon
-afterwards. What Slurm shows of the job and its nodes at that moment tells the two apart.
+Some clusters send SIGUSR2 some time before they end a job early, as ``--signal`` asks; many send
+SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. What Slurm shows of the job and its
+nodes at that moment tells the two apart.
 """
 
 from __future__ import annotations
@@ -133,16 +133,12 @@ class Allocation:
                 nodes = scheduler.show("node", ",".join(n.name for n in self.nodes), PATIENCE_S)
             except RunError:
                 nodes = []
-            gone = [
-                node["NodeName"]
-                for node in nodes
-                if any(word in node.get("State", "") for word in _GONE_NODE)
-            ]
+            states = {node["NodeName"]: node.get("State", "") for node in nodes}
+            gone = [name for name, now in states.items() if any(word in now for word in _GONE_NODE)]
             if gone or state == "NODE_FAIL":
-                where = f"{' and '.join(gone) or 'a node'} went down"
-                return Preemption(
-                    "node", f"job {self.name} lost its nodes: {where}", requeued=requeued
-                )
+                who = " and ".join(gone) or "a node"
+                cause = f"job {self.name} lost its nodes: {who} went down"
+                return Preemption("node", cause, requeued=requeued)
         if requeued or state == "PREEMPTED" or job.get("PreemptTime", "") not in scheduler.NOTHING:
             cause = f"job {self.name} was preempted at once (SIGTERM)"
             return Preemption("preempted", cause, requeued=requeued)

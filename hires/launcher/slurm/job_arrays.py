@@ -1,8 +1,7 @@
 """Submits many frozen runs as few Slurm job arrays, and finds jobs whose submission was cut short.
 
-Runs that want the same of Slurm become the tasks of one array. Its folder below the campaign,
-``arrays/0``, has ``job.sbatch``, which may be submitted by hand too, and ``points.jsonl``: line k
-names the runs that task k starts, and their attempts.
+Runs that want the same of Slurm become the tasks of one array. Its folder ``arrays/0`` has
+``job.sbatch`` and ``points.jsonl``: line k names the runs and attempts that task k starts.
 
 sbatch may die, or stop waiting, after the controller has taken the job. Such a job is found in the
 queue by the script that it runs; otherwise the run would be submitted twice.
@@ -184,11 +183,7 @@ def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
 
 
 def repair(campaign: Path) -> Iterator[str]:
-    """Writes ``job.json`` of attempts whose array has one, if its submission was interrupted.
-
-    What is damaged is left as it is, and yielded in words. An attempt that cannot be written to
-    raises a RunError.
-    """
+    """Writes ``job.json`` of attempts whose array has one; yields what is damaged, in words."""
     for array in _arrays(campaign):
         job = job_in(array, [])
         if not job:

@@ -1,7 +1,6 @@
-"""Makes the attempts of a run in a Slurm job, and decides which, and whether another is needed.
+"""Makes the attempts of a run in a Slurm job: each start of the job makes the next one.
 
-Slurm starts a job again after a time limit, a preemption or the failure of a node. Each start makes
-the next attempt of its run. All state is in the run folder, none in the job.
+Slurm starts a job again after a time limit, a preemption or the failure of a node.
 """
 
 from __future__ import annotations
@@ -88,10 +87,8 @@ class JobRun:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether a user cancelled the run since this job has it.
-
-        While a run waits to go on, the request stands in an attempt that is over.
-        """
+        """Whether a user cancelled the run since this job has it."""
+        # While a run waits to go on, the request stands in an attempt that is over.
         own = self.own or [Attempt(self.path, self.submitted or 0)]
         return any(attempt.is_cancelled for attempt in own)
 

@@ -112,10 +112,9 @@ def is_unknown(name: str) -> bool:
 
 
 def scripts_of_all() -> Iterator[tuple[str, str]]:
-    """Yields this user's jobs that wait or run, by name, and the script of each.
+    """Yields this user's jobs that wait or run, by name, and the script of each, if squeue answers.
 
-    A script's path may hold blanks, and one word may stand behind it: each job is yielded with both
-    readings. Nothing comes if squeue does not answer.
+    Its path may hold blanks, and a word may stand behind it: each job comes with both readings.
     """
     try:
         text = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")

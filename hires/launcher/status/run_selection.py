@@ -1,8 +1,4 @@
-"""Resolves the names of campaigns and runs on a command line to run folders.
-
-Points of a sweep that cannot run, and those that were not begun, have no run folder, and belong to
-their campaign all the same.
-"""
+"""Resolves the names of campaigns and runs on a command line to run folders."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ class Selection:
     paths: list[Path] = field(default_factory=list)
     """Their folders, absolute, each once."""
     planned: list[RunState] = field(default_factory=list)
-    """Points without a folder."""
+    """Points of their campaigns without a folder: they cannot run, or were not begun."""
     campaigns: list[Path] = field(default_factory=list)
     """Folders of the campaigns that were meant as a whole, absolute."""
 

@@ -1,8 +1,7 @@
-"""Finds the rank that failed first, and why, when several have ended.
+"""Finds the rank that failed first, and why: the others soon report that a neighbour is gone.
 
-One rank that dies takes the others with it: within milliseconds they report that a neighbour is
-gone. What a person needs to read is the first cause. SIGKILL alone is no evidence of lack of
-memory: a person, a scheduler or a container can send it, too; so the kernel's own count decides.
+SIGKILL alone is no evidence of lack of memory: a person, a scheduler or a container can send it,
+too; so the kernel's own count decides.
 """
 
 from __future__ import annotations

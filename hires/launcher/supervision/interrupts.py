@@ -10,16 +10,14 @@ from types import FrameType
 class Interrupts:
     """Counts signals that end a run (SIGINT, SIGTERM, SIGHUP), and SIGUSR2, while it is entered.
 
-    SIGUSR2, by which a scheduler asks a run to save its state and end, has a count of its own.
     Only the main thread can set handlers: elsewhere nothing is counted and nothing changes. A
-    signal that was ignored before (``nohup``) stays ignored. Afterwards the former handlers are
-    back.
+    signal that was ignored before (``nohup``) stays ignored. Afterwards the former handlers return.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.requests = 0
-        """How often SIGUSR2 came; it is not in ``count``."""
+        """How often SIGUSR2 came, by which a scheduler asks a run to save its state and end."""
         self.received: list[signal.Signals] = []
         """All in order, SIGUSR2 at most once: what is to be passed on."""
         self.name = ""
