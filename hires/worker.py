@@ -23,7 +23,7 @@ from hires.core.ranks import heartbeat
 from hires.core.ranks.world import World, bind, from_environment
 from hires.core.store import file_names, records
 from hires.core.store.files import append_line
-from hires.engine.build import RankEngine, build_rank
+from hires.engine.build import build_rank
 from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
@@ -84,7 +84,6 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
         code = 0
         if verify:
             engine = build_rank(config, plan, world.rank, 1)
-            _log_place(engine)
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
             comm.barrier()
         else:
@@ -100,7 +99,6 @@ def run_attempt(
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = choose_begin(run_dir, config, plan, world)
     engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
-    _log_place(engine)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
     done = run_steps(engine, config, metrics, meter, saver)
@@ -114,13 +112,6 @@ def run_attempt(
         append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, world.attempt, "done")
     return 0
-
-
-def _log_place(engine: RankEngine) -> None:
-    comm.activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
-    stage, count = engine.context.stage, len(engine.context.plan.stages)
-    layers = stage.first_layer, stage.last_layer
-    log.info("stage %d of %d holds %s to %s", stage.index, count, *layers)
 
 
 if __name__ == "__main__":

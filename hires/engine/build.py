@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from hires.comm import make_groups
+from hires.comm import activity, make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
 from hires.engine.loader import Loader, image_dtype, slot_loader
@@ -24,6 +25,8 @@ from hires.plan.groups import groups, num_tile_groups
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -77,7 +80,12 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> 
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
     cast(tensors.values(), image_dtype(config))
     loaders = [slot_loader(config, context, steps) for context in contexts]
-    return assemble(config, contexts, tensors, loaders)
+    engine = assemble(config, contexts, tensors, loaders)
+    activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
+    stage = contexts[0].stage
+    place = stage.index, len(plan.stages), stage.first_layer, stage.last_layer
+    log.info("stage %d of %d holds %s to %s", *place)
+    return engine
 
 
 def contexts_of(plan: Plan, rank: int) -> list[Context]:
@@ -97,15 +105,13 @@ def assemble(
     training = contexts[0].plan.training
     low = torch.bfloat16 if config.precision.name == "bf16" and training else None
     modules = [StageModule(context, tensors) for context in contexts]
-    pairs = zip(contexts, modules, strict=True)
-    slots = [SlotPass(context, module, config.loss, low) for context, module in pairs]
+    slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
     sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
-    held = contexts, tensors, modules, parameters
-    executor = Executor(slots, sync, optimizer, recorder)
-    return RankEngine(*held, executor, loaders, optimizer, recorder)
+    done = Executor(slots, sync, optimizer, recorder), loaders, optimizer, recorder
+    return RankEngine(contexts, tensors, modules, parameters, *done)
 
 
 def whole_model(config: RunConfig) -> nn.Module:

@@ -191,9 +191,8 @@ class Saver:
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
     """Returns where all ranks begin; all pass over a checkpoint that is damaged for one of them.
 
-    Raises:
-        ConfigError: ``checkpoint.resume`` names something that this run cannot go on with.
-        RunError: all that it names is damaged.
+    ConfigError: ``checkpoint.resume`` names something that this run cannot go on with; RunError:
+    all that it names is damaged.
     """
     paths = _candidates(run_dir, config, world)
     for path in paths:

@@ -65,10 +65,8 @@ def run_steps(
 ) -> int:
     """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
 
-    Returns how many steps of the run are done: fewer than all after a preemption.
-
-    Raises:
-        LossError: the loss is not finite.
+    Returns how many steps of the run are done: fewer than all after a preemption. LossError: the
+    loss is not finite.
     """
     rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
     accept_preemption()

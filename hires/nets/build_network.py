@@ -62,10 +62,8 @@ def build_model(config: ModelConfig, seed: int) -> nn.Module:
 
     The networks of hires come without memory, on the meta device; :func:`materialise` fills what
     a rank holds. A user's network, and one with a layer that :func:`first_values` cannot fill, is
-    made as it makes itself, under the seed, on the CPU.
-
-    Raises:
-        ConfigError: the network's name or target is unknown, or a key has no such value.
+    made as it makes itself, under the seed, on the CPU. ConfigError: the network's name or target
+    is unknown, or a key has no such value.
     """
     make = NETS[config.name]
     keys = {name: getattr(config, name) for name in inspect.signature(make).parameters}

@@ -36,8 +36,7 @@ _imported_to_build: set[str] = set()
 def custom(target: str, args: dict[str, Any]) -> nn.Module:
     """Returns the module that a function of the Python path or the current folder makes.
 
-    Raises:
-        ConfigError: the target cannot be imported or does not return a torch module.
+    ConfigError: the target cannot be imported or does not return a torch module.
     """
     before, key = set(sys.modules), f"model.target={target!r}"
     try:

@@ -10,8 +10,7 @@ ordinary one, which computes the same if no other value lies in the memory that 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,11 +52,7 @@ class GraphWriter:
         self.written: list[Node] = []
 
     def write(self, input_shape: list[int]) -> Graph:
-        """Returns the graph for images of a shape, (n, C, H, W).
-
-        Raises:
-            ConfigError: the network does something that a graph cannot hold.
-        """
+        """Returns the graph for images (n, C, H, W); ConfigError: what it cannot hold."""
         self.shapes[INPUT] = input_shape
         for node in self.nodes:
             if node.op == "call_function":
@@ -192,8 +187,7 @@ def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[
     return refs
 
 
-@dataclass
-class _Call:  # an operation of the program, as the schema of its operator describes it
+class _Call(NamedTuple):  # an operation of the program, as the schema of its operator describes it
     name: str
     overload: str
     arguments: dict[str, Any]  # all of them by name, with the defaults of the operator

@@ -30,10 +30,8 @@ LARGER = (2, 4)
 def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
     """Returns the graph of one forward pass of a module, which is left as it was.
 
-    It takes one microbatch of images, (n, C, H, W), and returns one tensor.
-
-    Raises:
-        ConfigError: the module cannot be traced; the message tells why.
+    It takes one microbatch of images, (n, C, H, W), and returns one tensor; ConfigError: why it
+    cannot be traced.
     """
     images = torch.empty(input_shape, device="meta")
     try:
@@ -64,8 +62,7 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
 def trace_config(config: RunConfig) -> Graph:
     """Returns the graph of the network and microbatch that a config describes.
 
-    Raises:
-        ConfigError: it cannot be traced; the message offers a larger image if that can be.
+    ConfigError: it cannot be traced; the message offers a larger image if that can be.
     """
     samples = max(1, config.batch // config.parallel.pieces)
     model = build_model(config.model, config.seed)

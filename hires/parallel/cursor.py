@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -27,13 +27,6 @@ from hires.plan.graph import Rect
 WAITS = {"wait_send": "send", "wait_recv": "recv"}
 
 
-class _Sums(Protocol):
-    # The gradient sums that begin during a backward pass: GradientSync, which imports this module.
-    ready: set[tuple[int, int]]
-
-    def start(self, event: Event) -> None: ...
-
-
 class Cursor:
     """A rank's place in the events of one step, and its messages under way."""
 
@@ -41,7 +34,8 @@ class Cursor:
         self.events = events
         self.groups = groups  # of the rank, by their index in the plan
         self.at = 0
-        self.sums: _Sums | None = None
+        # The sums that begin during a backward pass: GradientSync, which imports this module.
+        self.sums: Any = None
         # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag, and
         # messages of one tag between two ranks arrive in the order of sending.
         self._open: dict[tuple[str, int, int], deque[tuple[Handle, Event, Tensor]]] = {}
@@ -121,7 +115,6 @@ class Cursor:
         #
         #   plan    issue conv3   issue conv2        ready: conv2          -> nothing begins
         #           ^ here                           ready: conv2, conv3   -> both begin
-        assert self.sums is not None
         while (event := self.events[self.at]).kind == "issue":
             if (event.peer, event.tag) not in self.sums.ready:
                 return
@@ -147,7 +140,6 @@ class Cursor:
         # But a tile without pixels makes none, so no hook has run for it; the pass has left the
         # nodes before this event, so what there is of their gradients is complete.
         while (before := self.events[self.at]) is not event:
-            assert self.sums is not None
             self.at += 1
             self.sums.start(before)
         self.at += 1

@@ -10,10 +10,9 @@ executor takes one event after the other; inside a pass the operators do (``para
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,18 +37,12 @@ Feed = Sequence[Iterator[Batch]]  # the microbatches of each direction
 Arrived = list[tuple[Event, Tensor]]  # receives and the tensors that they filled
 
 
-@dataclass
-class Flight:
+class Flight(NamedTuple):
     """A microbatch between its forward and its backward pass."""
 
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     loss: Tensor | None
-
-
-class _Optimiser(Protocol):
-    def zero_grad(self) -> None: ...
-    def step(self) -> None: ...
 
 
 @dataclass
@@ -68,14 +61,15 @@ class StepResult:
 class Executor:
     """Runs steps of one rank, on its slots, one a direction.
 
-    ``sync`` is None in inference, ``optimiser`` if there are no parameters to move.
+    ``sync`` is None in inference, ``optimiser`` (``hires.engine.optimizer``, which imports this
+    package) if there are no parameters to move.
     """
 
     def __init__(
         self,
         slots: list[SlotPass],
         sync: GradientSync | None,
-        optimiser: _Optimiser | None,
+        optimiser: Any,
         recorder: Recorder,
     ) -> None:
         self.slots, self.sync = slots, sync
@@ -254,7 +248,7 @@ class SlotPass:
             assert images is not None
             leaves[INPUT] = images
         low = self.autocast
-        casting = torch.autocast("cpu", dtype=low) if low else contextlib.nullcontext()
+        casting = torch.autocast("cpu", dtype=low, enabled=low is not None)
         with torch.set_grad_enabled(plan.training), casting:
             outputs = self.module.forward(leaves)
         loss = None

@@ -15,7 +15,7 @@ pass. Those begin as soon as autograd has made their gradient, if the plan has c
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,7 @@ from hires.plan.groups import gradient_group, running_decays, sums_of, trained
 Counters = list[tuple[Tensor, int]]
 
 
-@dataclass
-class _RunningStatistic:
+class _RunningStatistic(NamedTuple):
     # A running mean or variance that several copies of a stage update. It ends as if one process
     # had seen the microbatches of all replicas and directions one after the other. The update
     # r <- (1 - m) r + m s is linear, so after N microbatches

@@ -15,8 +15,7 @@ border. Which messages these are, and in which order, is in the events of the pl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +30,7 @@ from hires.plan.tiling import inside, intersect, is_empty
 Piece = tuple[Rect, Tensor]  # pixels of the whole map, and the tensor that holds them
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A window of a map, in pixels of the whole map."""
 
     held: Rect  # what the tile holds

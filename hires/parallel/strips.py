@@ -26,8 +26,8 @@ pixels and of the weight are computed. Each band adds its own part to the gradie
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,8 +40,7 @@ from hires.plan.operators.operator_table import pair
 from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """A convolution with some taps of the kernel, from a thin window to some outputs."""
 
     out: Rect
@@ -50,8 +49,7 @@ class Strip:
     taps: Rect  # rows and columns of the kernel
 
 
-@dataclass(frozen=True)
-class Strips:
+class Strips(NamedTuple):
     """The division of one tile's convolution; rectangles are in pixels of the whole map."""
 
     held: Rect
@@ -201,15 +199,15 @@ def _tapped(weight: Tensor, strip: Strip) -> Tensor:
     return part(weight, (0, weight.shape[2], 0, weight.shape[3]), strip.taps)
 
 
-@dataclass(frozen=True)
-class _Edge:  # the missing pixels at one end of one dim
+class _Edge(NamedTuple):  # the missing pixels at one end of one dim
     pixels: Interval
     out: Interval
     taps: Interval
 
 
-@dataclass(frozen=True)
-class _Division:  # one dim of a tile:  low | main pixels, padded with zeros on both sides | high
+class _Division(
+    NamedTuple
+):  # one dim of a tile:  low | main pixels, padded with zeros on both sides | high
     main: Interval
     padding: int
     low: _Edge
