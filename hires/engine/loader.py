@@ -1,7 +1,6 @@
 """Loads the microbatches of a rank: only its samples, and of these only its window.
 
-One background thread reads the next microbatches while the rank computes. Tensors are filled in the
-layout and type that the network wants.
+A thread reads ahead while the rank computes, into the layout and type that the network wants.
 """
 
 from __future__ import annotations

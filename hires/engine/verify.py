@@ -36,7 +36,13 @@ Tensors = dict[str, Tensor]
 def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     """Compares a step of one rank; rank 0 writes ``verify.json``, and raises ParityError."""
     rank = engine.context.rank
-    held = _layout_step(engine)
+    result = engine.executor.step(engine.loaders, keep_outputs=True)
+    first = engine.context.replica * engine.context.plan.total_microbatches
+    held = {f"output/{first + i}": output for i, output in result.outputs.items()}
+    held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
+    held |= _trained(engine.parameters) if engine.context.plan.training else {}
+    for name in engine.tensors.keys() - engine.parameters.keys():
+        held[f"running_stats/{name}"] = engine.tensors[name]
     reference_file = attempt / "reference.pt"
     barrier()
     if rank == 0:
@@ -104,17 +110,6 @@ def reference_step(config: RunConfig) -> Tensors:
         tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
     return tensors
-
-
-def _layout_step(engine: RankEngine) -> Tensors:
-    result = engine.executor.step(engine.loaders, keep_outputs=True)
-    first = engine.context.replica * engine.context.plan.total_microbatches
-    held = {f"output/{first + i}": output for i, output in result.outputs.items()}
-    held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
-    held |= _trained(engine.parameters) if engine.context.plan.training else {}
-    for name in engine.tensors.keys() - engine.parameters.keys():
-        held[f"running_stats/{name}"] = engine.tensors[name]
-    return held
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:
