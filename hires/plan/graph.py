@@ -145,8 +145,7 @@ class Graph:
 def plain(item: Any) -> Any:
     """Returns the fields of a dataclass, and of those in its lists and dicts, as dicts.
 
-    Other lists are not copied: those of thousands of tiles take seconds. Derived facts are left
-    out.
+    Other lists are not copied: those of thousands of tiles take seconds.
     """
     if dataclasses.is_dataclass(item):
         return {field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)}

@@ -40,8 +40,7 @@ ALONE_BYTES = 2**20
 def groups(plan: Plan) -> list[list[int]]:
     """Returns the ranks of every group, in the order in which all ranks create them.
 
-    First the ranks of each (replica, direction, stage), then the gradient groups: all ranks of a
-    stage, in both directions.
+    First those of each (replica, direction, stage), then for gradients all ranks of each stage.
     """
 
     def members(stage: Stage, copies: Iterable[tuple[int, int]]) -> list[int]:

@@ -117,8 +117,7 @@ def is_list(graph: Graph, *values: str) -> bool:
 def ran_back(graph: Graph, stage: Stage) -> set[str]:
     """Returns the nodes of a stage to which a backward pass comes.
 
-    Those whose value leaves the stage, and those from which a gradient flows to one that it comes
-    to: not a convolution whose value is detached, for example.
+    Not to a convolution whose value is detached, for example.
     """
     found: set[str] = set()
     for node in reversed(graph.nodes[stage.first : stage.last]):
@@ -131,10 +130,7 @@ def ran_back(graph: Graph, stage: Stage) -> set[str]:
 
 
 def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None:
-    """Stores in the stage the rectangles of values that tiles hold beyond their own.
-
-    One exchange serves at most ``fuse`` windowed layers.
-    """
+    """Stores what tiles hold beyond their own; one exchange serves ``fuse`` windowed layers."""
     stage.extents = {}
     if fuse == 1 or stage.num_tiles == 1:
         return

@@ -1,8 +1,7 @@
 """Decides how every value lies on the ranks of a stage, and what travels within and between stages.
 
-A value lies on the ranks of a stage in tiles, in shards, or complete on each of them. Whatever the
-two sides of an edge, every target rank gets each number that it needs once, and the gradient takes
-the way back.
+A value lies on the ranks of a stage in tiles, in shards, or complete on each of them. Across an
+edge every target rank gets each number that it needs once, and the gradient takes the way back.
 """
 
 from __future__ import annotations
@@ -39,11 +38,23 @@ def lay_out(
     """
     findings: list[Finding] = []
     for stage in stages:
-        rules, refused = _rules(graph, stages, stage)
+        stage.layout = {n: _incoming(graph, stages, stage, n) for n in _reads(graph, stage)}
+        rules: dict[str, Rule] = {}
+        refused: dict[str, list[Node]] = {}  # by kind
+        for node in graph.nodes[stage.first : stage.last]:
+            rule = rule_in(stage, node, graph)
+            if rule is None:  # how its value would lie, so that what follows it is judged as well
+                refused.setdefault(node.kind, []).append(node)
+                image = node.shape is None or len(node.shape) == 4
+                tiled = any(stage.layout[name] == TILED for name in node.inputs)
+                rule = Rule("pointwise" if image and tiled else "whole")
+            divided = stage.shards > 1 and rule.kind != "whole"
+            stage.layout[node.name] = SHARDED if divided else rule.result
+            rules[node.name] = rule
         if connected:
             widen(graph, stage, rules, fuse if not refused else 1)
             stage.comm = _stage_comm(graph, stage, rules)
-        findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused]
+        findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused.values()]
     return findings
 
 
@@ -103,26 +114,6 @@ def shares_of(plan: Plan, stage: Stage, value: str) -> list[float]:
         rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
         return [area(rect) / pixels for rect in rects]
     return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
-
-
-def _rules(
-    graph: Graph, stages: list[Stage], stage: Stage
-) -> tuple[dict[str, Rule], list[list[Node]]]:
-    """Fills in the layout of a stage; returns every node's rule, and those without by kind."""
-    stage.layout = {name: _incoming(graph, stages, stage, name) for name in _reads(graph, stage)}
-    rules: dict[str, Rule] = {}
-    refused: dict[str, list[Node]] = {}
-    for node in graph.nodes[stage.first : stage.last]:
-        rule = rule_in(stage, node, graph)
-        if rule is None:  # how its value would lie, so that what follows it is judged as well
-            refused.setdefault(node.kind, []).append(node)
-            image = node.shape is None or len(node.shape) == 4
-            tiled = any(stage.layout[name] == TILED for name in node.inputs)
-            rule = Rule("pointwise" if image and tiled else "whole")
-        divided = stage.shards > 1 and rule.kind != "whole"
-        stage.layout[node.name] = SHARDED if divided else rule.result
-        rules[node.name] = rule
-    return rules, list(refused.values())
 
 
 def _reads(graph: Graph, stage: Stage) -> list[str]:

@@ -1,10 +1,9 @@
 """Cuts the network into stages, and stages into segments that are computed again.
 
-A layer is a run of nodes with one operation that has a weight matrix (convolution, linear); cuts
-fall between layers. Of the places between two such operations a layer begins where the least
-crosses, so a network whose blocks begin with norm and ReLU is cut before them. Stages are balanced
-by FLOPs per rank, so that a stage in four tiles gets four times the work; among cuts whose slowest
-stage is within 5 % of the best, the one that the least crosses wins.
+A layer is a run of nodes with one operation that has a weight matrix (convolution, linear). It
+begins where the least crosses, so a network whose blocks begin with norm and ReLU is cut before
+them. Stages are balanced by FLOPs per rank, so that a stage in four tiles gets four times the work;
+among cuts whose slowest stage is within 5 % of the best, the one that the least crosses wins.
 
 Segments (``memory.checkpoint``) keep only the values c that cross from one to the next:
 

@@ -42,10 +42,7 @@ Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, Peers]]]]
 
 
 def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
-    """Yields everything that a rank does in one step, in order.
-
-    Receives are posted ``AHEAD`` or ``JOINED``.
-    """
+    """Yields everything that a rank does in one step, receives posted ``AHEAD`` or ``JOINED``."""
     actions = plan.actions_of(rank)
     calls = itertools.count(1)
 
@@ -233,8 +230,7 @@ def halo_messages(
 ) -> tuple[list[Event], list[Event]]:
     """Returns what a rank sends and receives in one exchange of pixels, in order of posting.
 
-    ``back``: the gradients take the way back. ``node``: where the messages are posted, if not at
-    the exchange's own node.
+    ``back``: gradients take the way back. ``node``: where they are posted, if not at the op's own.
     """
     replica, _, stage, tile = plan.slot_of(rank, direction)
     index, before = op_index(plan, stage, op), sum(len(one.comm) for one in plan.stages[:stage])

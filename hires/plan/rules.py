@@ -59,10 +59,7 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
 
 
 def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
-    """Returns the rule of a node, or None if tiles cannot compute it.
-
-    ``layout`` is TILED or WHOLE for each value that the node reads.
-    """
+    """Returns the rule of a node that reads TILED and WHOLE values; None if tiles have none."""
     if is_random(node):
         return None  # also behind the global pool, where all tiles must compute alike
     tiled = [name for name in node.inputs if layout[name] == TILED]
@@ -139,10 +136,7 @@ _ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one ma
 
 
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
-    """Returns the rule of a node among shards, or None if shards cannot compute it.
-
-    ``layout`` is SHARDED or WHOLE for each value that the node reads.
-    """
+    """Returns the rule of a node that reads SHARDED and WHOLE values; None if there is none."""
     if is_random(node):
         return None
     divided = [name for name in node.inputs if layout[name] == SHARDED]

@@ -36,8 +36,8 @@ class Task(NamedTuple):
 class Pipeline:
     """The replica that a schedule is made for.
 
-    The batch runs through the network in ``num_passes`` model passes of ``num_microbatches`` each;
-    pass p goes in direction p % num_directions. Microbatches are counted through all passes.
+    Model pass p of ``num_passes`` goes in direction p % num_directions, in ``num_microbatches``;
+    they are counted through all passes.
     """
 
     ranks: tuple[tuple[tuple[int, ...], ...], ...]

@@ -99,10 +99,7 @@ def totals(plan: Plan) -> dict[str, Any]:
 
 
 def matrix(plan: Plan) -> list[list[float]]:
-    """Returns bytes of one step by source and target rank of the whole world.
-
-    In an all-reduce each rank is taken to send the same to every other.
-    """
+    """Returns bytes of one step by source and target rank; all-reduces count as all to all."""
     sent = [[0.0] * plan.world for _ in range(plan.world)]
     copies = [*itertools.product(range(plan.num_replicas), range(plan.num_directions))]
 

@@ -107,8 +107,7 @@ def is_random(node: Node) -> bool:
 def flops_of(node: Node, weight: list[int] | None, source: list[int]) -> int:
     """Returns the floating-point operations of a node's forward pass, an estimate.
 
-    ``weight`` is the shape of its first parameter of two or more dims, ``source`` that of the first
-    value that it reads.
+    ``weight`` is the shape of its first parameter of two or more dims, ``source`` its input's.
     """
     if node.shape is None:
         return 0

@@ -17,16 +17,15 @@ over the programs decides. The semantics say what begins when:
   what travels between stages, in either direction of the pipeline (``Event.lane``), and the two
   ways between the ranks do not stand in each other's way.
 
-Pair streams need an order of posting on which both sides agree, and a pipeline has none that comes
-by itself. A receive posted ahead stands before the send that the other side needs first. Receives
-that share a call with the sends before them (``program.JOINED``) block each other where a value
-skips a stage under 1f1b. On separate streams the order of a plan's sends is that of its receives,
-so posting ahead is as safe as under ``rendezvous``: a backend of this kind has to use them.
+Pair streams need an order of posting on which both sides agree, and a pipeline has none. A receive
+posted ahead stands before the send that the other side needs first; receives in one call with the
+sends before them (``program.JOINED``) block each other where a value skips a stage under 1f1b. On
+separate streams sends and receives have one order, so posting ahead is as safe as by rendezvous.
 
 A collective begins when all members have come to it, and a rank does not go on before it is done:
-the worst case for nccl too, where only the device would wait. What else is assumed of nccl: all
-communicators exist before the first step; kernels of different communicators run side by side on
-one device; and nothing is buffered. More waiting can add deadlocks, never hide one.
+the worst case for nccl too, where only the device would wait. Also assumed of nccl: communicators
+exist before the first step, their kernels run side by side, and nothing is buffered.
+More waiting can add deadlocks, never hide one.
 
 Source:
     NCCL user guide, "Point-to-point communication" (calls within a group progress independently,

@@ -1,7 +1,6 @@
-"""Finds out why a run stands still, from the place that each rank reports.
+"""Finds out why a run stands still: names the message that has one side, and who is waited for.
 
-The plan has every message of a step in words; a rank reports only the other rank and a number. Both
-together name the message that has one side only, and the rank that all others wait for.
+A rank reports only the other rank and a number; the plan has every message of a step in words.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from hires.plan.search.layout_search import Budget, Measure, Search, fewer_ranks
 def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
     """Returns an error if a layout has more ranks than the launcher offers, with what would fit.
 
-    Machines without a rank, and nodes with fewer cores than their ranks need, are errors too. A
-    network has no more stages than ``layers``, if they are known.
+    Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
     """
     most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
     nodes = config.launcher.num_nodes
@@ -56,8 +55,7 @@ def would_fit(
 ) -> Finding:
     """Returns the error of a plan that does not fit its memory, with the changes that would.
 
-    ``shortage`` is what does not fit, in words; ``planned`` returns the plan of a changed config
-    with its memory, or None.
+    ``shortage`` is what does not fit; ``planned`` returns a config's plan with memory, or None.
     """
     room = room_of(config)
 

@@ -25,10 +25,7 @@ from hires.plan.search.layout_search import Change
 def no_rule(
     graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node], listed: bool
 ) -> Finding:
-    """Explains that a stage's nodes of one kind cannot be tiled, and how to join before them.
-
-    ``listed``: ``parallel.tiles`` names a grid for each stage.
-    """
+    """Explains that a stage's nodes of one kind cannot be tiled, and how to join before them."""
     alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
     subject = f"{describe(nodes[0])}{alike} in stage {stage.index} {'have' if alike else 'has'}"
     if stage.shards > 1:

@@ -63,10 +63,7 @@ def written(value: Any) -> str:
 
 
 def fewer_ranks(config: RunConfig, layers: int | None) -> list[Ladder]:
-    """Returns every smaller number of replicas, stages, tiles and shards, the largest first.
-
-    A network has no more stages than ``layers``, if they are known.
-    """
+    """Returns all fewer replicas, stages (up to ``layers``), tiles and shards, the most first."""
     parallel, most = config.parallel, config.launcher.offered_ranks
 
     def below(count: int) -> Iterable[int]:
@@ -84,10 +81,9 @@ def fewer_ranks(config: RunConfig, layers: int | None) -> list[Ladder]:
 def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
     """Returns single changes that lower the memory.
 
-    First what leaves the ranks as they are, by how little it slows them down. Where a rank needs
-    too much, more ranks follow. Where all of them together do, fewer ranks go before all but
-    recomputation: each needs its libraries, whatever it holds; more nodes, where a job may have
-    them, go first.
+    First what leaves the ranks as they are, by how little it slows them down. Where one rank needs
+    too much, more ranks follow. Where all together do, more nodes go first, and fewer ranks before
+    all but recomputation: each needs its libraries, whatever it holds.
     """
     parallel, launcher = config.parallel, config.launcher
     ranks, replicas = parallel.num_ranks, parallel.replicas
@@ -221,25 +217,18 @@ class Budget:
         return not self.spent
 
 
+@dataclass
 class Search:
     """Tries changes of one config until its budget is used; without ``predict`` all may fit."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        bound: Bound = lambda config: "",
-        predict: Predict | None = None,
-        budget: Budget | None = None,
-    ) -> None:
-        self.trials: list[Trial] = []
-        """All changes that were predicted, in order."""
-        self.out: dict[str, str] = {}
-        """Why changes were not tried, by their text."""
-        self._config = config
-        self._problems = len(check_numbers(config))
-        self._bound = bound
-        self._predict = predict
-        self._budget = budget or Budget()
+    config: RunConfig
+    bound: Bound = lambda config: ""
+    predict: Predict | None = None
+    budget: Budget = field(default_factory=Budget)
+    trials: list[Trial] = field(default_factory=list)
+    """All changes that were predicted, in order."""
+    out: dict[str, str] = field(default_factory=dict)
+    """Why changes were not tried, by their text."""
 
     def first_of_each(self, ladders: Sequence[Ladder]) -> list[Change]:
         """Returns the nearest change of each ladder that is sensible and within the bound."""
@@ -247,24 +236,21 @@ class Search:
         return [change for change in firsts if change is not None]
 
     def nearest(self, ladders: Sequence[Ladder]) -> list[Trial]:
-        """Returns the changes that fit of the first rung on which any does, the nearest first.
-
-        Near is what needs few ranks more or fewer, and of those what an earlier ladder holds.
-        """
+        """Returns the changes that fit of the first rung on which any does, by change in ranks."""
         fitting: list[Trial] = []
         for rung in itertools.zip_longest(*ladders):
             trials = [self._try(change) for change in rung if change is not None]
             fitting = [trial for trial in trials if trial is not None and trial.fits]
-            if fitting or self._budget.spent:
+            if fitting or self.budget.spent:
                 break
-        ranks = self._config.parallel.num_ranks
+        ranks = self.config.parallel.num_ranks
         fitting = [self._refined(trial) for trial in fitting]
         return sorted(fitting, key=lambda trial: abs(trial.ranks - ranks))
 
     def summary(self) -> str:
         """Returns in words what was tried, what was not and why, and whether the budget ran out."""
         tried = ", ".join(trial.words for trial in self.trials) or "nothing that makes a plan"
-        text = f"tried{' until the time was used' if self._budget.spent else ''}: {tried}"
+        text = f"tried{' until the time was used' if self.budget.spent else ''}: {tried}"
         if self.out:
             shown = [f"{what} ({why})" for what, why in self.out.items()][:SHOWN_OUT]
             more = len(self.out) - len(shown)
@@ -273,14 +259,14 @@ class Search:
         return text
 
     def _possible(self, change: Change) -> RunConfig | None:
-        config = change.apply(self._config)
+        config = change.apply(self.config)
         if config is None or config.parallel.num_ranks > config.launcher.offered_ranks:
             return None
-        problems = check_numbers(config)
+        problems, before = check_numbers(config), check_numbers(self.config)
         concerned = {*change.keys, *(_CONCERNS.get(key) for key in change.keys)}
-        if len(problems) > self._problems or any(f.key in concerned for f in problems):
+        if len(problems) > len(before) or any(f.key in concerned for f in problems):
             return None
-        reason = self._bound(config)
+        reason = self.bound(config)
         if reason:
             self.out[change.text] = reason
             return None
@@ -289,11 +275,11 @@ class Search:
     def _try(self, change: Change) -> Trial | None:
         """Returns the trial of a change; None if it is impossible or the budget is used."""
         config = self._possible(change)
-        if config is None or self._predict is None or not self._budget.allows_trial():
+        if config is None or self.predict is None or not self.budget.allows_trial():
             return None
         began_s = time.monotonic()
-        need = self._predict(config)
-        self._budget.longest_s = max(self._budget.longest_s, time.monotonic() - began_s)
+        need = self.predict(config)
+        self.budget.longest_s = max(self.budget.longest_s, time.monotonic() - began_s)
         if need is None:
             return None
         words = f"{change.text} ({need.words})"
@@ -301,20 +287,17 @@ class Search:
         return self.trials[-1]
 
     def _refined(self, trial: Trial) -> Trial:
-        """Returns the number of stages nearest to the config's that fits, within the budget.
-
-        Bisects between a number that fits and the last one before it that did not.
-        """
+        """Bisects from stages that fit to the nearest that did not; returns the last that fit."""
         key = "parallel.stages"
         far = trial.change.keys.get(key)
         if far is None:
             return trial
-        own = self._config.parallel.stages
+        own = self.config.parallel.stages
         missed = [t.change.keys[key] for t in self.trials if key in t.change.keys and not t.fits]
         near = min([own, *missed], key=lambda count: abs(far - count))
-        while abs(far - near) > 1 and not self._budget.spent:
+        while abs(far - near) > 1 and not self.budget.spent:
             middle = (near + far) // 2
-            between = self._try(stages(self._config, middle))
+            between = self._try(stages(self.config, middle))
             if between is not None and between.fits:
                 trial, far = between, middle
             else:

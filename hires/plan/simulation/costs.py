@@ -72,10 +72,7 @@ class ActionCosts:
 
 
 def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
-    """Returns the median seconds that ranks really computed in an action, without their waits.
-
-    Of one step, its own seconds come back.
-    """
+    """Returns the median seconds that ranks really computed in an action, without their waits."""
     passes: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
     updates: dict[int, list[float]] = defaultdict(list)
     for step in steps:
@@ -84,14 +81,11 @@ def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
             spans = [span for span in step.spans if span.action == action]
             passes[local, action].append(_busy_pieces(spans))
         updates[local].append(sum(s.duration_s for s in step.spans if s.kind == timeline.OPTIMISER))
-    return ActionCosts(
-        plan,
-        {
-            key: [statistics.median(piece) for piece in zip(*found, strict=False)]
-            for key, found in passes.items()
-        },
-        {rank: statistics.median(found) for rank, found in updates.items()},
-    )
+    seconds = {
+        key: [statistics.median(piece) for piece in zip(*found, strict=False)]
+        for key, found in passes.items()
+    }
+    return ActionCosts(plan, seconds, {r: statistics.median(s) for r, s in updates.items()})
 
 
 @dataclass(frozen=True)
@@ -190,10 +184,7 @@ class Item(NamedTuple):
 
 
 def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
-    """Returns everything that takes a rank's time in one step, in order.
-
-    The barrier before the step is left out: all ranks begin together.
-    """
+    """Returns what takes a rank's time in one step, in order; all begin together, so no barrier."""
     items: list[Item] = []
     stream = events(plan, rank)
     for event in stream:
@@ -216,10 +207,9 @@ def _pass(
 ) -> list[Item]:
     """Returns what a rank does in one pass.
 
-    A halo is exchanged before its node, and its gradient after; everything else after the node that
-    made it necessary. Where halos overlap with computation, the node computes while they travel, as
-    much of it as needs no borrowed pixels. The next halo may set out with one; it is waited for at
-    its own node.
+    A halo is exchanged before its node, everything else after the node that made it necessary.
+    Where halos overlap with computation, what needs no borrowed pixels is computed while they
+    travel. The next halo may set out with one; it is waited for at its own node.
     """
     slot = plan.slot_of(rank, plan.direction_of(action))
     stage, back = plan.stages[slot.stage], action[0] == "B"
@@ -262,7 +252,7 @@ def _pass(
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     """Returns the share of a node that is computed while its halo travels.
 
-    Only convolutions are divided so. As many outputs need borrowed pixels as those there are.
+    Only convolutions are divided so. As many outputs need borrowed pixels as are borrowed.
     """
     window = facts_of(plan.graph.by_name[op.node].kind).window
     if op.kind != "halo" or plan.halo_overlap == "off" or window is None or not window.strips:

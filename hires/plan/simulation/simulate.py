@@ -40,8 +40,7 @@ class Link:
 class Network:
     """The links of a machine whose ranks fill one node after the other.
 
-    Ranks of one node have a link of their own in each direction between any two of them. All ranks
-    of a node share one way out of it and one way in.
+    Any two ranks of one node have a link each way; all of them share one way out and one way in.
     """
 
     near: Link = Link()
@@ -87,13 +86,6 @@ class Network:
         return 2 * rounds * link.latency_s + share * link.travel_s(num_bytes)
 
 
-class Place(NamedTuple):
-    """An item of a rank's program."""
-
-    rank: int
-    at: int
-
-
 class Message(NamedTuple):
     """One message: how many of its tag go the same way before it."""
 
@@ -104,16 +96,16 @@ class Message(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """A collective, or a sum: how many of its tag the group has before it."""
+    """A collective, or a sum (``issue``): how many of its tag the group has before it."""
 
     kind: str
-    """``collective`` or ``issue``."""
     group: int
     tag: int
     number: int
 
 
-Point = Place | Message | Meeting
+Point = tuple[int, int] | Message | Meeting
+"""(rank, place in its program), or where ranks meet."""
 
 
 @dataclass
@@ -136,10 +128,7 @@ class Simulation:
 
 
 def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simulation:
-    """Returns what one step of a plan that is free of deadlock would take.
-
-    Without a network messages take no time.
-    """
+    """Returns what a step of a deadlock-free plan takes; no network: messages take no time."""
     programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
     points = _Points(plan)
     for rank, program in enumerate(programs):
@@ -173,10 +162,10 @@ class _Points:
         sends: list[Message] = []
         sums: dict[int, Meeting] = {}  # the last one of each group
         for at, item in enumerate(program):
-            here, event = Place(rank, at), item.event
+            here, event = (rank, at), item.event
             self.seconds[here] = item.seconds
             needs = self.behind[here]
-            needs += [Place(rank, at - 1)] if at else []
+            needs += [(rank, at - 1)] if at else []
             if event is None:
                 continue
             kind, peer, tag = event[:3]
@@ -243,7 +232,7 @@ def _simulation(programs: list[list[Item]], end_s: dict[Point, float]) -> Simula
         waiting_s: dict[str, float] = defaultdict(float)
         now_s = 0.0
         for at, (kind, action, event, seconds) in enumerate(program):
-            begin_s, now_s = now_s, end_s[Place(rank, at)]
+            begin_s, now_s = now_s, end_s[rank, at]
             if event is None:
                 busy_s[kind] += seconds
             elif now_s > begin_s:
