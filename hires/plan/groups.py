@@ -104,7 +104,7 @@ def gradient_mode(config: RunConfig, world: int) -> str:
 
 
 def wide_dtype(plan: Plan) -> str:
-    """Returns the type in which gradients are summed: single precision or better."""
+    """Returns the type in which ranks sum numbers: single precision or better."""
     return "float64" if plan.dtype == "float64" else "float32"
 
 

@@ -150,6 +150,7 @@ def _inside(
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
     with_next = companions(plan.graph, stage)
+    wide = wide_dtype(plan)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)
     posted: set[str] = set()
@@ -163,7 +164,7 @@ def _inside(
                 what = f"{op.kind} of {op.node}{again} in {action}"
                 part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
                 group = tile_group(plan, rank, direction)
-                yield Event("collective", group, 0, (op.elements,), plan.dtype, what, part=part)
+                yield Event("collective", group, 0, (op.elements,), wide, what, part=part)
                 continue
             place: dict[str, Any] = {"action": action, "call": next(calls)}
             sends, receives = halo_messages(plan, rank, direction, op, step.back, **place)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 import random
+from dataclasses import replace
 
 import pytest
 
 from hires.core.units import MIB
 from hires.plan import traffic
+from hires.plan.program import events
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
@@ -39,3 +41,10 @@ def test_one_rank_says_nothing_and_nobody_writes_to_himself():
 def test_message_of_a_bound_belongs_to_the_class_above():
     sizes = [0, 1023, 1024, 16 * 1024, 256 * 1024, 4 * MIB - 1, 4 * MIB]
     assert [bisect.bisect(traffic.BOUNDS, n) for n in sizes] == [0, 0, 1, 2, 3, 3, 4]
+
+
+def test_ranks_sum_in_single_precision_what_they_compute_in_half():
+    plan = replace(plan_of("train", tiles=[2, 1]), dtype="bfloat16")
+    dtypes = {(event.kind, event.dtype) for event in events(plan, 0)}
+    assert {("collective", "float32"), ("send", "bfloat16")} <= dtypes
+    assert ("collective", "bfloat16") not in dtypes
