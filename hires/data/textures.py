@@ -20,7 +20,7 @@ import tifffile
 from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.store.reading import read_json
+from hires.core.store.reading import Note, read_json
 from hires.data import synthetic
 from hires.data.folder import MANIFEST, UNFINISHED
 from hires.data.image_format import Span
@@ -94,7 +94,13 @@ def _check_usable(root: Path, wanted: dict[str, Any]) -> None:
                 f"{root} holds files that hires did not write; choose a new or an empty folder"
             )
         return
-    stored = read_json(note, [])
+    notes: list[Note] = []
+    stored = read_json(note, notes)
+    if notes:
+        raise ConfigError(
+            f"{root} holds images, but {note.name} cannot be used ({notes[0].text}); choose another "
+            f"folder, or remove this one first"
+        )
     differing = [f"{k}={stored.get(k)}, not {v}" for k, v in wanted.items() if stored.get(k) != v]
     if differing:
         raise ConfigError(
