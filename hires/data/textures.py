@@ -98,8 +98,8 @@ def _check_usable(root: Path, wanted: dict[str, Any]) -> None:
     stored = read_json(note, notes)
     if notes:
         raise ConfigError(
-            f"{root} holds images, but {note.name} cannot be used ({notes[0].text}); choose another "
-            f"folder, or remove this one first"
+            f"{root} holds images, but {note.name} cannot be used ({notes[0].text}); choose "
+            f"another folder, or remove this one first"
         )
     differing = [f"{k}={stored.get(k)}, not {v}" for k, v in wanted.items() if stored.get(k) != v]
     if differing:

@@ -123,7 +123,7 @@ def test_images_of_other_settings_are_not_mixed_with(tmp_path):
 
 def test_a_manifest_that_is_none_is_not_trusted(tmp_path):
     (tmp_path / MANIFEST).write_text("[]")
-    with pytest.raises(ConfigError, match="cannot be used .*choose another folder"):
+    with pytest.raises(ConfigError, match=r"cannot be used .*choose another folder"):
         make(tmp_path)
 
 
