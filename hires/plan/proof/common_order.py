@@ -151,7 +151,7 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             behind.update(("send", mate) for mate in mates)
             if event.mail and unread[peer, event.lane][:1] != [message]:
                 raise NoCommonOrderError
-            del unread[peer, event.lane][:1]
+            del unread[peer, event.lane][: event.mail]  # other messages pass the mailboxes by
         elif kind in ("wait_send", "wait_sends"):
             keys = [key for key in open_posts if key[0] == "send"]
             for key in [("send", peer, tag)] if kind == "wait_send" else keys:
