@@ -164,7 +164,7 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         wanted = [shape[0], config.model.channels, *config.target_size]
         if shape != wanted:
             text = (
-                f"the network returns {shape} where task.loss=l1 compares images of {wanted} (n, "
+                f"the network returns {shape} where task.loss={config.loss} compares images of {wanted} (n, "
                 f"channels, rows, columns), model.scale={config.model.scale} times the size of the "
                 f"input; {_image_remedy(config, shape)}"
             )
