@@ -164,9 +164,9 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         wanted = [shape[0], config.model.channels, *config.target_size]
         if shape != wanted:
             text = (
-                f"the network returns {shape} where task.loss={config.loss} compares images of {wanted} (n, "
-                f"channels, rows, columns), model.scale={config.model.scale} times the size of the "
-                f"input; {_image_remedy(config, shape)}"
+                f"the network returns {shape} where task.loss={config.loss} compares images of "
+                f"{wanted} (n, channels, rows, columns), model.scale={config.model.scale} times "
+                f"the size of the input; {_image_remedy(config, shape)}"
             )
             return [Finding("error", "model.scale", text)]
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
