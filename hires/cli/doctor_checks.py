@@ -143,7 +143,11 @@ def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
 
 
 def _packages() -> Check:
-    lines = [line for line in metadata.requires("hires") or () if ";" not in line]
+    try:
+        lines = [line for line in metadata.requires("hires") or () if ";" not in line]
+    except metadata.PackageNotFoundError:  # a checkout: what is missing shows at its import
+        text = "hires runs from a checkout, so what it needs is not checked"
+        return Check("packages", WARNING, text, "pip install the checkout")
     missing = names = {re.split(r"[^\w-]", line)[0] for line in lines}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import importlib
 import inspect
 import itertools
 import re
@@ -19,6 +18,7 @@ import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.sched
 from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import type_words
 from hires.core.errors import ConfigError
+from hires.core.store.launch_file import shipped
 
 Groups = dict[str, dict[str, str]]
 """Group -> choice -> one line that says what it is."""
@@ -75,7 +75,7 @@ class ConfigKey:
 
 def conf_dir() -> Path:
     """Returns the folder that holds ``config.yaml`` and the groups."""
-    return Path(next(iter(importlib.import_module("hires.conf").__path__))).resolve()
+    return shipped("conf/config.yaml").parent
 
 
 def groups(extra: Path | None = None) -> Groups:

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
@@ -65,8 +65,20 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
 
 def _template(name: str) -> str:
     """Returns the text of a file in ``launch/``, which every launcher with jobs has."""
-    try:
-        return (resources.files("hires.launch") / name).read_text(encoding="utf-8")
-    except (ModuleNotFoundError, FileNotFoundError):
-        why = "the script that starts a run again by hand"
-        raise ConfigError(f"launch/{name} is missing: {why}") from None
+    return shipped(f"launch/{name}").read_text(encoding="utf-8")
+
+
+def shipped(name: str) -> Path:
+    """Returns a file of ``conf/`` or ``launch/``; raises ConfigError if it is missing.
+
+    They are inside the package where hires is installed, and beside it in a checkout.
+    """
+    package, _, rest = name.partition("/")
+    spec = find_spec(f"hires.{package}")
+    places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    places.append(Path(__file__).resolve().parents[3] / package)
+    for place in places:
+        if (place / rest).is_file():
+            return (place / rest).resolve()
+    looked = ", ".join(map(str, places))
+    raise ConfigError(f"{name} is missing (looked in {looked}); install hires again")

@@ -81,6 +81,15 @@ def test_package_that_is_missing_is_named(monkeypatch):
     assert (check.state, check.text) == ("failed", "tifffile missing")
 
 
+def test_checkout_without_an_install_is_no_failure(monkeypatch):
+    def requires(name):
+        raise doctor_checks.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor_checks.metadata, "requires", requires)
+    check = doctor_checks._packages()
+    assert (check.state, "checkout" in check.text) == ("warning", True)
+
+
 def test_folder_that_takes_nothing_is_a_failure(tmp_path, monkeypatch):
     def refuse(folder):
         raise OSError(28, "No space left on device")
