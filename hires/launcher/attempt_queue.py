@@ -10,7 +10,6 @@ others. :class:`LocalQueue` runs those of a sweep here, ``slurm.batch`` those th
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt, next_attempt
-from hires.core.store.run_index import write_exit
 from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.ranks import spawn
@@ -69,6 +67,8 @@ class Running(Generic[Task]):
     began_s: float = field(default_factory=time.monotonic)
     signals: int = 0
     """How many signals were passed on to it."""
+    lost_s: float | None = None
+    """When it was seen that its launcher was killed before it wrote the end."""
 
     @property
     def wall_s(self) -> float:
@@ -116,11 +116,13 @@ class AttemptQueue(ABC, Generic[Task]):
                     for run in list(self.running):
                         code = run.process.poll()
                         self.look(run)
-                        if code is not None:
+                        if code is not None and not _may_be_all(run, code):
                             self.running.remove(run)
                             self.ended(run, code, *_end_of(run, code))
                     self.stopped = self.stop_reason()
                     for run in self.running:  # a second Ctrl-C makes it hurry
+                        if run.lost_s is not None:
+                            continue
                         for number in self.interrupts.received[run.signals :]:
                             run.process.send_signal(number)
                             run.signals += 1
@@ -164,21 +166,26 @@ class AttemptQueue(ABC, Generic[Task]):
         )
 
 
+def _may_be_all(run: Running[Task], code: int) -> bool:
+    """Whether what killed a launcher may be about to end this process, too."""
+    if code >= 0 or Attempt(run.task.path, run.attempt).has_ended:
+        return False
+    run.lost_s = run.lost_s or time.monotonic()
+    return time.monotonic() - run.lost_s < _DIE_S
+
+
 def _end_of(run: Running[Task], code: int) -> tuple[str, str | None]:
     """Returns state and cause, as the launcher wrote them or as they look if it could not."""
     if end := Attempt(run.task.path, run.attempt).exit:
         return end["state"], end.get("cause")
     if run.signals:
         state, cause = "cancelled", "stopped before its ranks were started"
-    elif code < 0:
-        time.sleep(_DIE_S)
-        state, cause = "lost", f"its launcher was killed by {signal.Signals(-code).name}"
     else:
-        lines = last_lines(run.log)[-1:]
-        state, cause = "failed", ": ".join([f"its launcher exited with code {code}", *lines])
-    with contextlib.suppress(RunError):  # on a full disk the end is still shown on screen
-        end = {"state": state, "cause": cause, "started": run.started}
-        write_exit(run.task.path, run.attempt, {}, end)
+        state, how = "failed", f"exited with code {code}"
+        if code < 0:
+            state, how = "lost", f"was killed by {signal.Signals(-code).name}"
+        cause = ": ".join([f"its launcher {how}", *last_lines(run.log)[-1:]])
+    leave(run.task.path, run.attempt, state, cause, started=run.started)
     return state, cause
 
 

@@ -28,7 +28,7 @@ from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA, model_label
 from hires.core.store.reading import Values
 
-STATES = ("done", "failed", "cancelled")
+STATES = ("done", "failed", "cancelled", "lost")
 
 
 def require_seen(run_dir: StrPath) -> None:

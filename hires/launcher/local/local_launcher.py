@@ -76,13 +76,18 @@ def launch(
 
 
 def leave(
-    run_dir: StrPath, attempt: int, state: str, cause: str, reason: str | None = None
+    run_dir: StrPath,
+    attempt: int,
+    state: str,
+    cause: str,
+    reason: str | None = None,
+    started: str | None = None,
 ) -> None:
-    """Writes ``exit.json`` and ``record.json`` of an attempt whose own launcher cannot."""
+    """Writes ``exit.json`` and ``record.json``, if it can, of an attempt whose launcher cannot."""
     # Where none is named, its ranks were not started.
     reason = reason or ("launch" if state == "failed" else None)
     own = Attempt(Path(run_dir).absolute(), attempt)
-    _write_end(own, Outcome(state, cause, reason=reason), provenance.now())
+    _write_end(own, Outcome(state, cause, reason=reason), started or provenance.now())
 
 
 def say(text: str) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from hires.core import log
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.store import file_names, rundir
+from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import read_array
 from hires.core.store.files import cannot_write
 from hires.launcher.attempt_queue import AttemptQueue, Running
@@ -164,6 +165,8 @@ class _PackedRuns(AttemptQueue[JobRun]):
     def ended(self, run: Running[JobRun], code: int, state: str, cause: str | None) -> None:
         """Keeps the first exit code that tells of a failure."""
         say(f"{run.task.path.name}: attempt {run.attempt} ended with code {code}: {cause or state}")
+        if not Attempt(run.task.path, run.attempt).exit:  # a full disk: it would never end
+            self.refused.append(run.task)
         if state != "done" and not self.code:
             self.code = code if code > 0 else RunError.exit_code
 

@@ -16,11 +16,13 @@ import pytest
 
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
+from hires.core.errors import RunError
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import read_lines
 from hires.launcher.interface import FrozenRun, SubmitOptions
-from hires.launcher.slurm import job_arrays
+from hires.launcher.local import local_launcher
+from hires.launcher.slurm import batch, job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
@@ -218,7 +220,22 @@ def test_supervisor_that_is_killed_leaves_a_lost_run_and_no_node_is_blamed(submi
     assert (code, sorted(ends(runs))) == (1, [["done"], ["lost"]]), out
     [killed] = [run for run in runs if ends([run]) == [["lost"]]]
     cause = json.loads((killed / "a0" / "exit.json").read_text())["cause"]
-    assert cause == "its launcher was killed by SIGKILL"
+    assert cause.startswith("its launcher was killed by SIGKILL: ")  # what it said last
+    assert records.read_record(killed)["cause"] == cause
+    assert not (cluster / "words").exists()
+
+
+def test_pack_whose_ends_cannot_be_written_is_not_queued_again(submitted, cluster, monkeypatch):
+    """Or it would fail, and be queued again, for as long as the disk is full."""
+    runs = submitted(2, pack=2)
+
+    def full(*_):
+        raise RunError("No space left on device")
+
+    monkeypatch.setattr(local_launcher, "write_exit", full)
+    open_runs = [JobRun(run, JOB, 0, pack=2) for run in runs]
+    assert batch._run_packed(open_runs, JOB, "hires.no_such_module") == 1
+    assert all(run.is_open for run in open_runs)
     assert not (cluster / "words").exists()
 
 
