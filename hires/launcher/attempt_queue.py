@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from hires.core.errors import RunError
+from hires.core.errors import PREEMPTED, RunError
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt, next_attempt
 from hires.launcher.interface import FrozenRun, Share
@@ -197,7 +197,7 @@ class Ended:
     attempt: int | None
     """None if no attempt could be made."""
     state: str
-    """``done``, ``failed``, ``cancelled`` or ``lost``."""
+    """``done``, ``failed``, ``cancelled``, ``lost``; ``saved``: asked to stop, and can go on."""
     cause: str | None = None
     wall_s: float = 0.0
 
@@ -280,6 +280,7 @@ class LocalQueue(AttemptQueue[FrozenRun]):
 
     def ended(self, run: Running[FrozenRun], code: int, state: str, cause: str | None) -> None:
         """Takes in how an attempt ended."""
+        state = "saved" if code == PREEMPTED else state
         self._end(Ended(run.task, run.attempt, state, cause, run.wall_s))
 
     def _end(self, end: Ended) -> None:

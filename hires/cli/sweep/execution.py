@@ -16,7 +16,7 @@ from hires.cli.screens.progress import SweepProgress
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.start_run import submit
 from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
-from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
@@ -198,17 +198,24 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
     write_tables(sweep.folder, tables)
     for table in () if sweep.options.json else tables:
         print_table(table.title, table.columns, table.text_rows())
-    bad = [end for end in queue.ends if end.state != "done"]
+    states = collections.Counter(end.state for end in queue.ends)
+    bad = [end for end in queue.ends if end.state not in ("done", "saved")]
     total = len(queue.ends) + len(queue.waiting)
     if total:
-        done = f"{len(queue.ends) - len(bad)} of {total} attempts done"
+        done = f"{states['done']} of {total} attempts done"
         print(f"{done}; tables and campaign.json: {sweep.folder}", file=sys.stderr)
     for end in bad:
         print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
+    if states["saved"]:
+        print(
+            f"{plural(states['saved'], 'attempt')} saved; the same command goes on", file=sys.stderr
+        )
     if queue.waiting:
         verb = "are" if len(queue.waiting) > 1 else "is"
         pending = f"{plural(len(queue.waiting), 'attempt')} {verb} pending ({queue.stopped})"
         print(f"{pending}; the same command goes on", file=sys.stderr)
-    if queue.interrupts.received:
+    if queue.interrupts.count:
         return CANCELLED
+    if states["saved"] or (queue.interrupts.requests and queue.waiting):
+        return PREEMPTED
     return RunError.exit_code if bad else 0

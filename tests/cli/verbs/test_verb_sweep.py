@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -200,6 +203,30 @@ def test_ctrl_c_leaves_the_rest_pending_and_the_same_command_goes_on(hires, fake
     assert "4 of 4 attempts done" in answer.err
     states = [json.loads((run / "record.json").read_text())["state"] for run in runs()]
     assert states == ["done"] * 4
+
+
+def test_sigusr2_saves_what_runs_and_the_same_command_goes_on(hires, fake_ranks):
+    fake_ranks({"0": "saver"})
+
+    def ask():
+        for _ in range(2400):
+            logs = [path.read_text() for path in FOLDER.glob("*/a0/logs/rank0000.log")]
+            if any("listens" in text for text in logs):
+                os.kill(os.getpid(), signal.SIGUSR2)
+                return
+            time.sleep(0.05)
+
+    words = ("sweep", *SMALL, "precision=fp32,bf16")
+    thread = threading.Thread(target=ask)
+    thread.start()
+    answer = hires(*words)
+    thread.join()
+    assert answer.code == 75
+    assert "1 attempt saved; the same command goes on" in answer.err
+    assert "1 attempt is pending (stopped by SIGUSR2)" in answer.err
+    assert "failed" not in answer.err
+    fake_ranks({})
+    assert hires(*words).code == 0
 
 
 def test_second_sweep_of_a_campaign_is_refused_with_the_process_named(hires, fake_ranks):
