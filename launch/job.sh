@@ -7,10 +7,11 @@ pythonpath=@PYTHONPATH@
 cd -- "$run_dir" && exec >>job.log 2>&1 || exit 66
 # cluster.modules: without one of them the supervisor starts, too, and writes down which is missing.
 unset HIRES_REFUSED_MODULE
-for name in @MODULES@; do
+for hires_module in @MODULES@; do  # a name that no script of the site sets
     # A shell that is no login shell may not know the command yet.
     command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile
-    [ -n "$HIRES_REFUSED_MODULE" ] || module load "$name" || export HIRES_REFUSED_MODULE="$name"
+    [ -n "$HIRES_REFUSED_MODULE" ] || module load "$hires_module" ||
+        export HIRES_REFUSED_MODULE="$hires_module"
 done
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@ || exit 66

@@ -24,7 +24,7 @@ from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.store import checkpoints
 from hires.core.store.naming import run_name
 from hires.plan.graph import Graph
-from hires.plan.memory import room_of
+from hires.plan.memory import RankMemory, room_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
@@ -181,6 +181,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
                 raise ConfigError("; ".join([str(error), *others])) from None
             if len(self._graphs) > _MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
+        self._graphs[key] = self._graphs.pop(key)  # the last is the one used last
         return self._graphs[key]
 
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
@@ -189,7 +190,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts)
         memory: list[dict[str, int]] = cached("memory", key)
-        if not isinstance(memory, list) or len(memory) != plan.ranks_per_replica:
+        names = {*RankMemory.__dataclass_fields__, "peak_bytes"}
+        whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
+        if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
             if self._left_s <= 0:
                 raise RunError("the time for it is used up; planning again goes on with the cache")
             memory = self._process.footprint(config, plan)

@@ -63,9 +63,10 @@ def test_second_forecast_comes_from_the_cache(graph, cache):
     assert first.memory == second.memory == [memory(1, 2, 3, 100, 4).to_dict()]
     assert process.asked == 1
     [file] = (cache / "hires" / "memory").iterdir()
-    file.write_text('{"half')
-    assert forecast(CONFIG, process).memory == first.memory
-    assert process.asked == 2
+    for asked, damaged in enumerate(('{"half', "[1]", '[{"peak_bytes": 1}]'), start=2):
+        file.write_text(damaged)
+        assert forecast(CONFIG, process).memory == first.memory
+        assert process.asked == asked
 
 
 def test_limit_is_no_part_of_the_key_but_checkpoint_is(graph):

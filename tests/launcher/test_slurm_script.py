@@ -159,7 +159,8 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
     job_script.write_script(run, config, 1, [])
     profile = tmp_path / "profile"
     profile.write_text(
-        'module() { printf "%s|" "$@" >>"$HOME/loaded"; [ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
+        'module() { name=site; printf "%s|" "$@" >>"$HOME/loaded"\n'
+        '[ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
     )
     tell = 'printf "missing: %s" "$HIRES_REFUSED_MODULE"'
     command(run.parent, "py thon", tell)
