@@ -124,3 +124,18 @@ def test_relay_that_speaks_last_does_not_hide_the_cause(fake_world, launch):
     run = fake_world("raise")
     outcome = launch(run, places=dataclasses.replace(found, ranks=ranks))
     assert "ValueError: this rank was told to fail" in outcome.cause
+
+
+def test_request_of_hires_cancel_while_making_way_cancels(fake_world, launch):
+    run = fake_world("ignorer")
+    thread = ask_when_ready(run, 1)
+
+    def begin() -> Preemption:
+        (run.attempt_dir / "cancel").touch()
+        return Preemption("timeout", "the time is over", "bye", 60.0)
+
+    launch(run, places=dataclasses.replace(places(1), preemption=begin))
+    thread.join()
+    assert ended(run)[:2] == ("cancelled", None)
+    [stopping] = events(run, "stopping")
+    assert stopping["why"] == "hires cancel"

@@ -144,11 +144,12 @@ class JobRun:
         except RunError as error:
             leave(self.path, number, "failed", str(error))
             raise
+        own = self.own  # no attempt of this job is added while this one runs
         places = dataclasses.replace(
             places,
             preemption=lambda: self._with_sequel(self.job.after_sigusr2(config.launcher.signal_s)),
             termination=lambda: (why := self.job.after_sigterm()) and self._with_sequel(why),
-            is_cancelled=lambda: self.is_cancelled,
+            is_cancelled=lambda: any(attempt.is_cancelled for attempt in own),
         )
         ranks: dict[str, Any] = {}
         if self.checkup:

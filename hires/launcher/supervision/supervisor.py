@@ -69,6 +69,7 @@ class Supervisor:
         self._oom = blame.OomCount()
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._complete = False
+        self._asked_s = 0.0
 
     def run(self) -> Outcome:
         """Returns how the world ended, when no process of it is left; RunError: it never began."""
@@ -153,15 +154,24 @@ class Supervisor:
         Slurm gives up a node that does not answer and starts its job again elsewhere, though all
         ranks of the node may still run: two attempts at once would be in each other's way.
         """
-        attempt = Attempt(self.job.run_dir, self.job.attempt)
-        if attempt.is_cancelled or self.job.places.is_cancelled():
-            self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
+        if self._see_request():
             return self._cancel()
+        attempt = Attempt(self.job.run_dir, self.job.attempt)
         end = attempt.exit if self._looks_for_exit else None
         if not end:
             return None
         self._stop("another process has ended this attempt")
         return Outcome(str(end.get("state")), end.get("cause"), reason=end.get("reason"))
+
+    def _see_request(self) -> bool:
+        """Counts a request of ``hires cancel`` as SIGTERM, once; returns whether there is one."""
+        self._asked_s = time.monotonic()
+        attempt = Attempt(self.job.run_dir, self.job.attempt)
+        if not (attempt.is_cancelled or self.job.places.is_cancelled()):
+            return False
+        if not self.interrupts.count:
+            self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
+        return True
 
     def _hang(self) -> Outcome:
         """Stops all ranks because nothing moves any more; ``hang.txt`` says where each stands."""
@@ -221,6 +231,8 @@ class Supervisor:
                 return
             time.sleep(POLL_S / 2)
             self._look()
+            if time.monotonic() - self._asked_s >= watchdog.LOOK_S:
+                self._see_request()
 
     def _look(self) -> None:
         """Notes which ranks have ended, and passes on what the ranks have recorded."""
