@@ -77,6 +77,8 @@ class AgentRanks(RankGroup):
             args=list(job.args),
             folder=str(Path.cwd()),
         )
+        with contextlib.suppress(OSError):  # a start whose port was taken complained, too
+            self._log.write_bytes(b"")  # not removed: a launcher of a sweep prints to it
         command = [*self._starter.words, str(job.run_dir), str(job.attempt)]
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
         environ = self._starter.environment(own)
@@ -97,6 +99,9 @@ class AgentRanks(RankGroup):
                 where = {"host": fields.get("host"), **({"node": node} if node else {})}
                 self.job.note("rank_started", rank=number, pid=pid, **where)
             elif rank.code is None:
+                if "failed" in fields:
+                    with contextlib.suppress(OSError), rank.log.open("a", errors="replace") as log:
+                        log.write(f"{fields['failed']}\n")
                 # An agent whose connection breaks was killed, and its rank with it.
                 rank.end(int(fields.get("code", -signal.SIGKILL)))
                 ended.append(rank)
@@ -178,7 +183,6 @@ def run(run_dir: Path, attempt: int) -> int:
             f"{facts['starter']} started {own.size} processes, but the plan has "
             f"{facts['size']} ranks"
         )
-    config = records.read_config(run_dir)
     supervisor = control_channel.connect(facts, own.rank, _CONNECT_S)
     # The program that started this process may end it; the rank ends, and this process stays.
     terminations: list[int] = []
@@ -187,16 +191,21 @@ def run(run_dir: Path, attempt: int) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the supervisor sends them by its connection
     places = RankPlaces((), (facts["port"],), facts["address"], facts["interface"])
-    job = Launch(run_dir, attempt, config, facts["module"], facts["args"], places)
-    group = SeparateRanks(job, facts["port"])  # of one rank, or none if that cannot be started
     try:
+        config = records.read_config(run_dir)
+        job = Launch(run_dir, attempt, config, facts["module"], facts["args"], places)
+        group = SeparateRanks(job, facts["port"])  # of one rank
         os.chdir(facts["folder"])  # relative paths of the config count from there
         rank = group.start(own.rank, own.size, RankPlace(own.local_rank, own.local_size))
         supervisor.send(**provenance.myself() | {"started": rank.pid})
     except (HiresError, OSError) as error:
-        with contextlib.suppress(OSError), job.log(own.rank).open("a", encoding="utf-8") as log:
-            log.write(f"{socket.gethostname()} cannot start it: {error}\n")
-        supervisor.send(code=1)
+        # It may not see the folder of the logs.
+        why = " ".join(str(error).split())  # one line: the last one of a log is quoted
+        supervisor.send(code=1, failed=f"{socket.gethostname()} cannot start it: {why}")
+        while not supervisor.closed:
+            supervisor.wait(_POLL_S)
+            list(supervisor.lines())
+        return 1
     while not supervisor.closed:
         supervisor.wait(_POLL_S)
         for line in supervisor.lines():
@@ -207,7 +216,7 @@ def run(run_dir: Path, attempt: int) -> int:
             group.send(signal.SIGTERM)
             terminations.clear()
     group.kill()
-    code = group.ranks[0].code if group.ranks else 1
+    code = group.ranks[0].code
     assert code is not None
     return code if code >= 0 else 128 - code
 

@@ -201,6 +201,29 @@ def test_command_that_starts_too_many_is_told_so(fake_world, launch, tmp_path):
     assert outcome.cause.endswith("openmpi started 2 processes, but the plan has 1 ranks")
 
 
+def test_rank_that_cannot_be_started_elsewhere_says_why(fake_world, launch, tmp_path):
+    """Its agent sees another folder than the supervisor, and cannot write to the logs."""
+    run = fake_world("ok", name="mpirun", mpirun=str(tmp_path / "mpirun"))
+    text = 'while [ "$1" != localhost:1 ]; do shift; done; shift; '
+    text += 'while [ "$1" = -x ]; do shift 2; done'
+    text += f"; echo '[' > {run.path / 'config.yaml'}"
+    text += "; OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0"
+    text += ' OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"'
+    script(tmp_path / "mpirun", text)
+    outcome = launch(run)
+    assert outcome.exit_codes == {0: 1}
+    assert "cannot start it: " in outcome.cause
+    assert "config.yaml" in outcome.cause
+
+
+def test_complaint_of_a_former_start_is_not_quoted(fake_world, launch, tmp_path):
+    program = script(tmp_path / "mpirun", "exit 3")
+    run = fake_world("ok", name="mpirun", mpirun=program)
+    log = run.attempt_dir / "logs" / "launcher.log"
+    log.write_text("hires: the port is taken\n")
+    assert launch(run).cause == f"mpirun ended with code 3 before its ranks; see {log}"
+
+
 RSH = """
 import os, subprocess, sys
 words = sys.argv[1:]
