@@ -8,6 +8,7 @@ a process of another machine     refused: only there does it show whether it sti
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -35,13 +36,19 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
     ]
     whole = _whole_jobs([attempt for attempt in attempts if attempt is not None])
     requests = [a.folder / file_names.CANCEL for a in attempts if a and a.job_name in whole]
-    why = None
+    why, written = None, []
     try:
         for path in requests:  # first: an attempt that begins just now must not seem to have failed
             write_atomically(path, "")
+            written.append(path)
         cancel_jobs(whole.values())
     except RunError as error:  # a job that the scheduler does not cancel ends at its request
-        why = str(error)
+        why = f"{error}; the request to cancel it stays, so it ends once its job runs"
+        if len(written) < len(requests):
+            why = str(error)
+            for path in written:
+                with contextlib.suppress(OSError):
+                    path.unlink()
     for state, attempt in zip(states, attempts, strict=True):
         waits = state.state == PENDING
         try:

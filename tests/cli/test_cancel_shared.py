@@ -115,6 +115,25 @@ def test_shared_job_is_cancelled_when_none_of_its_runs_is_to_go_on(hires, tmp_pa
     assert [(run / "a0" / "cancel").exists() for run in runs] == [True, True, False]
 
 
+def test_requests_of_a_cancel_that_failed_are_named_or_taken_back(hires, tmp_path, slurm):
+    runs = [make_run(tmp_path / "results", f"{RUN}{n}") for n in range(2)]
+    for index, run in enumerate(runs):
+        begin(run) if index == 0 else None
+        submitted(run, job="7", index=index)
+    (tmp_path / "bin" / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
+    answer = hires("cancel", "default")
+    assert answer.code == 1
+    assert f"{answer.out}{answer.err}".count("the request to cancel it stays") == 2
+    requests = [run / "a0" / "cancel" for run in runs]
+    for path in requests:
+        path.unlink()
+    requests[1].mkdir()  # so that it cannot be written
+    answer = hires("cancel", "default")
+    assert answer.code == 1
+    assert "the request to cancel it stays" not in f"{answer.out}{answer.err}"
+    assert not requests[0].exists()
+
+
 def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires):
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_RANKS": '{"0": "hang"}'}
     words = ["model=preact_resnet", "model.n=1", "image=32", "batch=4", "steps=3", "seed=0,1,2"]
