@@ -49,7 +49,7 @@ def launch(
 
     With ``args`` for every rank, as ``--verify``, no step is measured and no ``record.json``
     written: the exit codes decide. Without ``places`` the config's launcher places the ranks. With
-    ``aloud`` the steps, and how it ended, are printed.
+    ``aloud`` the steps, and how it ended, are printed; why it failed goes to stderr.
     """
     run_dir = Path(run_dir).absolute()
     config = records.read_config(run_dir)
@@ -69,9 +69,11 @@ def launch(
         end = _write_end(own, end, started, not args)
     if aloud:
         for line in end.tail:
-            say(f"    {line}")
-        why = f": {end.cause}; the logs are in {own.folder / file_names.LOGS}" if end.cause else ""
-        say(f"{run_dir.name}: {end.state}{why}")
+            sys.stderr.write(f"    {line}\n")
+        if end.cause:
+            logs = own.folder / file_names.LOGS
+            sys.stderr.write(f"{end.cause}; the logs are in {logs}\n")
+        say(f"{run_dir.name}: {end.state}")
     return end
 
 

@@ -315,9 +315,9 @@ def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypa
         lambda *args, **options: launch(*args, module="fake_rank", **options),
     )
     assert by_hand.main([str(run.path)]) == 1
-    out = capsys.readouterr().out
-    assert "    rank 0 is raise\n" in out
-    assert "rank 0 exited with code 1: ValueError: this rank was told to fail; the logs" in out
+    err = capsys.readouterr().err
+    assert "    rank 0 is raise\n" in err
+    assert "rank 0 exited with code 1: ValueError: this rank was told to fail; the logs" in err
 
 
 def test_by_hand_does_not_begin_what_is_under_way(fake_world, capsys):
