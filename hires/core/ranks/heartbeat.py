@@ -182,9 +182,10 @@ def request_status(attempt: StrPath) -> None:
 def heartbeats(attempt: StrPath) -> dict[int, float]:
     """Returns when every rank last touched its file, by the file system's clock, in seconds."""
     beats: dict[int, float] = {}
-    for file in (Path(attempt) / file_names.ALIVE).glob("rank*[0-9]"):
-        with contextlib.suppress(OSError, ValueError):
-            beats[int(file.name.removeprefix("rank"))] = file.stat().st_mtime
+    with contextlib.suppress(OSError):  # reading the folder may fail too, as with NFS
+        for file in (Path(attempt) / file_names.ALIVE).glob("rank*[0-9]"):
+            with contextlib.suppress(OSError, ValueError):
+                beats[int(file.name.removeprefix("rank"))] = file.stat().st_mtime
     return beats
 
 

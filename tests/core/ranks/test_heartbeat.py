@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -232,3 +233,12 @@ def test_time_of_the_file_system_is_asked_where_one_may_not_write(tmp_path):
     assert abs(heartbeat.file_clock(tmp_path) - time.time()) < 60
     assert abs(heartbeat.file_clock(tmp_path / "missing") - time.time()) < 60
     assert not list(tmp_path.iterdir())
+
+
+def test_folder_that_cannot_be_read_for_a_moment_has_no_heartbeats(tmp_path, monkeypatch):
+    def stale(self, pattern):
+        raise OSError(errno.ESTALE, "Stale file handle")
+        yield
+
+    monkeypatch.setattr(Path, "glob", stale)
+    assert heartbeat.heartbeats(tmp_path) == {}
