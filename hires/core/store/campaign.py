@@ -126,12 +126,16 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
     path = folder / file_names.CAMPAIGN
     try:
         values = reading.read_json(path, notes)
-        if not values:
+        if not values and (notes is not None or not path.exists()):
             return Campaign(folder.name)
         schema = values.pop("schema", None)
         if schema != SCHEMA:
-            reading.damaged(path, f"its schema is {schema!r}, this hires reads {SCHEMA}", notes)
-        values["name"] = values.pop("campaign", folder.name)
+            why = f"its schema is {schema!r}, this hires reads {SCHEMA}"
+            if notes is None:
+                raise RunError(why)
+            reading.damaged(path, why, notes)
+        values.pop("campaign", None)
+        values["name"] = folder.name  # the folder may have been renamed or copied
         if notes is None and not {"points", "excluded", "sweeps"} <= values.keys():
             raise RunError("a value is missing")
         return build(Campaign, values, usable=notes is not None)

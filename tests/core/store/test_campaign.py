@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hires.core.errors import RunError
@@ -38,9 +40,26 @@ def test_later_sweep_adds_and_replaces():
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema": 99}', '{"schema": 1}', '{"schema": 1, "points": [{"x": 1}]}']
+    "text",
+    ["{", "[]", "{}", '{"schema": 99}', '{"schema": 1}', '{"schema": 1, "points": [{"x": 1}]}'],
 )
 def test_damaged_file_is_named(tmp_path, text):
     (tmp_path / "campaign.json").write_text(text)
     with pytest.raises(RunError, match=r"campaign\.json cannot be read"):
         campaign.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["another", 7, None, ["a"]])
+def test_name_is_that_of_the_folder_whatever_the_file_says(tmp_path, name):
+    values = {"schema": 1, "campaign": name, "points": [], "excluded": [], "sweeps": []}
+    (tmp_path / "campaign.json").write_text(json.dumps(values))
+    for notes in (None, []):
+        assert campaign.read(tmp_path, notes) == Campaign(tmp_path.name)
+
+
+def test_file_of_another_schema_has_one_remedy(tmp_path):
+    (tmp_path / "campaign.json").write_text('{"schema": 99}')
+    with pytest.raises(RunError, match="its schema is 99, this hires reads 1") as caught:
+        campaign.read(tmp_path)
+    assert "move it away" in str(caught.value)
+    assert "run the experiment again" not in str(caught.value)
