@@ -33,6 +33,7 @@ class Handle:
     peer: int = -1
     tag: int = -1
     ranks: tuple[int, ...] = ()  # all members of a collective
+    label: str = ""  # of the wait in the time line, where ``what`` names all ranks
 
     def wait(self, kind: str = HALO) -> Any:
         """Returns what ``finish`` does; CommError: the other side died, or is late.
@@ -45,7 +46,7 @@ class Handle:
         result = waiting(self.finish, self.what, self.peer, self.tag, self.ranks)
         recorder = self.group.recorder if self.group is not None else None
         if recorder is not None and recorder.action:
-            recorder.note(kind, begin_s, self.what)
+            recorder.note(kind, begin_s, self.label or self.what)
         return result
 
 
@@ -81,7 +82,8 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle:
     if group.size == 1:
         return Handle(None, what)
     work = guard(lambda: transport.backend.all_reduce(tensor, group=among, async_op=True), what)
-    handle = Handle(work.wait, what, group if wait else None, ranks=tuple(group.ranks))
+    noted, ranks = group if wait else None, tuple(group.ranks)
+    handle = Handle(work.wait, what, noted, ranks=ranks, label="all-reduce")
     if wait:
         handle.wait(COLLECTIVE)
     return handle
@@ -120,7 +122,8 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
     """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
     gather = functools.partial(_gather, tensor, group)
     what = f"an all-gather among ranks {group.ranks}"
-    gathered: Tensor = Handle(gather, what, group, ranks=tuple(group.ranks)).wait(COLLECTIVE)
+    handle = Handle(gather, what, group, ranks=tuple(group.ranks), label="all-gather")
+    gathered: Tensor = handle.wait(COLLECTIVE)
     return gathered
 
 

@@ -16,6 +16,7 @@ from hires.core.ranks.mailbox_limits import MAIL_BYTES, SLOTS
 from tests.helpers.jobs import (
     agreement_of_rank,
     gather_of_rank,
+    labels_of_rank,
     late_gather,
     many_gathers,
     silent_peer,
@@ -109,3 +110,7 @@ def test_mailboxes_have_the_places_that_the_proof_counts_on(
     for receive in receives:
         receive()
     assert [int(buffer) for buffer in buffers] == [*range(SLOTS)]
+
+
+def test_time_line_of_a_large_group_names_no_ranks():
+    assert run_ranks(labels_of_rank, 2) == [["all-gather", "all-reduce"]] * 2

@@ -17,6 +17,7 @@ from hires.comm import attach, runtime
 from hires.core.config.run_config import from_dict
 from hires.core.errors import CommError
 from hires.core.ranks import mailbox_limits
+from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.engine.verify import verify_rank
@@ -126,6 +127,19 @@ def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]
     comm.all_reduce(total, group)
     comm.shutdown()
     return [*gathered[:, -1].tolist(), total[0].item()]
+
+
+def labels_of_rank(world: World) -> list[str]:
+    """Returns what the time line calls a gather and a sum."""
+    comm.start(world, 60)
+    [group] = comm.make_groups([list(range(world.size))], 1).values()
+    group.recorder = Recorder()
+    group.recorder.begin_step()
+    group.recorder.action = "F0"
+    comm.all_gather(torch.zeros(2), group)
+    comm.all_reduce(torch.zeros(2), group)
+    comm.shutdown()
+    return [span.what for span in group.recorder.steps[-1].spans]
 
 
 def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
