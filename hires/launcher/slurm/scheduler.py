@@ -11,6 +11,7 @@ and no answer never means that the job is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,10 @@ _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE
 _BAD_NODE = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
 _TIMEOUT_S = 30.0
+_WORDS_CHARS = 100_000
+"""Characters of job numbers on one command line: Linux lets one word have 128 KiB."""
+_RANGES_CHARS = 5000
+"""Characters of ranges of tasks in one word for scancel."""
 _SINGLE = 32
 """Most jobs and arrays that ``scontrol`` is queried about, one by one."""
 _UNLISTED = ("Invalid job id", "not found")
@@ -128,7 +133,7 @@ def scripts_of_all() -> Iterator[tuple[str, str]]:
 
 
 def cancel(jobs: Iterable[Job]) -> None:
-    """Cancels jobs and tasks of arrays in one call; a RunError says why Slurm does not."""
+    """Cancels jobs and tasks of arrays, many in one call; a RunError says why Slurm does not."""
     tasks: dict[str, set[int | None]] = {}
     for job in jobs:
         tasks.setdefault(str(job["job"]), set()).add(job.get("index"))
@@ -140,15 +145,19 @@ def cancel(jobs: Iterable[Job]) -> None:
                 ranges[-1][1] = index
             else:
                 ranges.append([index, index])
-        text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
-        text = f"{number}_{text}" if text.isdecimal() else f"{number}_[{text}]"
-        words.append(number if None in indices else text)
-    named = f"job{'s' if len(words) > 1 else ''} {', '.join(words[:3])}"
-    named += f" and {len(words) - 3} more" if len(words) > 3 else ""
-    try:
-        ask("scancel", *words)
-    except RunError as error:
-        raise RunError(f"{named} cannot be cancelled: {error}") from None
+        if None in indices:
+            words.append(number)
+            continue
+        for part in _parts((f"{a}" if a == b else f"{a}-{b}" for a, b in ranges), _RANGES_CHARS):
+            text = ",".join(part)
+            words.append(f"{number}_{text}" if text.isdecimal() else f"{number}_[{text}]")
+    for some in _parts(words):
+        named = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}"
+        named += f" and {len(some) - 3} more" if len(some) > 3 else ""
+        try:
+            ask("scancel", *some)
+        except RunError as error:
+            raise RunError(f"{named} cannot be cancelled: {error}") from None
 
 
 def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
@@ -182,21 +191,35 @@ def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> l
 
 
 def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:
-    wanted = ("--states=all", f"--jobs={','.join(numbers)}", "--format=%F|%K|%T|%S|%r")
-    try:
-        rows = _rows(ask("squeue", "--noheader", *wanted), 5)
-    except UnlistedError:
-        return {}
+    rows = []
+    for some in _parts(numbers):
+        wanted = ("--states=all", f"--jobs={','.join(some)}", "--format=%F|%K|%T|%S|%r")
+        with contextlib.suppress(UnlistedError):
+            rows += _rows(ask("squeue", "--noheader", *wanted), 5)
     return _statuses((job, index, state, why, start) for job, index, state, start, why in rows)
 
 
 def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
-    wanted = (f"--jobs={','.join(numbers)}", "--format=JobID,State,Reason")
-    try:
-        rows = _rows(ask("sacct", "--noheader", "--parsable2", "--allocations", *wanted), 3)
-    except RunError:  # the site keeps no accounts
-        return {}
+    rows = []
+    with contextlib.suppress(RunError):  # the site keeps no accounts
+        for some in _parts(numbers):
+            wanted = (f"--jobs={','.join(some)}", "--format=JobID,State,Reason")
+            rows += _rows(ask("sacct", "--noheader", "--parsable2", "--allocations", *wanted), 3)
     return _statuses((*job.partition("_")[::2], state, why, "") for job, state, why in rows)
+
+
+def _parts(words: Iterable[str], most: int = _WORDS_CHARS) -> Iterator[list[str]]:
+    """Yields the words in parts that are no longer than ``most`` characters when joined."""
+    part: list[str] = []
+    num_chars = 0
+    for word in words:
+        num_chars += len(word) + 1
+        if part and num_chars > most:
+            yield part
+            part, num_chars = [], len(word) + 1
+        part.append(word)
+    if part:
+        yield part
 
 
 def _scontrol(number: str) -> dict[str, JobStatus]:

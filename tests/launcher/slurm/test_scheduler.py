@@ -165,3 +165,20 @@ def test_refused_cancel_tells_slurms_own_words(slurm):
     slurm("scancel", err="scancel: error: Kill job error on job id 12: Access denied\n", code=1)
     with pytest.raises(RunError, match=r"job 12 cannot be cancelled: .* Access denied"):
         cancel([json.loads('{"job": "12", "index": null}')])
+
+
+def test_thousands_of_jobs_and_tasks_fit_on_command_lines(slurm):
+    """Linux lets one word have 128 KiB."""
+    jobs = [{"job": f"{10**8 + n}", "index": None} for n in range(25_000)]
+    slurm("squeue", "100024999|N/A|RUNNING|N/A|None\n")
+    slurm("sacct", "".join(f"{job['job']}|COMPLETED|None\n" for job in jobs))
+    states = job_states(jobs)
+    assert states["100024999"] == JobStatus("running")
+    assert states["100000000"] == JobStatus("ended", "COMPLETED")
+    slurm("scancel")
+    cancel([*jobs, *({"job": "9", "index": n} for n in range(0, 100_000, 2))])
+    words = slurm.words("scancel")
+    assert max(map(len, words)) < 2**13
+    tasks = [task for word in words if "_" in word for task in word[3:-1].split(",")]
+    assert tasks == [str(n) for n in range(0, 100_000, 2)]
+    assert words[:25_000] == [job["job"] for job in jobs]
