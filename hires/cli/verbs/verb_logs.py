@@ -5,7 +5,6 @@ A line that begins with a time begins an entry; lines without one, as a tracebac
 
 from __future__ import annotations
 
-import heapq
 import re
 import sys
 import time
@@ -81,10 +80,12 @@ class RankLogs:
 
     def read(self, attempt: int, to_end: bool = False) -> Iterator[LogEntry]:
         """Yields what has been added to the logs of an attempt, by time and then by rank."""
-        for rank, path in rank_logs(attempt_dir(self.run, attempt)).items():
-            if not self.ranks or rank in self.ranks:
-                self._logs.setdefault(path, RankLog(rank, path))
-        yield from heapq.merge(*(log.entries(to_end) for log in self._logs.values()))
+        files = rank_logs(attempt_dir(self.run, attempt)).items()
+        wanted = [(rank, path) for rank, path in files if not self.ranks or rank in self.ranks]
+        self._logs = {path: self._logs.get(path) or RankLog(rank, path) for rank, path in wanted}
+        # One after the other: a process may not have the logs of thousands of ranks open.
+        added = [entry for log in self._logs.values() for entry in log.entries(to_end)]
+        yield from sorted(added, key=lambda entry: entry[:2])
 
 
 def main(args: Namespace) -> int:
@@ -135,10 +136,9 @@ def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool)
     is_announced = False
     while True:
         # The end is read before the logs: lines written before it are then printed.
-        end = Attempt(logs.run, attempt).exit
+        end, last = Attempt(logs.run, attempt).exit, last_number(logs.run)
         _show(logs.read(attempt), pattern)
         sys.stdout.flush()
-        last = last_number(logs.run)
         if newer and last is not None and last > attempt:
             attempt, is_announced = attempt + 1, False
             print(f"attempt {attempt}", file=sys.stderr)

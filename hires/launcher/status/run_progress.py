@@ -7,7 +7,7 @@ stand at its end, the memory of the ranks, written after the warm-up, near its b
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import math
 import os
 import statistics
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import units
+from hires.core.errors import RunError
 from hires.core.store.reading import open_regular, parse_lines
 
 END_BYTES = 2**14
@@ -45,14 +46,19 @@ class FileTail:
         """Yields the lines that were completed since the last call.
 
         With ``to_end`` a last line without its end counts too; else it is still being written.
+        Too many open files are then a RunError; else the next call reads what this one could not.
         """
-        with contextlib.suppress(OSError), open_regular(self.path) as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n") and not to_end:
-                    break
-                self._offset += len(line)
-                yield line
+        try:
+            with open_regular(self.path) as file:
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n") and not to_end:
+                        break
+                    self._offset += len(line)
+                    yield line
+        except OSError as error:
+            if to_end and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise RunError(f"cannot read {self.path}: {error.strerror}") from error
 
 
 class MetricsTail(FileTail):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from hires.cli.verbs.verb_logs import RankLogs
+from hires.core.errors import RunError
+from hires.launcher.status import run_progress
 from hires.launcher.status.run_progress import MetricsTail, ProgressEnds, read_ends
 
 
@@ -85,3 +89,38 @@ def test_pipe_in_place_of_a_log_or_of_metrics_is_not_waited_for(tmp_path):
     assert list(RankLogs(tmp_path).read(0, to_end=True)) == []
     assert MetricsTail(tmp_path / "metrics.jsonl").read() == []
     assert read_ends(tmp_path / "metrics.jsonl", 1) == ProgressEnds()
+
+
+@pytest.mark.parametrize("to_end", [True, False])
+def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path, to_end):
+    logs = tmp_path / "a0" / "logs"
+    logs.mkdir(parents=True)
+    for rank in range(200):
+        (logs / f"rank{rank:04d}.log").write_text("10:00:00.000 b\n10:00:00.000 a\n")
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 20, hard))
+    try:
+        shown = told(RankLogs(tmp_path).read(0, to_end))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert shown == [f"{rank} 10:00:00.000 {word}" for rank in range(200) for word in "ba"]
+
+
+def test_log_that_cannot_be_opened_for_want_of_files_is_an_error(run, monkeypatch):
+    def too_many(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(run_progress, "open_regular", too_many)
+    with pytest.raises(RunError, match="Too many open files"):
+        list(RankLogs(run).read(0, to_end=True))
+    assert list(RankLogs(run).read(0)) == []
+
+
+def test_logs_of_earlier_attempts_are_forgotten(run):
+    logs = RankLogs(run)
+    assert list(logs.read(0))
+    (run / "a1" / "logs").mkdir(parents=True)
+    with (run / "a0/logs/rank0000.log").open("a") as file:
+        file.write("10:00:09.000 late\n")
+    assert list(logs.read(1)) == []
