@@ -128,8 +128,13 @@ def replace(results: Path, lines: Iterable[Values]) -> None:
     while the folders were read. Errors are those of :func:`append`.
     """
     whole = {_key(line): line for line in lines}
+    notes: list[Note] = []
     with _locked(results):
-        for key, line in lines_of(results, []).items():
+        data = reading.read_bytes(results / FILE, notes)
+        if notes:  # its lines would be lost
+            why = f"{results / FILE} cannot be read ({notes[0].text})"
+            raise RunError(f"{why}; move it away and run `hires index` again")
+        for key, line in _by_key(reading.parse_lines(data or b"")).items():
             campaign, run, attempt = key
             if key not in whole and Attempt(results / campaign / run, attempt).exit:
                 whole[key] = line
@@ -139,7 +144,10 @@ def replace(results: Path, lines: Iterable[Values]) -> None:
 
 def lines_of(results: Path, notes: list[Note]) -> dict[Key, Values]:
     """Returns the lines of the index of some results; of an attempt the last one counts."""
-    lines = reading.read_lines(results / FILE, notes)
+    return _by_key(reading.read_lines(results / FILE, notes))
+
+
+def _by_key(lines: Iterable[Values]) -> dict[Key, Values]:
     return {_key(line): line for line in lines if line.get("schema") == SCHEMA}
 
 

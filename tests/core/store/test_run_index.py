@@ -11,6 +11,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import run_index
+from hires.core.store.file_names import MAX_BYTES
 
 pytestmark = pytest.mark.timeout(90)
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,3 +149,11 @@ def test_append_is_one_write_at_the_end(tmp_path):
     after = (tmp_path / run_index.FILE).stat()
     assert before.st_ino == after.st_ino
     assert after.st_size == 2 * before.st_size
+
+
+def test_index_that_is_too_large_to_read_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setitem(MAX_BYTES, run_index.FILE, 10)
+    run_index.append(tmp_path, {"run": "a"})
+    with pytest.raises(RunError, match=r"index\.jsonl cannot be read .*move it away"):
+        run_index.replace(tmp_path, [])
+    assert lines(tmp_path) == [{"run": "a"}]
