@@ -80,8 +80,11 @@ class Run:
 
     @property
     def complete(self) -> list[Attempt]:
-        """The complete attempts."""
-        return [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
+        """The complete attempts; an old run, without records of its attempts, has one."""
+        done = [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
+        if not done and self.record.get("state") == "done":
+            done = [Attempt(self.path, self.shown.number, held={"record": self.record})]
+        return done
 
     @property
     def repeats(self) -> list[Attempt]:
@@ -160,9 +163,11 @@ def read_run(path: Path) -> Run:
     config = reading.read_yaml(path / file_names.CONFIG, notes)
     record = record_in(path)
     attempts = []
-    for number in file_names.attempt_numbers(path):
+    numbers = file_names.attempt_numbers(path)
+    for number in numbers:
         is_own = record.get("attempt") == number  # the same, and not read twice
         own = record if is_own else record_in(file_names.attempt_dir(path, number))
+        own = own or (record if len(numbers) == 1 else {})  # old runs have one record
         attempts.append(Attempt(path, number, notes, held={"record": own}))
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
     # If it exists, a note says already what is wrong with it.

@@ -12,6 +12,7 @@ import pytest
 from hires.core.store import run_index
 from hires.report.load.rows import run_row
 from hires.report.load.runs import read_run, rebuild_index, runs_of
+from hires.report.tables import done_records
 from tests.helpers.compared_runs import compared_run, failed_run
 
 STEPS = [0.5, 0.6, 0.7]
@@ -112,3 +113,17 @@ def test_runs_that_are_gone_are_not_listed(results, paths):
         shutil.rmtree(path)
     assert rebuild_index(results, paths[:1])[0] == 2
     assert len((results / run_index.FILE).read_text().splitlines()) == 2
+
+
+def test_old_run_without_a_record_of_its_attempt_has_one_complete_attempt(results):
+    path = compared_run(results, [STEPS])
+    (path / "a0" / "record.json").unlink()
+    record = json.loads((path / "record.json").read_text())
+    del record["attempt"]
+    (path / "record.json").write_text(json.dumps(record))
+    [attempt] = read_run(path).complete
+    assert (attempt.number, attempt.record) == (0, record)
+    assert [one["throughput"] for one in done_records(path, 1)] == [record["throughput"]]
+    rebuild_index(results, [path])
+    [line] = (results / run_index.FILE).read_text().splitlines()
+    assert json.loads(line)["record"]["state"] == "done"
