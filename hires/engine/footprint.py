@@ -2,10 +2,10 @@
 
 The objects of a run are built for one rank at a time, and run one step:
 
-    executor, stages, gradient sums, optimiser      the classes of a run, from config and plan
-      |- tensors    FakeTensorMode                  shapes and no memory
-      |- messages   comm.rehearsal.SilentBackend       complete at once, keep their tensors alive
-      '- storages   LiveBytes                       counted until the last tensor on them is gone
+    executor, stages, gradient sums, optimiser     the classes of a run, from config and plan
+      |- tensors    FakeTensorMode                 shapes and no memory
+      |- messages   comm.rehearsal.SilentBackend   complete at once, keep their tensors alive
+      '- storages   LiveBytes                      counted until the last tensor on them is gone
 
     bytes |            .--F2--.
           |     .--F1--'      '--B1--.              the fullest moment is the prediction: what is

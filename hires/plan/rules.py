@@ -131,8 +131,8 @@ _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "global mean": _global_mean,
     "element": lambda node, graph, tiled: Rule("pointwise"),
 }
-_ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one map and nothing else
 """Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
+_ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one map and nothing else
 
 
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
