@@ -99,6 +99,8 @@ def _dispatch(words: list[str]) -> int:
         module = module_of(verb)
         if verb == "bench":  # its options are those of a benchmark
             return int(module.main(rest))
+        if verb == "data" and not rest:
+            rest = ["--help"]
         return int(module.main(module.PARSER.read(rest)))
     if "=" in verb:
         raise ConfigError(f"{verb!r} is an override and a verb comes first: hires run {verb}")

@@ -69,7 +69,8 @@ def number(
 
 def word(default: str | None = None) -> Any:
     """Returns a field that takes text which fits on a line of a job script, or None."""
-    return dataclasses.field(default=default, metadata={"check": check_word})
+    check = functools.partial(check_word, null=default is None)
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
 class Section:
@@ -103,10 +104,10 @@ class Section:
             field.metadata["check"](key, value)
 
 
-def check_word(key: str, value: str) -> None:
+def check_word(key: str, value: str, null: bool = False) -> None:
     """Refuses text that no line of a job script can hold."""
     if not value or not value.isprintable():
-        raise ConfigError(f"{key}={value!r} must be text on one line, or null")
+        raise ConfigError(f"{key}={value!r} must be text on one line{', or null' if null else ''}")
 
 
 def _check_size(key: str, value: Any) -> None:

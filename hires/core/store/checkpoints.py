@@ -81,10 +81,11 @@ def hidden(path: Path, ending: str) -> Path:
 def read(path: StrPath) -> Checkpoint:
     """Returns the checkpoint at a path; raises DamagedError if it is not whole."""
     path = Path(path)
-    try:
-        values = reading.read_json(path / MANIFEST, needed=True)
-    except RunError as error:
-        raise DamagedError(str(error)) from None
+    notes: list[reading.Note] = []
+    values = reading.read_json(path / MANIFEST, notes, needed=True)
+    if notes:
+        why = notes[0].text.removeprefix("damaged: ")
+        raise DamagedError(f"{path} is damaged: {MANIFEST}: {why}")
     schema = values.pop("schema", None)
     if schema not in (None, SCHEMA):
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")

@@ -23,7 +23,7 @@ from unicodedata import category
 
 import yaml
 
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.store.file_names import MAX_BYTES, MIB, StrPath
 
 log = logging.getLogger(__name__)
@@ -171,6 +171,8 @@ def _read(path: StrPath, parse: Callable[[bytes], Any], notes: Notes, needed: bo
         value = parse(data)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         return damaged(path, str(error), notes)
+    if notes is None and parse is _parse_yaml and not isinstance(value, dict):
+        raise ConfigError(f"{path} was edited, or is of another hires: it must hold keys")
     return value if isinstance(value, dict) else damaged(path, "it holds no keys", notes)
 
 

@@ -17,6 +17,13 @@ def test_folder_of_images_is_made_once(hires):
     assert "there already" in hires(*words).out
 
 
+def test_no_words_show_the_help(hires, capsys):
+    with pytest.raises(SystemExit) as ended:
+        hires("data")
+    assert ended.value.code == 0
+    assert "usage: hires data" in capsys.readouterr().out
+
+
 def test_json(hires):
     answer = hires("data", "make", "d", "--classes", "2", "--count", "2", "--size", "16", "--json")
     facts = json.loads(answer.out)

@@ -111,6 +111,7 @@ def test_damaged_one_is_named_and_passed_over(tmp_path, harm, told):
     assert [checkpoint.step for checkpoint in whole] == [4]
     assert "step000006" in problem
     assert told in problem
+    assert "run the experiment again" not in problem  # the one before is used
     with pytest.raises(ConfigError, match="step000006"):
         steps_of(tmp_path / "run", resuming(checkpoints.place(tmp_path, 6)))
 
@@ -138,8 +139,9 @@ def test_tidying_removes_what_crashes_left_and_all_but_the_latest(tmp_path):
 
 @pytest.mark.parametrize(("key", "value"), [("every", -1), ("keep", 0), ("resume", "")])
 def test_senseless_value_is_refused(key, value):
-    with pytest.raises(ConfigError, match=f"checkpoint.{key}="):
+    with pytest.raises(ConfigError, match=f"checkpoint.{key}=") as caught:
         CheckpointConfig(**{key: value})
+    assert "null" not in str(caught.value)  # it is refused, too
 
 
 SHAPES = {f"layer{n}.weight": [n + 1, 3] for n in range(6)}

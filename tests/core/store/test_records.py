@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, file_names, files, records, rundir
 from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
@@ -275,7 +275,7 @@ def test_damaged_config_is_named(run):
     with pytest.raises(RunError, match=r"config\.yaml is damaged"):
         records.read_config(run)
     (run.path / "config.yaml").write_text("- 1")
-    with pytest.raises(RunError, match="it holds no keys"):
+    with pytest.raises(ConfigError, match="must hold keys"):
         records.read_config(run)
 
 
