@@ -17,7 +17,7 @@ import pandas as pd
 
 from hires.core.store import campaign
 from hires.core.store.reading import Note, text
-from hires.report.columns import Row
+from hires.report.columns import MEMORY, POINT, Row
 from hires.report.load import measured_points, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import Run, campaign_labels, read_runs
@@ -175,13 +175,20 @@ def _machines(run: Run) -> Iterator[tuple[str, int, int | None, int]]:
 
 
 _DTYPES = {
-    (): "object",
+    (): "Float64",
     (bool,): "boolean",
     (int,): "Int64",
     (float,): "Float64",
     (float, int): "Float64",
 }
 """Types of pandas for what a column holds; all else is text."""
+_FIXED = {column.key: "string" for column in (*POINT, *MEMORY) if not column.numeric}
+_FIXED |= dict.fromkeys((
+    "campaign", "run", "hash", "task", "state", "reason", "cause", "memory_limit", "git", "host",
+    "started", "reproduce", "kind", "size_class", "ended_as", "overrides", "nearest", "reference",
+    "arranged", "settings", "ended",
+), "string") | {"loss_finite": "boolean"}  # fmt: skip
+"""Types of columns whatever they hold, even if all their values are missing."""
 
 
 def _frame(columns: Sequence[str], rows: Iterable[Row]) -> pd.DataFrame:
@@ -195,7 +202,8 @@ def _frame(columns: Sequence[str], rows: Iterable[Row]) -> pd.DataFrame:
     for key in columns:
         cells = [row.get(key) for row in every]
         types = {type(cell) for cell in cells if cell is not None}
-        dtype = _DTYPES.get(tuple(sorted(types, key=lambda held: held.__name__)), "string")
+        held = tuple(sorted(types, key=lambda one: one.__name__))
+        dtype = _FIXED.get(key) or _DTYPES.get(held, "string")
         if dtype == "string":
             cells = [None if cell is None else str(cell) for cell in cells]
         frame[key] = pd.array(cells, dtype=dtype)

@@ -27,6 +27,15 @@ def test_every_run_has_a_row_with_its_numbers(campaign):
     assert row["reproduce"] == "hires run parallel=sp image=32"
 
 
+def test_columns_without_any_value_have_the_type_of_their_kind():
+    runs = frames.Frames([]).runs.dtypes.astype(str)
+    assert [runs[key] for key in ("img_per_s_median", "cause", "git")] == [
+        "Float64",
+        "string",
+        "string",
+    ]
+
+
 def test_failed_run_has_no_speed_and_a_cause(campaign):
     [row] = campaign.failures.to_dict("records")
     assert (row["state"], row["reason"], row["attempt"]) == ("failed", "nan", 0)
