@@ -72,6 +72,19 @@ def test_readers_never_see_half_a_folder(config):
     assert all(names == wanted for names in seen)
 
 
+def test_first_attempt_is_made_before_the_folder_appears(config, monkeypatch):
+    places, real = [], rundir.next_attempt
+
+    def noted(path, argv):
+        places.append(path.name)
+        return real(path, argv)
+
+    monkeypatch.setattr(rundir, "next_attempt", noted)
+    paths = [rundir.create(config, PLAN, ARGV).path for _ in range(2)]
+    assert places[0].startswith(f".{paths[0].name}.")
+    assert places[1] == paths[1].name
+
+
 @pytest.fixture
 def full_disk(monkeypatch):
     """Lets every write to disk fail as on a full one."""

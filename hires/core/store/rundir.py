@@ -2,8 +2,8 @@
 
     process A                                  process B, the same run at the same time
     mkdir .NAME.<A>.tmp                        mkdir .NAME.<B>.tmp
-    config.yaml plan.json launch.sh            config.yaml plan.json launch.sh
-    rename to NAME; mkdir a0                   rename to NAME: it exists; mkdir a0, a1
+    config.yaml plan.json launch.sh a0/        config.yaml plan.json launch.sh a0/
+    rename to NAME: done                       rename to NAME: it exists; take a1 in it by mkdir
 
 So a folder is whole from the first moment on. The frozen files belong to the latest attempt. If a
 run that never completed is started again and its plan or a cosmetic key differs by now (a newer
@@ -77,9 +77,7 @@ def create(config: RunConfig, plan: Values, argv: Sequence[str]) -> RunDir:
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
         ConfigError: the config holds something that cannot be written down.
     """
-    path = run_path(config)
-    _freeze(config, plan, argv, {})
-    return RunDir(path, next_attempt(path, argv))
+    return _freeze(config, plan, argv, None)
 
 
 def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
@@ -91,7 +89,8 @@ def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
     of :func:`create`; ``argv`` makes this run alone.
     """
     values = environment(argv, launch_file.reproduce_line(argv))
-    return _freeze(config, plan, argv, {file_names.PLANNED: json.dumps(values, indent=1) + "\n"})
+    planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
+    return _freeze(config, plan, argv, planned).path
 
 
 def refreeze(path: Path, config: RunConfig) -> None:
@@ -169,9 +168,14 @@ def _config_text(config: RunConfig) -> str:
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
 
 
-def _freeze(config: RunConfig, plan: Values, argv: Sequence[str], planned: dict[str, str]) -> Path:
-    """Makes the whole folder, with the files of ``planned``, or refreshes the one that is there."""
-    path = run_path(config)
+def _freeze(
+    config: RunConfig, plan: Values, argv: Sequence[str], planned: dict[str, str] | None
+) -> RunDir:
+    """Makes the whole folder, or refreshes the one that is there, with a fresh attempt.
+
+    With ``planned``, the files of a run that starts later, there is none, and its number is 0.
+    """
+    path, attempt = run_path(config), 0
     files = {
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
@@ -182,9 +186,11 @@ def _freeze(config: RunConfig, plan: Values, argv: Sequence[str], planned: dict[
         building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
         try:
             building.mkdir()
-            _write_files(building, files | planned)
+            _write_files(building, files | (planned or {}))
+            if planned is None:
+                attempt = next_attempt(building, argv)
             building.rename(path)
-            return path
+            return RunDir(path, attempt)
         except OSError as error:
             if not _is_filled(path):  # else another process made it meanwhile
                 raise cannot_write(path, error) from error
@@ -192,8 +198,8 @@ def _freeze(config: RunConfig, plan: Values, argv: Sequence[str], planned: dict[
             shutil.rmtree(building, ignore_errors=True)
     _check_same_config(path, config)
     _refresh(path, files)
-    _write_files(path, planned)
-    return path
+    _write_files(path, planned or {})
+    return RunDir(path, next_attempt(path, argv) if planned is None else 0)
 
 
 def _is_filled(path: Path) -> bool:
