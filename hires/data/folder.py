@@ -95,7 +95,7 @@ def _check_finished(root: Path, path: str, contents: str) -> None:
     elif not root.is_dir():
         fault = f"is a file; give the folder that holds {contents}"
     elif (root / UNFINISHED).exists():
-        fault = "was not finished; repeat its `hires data make`, which goes on where it stopped"
+        fault = "was not finished; repeat its `hires data make`, which continues"
     if fault:
         raise ConfigError(f"data.path={path} {fault}")
 

@@ -174,7 +174,7 @@ class Launcher(ABC):
         """Submits a fresh attempt, to wait for ``after`` of :meth:`dependency`.
 
         Returns the name of its job; None if the launcher has no jobs. If the scheduler refuses it
-        (a ConfigError) or does not answer (a RunError), ``exit.json`` of the attempt says so, too.
+        (a ConfigError) or does not answer (a RunError), the attempt's ``exit.json`` has the reason.
         """
 
     @abstractmethod

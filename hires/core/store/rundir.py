@@ -150,7 +150,7 @@ def locate(name: str, results: StrPath = "results") -> Path:
         if runs:
             runs_here = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
             raise ConfigError(
-                f"{name!r} is a campaign of {runs_here}, and one run is asked for: name it, as "
+                f"{name!r} is a campaign of {runs_here}; name one of them, as "
                 f"{folder.name}/{runs[0].parent.name}; `hires list runs --campaign {folder.name}` "
                 f"lists them, `hires report {folder.name}` shows them all"
             )

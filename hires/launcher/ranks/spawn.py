@@ -10,7 +10,7 @@ imported it once, has one thread, and forks instead:
 
 The go-between exits at once. Linux hands its child to the nearest ancestor that is a *subreaper*,
 which this process is during a request. So exit codes, signals and ``PR_SET_PDEATHSIG`` work as
-after :class:`subprocess.Popen`, and a warm process that dies takes no child along.
+after :class:`subprocess.Popen`, and the children outlive a warm process that dies.
 
 Libraries read variables as they are loaded. So a child whose environment differs from the warm
 process's in more than :data:`MAY_DIFFER` is a fresh process, as is every child once the warm
