@@ -210,7 +210,7 @@ def test_name_that_is_no_run_ends_with_2_and_a_campaign_is_called_one(hires, run
         answer = hires("show", name)
         assert answer.code == 2
         assert "is a campaign of 2 runs" in answer.err
-        assert f"name it, as default/{run.name}; `hires list runs --camp" in answer.err
+        assert f"one of them, as default/{run.name}; `hires list runs --camp" in answer.err
 
 
 def test_file_that_cannot_be_written_is_a_mistake_and_no_failed_run(hires, timed):
