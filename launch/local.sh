@@ -4,7 +4,6 @@
 set -eu
 
 run_dir=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-python=@PYTHON@
 pythonpath=@PYTHONPATH@
 
 # Relative paths of the config (data.path, a network of your own) count from this folder.
@@ -14,6 +13,6 @@ if [ -n "$pythonpath" ]; then
 fi
 
 # One process per rank; Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
-"$python" -m hires.launcher.local "$run_dir"
+@MODULE@ hires.launcher.local "$run_dir"
 # The tables on screen, and as CSV and Markdown in $run_dir.
-"$python" -m hires.report.tables "$run_dir"
+@MODULE@ hires.report.tables "$run_dir"

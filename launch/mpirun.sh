@@ -4,7 +4,6 @@
 set -eu
 
 run_dir=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-python=@PYTHON@
 pythonpath=@PYTHONPATH@
 
 # Relative paths of the config (data.path, a network of your own) count from this folder.
@@ -16,7 +15,7 @@ fi
 # One supervisor, which runs the command after -- and adds the run folder and the attempt to it. The
 # command starts an agent for every rank, which starts the rank; its options may be changed here.
 # Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
-"$python" -m hires.launcher.local "$run_dir" -- \
+@MODULE@ hires.launcher.local "$run_dir" -- \
     @STARTER@
 # The tables on screen, and as CSV and Markdown in $run_dir.
-"$python" -m hires.report.tables "$run_dir"
+@MODULE@ hires.report.tables "$run_dir"

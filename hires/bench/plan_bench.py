@@ -23,6 +23,7 @@ from hires.bench.ranks import run_program
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, TaskConfig, to_dict
 from hires.core.errors import ConfigError
+from hires.core.python_command import module_command
 from hires.core.units import MIB, size
 from hires.nets.trace import trace_config
 
@@ -108,7 +109,7 @@ def measure(options: PlanOptions) -> Results:
         "one replica": [replace(TILES, tiles=[side, side]) for side in grids],
     }
     rows: Series = {name: [] for name in series}
-    plan_one = [sys.executable, "-m", "hires.bench.plan_size"]
+    plan_one = module_command("hires.bench.plan_size")
     for name, layouts in series.items():
         for layout in layouts:
             batch = layout.replicas * layout.microbatches

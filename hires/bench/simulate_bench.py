@@ -28,6 +28,7 @@ from hires.bench.ranks import run_program, run_ranks
 from hires.bench.thesis import CANNOT, CLUSTER, RATIOS, device, predict
 from hires.comm import all_gather, barrier, irecv, isend, make_groups
 from hires.core.errors import ConfigError
+from hires.core.python_command import module_command
 from hires.core.ranks import timeline
 from hires.core.store import file_names, records
 from hires.plan.plan import Plan
@@ -139,7 +140,7 @@ def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]
             log.info("running %s", " ".join(layout))
             words = ["run", *RUN, *layout, *options.overrides]
             words += [f"campaign={number}", f"results={folder}"]
-            command = [sys.executable, "-m", "hires", *words, "--json"]
+            command = module_command("hires", *words, "--json")
             run_program(f"`{shlex.join(['hires', *words])}`", command, options.timeout)
             [run_dir] = Path(folder, str(number)).iterdir()
             yield compare(run_dir, network)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import platform
 import re
@@ -22,6 +21,7 @@ from typing import Any
 from hires.cli.compose.choices import conf_dir
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError
+from hires.core.python_command import code_command
 from hires.core.ranks import heartbeat, network
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect
@@ -57,8 +57,10 @@ _FAMILIES = [(one.label, one.version, one.plugins) for one in DIALECTS.values() 
 _FAMILIES.insert(-1, ("Intel MPI", r"intel", ("pmi2", "pmix")))  # it calls itself MPICH, too
 """Name, pattern of its version, and the plug-ins of srun that serve it; the first match counts."""
 
-_python = functools.partial(ask, sys.executable, "-c")
-"""Runs a piece of Python in a process of its own."""
+
+def _python(code: str, *words: str) -> tuple[int, str]:
+    """Runs a piece of Python in a process of its own, as :func:`ask`."""
+    return ask(*code_command(code, *words))
 
 
 def machine_checks(results: Path, nodes: int) -> list[Check]:
@@ -243,7 +245,7 @@ def _gpus(facts: dict[str, Any]) -> list[Check]:
 
 def _gloo() -> Check:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _GLOO, str(Path(folder) / "meet")]
+        command = code_command(_GLOO, str(Path(folder) / "meet"))
         quiet = subprocess.DEVNULL
         second = subprocess.Popen([*command, "1"], stdout=quiet, stderr=quiet)
         try:

@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,6 +23,7 @@ from typing import IO, Any, cast
 import hires
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.core.python_command import module_command
 from hires.core.store.files import write_atomically
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
@@ -89,7 +89,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         (stdin, questions), (answers, stdout) = os.pipe(), os.pipe()
         self._pipes = [os.fdopen(questions, "w"), os.fdopen(answers), errors]
         try:
-            command, environ = [sys.executable, "-m", self._module], spawn.helper_environment()
+            command, environ = module_command(self._module), spawn.helper_environment()
             self._process = spawn.start(
                 command, environ, stdin=stdin, stdout=stdout, stderr=errors.fileno()
             )

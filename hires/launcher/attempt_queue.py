@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from hires.core.errors import PREEMPTED, RunError
+from hires.core.python_command import module_command
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt, next_attempt
 from hires.launcher.interface import FrozenRun, Share
@@ -145,7 +145,7 @@ class AttemptQueue(ABC, Generic[Task]):
 
     def launch(self, task: Task, attempt: int, words: Sequence[str], log: Path) -> None:
         """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end."""
-        command = [sys.executable, "-m", *words]
+        command = module_command(*words)
         options = {"death_signal": signal.SIGTERM, "heir": True}
         try:
             process = spawn.start_logged(

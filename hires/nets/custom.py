@@ -77,6 +77,7 @@ def source_hashes() -> dict[str, str] | None:
 
 
 def _imported(target: str) -> Callable[..., Any]:
+    # The current folder comes last: a file in it stands for no library (hires.core.python_command).
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     module_name, _, name = target.partition(":")
@@ -92,9 +93,15 @@ def _imported(target: str) -> Callable[..., Any]:
         return function  # type: ignore[no-any-return]
     functions = {key: value for key, value in vars(module).items() if callable(value)}
     own = [k for k, v in functions.items() if getattr(v, "__module__", "") == module.__name__]
+    mine, found = (
+        Path.cwd() / f"{module_name.replace('.', '/')}.py",
+        getattr(module, "__file__", None),
+    )
+    hidden = mine.exists() and str(mine) != found
     raise ConfigError(
         f"model.target={target!r}: {module.__name__} has no function {name!r}; it has "
         f"{', '.join(own) or 'none at all'}"
+        f"{f'. {mine} is hidden by {found or module_name}: rename it' if hidden else ''}"
     )
 
 

@@ -158,7 +158,7 @@ class Runs:
                 environ = (process / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[1:3] == [b"-m", b"hires.worker"] and os.fsencode(self.run) in words:
+            if b"hires.worker" in words[:4] and os.fsencode(self.run) in words:
                 [rank] = [word[5:] for word in environ if word.startswith(b"RANK=")]
                 found[int(rank)] = int(process.name)
         return found

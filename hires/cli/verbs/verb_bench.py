@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hires.cli.options import Parser, option
 from hires.core.errors import ConfigError
+from hires.core.python_command import module_command
 from hires.core.registry import offer
 
 BENCHMARKS = {
@@ -39,4 +40,4 @@ def main(words: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
     sys.stdout.flush()
-    return os.execv(sys.executable, [sys.executable, "-m", f"hires.bench.{name}_bench", *rest])
+    return os.execv(sys.executable, module_command(f"hires.bench.{name}_bench", *rest))

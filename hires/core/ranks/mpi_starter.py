@@ -14,6 +14,7 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.python_command import module_command
 from hires.core.ranks.world import number_of
 
 AGENT = "hires.launcher.ranks.agent"
@@ -108,7 +109,7 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
     programs = dialect.programs.split()
     beside = [str(Path(sys.executable).with_name("torchrun"))] if name == "torchrun" else []
     present = next((one for one in (*beside, *programs) if shutil.which(one)), programs[-1])
-    agent = (sys.executable, "-m", AGENT)
+    agent = module_command(AGENT)
     program = config.launcher.mpirun or present
     return Starter(name, (program, *words, *config.launcher.mpi_options, *agent))
 

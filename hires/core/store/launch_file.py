@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.python_command import python
 from hires.core.ranks import mpi_starter
 
 NO_FOLDER = 66
@@ -54,7 +54,7 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
         # A line break inside an argument would end the comment and run as a command.
         "COMMAND": " ".join(reproduce_line(argv).splitlines()),
         "FOLDER": [str(Path.cwd())],
-        "PYTHON": [sys.executable],
+        "MODULE": [*python(), "-m"],
         "PYTHONPATH": [os.environ.get("PYTHONPATH", "")],
         "RUN": ".",
         **values,

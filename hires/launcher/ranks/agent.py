@@ -23,11 +23,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks.mpi_starter import Starter, numbers, require_program
 from hires.core.store import file_names, provenance, records
+from hires.core.store.reading import text
 from hires.launcher.ranks import control_channel, spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
 from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, SeparateRanks, last_lines
@@ -61,6 +63,7 @@ class AgentRanks(RankGroup):
         self._began_s = time.monotonic()
         self._gone_s: float | None = None  # when the command was seen to have ended
         self._started: set[int] = set()  # ranks, on any machine
+        self._note_at = 1  # callers without the key
 
     def begin(self, hurry: Callable[[], bool]) -> None:
         """Starts the ranks, see :class:`RankGroup`."""
@@ -91,9 +94,11 @@ class AgentRanks(RankGroup):
         ended = []
         for number, fields in self._channel.messages():
             rank = self.ranks[number]
-            if "started" in fields:
+            if not _makes_sense(fields):
+                self._channel.disconnect(number)  # the next poll sees its end
+            elif "started" in fields:
                 self._started.add(number)
-                pid = int(fields["started"])
+                pid = fields["started"]
                 rank.pid = pid if provenance.is_here(fields) else None
                 node = self.job.places.ranks[number].node
                 where = {"host": fields.get("host"), **({"node": node} if node else {})}
@@ -101,10 +106,11 @@ class AgentRanks(RankGroup):
             elif rank.code is None:
                 if "failed" in fields:
                     with contextlib.suppress(OSError), rank.log.open("a", errors="replace") as log:
-                        log.write(f"{fields['failed']}\n")
+                        log.write(f"{text(fields['failed'])}\n")
                 # An agent whose connection breaks was killed, and its rank with it.
-                rank.end(int(fields.get("code", -signal.SIGKILL)))
+                rank.end(fields.get("code", -signal.SIGKILL))
                 ended.append(rank)
+        self._note_strangers()
         lost = self._lost_ranks()
         for rank in lost:
             rank.end(-signal.SIGKILL)
@@ -133,6 +139,13 @@ class AgentRanks(RankGroup):
                 self._process.wait(most_s)
         with contextlib.suppress(OSError):
             (self.job.folder / file_names.CONTROL).unlink(missing_ok=True)
+
+    def _note_strangers(self) -> None:
+        """Notes callers without the key: at once, and then as often as their number doubles."""
+        count = self._channel.num_dropped
+        if count >= self._note_at:
+            self._note_at = 2 * count
+            self.job.note("callers_without_key", count=count, port=self._channel.port)
 
     def _lost_ranks(self) -> list[Rank]:
         """Returns the ranks that will never report their end, because the command failed them."""
@@ -163,6 +176,18 @@ class AgentRanks(RankGroup):
         ours = [text.removeprefix("hires: ") for text in lines if text.startswith("hires: ")]
         text = ours[0] if ours else " ".join(lines[:4])
         return f": {text}" if text else f"; see {self._log}"
+
+
+def _makes_sense(fields: dict[str, Any]) -> bool:
+    """Whether a line of an agent, or ``{}`` of one that is gone, holds what an agent sends."""
+    pid, code = fields.get("started", 1), fields.get("code", 0)
+    words = (fields.get("failed", ""), fields.get("host", ""))
+    return (
+        all(isinstance(word, str) for word in words)
+        and type(pid) is type(code) is int
+        and 0 < pid < 2**31
+        and -signal.NSIG < code < 256
+    )
 
 
 def main() -> int:
@@ -209,7 +234,8 @@ def run(run_dir: Path, attempt: int) -> int:
     while not supervisor.closed:
         supervisor.wait(_POLL_S)
         for line in supervisor.lines():
-            group.send(signal.Signals(line["signal"]))
+            with contextlib.suppress(ValueError):  # of no signal
+                group.send(signal.Signals(line.get("signal", 0)))
         for rank in group.poll():
             supervisor.send(code=rank.code)
         if terminations:

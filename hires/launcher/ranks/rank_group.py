@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.core.python_command import module_command
 from hires.core.ranks.world import World
 from hires.core.store import file_names, records
 from hires.launcher.interface import OnLine
@@ -150,7 +150,7 @@ class SeparateRanks(RankGroup):
         local = (place.local_rank, place.local_size)
         world = World(number, size, *local, places.address, self.port, job.attempt)
         environ = rank_environment(os.environ, world, job.config, places.interface)
-        command = [*place.prefix, sys.executable, "-m", job.module, str(job.run_dir), *job.args]
+        command = [*place.prefix, *module_command(job.module, str(job.run_dir), *job.args)]
         log = job.log(number)
         with contextlib.suppress(OSError):
             log.unlink()  # of a start whose port was taken

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.python_command import code_command, words_of
 from hires.core.store.files import cannot_write
 
 MODULES = [
@@ -96,7 +97,7 @@ class WarmProcess:
         different = {name for name, _ in set(environ.items()) ^ set(self.environ.items())}
         return (
             not self._ended
-            and list(command[:2]) == [sys.executable, "-m"]
+            and bool(words_of(command))
             and all(name in MAY_DIFFER or name.startswith("HIRES_") for name in different)
         )
 
@@ -143,7 +144,7 @@ class WarmProcess:
             in_main = threading.current_thread() is threading.main_thread()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _SERVER, str(theirs.fileno()), *self._modules],
+                    code_command(_SERVER, str(theirs.fileno()), *self._modules),
                     # OpenBLAS starts threads as it is loaded, and ranks do not use it.
                     env={"OPENBLAS_NUM_THREADS": "1", **self.environ},
                     stdin=subprocess.DEVNULL,
@@ -245,7 +246,7 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid(), death_signal, list(command[1:2]) == ["-m"]),
+            preexec_fn=die_with(os.getpid(), death_signal, bool(words_of(command))),
         )
 
 

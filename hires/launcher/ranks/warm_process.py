@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from hires.core.python_command import words_of
 from hires.launcher.ranks import spawn
 
 Request = dict[str, Any]
@@ -72,7 +73,7 @@ def main() -> None:
         return
     code = 0
     try:
-        runpy._run_module_as_main(request["command"][2])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(words_of(request["command"])[0])  # type: ignore[attr-defined]
     except SystemExit as end:
         if isinstance(end.code, str):
             raise
@@ -180,10 +181,9 @@ def _set_environment(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.orig_argv = request["command"]
-    sys.argv = request["command"][1:2] + request["command"][3:]
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = request["cwd"]
-    sys.modules.pop(request["command"][2], None)  # it runs as __main__
+    module, *words = words_of(request["command"])
+    sys.argv = ["-m", *words]
+    sys.modules.pop(module, None)  # it runs as __main__
     tempfile.tempdir = None
     with contextlib.suppress(KeyError):
         sys.modules["numpy"].random.seed()  # the generator was copied

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import Any
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.core.python_command import module_command
 from hires.core.store import attempts, file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, attempt_numbers
@@ -157,7 +157,7 @@ class JobRun:
         outcome = launch(self.path, number, places=places, aloud=True, **ranks)
         if outcome.state == "done" and not self.checkup:
             # Tables are the business of reports, which launchers do not import.
-            command = [sys.executable, "-m", "hires.report.tables", str(self.path)]
+            command = module_command("hires.report.tables", str(self.path))
             subprocess.run(command, check=False)
         elif self._goes_on and restarts(outcome.reason) and not self.is_packed:
             try:

@@ -13,7 +13,6 @@ import functools
 import getpass
 import re
 import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.python_command import python
 from hires.core.store import file_names, launch_file
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
@@ -78,7 +78,7 @@ def write_script(
     run, modules = [str(folder)], config.cluster.modules
     setup = launch_file.render(argv, "job.sh", RUN=run, MODULES=modules)
     text = _make_sbatch_string(
-        command=f'exec {shlex.quote(sys.executable)} -u -m {BATCH} "$run_dir" "$@"',
+        command=f'exec {shlex.join(python())} -u -m {BATCH} "$run_dir" "$@"',
         folder="/dev",
         # A folder that was renamed may have a name that no line of options can hold.
         job_name=re.sub(r"[^A-Za-z0-9._+-]+", "_", name),

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from hires.core.python_command import module_command
+
 
 def test_options_are_the_benchmarks(hires, monkeypatch):
     seen = []
@@ -21,7 +23,7 @@ def test_options_are_the_benchmarks(hires, monkeypatch):
     monkeypatch.setattr(os, "execv", become)
     with pytest.raises(Replaced):
         hires("bench", "layouts", "image=512", "--json", "--help")
-    words = [sys.executable, "-m", "hires.bench.layouts_bench", "image=512", "--json", "--help"]
+    words = module_command("hires.bench.layouts_bench", "image=512", "--json", "--help")
     assert seen == [(sys.executable, words)]
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from hires.core import python_command
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -80,8 +81,9 @@ def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, mo
     done = subprocess.run(command, env=environ, capture_output=True, check=False)
     assert done.stderr == b""
     words = [launcher.mpirun, "-n", "1", "-bind-to", "none", "-genvall", "-hosts", "localhost:1"]
-    agent = [*options, str(python), "-m", "hires.launcher.ranks.agent"]
+    agent = [*options, *python_command.module_command("hires.launcher.ranks.agent")]
     supervisor = [
+        *python_command.python()[1:],
         "-m",
         "hires.launcher.local",
         str(run.path),
@@ -96,13 +98,14 @@ def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, mo
 
 def test_launch_script_stops_when_the_run_fails(tmp_path, monkeypatch):
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho $2\nexit 7\n")
+    python.write_text("#!/bin/sh\necho $*\nexit 7\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     script = tmp_path / "launch.sh"
     script.write_text(launch_file.render([]))
     done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (7, "hires.launcher.local\n")
+    words = python_command.module_command("hires.launcher.local")[1:]
+    assert (done.returncode, done.stdout) == (7, f"{' '.join(words)} {tmp_path}\n")
 
 
 def test_launch_script_says_what_made_it():

@@ -15,10 +15,8 @@ import time
 
 import pytest
 
-from hires.core.errors import RunError
 from hires.core.store import records
 from hires.launcher.interface import Outcome
-from hires.launcher.ranks import control_channel
 from tests.launcher.conftest import alive, events, rank_pids
 
 pytestmark = pytest.mark.timeout(120)
@@ -246,59 +244,3 @@ def test_ranks_that_speak_as_those_of_mvapich_do(fake_world, launch, tmp_path):
     program = script(tmp_path / "mpirun_rsh", words)
     run = fake_world("ok", "ok", "ok", name="mpirun", mpi="mvapich", mpirun=program)
     assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
-
-
-def test_caller_without_the_key_is_hung_up_on(tmp_path):
-    ours = control_channel.ControlChannel("127.0.0.1", 2)
-    ours.write(tmp_path, starter="openmpi")
-    facts = control_channel.read(tmp_path)
-    assert stat.S_IMODE((tmp_path / "line.json").stat().st_mode) == 0o600
-    right = control_channel.connect(facts, 1, 5.0)
-    wrong = [
-        control_channel.connect({**facts, "key": "0" * 32}, 0, 5.0),
-        control_channel.connect({**facts, "key": "\ud800"}, 0, 5.0),
-        control_channel.connect(facts, 2, 5.0),
-    ]
-    right.send(code=7)
-    heard = []
-    while not heard or not all(wire.closed for wire in wrong):
-        heard += ours.messages()
-        for wire in wrong:
-            assert list(wire.lines()) == []
-        time.sleep(0.01)
-    assert heard == [(1, {"code": 7})]
-    ours.send(1, signal.SIGTERM)
-    ours.send(0, signal.SIGTERM)  # nobody is there
-    right.wait(5.0)
-    assert list(right.lines()) == [{"signal": 15}]
-    right.close()
-    while not heard[1:]:
-        heard += ours.messages()
-    assert heard[1:] == [(1, {})]
-    ours.close()
-
-
-def test_nonsense_on_the_line_closes_it():
-    ours = control_channel.ControlChannel("127.0.0.1", 1)
-    for text in (b"\xff\n", b"[1]\n", b"[" * 60_000 + b"\n", b"x" * 2**18):
-        facts = {"line": ["127.0.0.1", ours.port], "key": ours.key}
-        wire = control_channel.connect(facts, 0, 5.0)
-        wire.socket.setblocking(True)
-        with contextlib.suppress(OSError):
-            wire.socket.sendall(text)
-        heard = []
-        while not heard:
-            heard = ours.messages()
-        assert heard == [(0, {})]
-        wire.close()
-    ours.close()
-
-
-def test_agent_without_a_supervisor_says_so(tmp_path):
-    with pytest.raises(RunError, match=r"launch\.sh"):
-        control_channel.read(tmp_path)
-    server = control_channel.ControlChannel("127.0.0.1", 1)
-    facts = {"line": ["127.0.0.1", server.port], "key": server.key}
-    server.close()
-    with pytest.raises(RunError, match=r"does not reach the supervisor .*launcher.interface"):
-        control_channel.connect(facts, 0, 5.0)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.python_command import module_command
 from hires.launcher.ranks import spawn
 from tests.launcher.conftest import alive
 
@@ -46,28 +47,36 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def own_warm_process():
+def python_path(tmp_path_factory):
+    """Where a child finds hires and the module above."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "facts_of_child.py").write_text(MODULE)
+    (folder / "parent_of_child.py").write_text(RANK)
+    return f"{Path(spawn.__file__).parents[3]}{os.pathsep}{folder}"
+
+
+@pytest.fixture(scope="module")
+def own_warm_process(python_path):
     """A warm process of these tests: that of the session may have ended with another test."""
-    variables = {"PYTHONPATH": str(Path(spawn.__file__).parents[3]), **spawn.thread_variables(1)}
+    variables = {"PYTHONPATH": python_path, **spawn.thread_variables(1)}
     warm = spawn.WarmProcess({**os.environ, **variables})
     yield warm
     warm.end()
 
 
 @pytest.fixture
-def child(tmp_path, monkeypatch, own_warm_process):
+def child(tmp_path, monkeypatch, own_warm_process, python_path):
     """Starts the module above in an empty folder; returns the child and the file of its output."""
     monkeypatch.setattr(spawn, "_current", own_warm_process)
-    (tmp_path / "facts_of_child.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(spawn.__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", python_path)
     started = []
 
-    def start(*words, environ=None, **options):
+    def start(*words, module="facts_of_child", environ=None, **options):
         path = tmp_path / f"output{len(started)}"
         variables = {**os.environ, **spawn.thread_variables(1), **(environ or {})}
         with path.open("w") as output:
-            file, command = output.fileno(), [sys.executable, "-m", "facts_of_child", *words]
+            file, command = output.fileno(), module_command(module, *words)
             started.append(spawn.start(command, variables, stdout=file, stderr=file, **options))
         return started[-1], path
 
@@ -169,7 +178,7 @@ def test_folder_that_is_gone_fails_as_without_a_warm_process(child, tmp_path, mo
     folder.rmdir()
     process, path = child()
     assert process.wait(30) == 1
-    assert "No module named" in path.read_text()
+    assert "No such file or directory" in path.read_text()
 
 
 def test_children_go_on_when_their_warm_process_is_killed_and_later_ones_are_fresh(child):
@@ -210,10 +219,11 @@ def test_process_that_cannot_import_or_has_a_thread_forks_nothing(child, tmp_pat
 
 PARENT = """
 import os, sys, time
+from hires.core.python_command import module_command
 from hires.launcher.ranks import spawn
 with spawn.warm():
     spawn._current._modules = ["numpy"]
-    command = [sys.executable, "-m", "facts_of_child", "sleep"]
+    command = module_command("facts_of_child", "sleep")
     child = spawn.start(command, spawn.helper_environment(), stdout=2, stderr=2, heir=True)
     print(type(child).__name__, child.pid, spawn._current._process.pid, flush=True)
     time.sleep(60)
@@ -241,26 +251,25 @@ def test_nothing_is_left_when_the_parent_is_killed(child):
 
 RANK = """
 import sys
+from hires.core.python_command import module_command
 from hires.launcher.ranks import spawn
 print(type(spawn._current).__name__, flush=True)
-command = [sys.executable, "-m", "facts_of_child", "exit", "5"]
+command = module_command("facts_of_child", "exit", "5")
 child = spawn.start(command, spawn.helper_environment(), stdout=1, stderr=1)
 print(type(child).__name__, child.wait(30), flush=True)
 """
 
 
 @pytest.mark.parametrize("heir", [True, False])
-def test_child_forks_its_own_children_where_it_is_asked_to(child, tmp_path, heir):
-    (tmp_path / "facts_of_child.py").rename(tmp_path / "other.py")
-    (tmp_path / "facts_of_child.py").write_text(RANK.replace("facts_of_child", "other"))
-    process, path = child(heir=heir)
+def test_child_forks_its_own_children_where_it_is_asked_to(child, heir):
+    process, path = child(module="parent_of_child", heir=heir)
     process.wait(30)
     first, *_, last = path.read_text().splitlines()
     assert [first, last] == (["WarmProcess", "Adopted 5"] if heir else ["NoneType", "Popen 5"])
 
 
-def test_warm_process_outlives_the_thread_that_started_it(child, monkeypatch):
-    variables = {"PYTHONPATH": str(Path(spawn.__file__).parents[3]), **spawn.thread_variables(1)}
+def test_warm_process_outlives_the_thread_that_started_it(child, monkeypatch, python_path):
+    variables = {"PYTHONPATH": python_path, **spawn.thread_variables(1)}
     warm = spawn.WarmProcess({**os.environ, **variables}, modules=["json"])
     monkeypatch.setattr(spawn, "_current", warm)
     try:

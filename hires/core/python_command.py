@@ -1,0 +1,37 @@
+"""Starts Python modules without the current folder on their path of modules.
+
+``python -m`` puts that folder first, where an ``html.py`` beside someone's data would run in the
+place of Python's own. A user's network in it is found all the same: ``hires.nets.custom`` adds the
+folder last. What stands in PYTHONPATH stays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_NO_FOLDER = ("-P",) if sys.version_info >= (3, 11) else ()
+"""Python 3.10 has no such option: there ``hires`` itself takes the folder off the path when it is
+imported by ``python -m hires...``."""
+_FIRST = "import sys; '' in sys.path[:1] and sys.path.pop(0)\n"
+
+
+def python() -> list[str]:
+    """Returns the words before ``-m`` or ``-c``."""
+    return [sys.executable, *_NO_FOLDER]
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """Returns the command that runs a module, with the words that follow it."""
+    return [*python(), "-m", module, *words]
+
+
+def code_command(code: str, *words: str) -> list[str]:
+    """Returns the command that runs a piece of Python, with the words that follow it."""
+    return [*python(), "-c", _FIRST + code, *words]
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """Returns the module of a :func:`module_command` and the words behind it; none of another."""
+    first = [*python(), "-m"]
+    return list(command[len(first) :]) if list(command[: len(first)]) == first else []
