@@ -20,6 +20,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import crop, resize
 from hires.data.image_format import (
     FORMATS,
+    MAX_PIXELS,
     ImageError,
     ImageFile,
     Pixels,
@@ -147,12 +148,20 @@ def _is_image(path: str) -> bool:
 class FolderSource:
     """Images of a folder; a window is read when it is used."""
 
-    def __init__(self, index: FolderIndex, size: Size, channels: int, fit: str) -> None:
+    def __init__(
+        self,
+        index: FolderIndex,
+        size: Size,
+        channels: int,
+        fit: str,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
         self.num_classes = len(index.class_names)
         self._index = index
         self._size = size
         self._channels = channels
         self._fit = fit
+        self._max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self._index.paths)
@@ -165,7 +174,7 @@ class FolderSource:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
-        with _naming(path), closing(open_image(path)) as image:
+        with _naming(path), closing(open_image(path, self._max_pixels)) as image:
             pixels = self._fitted(image, rows, cols)
             return normalised(pixels, image.peak, self._channels)
 

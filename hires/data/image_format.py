@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +27,14 @@ Pixels = NDArray[Any]
 
 Window = NDArray[np.float32]
 """(C, h, w): values as the network takes them, C-contiguous."""
+
+
+MAX_PIXELS = 2**30
+"""Default of ``data.max_pixels``: an RGB image takes 3 GiB of memory then."""
+MAX_SIDE = 2**20
+"""Pixels: what ``data.fit=resize`` computes for each row and column of an image is held at once."""
+_PIXEL_BITS = 64
+"""A pixel of more bits, as of many spectral bands, counts as several."""
 
 
 class ImageError(ValueError):
@@ -50,8 +59,9 @@ class ImageFile(Protocol):
         ...
 
 
-FORMATS: Registry[Callable[[Path], ImageFile]] = Registry("image format")
-"""Suffix in lower case -> opener, which raises an ImageError or whatever its decoder raises."""
+FORMATS: Registry[Callable[[Path, int], ImageFile]] = Registry("image format")
+"""Suffix in lower case -> opener of a path, which decodes no pixel and checks what the header
+claims by :func:`check_claim`. It raises an ImageError or whatever its decoder raises."""
 
 
 def suffix_of(name: str) -> str:
@@ -60,11 +70,45 @@ def suffix_of(name: str) -> str:
     return dot + suffix.lower() if stem else ""
 
 
-def open_image(path: Path) -> ImageFile:
-    """Opens a file of a registered format; a broken one raises whatever its decoder raises."""
-    if path.stat().st_size == 0:
+def open_image(path: Path, max_pixels: int = MAX_PIXELS) -> ImageFile:
+    """Opens a file of a registered format; a broken one raises whatever its decoder raises.
+
+    No pixel is decoded. More than ``max_pixels`` are never decoded at once: an ImageError.
+    """
+    stat = path.stat()
+    if not S_ISREG(stat.st_mode):  # to open a pipe would wait for its writer
+        raise ValueError("it is no plain file")
+    if stat.st_size == 0:
         raise ValueError("the file is empty")
-    return FORMATS[suffix_of(path.name)](path)
+    image = FORMATS[suffix_of(path.name)](path, max_pixels)
+    if max(image.size) > MAX_SIDE:
+        image.close()
+        raise ImageError(f"{_claim(image.size)}, and a side may have {MAX_SIDE}; cut it into parts")
+    return image
+
+
+def check_claim(size: Size, bits: int, max_pixels: int, part: str = "") -> None:
+    """Refuses what a header claims before it is decoded, if that is too much for the memory.
+
+    A few kilobytes may decode to gigabytes, so the size of the file says nothing.
+
+    Args:
+        size: what is decoded at once.
+        bits: of one pixel, all samples together.
+        max_pixels: ``data.max_pixels``.
+        part: what it is a part of the image, as ``in a strip``.
+    """
+    pixels = size[0] * size[1] * -(-bits // _PIXEL_BITS)
+    if pixels > max_pixels:
+        raise ImageError(
+            f"{_claim(size, part)} of {bits} bits, more than data.max_pixels={max_pixels} that are "
+            f"decoded at once; if that is right and the memory suffices, use "
+            f"data.max_pixels={pixels}"
+        )
+
+
+def _claim(size: Size, part: str = "") -> str:
+    return f"its header claims {size[0]} x {size[1]} pixels{part and f' {part}'}"
 
 
 def normalised(pixels: Pixels, peak: float, channels: int) -> Window:

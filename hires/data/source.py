@@ -69,7 +69,8 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
     if data.name == "synthetic":
         return SyntheticSource(data.classes, data.length, size, channels, seed)
     if data.name in CONTENTS:
-        return FolderSource(scan(data.path, data.name), size, channels, data.fit)
+        index = scan(data.path, data.name)
+        return FolderSource(index, size, channels, data.fit, data.max_pixels)
     raise ConfigError(f"data={data.name!r} is unknown; choose one of synthetic, folder, pairs")
 
 

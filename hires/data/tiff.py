@@ -6,21 +6,33 @@
     |    |####|####|    |
     +----+----+----+----+
 
-The first page counts. tifffile decodes deflate (zlib), PackBits and no compression by itself;
-others need the package imagecodecs. It selects segments only through zarr, a large dependency in
-place of the twenty lines of ``_decoded``.
+The first page counts. Deflate (zlib), LZMA and PackBits are decompressed here, because tifffile has
+no limit on what comes out; other compressions need the package imagecodecs. tifffile selects
+segments only through zarr, a large dependency in place of the twenty lines of ``_decoded``.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import lzma
+import zlib
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
-from hires.data.image_format import FORMATS, ImageError, ImageFile, Pixels, Size, Span
+from hires.data.image_format import (
+    FORMATS,
+    ImageError,
+    ImageFile,
+    Pixels,
+    Size,
+    Span,
+    check_claim,
+)
 from hires.data.whole import open_whole
 
 log = logging.getLogger(__name__)
@@ -34,6 +46,8 @@ COLOURS: dict[int, int] = {
     PHOTOMETRIC.YCBCR: 3,  # only inside JPEG, whose decoder returns RGB
 }
 JPEG = (6, 7)
+_MIN_TILE = 256
+"""Pixels; the format asks for sides of 16, and a file of single pixels would take hours."""
 
 _warned: set[str] = set()
 
@@ -44,14 +58,16 @@ class CodecError(ImageError):
 
 @FORMATS.register(".tiff")
 @FORMATS.register(".tif")
-def open_tiff(path: Path) -> ImageFile:
+def open_tiff(path: Path, max_pixels: int) -> ImageFile:
     """Opens a TIFF file; one that only Pillow can decode is read as a whole, with a warning."""
     try:
-        return TiffImage(path)
+        return TiffImage(path, max_pixels)
     except CodecError as error:
         reason = error
     try:
-        image = open_whole(path)
+        image = open_whole(path, max_pixels)
+    except ImageError:
+        raise
     except Exception as error:
         raise reason from error
     if str(reason) not in _warned:
@@ -63,13 +79,23 @@ def open_tiff(path: Path) -> ImageFile:
 class TiffImage:
     """The first page of an open TIFF file."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = TiffFile(path)
+    def __init__(self, path: Path, max_pixels: int) -> None:
+        # These flags are of makers whose other pages tifffile would read at once.
+        self._file = TiffFile(path, is_lsm=False, is_scanimage=False, is_ndpi=False)
+        self._max_pixels = max_pixels
         try:
             page = self._file.pages[0]
             assert isinstance(page, TiffPage)
             self._page = page
             _check_readable(page)
+            # What lies uncompressed in one piece is mapped.
+            self._is_mapped = page.is_memmappable
+            self._inflate = None if self._is_mapped else DECOMPRESSORS.get(page.compression)
+            if self._inflate is not None:
+                page.compression = 1  # what tifffile has to decode is decompressed already
+            if not self._is_mapped:
+                tall, wide = self._segment_size
+                self._check_claim((page.tiledepth * tall, wide), "in a strip or tile")
         except BaseException:
             self._file.close()
             raise
@@ -85,7 +111,8 @@ class TiffImage:
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples), colours first, white = ``peak``."""
         page = self._page
-        pixels = (self._mapped if page.is_memmappable else self._decoded)(rows, cols)
+        self._check_claim((rows[1] - rows[0], cols[1] - cols[0]), "in a window")
+        pixels = (self._mapped if self._is_mapped else self._decoded)(rows, cols)
         if pixels.dtype == np.bool_:
             pixels = pixels.astype(np.uint8)
         if pixels.dtype.kind == "f":
@@ -122,9 +149,7 @@ class TiffImage:
         page = self._page
         assert page.dtype is not None
         planes, _, height, width, samples = page.shaped
-        tall, wide = min(page.rowsperstrip, height), width
-        if page.is_tiled:
-            tall, wide = page.tilelength, page.tilewidth
+        tall, wide = self._segment_size
         down, across = -(-height // tall), -(-width // wide)
         shape = (planes, rows[1] - rows[0], cols[1] - cols[0], samples)
         out = np.full(shape, page.nodata, page.dtype)  # a segment may be left out of the file
@@ -144,6 +169,18 @@ class TiffImage:
                 to[:h, :w] = part[:h, :w]
         return _samples_last(out)
 
+    @property
+    def _segment_size(self) -> Size:
+        """Height and width of a tile or strip."""
+        page = self._page
+        if page.is_tiled:
+            return page.tilelength, page.tilewidth
+        return min(page.rowsperstrip, page.imagelength), page.imagewidth
+
+    def _check_claim(self, size: Size, part: str) -> None:
+        page = self._page
+        check_claim(size, page.samplesperpixel * page.bitspersample, self._max_pixels, part)
+
     def _segment(self, index: int) -> bytes | None:
         """Returns the bytes of a tile or strip; nothing if the file leaves it out."""
         page, handle = self._page, self._file.filehandle
@@ -152,11 +189,19 @@ class TiffImage:
         offset, num_bytes = page.dataoffsets[index], page.databytecounts[index]
         if num_bytes == 0:
             return None
-        handle.seek(offset)
-        data = handle.read(num_bytes)
-        if short := num_bytes - len(data):
+        if (short := offset + num_bytes - handle.size) > 0:
             raise ValueError(f"it is cut off in segment {index}, {short} bytes short")
-        return data
+        handle.seek(offset)
+        data: bytes = handle.read(num_bytes)
+        if self._inflate is None:
+            return data
+        tall, wide = self._segment_size
+        samples = page.samplesperpixel if page.planarconfig == 1 else 1
+        most = page.tiledepth * tall * -(-wide * samples * page.bitspersample // 8)
+        inflated = self._inflate(data, most + 1)
+        if len(inflated) > most:
+            raise ValueError(f"segment {index} holds more than the {most} bytes of its pixels")
+        return inflated
 
 
 def _check_readable(page: TiffPage) -> None:
@@ -171,8 +216,15 @@ def _check_readable(page: TiffPage) -> None:
         )
     if page.imagedepth != 1:
         raise ImageError("it is a volume; convert it to one file per slice")
+    if page.is_tiled and page.tilelength * page.tilewidth < _MIN_TILE:
+        raise ImageError(
+            f"its tiles have {page.tilelength} x {page.tilewidth} pixels; save it with larger ones"
+        )
     try:
-        TIFF.DECOMPRESSORS[page.compression]
+        if page.compression not in (1, *DECOMPRESSORS):
+            if find_spec("imagecodecs") is None:  # what tifffile has instead knows no limit
+                raise KeyError(page.compression)
+            TIFF.DECOMPRESSORS[page.compression]
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
         name = getattr(page.compression, "name", page.compression)
@@ -187,3 +239,43 @@ def _samples_last(pixels: Pixels) -> Pixels:
     """Returns (planes, h, w, samples) as (h, w, all samples); one of the two counts is 1."""
     last: Pixels = pixels[0] if len(pixels) == 1 else pixels[..., 0].transpose(1, 2, 0)
     return last
+
+
+def _inflated(data: bytes, most: int) -> bytes:
+    """Returns at most so many bytes of a zlib stream."""
+    stream = zlib.decompressobj()
+    return _whole(stream.decompress(data, most), stream.eof, most)
+
+
+def _unxz(data: bytes, most: int) -> bytes:
+    """Returns at most so many bytes of an LZMA stream."""
+    stream = lzma.LZMADecompressor(memlimit=2**28)
+    return _whole(stream.decompress(data, most), stream.eof, most)
+
+
+def _whole(made: bytes, ended: bool, most: int) -> bytes:
+    if not ended and len(made) < most:
+        raise ValueError("its compressed data is cut off")
+    return made
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """Returns about so many bytes, or all, of PackBits data: counts, each with its bytes."""
+    made, place = bytearray(), 0
+    while place < len(data) and len(made) < most:
+        count, place = data[place], place + 1
+        if count < 128:
+            made += data[place : place + count + 1]
+            place += count + 1
+        elif count > 128:
+            made += data[place : place + 1] * (257 - count)
+            place += 1
+    return bytes(made)
+
+
+DECOMPRESSORS: dict[int, Callable[[bytes, int], bytes]] = {
+    **dict.fromkeys((8, 32946, 50013), _inflated),
+    32773: _unpacked,
+    34925: _unxz,
+}
+"""Number of a compression -> its data and the most bytes to make of it, to these bytes."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hires.data.image_format import FORMATS, ImageError, Pixels, Size, Span
+from hires.data.image_format import FORMATS, ImageError, Pixels, Size, Span, check_claim
 
 CACHE_BYTES = 64 * 2**20
 """Bytes of all decoded images that a process keeps."""
@@ -25,72 +25,88 @@ PILLOW_FORMATS = ("PNG", "JPEG", "TIFF")
 """Formats that Pillow may read."""
 CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
 """Modes of Pillow that are converted first, and to which."""
+_SAMPLE_BITS = {"I": 32, "F": 32, "I;16": 16, "I;16B": 16, "I;16L": 16, "I;16N": 16}
+"""Of modes whose samples have more than 8 bits."""
 COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
 
 
 @dataclass
 class WholeImage:
-    """A decoded image, (H, W, samples)."""
+    """A file that is decoded as a whole when its first window is read."""
 
-    pixels: Pixels
+    path: Path
+    size: Size
     colours: int
     peak: float
 
-    def __post_init__(self) -> None:
-        self.size: Size = (self.pixels.shape[0], self.pixels.shape[1])
-
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples)."""
-        return self.pixels[slice(*rows), slice(*cols)]
+        return _pixels_of(self.path)[slice(*rows), slice(*cols)]
 
     def close(self) -> None:
         """Does nothing: the file is closed already."""
 
 
-_kept: OrderedDict[tuple[Path, int, int], WholeImage] = OrderedDict()
+_kept: OrderedDict[tuple[Path, int, int], Pixels] = OrderedDict()
 _lock = threading.Lock()  # loaders read in threads of their own
 
 
 @FORMATS.register(".jpeg")
 @FORMATS.register(".jpg")
 @FORMATS.register(".png")
-def open_whole(path: Path) -> WholeImage:
-    """Returns the image of a file; one that has changed is decoded again."""
+def open_whole(path: Path, max_pixels: int) -> WholeImage:
+    """Returns the image of a file, of which only the header was read."""
+    with _opened(path) as image:
+        width, height = image.size
+        mode = _mode_of(image)
+        bits = _SAMPLE_BITS.get(image.mode, 8) * len(image.getbands())
+        check_claim((height, width), bits, max_pixels)
+    if mode.startswith("I"):  # 16-bit grey, which older versions of Pillow call "I"
+        return WholeImage(path, (height, width), 1, 65535.0)
+    if mode not in COLOURS:
+        raise ImageError(f"its pixels are of Pillow's mode {mode}; convert it to RGB or grey")
+    return WholeImage(path, (height, width), COLOURS[mode], 255.0)
+
+
+def _pixels_of(path: Path) -> Pixels:
+    """Returns the pixels of a file, (H, W, samples); one that has changed is decoded again."""
     stat = path.stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
-    image = _kept.get(key) or decode(path)
+    pixels = _kept.get(key)
+    if pixels is None:
+        with _opened(path) as image:
+            image.load()
+            mode = _mode_of(image)
+            pixels = np.asarray(image if mode == image.mode else image.convert(mode))
+        pixels = pixels.astype(np.uint16) if mode.startswith("I") else pixels
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
     with _lock:
-        _kept[key] = image
+        _kept[key] = pixels
         _kept.move_to_end(key)
-        while sum(kept.pixels.nbytes for kept in _kept.values()) > CACHE_BYTES:
+        while sum(kept.nbytes for kept in _kept.values()) > CACHE_BYTES:
             _kept.popitem(last=False)
-    return image
+    return pixels
 
 
-def decode(path: Path) -> WholeImage:
-    """Returns the first image of a file; raises whatever Pillow raises when it is broken."""
-    try:
-        with _any_number_of_pixels(), Image.open(path, formats=PILLOW_FORMATS) as opened:
-            opened.load()
-            palette = "RGBA" if "transparency" in opened.info else "RGB"
-            mode = {**CONVERTED, "P": palette}.get(opened.mode)
-            image = opened.convert(mode) if mode else opened
-            pixels = np.asarray(image)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"it is no {', '.join(PILLOW_FORMATS)} image") from error
-    if image.mode.startswith("I"):  # 16-bit grey, which older versions of Pillow call "I"
-        return WholeImage(pixels.astype(np.uint16)[:, :, None], 1, 65535.0)
-    if image.mode not in COLOURS:
-        raise ImageError(f"its pixels are of Pillow's mode {image.mode}; convert it to RGB or grey")
-    return WholeImage(pixels.reshape(*pixels.shape[:2], -1), COLOURS[image.mode], 255.0)
+def _mode_of(image: Image.Image) -> str:
+    """Returns the mode of Pillow in which an image is used."""
+    palette = "RGBA" if "transparency" in image.info else "RGB"
+    return {**CONVERTED, "P": palette}.get(image.mode, image.mode)
 
 
 @contextmanager
-def _any_number_of_pixels() -> Iterator[None]:
-    """Lifts Pillow's limit on pixels, which protects servers from uploads, while a file is read."""
-    limit = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Yields the first image of a file; raises whatever Pillow raises when it is broken.
+
+    Pillow's own limit on pixels is a warning, and is lifted: ``data.max_pixels`` takes its place.
+    """
+    with _lock:  # the limit is of the whole process
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            opened = Image.open(path, formats=PILLOW_FORMATS)
+        except UnidentifiedImageError as error:
+            raise ValueError(f"it is no {', '.join(PILLOW_FORMATS)} image") from error
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+    with opened:
+        yield opened

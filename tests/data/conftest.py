@@ -12,6 +12,7 @@ import tifffile
 from PIL import Image
 
 from hires.core.config.run_config import DataConfig
+from hires.data.image_format import MAX_PIXELS
 from hires.data.source import Source, open_source
 
 
@@ -39,6 +40,7 @@ def source_of(tmp_path: Path) -> Callable[..., Source]:
         size: tuple[int, int] | None = None,
         channels: int = 3,
         fit: str = "error",
+        max_pixels: int = MAX_PIXELS,
         **how: Any,
     ) -> Source:
         folder = tmp_path / "data" / "only"
@@ -50,7 +52,7 @@ def source_of(tmp_path: Path) -> Callable[..., Source]:
             image.save(path, **how)
         else:
             tifffile.imwrite(path, image, **how)
-        data = DataConfig(name="folder", path=str(folder.parent), fit=fit)
+        data = DataConfig(name="folder", path=str(folder.parent), fit=fit, max_pixels=max_pixels)
         return open_source(data, size or (16, 16), channels, seed=0)
 
     return make

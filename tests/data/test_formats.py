@@ -10,7 +10,6 @@ from PIL import Image
 from hires.core.errors import RunError
 from hires.core.registry import Registry
 from hires.data import image_format
-from hires.data.whole import WholeImage
 
 H, W = 24, 17
 
@@ -219,6 +218,7 @@ def test_a_compression_that_needs_a_package_is_named_with_the_remedy(
     # Pillow would read 16-bit colours, but only their upper half.
     source = source_of(pixels(16, 16, 3, dtype=np.uint16), compression="zlib", tile=(16, 16))
     monkeypatch.setattr(tifffile.TIFF, "DECOMPRESSORS", {})
+    monkeypatch.setattr("hires.data.tiff.DECOMPRESSORS", {})
     remedy = r"is ADOBE_DEFLATE, which needs `pip install imagecodecs`; or"
     with pytest.raises(RunError, match=rf"a\.tif: its compression {remedy}"):
         source.window(0, (0, 16), (0, 16))
@@ -245,10 +245,20 @@ def test_another_format_is_one_opener_under_its_suffix(source_of, monkeypatch):
     monkeypatch.setattr("hires.data.folder.FORMATS", formats)
 
     @formats.register(".scope")
-    def open_scope(path):
-        """Opens a file whose bytes are 16 x 16 grey pixels."""
-        pixels = np.frombuffer(path.read_bytes(), np.uint8)
-        return WholeImage(pixels.reshape(16, 16, 1), colours=1, peak=255.0)
+    class Scope:
+        """A file whose bytes are 16 x 16 grey pixels."""
+
+        size, colours, peak = (16, 16), 1, 255.0
+
+        def __init__(self, path, max_pixels):
+            pixels = np.frombuffer(path.read_bytes(), np.uint8)
+            self.pixels = pixels.reshape(16, 16, 1)
+
+        def read(self, rows, cols):
+            return self.pixels[slice(*rows), slice(*cols)]
+
+        def close(self):
+            pass
 
     stored = np.arange(256, dtype=np.uint8)
     window = source_of(stored.tobytes(), "a.SCOPE").window(0, (2, 3), (0, 16))

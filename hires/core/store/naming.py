@@ -36,6 +36,7 @@ COSMETIC = (
     "launcher.hosts",
     "comm.timeout_s",
     "memory.limit",
+    "data.max_pixels",
     "checkpoint.every",
     "checkpoint.keep",
 )
