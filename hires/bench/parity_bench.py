@@ -17,30 +17,23 @@ import os
 import random
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
+from hires.bench.compared_step import Settings, compare_step, config_from, overrides
 from hires.bench.contestants import bench_data
-from hires.bench.ranks import run_ranks
-from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import ConfigError, HiresError
-from hires.core.store import file_names
-from hires.core.store.reading import read_json
-from hires.engine.build import build_rank
-from hires.engine.verify import TOLERANCE, verify_rank
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.engine.verify import TOLERANCE
 from hires.nets.trace import trace_config
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 
 Choice = dict[str, Any]
 """One value of each key of CHOICES."""
-Settings = dict[str, Any]
-"""Keys of the config, as ``parallel.stages``, and their values."""
 Row = dict[str, Any]
 
 _DATA = bench_data("parity.yaml")
@@ -133,15 +126,8 @@ def settings_of(choice: Choice, number: int) -> Settings:
 
 def config_of(settings: Settings) -> RunConfig | None:
     """Returns the config of a row; None if its values do not fit, or need too many ranks."""
-    values: dict[str, Any] = {"precision": {"name": "fp64"}, "steps": 3}
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        inner = values
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[name] = value
     try:
-        config = from_dict(values)
+        config = config_from(settings)
     except ConfigError:
         return None
     layout = config.parallel
@@ -149,17 +135,12 @@ def config_of(settings: Settings) -> RunConfig | None:
     return None if alone or layout.num_ranks > MAX_RANKS else config
 
 
-def overrides(settings: Settings) -> list[str]:
-    """Returns the words after ``hires verify`` that make a row again."""
-    return [f"{key}={value}".replace(" ", "") for key, value in settings.items()]
-
-
 def check(settings: Settings, plan: Plan, timeout_s: float) -> Row:
     """Returns a row: its layout's ranks compare a step with one process."""
     config = config_of(settings)
     assert config is not None
     drawn = {key.rpartition(".")[2]: settings[key] for key in CHOICES if key in settings}
-    row: Row = {
+    return {
         "network": config.model.name,
         "task": drawn.pop("name"),
         "ranks": plan.world,
@@ -167,19 +148,8 @@ def check(settings: Settings, plan: Plan, timeout_s: float) -> Row:
         "spatial_stages": config.parallel.spatial_stages,
         "verdict": plan.verdict,
         "again": shlex.join(["hires", "verify", *overrides(settings)]),
+        **compare_step(config, plan, timeout_s),
     }
-    try:
-        with tempfile.TemporaryDirectory(prefix="hires-parity-") as folder:
-            answer = run_ranks(verify_one, plan.world, timeout_s, config, plan, Path(folder))
-    except HiresError as error:
-        answer = {"max_rel_err": None, "errors": {}, "ok": False, "failure": str(error)}
-    return {**row, **answer}
-
-
-def verify_one(rank: int, config: RunConfig, plan: Plan, folder: Path) -> Row | None:
-    """Runs and compares one layout's step; returns the answer on rank 0."""
-    verify_rank(build_rank(config, plan, rank, 1), config, folder)
-    return read_json(folder / file_names.VERIFY) if rank == 0 else None
 
 
 def _pairs(choice: Choice) -> set[tuple[tuple[str, str], ...]]:

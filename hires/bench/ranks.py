@@ -52,6 +52,11 @@ def run_program(what: str, command: Sequence[str], timeout_s: float, given: str 
     return answer
 
 
+def preload(modules: Sequence[str]) -> None:
+    """Names more modules that the server imports for all ranks when it starts; some may lack."""
+    PRELOADED.extend(modules)
+
+
 def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
     """Returns the last value of :func:`stream_ranks`."""
     *_, last = stream_ranks(job, num_ranks, timeout_s, *args)

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "layouts": "tiles, pipeline and replicas beside one process and torch's own",
     "plan": "time and memory to plan and prove up to 4096 ranks",
     "parity": "random layouts against one process in float64",
+    "networks": "public networks in several layouts against one process in float64",
     "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 PARSER = Parser(
