@@ -99,7 +99,7 @@ def measure(options: NetworksOptions) -> Results:
         log.info(
             "network %d of %d: %s/%s, %.0f s, %s",
             *(len(rows), len(networks), network.library, network.name, rows[-1]["seconds"]),
-            "equal" if rows[-1]["ok"] else "; ".join(reasons(rows[-1]).values()),
+            "equal" if rows[-1]["ok"] else f"not equal in {', '.join(reasons(rows[-1]))}",
         )
 
 
