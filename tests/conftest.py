@@ -37,8 +37,11 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing is read from, or left in, the cache of whoever runs the tests."""
+    """Neither the cache nor the screen of whoever runs the tests matters."""
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TERM", "xterm")
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # torch sets it to this at the first trace, which would change the environment of a test.
         folder = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import log as logs
+from hires.core import terminal
 from hires.core.errors import ConfigError, HiresError
+from hires.core.screen_table import screen_lines
 from hires.core.store import provenance
 from hires.core.store.files import make_folder, write_atomically
-from hires.core.text_table import aligned
 from hires.core.units import gib
 
 SCHEMA = 1
@@ -60,7 +61,8 @@ class BenchTable:
         sides = ["r" if all(c[:1] in "+-0123456789" for c in cells) else "l" for cells in columns]
         rows = [[*self.rows[0]], *([*row.values()] for row in self.rows)]
         if not markdown:
-            return aligned(rows, "".join(sides))
+            found, note = screen_lines(rows, terminal.columns(), "".join(sides), rows[0])
+            return [*found, *note]
         rule = ["---:" if side == "r" else "---" for side in sides]
         return [f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:])]
 

@@ -59,6 +59,11 @@ def seconds(value_s: float) -> str:
     return f"{hours} h {minutes} min"
 
 
+def rough(value_s: float) -> str:
+    """Returns how long something may take, in whole seconds, as ``40 s`` or ``4 min 10 s``."""
+    return f"{value_s:.0f} s" if value_s < 59.5 else seconds(value_s)
+
+
 def count(value: float) -> str:
     """Returns a large count, as ``832``, ``25.6 M`` or ``4.1 G``."""
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
 from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import type_words
@@ -53,6 +55,8 @@ class ConfigKey:
     """As one types it: ``null``, ``true``, ``[1,1]``."""
     choices: tuple[str, ...]
     """Names that it takes; empty: any value of its type."""
+    span: str
+    """Of a number, as ``1 or more``; empty: no bound is declared."""
     section: type
     """The dataclass that declares it."""
 
@@ -70,7 +74,30 @@ class ConfigKey:
     @property
     def values(self) -> str:
         """Which values it takes, in words."""
-        return ", ".join(f"`{name}`" for name in self.choices) or self.type or "see its meaning"
+        if self.choices:
+            return ", ".join(f"`{name}`" for name in self.choices)
+        return ", ".join(filter(None, [self.type, self.span])) or "see its meaning"
+
+    @property
+    def aliases(self) -> list[str]:
+        """Words of the thesis that mean this key."""
+        return [word for word, (key, _) in ALIASES.items() if key.split("=")[0] == self.name]
+
+    def set_by(self, extra: Path | None = None) -> dict[str, Any]:
+        """Returns the choices of groups that set the key, as ``parallel=pp``, with its value."""
+        group, _, rest = self.name.partition(".")
+        files = {path.stem: path for path in _files(extra, group)} if rest else {}
+
+        def value_in(choice: str) -> Any:
+            values: Any = yaml.safe_load(files[choice].read_text(encoding="utf-8")) or {}
+            bases = values.get("defaults") or []  # the last one wins, but this file before all
+            for part in rest.split("."):
+                values = values.get(part) if isinstance(values, dict) else None
+            others = (value_in(base) for base in reversed(bases) if base in files)
+            return next((v for v in (values, *others) if v is not None), None)
+
+        values = {f"{group}={choice}": value_in(choice) for choice in files}
+        return {choice: value for choice, value in values.items() if value is not None}
 
 
 def conf_dir() -> Path:
@@ -131,7 +158,8 @@ def _keys_of(section: type, prefix: str) -> Iterator[ConfigKey]:
         default = "null" if value is None else str(value).replace(" ", "")
         default = default.lower() if isinstance(value, bool) else default
         choices = tuple(field.metadata.get("choices", ()))
-        yield ConfigKey(name, hint, default, choices, section)
+        span = field.metadata.get("span", "")
+        yield ConfigKey(name, hint, default, choices, span, section)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from hires.cli.screens.screen import print_activity
+from hires.core import terminal
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.units import seconds
@@ -42,7 +43,8 @@ class Bars(contextlib.AbstractContextManager[Any]):
         plain = console.Console(
             file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True
         )
-        self.bars = progress.Progress(*columns, console=plain, disable=not stream.isatty())
+        # Elsewhere than on a terminal whose cursor moves come plain lines.
+        self.bars = progress.Progress(*columns, console=plain, disable=not terminal.moves(stream))
 
     def __enter__(self) -> Any:
         self.bars.start()
@@ -90,7 +92,7 @@ def show_planning(points: Sequence[T]) -> Iterator[T]:
         for number, point in enumerate(points, start=1):
             text = f"planning point {number} of {len(points)}"
             print_activity(f"{text} ...")
-            if not sys.stderr.isatty() and time.monotonic() - printed_s > _PLANNING_EVERY_S:
+            if not terminal.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
                 print(text, file=sys.stderr, flush=True)
                 printed_s = time.monotonic()
             yield point

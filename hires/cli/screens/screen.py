@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.screen_table import screen_lines
 from hires.core.store.reading import Note, text
-from hires.core.text_table import aligned
+from hires.core.text_table import aligned, columns_of, folded
 from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig
 from hires.report.tables import tables
 
 _PLAIN_WIDTH = 200
-"""Columns when the output is no terminal, so that no table is cut in a file."""
+"""In a file, in which no table is cut, a single row of more characters stands upright."""
 _MOST_NOTES = 5
 
 
@@ -49,30 +50,37 @@ def print_record(record: dict[str, Any]) -> None:
         print(f"again: {line}")
 
 
-def print_table(title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    title: str,
+    columns: Sequence[Column | str],
+    rows: Sequence[Sequence[str]],
+    keep: Sequence[str] = (),
+) -> None:
     """Prints a table; a column that is only a heading holds text.
 
-    A wide single row becomes one line a column, several rows become tables below each other.
+    Where the screen is too narrow, a single row becomes one line a column; of several rows texts
+    are shortened and columns left out, those named in ``keep`` last, and a line below says so.
     """
     drawn = [Column(one, one) if isinstance(one, str) else one for one in columns]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+    width = terminal.columns()
     only = zip(drawn, rows[0], strict=True) if len(rows) == 1 else ()
     # With the headings on one line.
-    if sum(max(len(c.title), len(c.unit) + 2, len(cell)) + 3 for c, cell in only) > width:
+    needs = sum(max(len(c.title), len(c.unit) + 2, columns_of(cell)) + 3 for c, cell in only)
+    if needs > (width or _PLAIN_WIDTH):
         heads = [f"  {column.title}" for column in drawn]
         cells = [f"{c} {column.unit}" for c, column in zip(rows[0], drawn, strict=True)]
-        print("\n".join([title, *aligned(list(zip(heads, cells, strict=True)), "ll"), ""]))
+        upright = folded(list(zip(heads, cells, strict=True)), width)
+        print("\n".join([title, *aligned(upright, "ll"), ""]))
         return
     if title:
         print(f"{title}\n")
-    for part in _parts(drawn, rows, width):
-        heads = [_two_lines(drawn[i]) for i in part]
-        below = max(head.count("\n") for head in heads)
-        heads = ["\n" * (below - head.count("\n")) + head for head in heads]
-        sides = "".join("r" if drawn[i].numeric else "l" for i in part)
-        lines = aligned([heads, *([row[i] for i in part] for row in rows)], sides)
-        lines.insert(below + 1, "─" * max(map(len, lines)))
-        print("\n".join([*(f" {line}".rstrip() for line in lines), ""]))
+    table = [[_two_lines(column) for column in drawn], *rows]
+    names = [column.title for column in drawn]
+    sides = "".join("r" if column.numeric else "l" for column in drawn)
+    places = [place for key in keep for place, column in enumerate(drawn) if column.key == key]
+    room = None if width is None else width - 1
+    lines, note = screen_lines(table, room, sides, names, places, rule="─")
+    print("\n".join([*(f" {line}".rstrip() for line in [*lines, *note]), ""]))
 
 
 def percent(ratio: float | None) -> str:
@@ -103,20 +111,9 @@ def plural(count: int, noun: str) -> str:
 
 def print_activity(text: str) -> None:
     """Shows what is under way in the current line of a terminal; the next text overwrites it."""
-    if sys.stderr.isatty():
-        print(f"{text:<40}", end="\r", file=sys.stderr, flush=True)
-
-
-def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """Returns which columns stand in each of the tables below each other: the first in all."""
-    cells = [[*_two_lines(c).split("\n"), *(row[i] for row in rows)] for i, c in enumerate(columns)]
-    widths = [max(map(len, held)) + 2 for held in cells]
-    parts = [[0]]
-    for index in range(1, len(columns)):
-        if sum(widths[i] for i in parts[-1]) + widths[index] > width + 2 and len(parts[-1]) > 1:
-            parts.append([0])
-        parts[-1].append(index)
-    return parts
+    if terminal.moves(sys.stderr):
+        width = (terminal.columns(sys.stderr) or 80) - 1  # a longer line could not be overwritten
+        print(f"{text[:width]:<{min(40, width)}}", end="\r", file=sys.stderr, flush=True)
 
 
 def _two_lines(column: Column) -> str:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.cli.screens.progress import SweepProgress
-from hires.cli.screens.screen import plural, print_table
+from hires.cli.screens.screen import plural
 from hires.cli.start_run import submit
 from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
+from hires.cli.sweep.sweep_results import print_results
 from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
@@ -196,8 +197,8 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
             write(path, record)
     tables = campaign_tables(sweep.folder, recorded)
     write_tables(sweep.folder, tables)
-    for table in () if sweep.options.json else tables:
-        print_table(table.title, table.columns, table.text_rows())
+    if not sweep.options.json:
+        print_results(sweep.points, queue.ends, sweep.options.repeat, sweep.options.memory)
     states = collections.Counter(end.state for end in queue.ends)
     bad = [end for end in queue.ends if end.state not in ("done", "saved")]
     total = len(queue.ends) + len(queue.waiting)

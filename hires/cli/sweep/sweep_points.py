@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -19,10 +18,11 @@ from hires.cli.planning import PackedPlan, Planner, with_classes
 from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis
+from hires.core import terminal
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
+from hires.core.screen_table import screen_lines
 from hires.core.store.rundir import done_attempts, run_path
-from hires.core.text_table import aligned
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.report.columns import RANKS, RUN, Column, Table
@@ -90,6 +90,20 @@ class Points:
     def excluded(self) -> list[SweepPoint]:
         """Those that cannot run."""
         return [point for point in self.listed if point.reason]
+
+    def columns(self) -> list[Column]:
+        """Returns the columns that name a point: its number and the keys that differ."""
+        keys = [key for axis in self.axes if len(axis.steps) > 1 for key in axis.keys]
+        return [Column("point", "point", digits=0), *(Column(key, key) for key in keys)]
+
+    def swept(self, point: SweepPoint) -> list[str]:
+        """Returns the overrides of a point that are not the same in all."""
+        places = zip(self.axes, point.place, strict=True)
+        return [word for axis, at in places if len(axis.steps) > 1 for word in axis.steps[at]]
+
+    def values(self, point: SweepPoint) -> list[str]:
+        """Returns the cells of a point below the keys of :meth:`columns`."""
+        return [word.partition("=")[2] for word in self.swept(point)]
 
 
 class Where(Expression):
@@ -176,39 +190,35 @@ def plan_all(points: Points, planner: Planner, wanted: int | None) -> None:
 
 def print_points(points: Points, repeat: int) -> None:
     """Prints the points that can run, then those that cannot with the reason, then the counts."""
-    keys = [key for axis in points.axes if len(axis.steps) > 1 for key in axis.keys]
-    columns = [Column("point", "point", digits=0), *(Column(key, key) for key in keys), *_FACTS]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
-    rest = max(width - 14, 40)
+    width = terminal.columns()
+    rest = max((width or _WIDTH) - 14, 40)
     rows: list[list[Any]] = []
     excluded = [("point", "overrides", "reason", "nearest that can run")]
     for number, point in enumerate(points.listed, start=1):
-        places, state = zip(points.axes, point.place, strict=True), point.state
-        words = [word for axis, at in places if len(axis.steps) > 1 for word in axis.steps[at]]
+        state = point.state
         if point.reason:  # a sentence, which is wrapped
             reason = textwrap.fill(point.reason, rest // 2)
             nearest = textwrap.fill(point.nearest or "-", rest // 4)
-            typed = "\n".join(words) or " ".join(point.words)
+            typed = "\n".join(points.swept(point)) or " ".join(point.words)
             excluded.append((str(number), typed, reason, nearest))
             continue
         if repeat > 1:
             state += f" ({len(point.done)} of {repeat})"
-        values = [word.partition("=")[2] for word in words]
         facts = point.ready.parallel.num_ranks, point.planned.peak_bytes, state
-        rows.append([number, *values, *facts, point.path.name])
+        rows.append([number, *points.values(point), *facts, point.path.name])
     if rows:
-        print_table("Points", columns, Table("points", "Points", columns, rows).text_rows())
+        columns = [*points.columns(), *_FACTS]
+        shown = Table("points", "Points", columns, rows).text_rows()
+        print_table("Points", columns, shown, ("state",))
     if len(excluded) > 1:
-        print("\n".join(["Excluded", "", *aligned(excluded), ""]))
+        lines, note = screen_lines(excluded, width, "llll", excluded[0])
+        print("\n".join(["Excluded", "", *lines, *note, ""]))
     _print_counts(points)
 
 
 def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1) -> dict[str, Any]:
     """Returns the points as plain values; ``ends`` is None if no attempt was to be started."""
-    by_path = collections.defaultdict(list)
-    for end in ends or ():
-        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
-        by_path[end.task.path].append(attempt)
+    by_path = attempts_of(ends or ())
     listed = []
     for point in points.valid:
         attempts = by_path[point.path]
@@ -217,7 +227,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
                 "run": point.path.name,
                 "path": str(point.path),
                 "overrides": point.words,
-                "state": point.state if ends is None else _end(point, attempts, repeat),
+                "state": point.state if ends is None else end_of(point, attempts, repeat),
                 "ranks": point.ready.parallel.num_ranks,
                 "peak_bytes": point.planned.peak_bytes,
                 "warnings": point.planned.warnings,
@@ -231,6 +241,23 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
     ]
     counted = {"left_out": points.left_out, "alike": points.alike}
     return {"points": listed, "excluded": excluded, **counted}
+
+
+def attempts_of(ends: Sequence[Ended]) -> dict[Path, list[dict[str, Any]]]:
+    """Returns the attempts that ended by run folder, as plain values."""
+    by_path: dict[Path, list[dict[str, Any]]] = collections.defaultdict(list)
+    for end in ends:
+        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
+        by_path[end.task.path].append(attempt)
+    return by_path
+
+
+def end_of(point: SweepPoint, attempts: Sequence[dict[str, Any]], repeat: int) -> str:
+    """Returns the state of a point after its attempts: that of one that failed, done or pending."""
+    bad = [attempt["state"] for attempt in attempts if attempt["state"] != "done"]
+    if bad:
+        return str(bad[-1])
+    return "done" if len(point.done) + len(attempts) >= repeat else "pending"
 
 
 def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
@@ -258,10 +285,3 @@ def _print_counts(points: Points) -> None:
     if points.alike:
         parts.append(f"{points.alike} the same run as another")
     print(f"{len(points.listed)} points: {', '.join(parts)}")
-
-
-def _end(point: SweepPoint, attempts: list[dict[str, Any]], repeat: int) -> str:
-    bad = [attempt["state"] for attempt in attempts if attempt["state"] != "done"]
-    if bad:
-        return str(bad[-1])
-    return "done" if len(point.done) + len(attempts) >= repeat else "pending"

@@ -39,6 +39,8 @@ _SHOWN = (
     Column("loss_last", "last loss", digits=4),
     Column("started", "started"),
 )
+_KEEP = ("state", "model", "image", "layout", "img_per_s_median", "precision", "peak_bytes_max")
+"""Columns that stay longest where the screen is narrow."""
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
 """Groups of the config whose choice is a column."""
 
@@ -122,7 +124,7 @@ def list_runs(args: Any) -> int:
         # Of a time stamp day and minute fit.
         stamp = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*")
         shown = [[stamp.sub(r"\1 \2", cell) for cell in cells] for cells in table.text_rows()]
-        print_table(plural(len(rows), "run"), table.columns, shown)
+        print_table(plural(len(rows), "run"), table.columns, shown, _KEEP)
     else:
         print("no runs")
     return 0

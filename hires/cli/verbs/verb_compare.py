@@ -138,7 +138,8 @@ def _print(made: Comparison) -> None:
         columns: list[Column | str] = ["point", "verdict", *numbers, "tolerance", "drawn from"]
         better = "higher" if metric.higher_is_better else "lower"
         rows = [_row(metric, one) for one in made.results if one.metric is metric]
-        print_table(f"{metric.name}: {metric.what}; {better} is better", columns, rows)
+        title = f"{metric.name}: {metric.what}; {better} is better"
+        print_table(title, columns, rows, ("verdict", "change"))
         if len(rows) > 1:
             mean = " (geometric mean of B/A)" if result.ratio else ""
             print(f"overall {metric.name}: {result.sentence()}{mean}\n")

@@ -13,7 +13,9 @@ from hires.cli.options import JSON, Parser, composing, number
 from hires.cli.screens.screen import print_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.text_table import aligned
+from hires.core.screen_table import painted_state
+from hires.core.terminal import columns, paints
+from hires.core.text_table import aligned, folded
 from hires.launcher.doctor_check import FAILED, OK, Check
 from hires.launcher.interface import all_launchers, launcher_of
 
@@ -68,4 +70,5 @@ def lines(checks: Sequence[Check]) -> list[str]:
         rows.append((check.where, check.name, check.state, " ".join(check.text.split())))
         if check.remedy and check.state != OK:
             rows.append(("", "", "", f"-> {' '.join(check.remedy.split())}"))
-    return aligned(rows, "llll")
+    paint = (lambda place, cell: painted_state(cell) if place == 2 else cell) if paints() else None
+    return aligned(folded(rows, columns()), "llll", paint=paint)

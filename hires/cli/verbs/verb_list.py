@@ -14,6 +14,7 @@ from pathlib import Path
 from hires.cli.compose.choices import (
     ALIASES,
     EXPERIMENTS,
+    ConfigKey,
     config_keys,
     experiments,
     groups,
@@ -22,9 +23,11 @@ from hires.cli.compose.choices import (
 from hires.cli.main import VERBS, module_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, campaign_names, flag, option
 from hires.cli.screens.screen import print_table
+from hires.cli.verbs.list_keys import key_facts, key_lines, print_keys, sentence
 from hires.core.errors import ConfigError
-from hires.core.registry import offer
-from hires.core.text_table import aligned
+from hires.core.registry import nearest, offer
+from hires.core.terminal import columns
+from hires.core.text_table import aligned, folded
 from hires.plan.operators.operator_facts import operator_rows, operators_page
 from hires.report.compare.metrics import METRICS
 from hires.report.templates import rendered
@@ -100,25 +103,39 @@ def main(args: Namespace) -> int:
         else:
             print_table("Operators", ["operator", *fields], rows)
         return 0
-    listing = _chosen(args.what, args.config_dir)
+    extra = Path(args.config_dir).expanduser() if args.config_dir else None
+    keys = _keys_named(args.what)
+    listing = {} if keys else _sections(args.what, extra)
+    facts = {key.name: key_facts(key, extra) for key in keys}
     if args.json:
-        print(json.dumps(listing, indent=2))
-        return 0
-    for number, (section, entries) in enumerate(listing.items()):
-        lines = [f"  {line}" for line in aligned(list(entries.items()), "ll")]
-        print("\n".join([*([""] if number else []), section, *lines]))
+        print(json.dumps(facts or listing, indent=2))
+    elif args.what in ("key", "keys"):
+        print_keys(config_keys().values())
+    else:
+        blocks = ["\n".join(key_lines(name, about)) for name, about in facts.items()]
+        for section, entries in listing.items():
+            rows = folded([(f"  {name}", about) for name, about in entries.items()], columns())
+            blocks.append("\n".join([section, *aligned(rows, "ll")]))
+        print("\n\n".join(blocks))
     return 0
 
 
-def _chosen(what: str | None, config_dir: str | None) -> Listing:
-    """Returns the section of a name or its plural, the key or keys of a name, or all sections."""
-    extra = Path(config_dir).expanduser() if config_dir else None
+def _keys_named(what: str | None) -> list[ConfigKey]:
+    """Returns the key of a name, those that begin with it, or those that end in it."""
+    known = config_keys()
+    if what is None or what in groups() or what.removesuffix("s") in groups():
+        return []
+    inside = [key for name, key in known.items() if f"{name}.".startswith(f"{what}.")]
+    return inside or [key for name, key in known.items() if name.endswith(f".{what}")]
+
+
+def _sections(what: str | None, extra: Path | None) -> Listing:
+    """Returns the section of a name or its plural, or all; ConfigError: there is none."""
     known = config_keys()
     listing: Listing = dict(groups(extra))
     listing[EXPERIMENTS] = {name: summary(path) for name, path in experiments(extra).items()}
     listing["keys"] = {
-        name: f"default {key.default}; {key.meaning.split('. ')[0].rstrip('.')}"
-        for name, key in known.items()
+        name: f"default {key.default}; {sentence(key)}" for name, key in known.items()
     }
     listing["verbs"] = VERBS
     listing["aliases"] = {word: f"{key}: {what}" for word, (key, what) in ALIASES.items()}
@@ -127,14 +144,14 @@ def _chosen(what: str | None, config_dir: str | None) -> Listing:
     names = {f"{name}s": name for name in listing} | {name: name for name in listing}
     if what in names:
         return {names[what]: listing[names[what]]}
-    keys = [key for name, key in known.items() if f"{name}.".startswith(f"{what}.")]
-    if not keys:
-        choices = [*listing, OPERATORS, RUNS, *(known if "." in what else ())]
-        raise ConfigError(f"nothing to list under {what!r}; {offer(what, choices)}")
-    return {
-        key.name: {"default": key.default, "values": key.values, "meaning": key.meaning}
-        for key in keys
-    }
+    # A word that is none of these may be a choice, or nearly any of them or a key.
+    choices = {one: group for group, ones in groups(extra).items() for one in ones}
+    if what in choices:
+        return {choices[what]: {what: listing[choices[what]][what]}}
+    words = [*listing, OPERATORS, RUNS, *known, *choices, *{k.rpartition(".")[2] for k in known}]
+    hits = nearest(what, words)
+    hint = f"did you mean {' or '.join(hits)}?" if hits else offer("", [*listing, OPERATORS, RUNS])
+    raise ConfigError(f"nothing to list under {what!r}; {hint}")
 
 
 def _page(name: str) -> str:

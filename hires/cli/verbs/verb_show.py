@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from pathlib import Path
 from hires.cli.options import JSON, RUN, Parser, flag, option, run_folders
 from hires.cli.screens.screen import percent, print_record, print_table, shown
 from hires.cli.screens.show_plan import placement_lines
+from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
 from hires.core.store import checkpoints, file_names, provenance
@@ -52,6 +52,7 @@ PARSER = Parser(
     JSON,
 )
 _DIRTY = "-dirty"
+_WIDTH = 80  # of a time line in a file
 _RULE = (
     "speed, fullest rank and last loss are medians over the complete attempts of a run, "
     "as in `hires compare`; the rest is of the last attempt"
@@ -114,7 +115,7 @@ def _show(run: RunDir, as_json: bool) -> None:
     if plan is not None:
         lines = ["no time line was recorded"]
         if steps:
-            lines = timeline_lines(plan, steps, shutil.get_terminal_size().columns - 2)
+            lines = timeline_lines(plan, steps, (terminal.columns() or _WIDTH) - 2)
             lines = ["time line of a step", *(f"  {line}".rstrip() for line in lines)]
         placement = [f"  {line}" for line in placement_lines(plan.to_dict())]
         print("\n".join(["placement (ranks)", *placement, "", *lines]))
@@ -133,7 +134,7 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
         num_spans = write_trace(trace, plan, steps)
         print(f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing")
     if drawn:
-        print("\n".join(timeline_lines(plan, steps, shutil.get_terminal_size().columns)))
+        print("\n".join(timeline_lines(plan, steps, (terminal.columns() or _WIDTH))))
 
 
 def _reproduce(path: Path, as_json: bool) -> None:

@@ -6,23 +6,25 @@ import collections
 import dataclasses
 import json
 import shutil
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
 from hires.cli.screens.screen import plural
-from hires.core import units
+from hires.core import terminal, units
 from hires.core.errors import INTERRUPTED
-from hires.core.text_table import aligned
+from hires.core.screen_table import screen_lines
+from hires.core.text_table import aligned, folded
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunState
 from hires.launcher.status.state import states
 
 WATCH_S = 2.0
-TITLES = ("run", "state", "step", "img/s", "peak", "attempt", "")
-_NOTE_MIN = 30  # characters of the last column even where the screen is narrower
+TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")
+_SIDES = "lllrrrrll"
+_KEEP = tuple(map(TITLES.index, ("state", "step", "note", "left", "img/s", "campaign")))
+"""Columns that stay longest where the screen is narrow."""
 _CLEAR = "\x1b[H\x1b[2J"
 _EXAMPLES = (
     "hires status                    all campaigns under results/",
@@ -36,19 +38,18 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Prints the states of runs; returns 0, or 130 if Ctrl-C ended ``--watch``."""
-    on_screen = args.watch and sys.stdout.isatty() and not args.json
+    on_screen = args.watch and terminal.moves() and not args.json
     try:
         while True:
             selection = select(args.names, args.results)
             shown = [*states(selection.paths), *selection.planned]
-            size = shutil.get_terminal_size()
-            width = size.columns if sys.stdout.isatty() and len(shown) > 1 else None
+            height = shutil.get_terminal_size().lines if on_screen else None
             text = "no runs here; start one with `hires run`, or name a folder with --results"
             if args.json:
                 runs = [dataclasses.asdict(state) for state in shown]
                 text = json.dumps({"runs": runs}, indent=2, default=str)
             elif shown:
-                table = lines(shown, width, size.lines if on_screen else None)
+                table = lines(shown, terminal.columns(), height)
                 text = "\n".join(table if len(shown) > 1 else table[:-1])
             print(_CLEAR if on_screen else "", text, sep="", flush=True)
             if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
@@ -62,17 +63,18 @@ def main(args: Namespace) -> int:
 
 def lines(states: Sequence[RunState], width: int | None, height: int | None = None) -> list[str]:
     """Returns a table of runs, as many as the screen has lines, with a line that counts them."""
-    room = len(states) if height is None else max(1, height - 4)
+    room = len(states) if height is None else max(1, height - 5)
     shown = list(states)
     if len(states) > room:  # stable: in the order given, those that are done last
         shown = sorted(states, key=lambda state: state.state == DONE)[:room]
-    table = aligned([TITLES, *map(_cells, shown)], "llrrrll")
-    if width is not None:  # the note, which is last, takes what is left of the screen
-        most = max(width, len(table[0]) + 2 + _NOTE_MIN)
-        table = [line if len(line) <= most else f"{line[: most - 3]}..." for line in table]
+    rows = [TITLES, *map(_cells, shown)]
+    if len(states) == 1 and width and max(map(len, aligned(rows))) > width:  # of one all is shown
+        facts = [fact for fact in zip(*rows, strict=True) if fact[1] not in ("", "-")]
+        return [*aligned(folded(facts, width), "ll"), count(states)]
+    table, note = screen_lines(rows, width, _SIDES, TITLES, _KEEP)
     if len(shown) < len(states):
         table.append(f"... and {len(states) - len(shown)} more")
-    return [*table, count(states)]
+    return [*table, *note, count(states)]
 
 
 def count(states: Sequence[RunState]) -> str:
@@ -96,8 +98,10 @@ def _cells(state: RunState) -> tuple[str, ...]:
         notes.append(f"expected to start {state.expected}")
     return (
         state.name,
+        state.campaign,
         state.state + (f" ({state.reason})" if state.reason else "") + repeats(state),
         f"{state.step}/{state.steps}" if state.steps else "-",
+        "-" if state.left_s is None else units.rough(state.left_s),
         "-" if state.img_per_s is None else f"{state.img_per_s:.4g}",
         "-" if state.peak_bytes is None else units.size(state.peak_bytes),
         "-" if state.attempt is None else f"a{state.attempt}",

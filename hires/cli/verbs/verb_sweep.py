@@ -58,6 +58,7 @@ PARSER = Parser(
         type=hours,
     ),
     *AFTER,
+    flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
     flag("--again", "run what is complete already, too"),
     flag("--dry-run", "plan and show, write nothing"),
     JSON,

@@ -64,7 +64,9 @@ def number(
         if most is not None and value > most:
             raise ConfigError(f"{key}={value} must be at most {most}")
 
-    return dataclasses.field(default=default, metadata={"check": check})
+    span = f"above {least}" if above else f"{least} or more"
+    span = span if most is None else f"{least} to {most}"
+    return dataclasses.field(default=default, metadata={"check": check, "span": span})
 
 
 def word(default: str | None = None) -> Any:

@@ -32,6 +32,8 @@ class RunState:
     steps: int = 0
     img_per_s: float | None = None
     """Of a run that is done the median of its record, else what it was lately."""
+    left_s: float | None = None
+    """Seconds that the other steps take at this speed; of runs that are under way."""
     peak_bytes: int | None = None
     """Of the rank that needs most."""
     expected: str | None = None

@@ -213,7 +213,10 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
     if ends.damaged:
         state = _damaged(state, f"{attempt.folder.name}/{file_names.METRICS}")
-    return replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
+    state = replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
+    if state.state == RUNNING and ends.step_s:
+        return replace(state, left_s=ends.step_s * max(0, steps - state.step))
+    return state
 
 
 def _with_record(state: RunState, file: Path) -> RunState:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 import yaml
 
@@ -26,24 +29,72 @@ def test_numbers_are_flush_right_below_their_unit(capsys):
 
 
 def test_row_too_wide_for_the_terminal_stands_upright(capsys, monkeypatch):
-    monkeypatch.setattr(screen, "_PLAIN_WIDTH", 20)
+    monkeypatch.setenv("COLUMNS", "20")
     screen.print_table("Throughput", COLUMNS, [["resnet50", "9.50"]])
     assert capsys.readouterr().out == ("Throughput\n  model   resnet50\n  median  9.50 img/s\n\n")
 
 
+def printed(capsys, monkeypatch, width, columns, rows, **how):
+    monkeypatch.setenv("COLUMNS", str(width))
+    screen.print_table("T", columns, rows, **how)
+    return capsys.readouterr().out
+
+
 def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch):
-    monkeypatch.setattr(screen, "_PLAIN_WIDTH", 80)
     names = ("peak_bytes", "predicted_bytes", "params_bytes", "grads_bytes", "optimizer_bytes")
     sizes = dict.fromkeys(names, 10**10)
     place = {"replica": 0, "stage": [1], "tile": [[1, 0]], "source": "device"}
     memory = tables({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})[1]
-    screen.print_table(memory.title, memory.columns, memory.text_rows())
-    text = capsys.readouterr().out
+    text = printed(capsys, monkeypatch, 80, memory.columns, memory.text_rows())
     assert max(len(line) for line in text.splitlines()) <= 80
-    assert "…" not in text
-    assert text.count("9536.7") == 20
-    ranks = [line.split()[0] for line in text.splitlines() if "9536.7" in line]
-    assert ranks == [*"0123"] * 2  # two tables below each other, each with the ranks
+    # One table: the last columns are left out, and a line says how they are seen.
+    assert [line.split()[0] for line in text.splitlines() if "9536.7" in line] == [*"0123"]
+    [note] = re.findall(
+        r"^ \(left out: .*optimiser; COLUMNS=(\d+) shows all\)$", text, re.MULTILINE
+    )
+    whole = printed(capsys, monkeypatch, note, memory.columns, memory.text_rows())
+    assert whole.count("9536.7") == 20
+    assert "left out" not in whole
+    assert max(len(line) for line in whole.splitlines()) == int(note)
+
+
+def test_in_a_file_no_table_is_cut(capsys):
+    rows = [["name", "x" * 500, "1"], ["name", "y", "2"]]
+    screen.print_table("T", ["a", "b", "c"], rows)
+    assert "x" * 500 in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [20, 24, 40, 60, 80, 100])
+def test_no_line_is_wider_than_the_screen_and_the_columns_to_keep_stay(capsys, monkeypatch, width):
+    columns = ["run", "cause", Column("rate", "median", "img/s", digits=2), "state"]
+    rows = [["resnet50-224x224-sp-fp32-0123abcd", "the loss is nan " * 9, "123.45", "failed"]] * 2
+    text = printed(capsys, monkeypatch, width, columns, rows, keep=("state",))
+    table = text.split("(")[0]
+    assert max(len(line) for line in table.splitlines()) <= width
+    assert table.count("failed") == (2 if width > 24 else 0)
+    assert ("123.45" in table) == (width >= 40)
+    assert "cause" in text  # in the table, or among what is left out
+
+
+def test_colours_are_for_terminals_and_for_who_wants_them(capsys, monkeypatch):
+    def shown():
+        screen.print_table("", ["run", "state"], [["a", "done"], ["b", "failed (oom)"]])
+        return capsys.readouterr().out
+
+    plain = shown()
+    assert "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[32mdone\x1b[0m" in shown()
+    assert "\x1b[31mfailed (oom)\x1b[0m" in shown()
+    assert re.sub(r"\x1b\[\d+m", "", shown()) == plain  # colours move nothing
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown() == plain
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert "\x1b" in shown()
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown() == plain
 
 
 def test_tables_of_a_run_that_did_not_end_say_so(capsys):

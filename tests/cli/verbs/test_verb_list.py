@@ -36,8 +36,8 @@ def test_json_holds_the_same(hires):
 
 def test_keys_come_with_their_defaults(hires):
     text = hires("list", "keys").out
-    assert "parallel.tiles           default [1,1]" in text
-    assert "data.shuffle             default true" in text
+    assert "parallel.tiles           [1,1] " in text
+    assert "data.shuffle             true " in text
 
 
 def test_every_key_has_a_meaning():
@@ -47,7 +47,7 @@ def test_every_key_has_a_meaning():
 
 def test_one_key_comes_with_its_choices_and_meaning(hires):
     text = hires("list", "parallel.schedule").out
-    assert text.startswith("parallel.schedule\n  default  gpipe\n  values   `gpipe`, `1f1b`")
+    assert text.startswith("parallel.schedule\n  default  gpipe\n  values   gpipe, 1f1b")
     assert "meaning  Order of the passes of a pipeline" in text
     assert "parallel.halo.fuse" in hires("list", "parallel.halo").out
     assert hires("list", "parallel.stags").err.endswith("did you mean parallel.stages?\n")
@@ -98,3 +98,50 @@ def test_folder_of_the_variable_is_listed_unless_an_option_names_another(
     text = hires("list", "cluster", "--config-dir", "theirs").out
     assert "\n  theirs " in text
     assert "\n  ours " not in text
+
+
+def test_keys_are_a_table_of_meaning_and_values_on_any_screen(hires, monkeypatch):
+    wide = hires("list", "keys").out.splitlines()
+    [row] = [line for line in wide if line.startswith("parallel.stages ")]
+    assert "a whole number, 1 or more" in row
+    assert row.endswith("Contiguous slices of the network, each on ranks of its own")
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = hires("list", "keys").out.splitlines()
+    place = next(n for n, line in enumerate(narrow) if line.startswith("parallel.stages "))
+    assert narrow[place + 1] == "    Contiguous slices of the network, each on ranks of its own"
+    assert max(map(len, narrow)) <= 80
+
+
+def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
+    text = hires("list", "parallel.stages").out
+    assert "  values   a whole number, 1 or more\n" in text
+    assert "  alias    split_size\n" in text
+    assert "parallel=pp (2)" in text
+    facts = json.loads(hires("list", "parallel.stages", "--json").out)["parallel.stages"]
+    assert facts["set_by"]["parallel=sp+gems"] == 3
+    assert facts["set_by"]["parallel=sp+pp"] == 2  # which takes it from pp
+    # The last word of a key is enough, and so is a choice.
+    assert hires("list", "stages").out == text
+    assert hires("list", "resnet50").out.startswith("model\n  resnet50  ResNet-50")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("resnt50", "resnet50"),
+        ("spatial_stags", "spatial_stages"),
+        ("opertors", "operators"),
+        ("modle", "model"),
+        ("nosuch", "choose one of checkpoint, "),
+    ],
+)
+def test_unknown_word_is_answered_with_the_nearest(hires, wrong, meant):
+    answer = hires("list", wrong)
+    assert answer.code == 2
+    assert meant in answer.err
+
+
+def test_long_lists_fold_and_stay_columns_at_80(hires, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for what in ("parallel", "aliases", "verbs", "operators", "parallel.halo"):
+        assert max(map(len, hires("list", what).out.splitlines())) <= 80, what

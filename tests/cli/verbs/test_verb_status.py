@@ -54,8 +54,10 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, campaign):
     answer = hires("status")
     assert (answer.code, answer.err) == (0, "")
     rows = table(answer.out)
-    assert rows["one-00000001"].split()[1:] == ["done", "100/100", "41.5", "1.5", "GiB", "a0"]
-    assert rows["two-00000002"].split()[1:] == ["running", "42/100", "16", "512.0", "MiB", "a0"]
+    assert rows["one-00000001"].split()[2:] == ["done", "100/100", "-", "41.5", "1.5", "GiB", "a0"]
+    # 58 steps of half a second are left.
+    told = ["default", "running", "42/100", "29", "s", "16", "512.0", "MiB", "a0"]
+    assert rows["two-00000002"].split()[1:] == told
     assert "failed (nan)" in rows["three-00000003"]
     assert rows["three-00000003"].endswith("the loss is nan")
     assert "pending" in rows["four-00000004"]
@@ -140,8 +142,27 @@ def test_small_screen_shows_what_is_not_done_and_cuts_long_notes():
     assert len(shown) <= 10
     assert shown[1].startswith("runx")
     assert shown[1].endswith("...")
-    assert len(shown[1]) <= 90
-    assert shown[-2:] == ["... and 25 more", "31 runs: 30 done, 1 failed"]
+    assert max(map(len, shown[:-3])) <= 80
+    assert shown[-3] == "... and 26 more"
+    assert shown[-2] == "(texts are shortened; COLUMNS=458 shows all)"
+    assert shown[-1] == "31 runs: 30 done, 1 failed"
+
+
+def test_table_stays_a_table_in_a_pipe_of_80_columns(hires, campaign, monkeypatch):
+    whole = hires("status").out
+    monkeypatch.setenv("COLUMNS", "60")
+    answer = hires("status").out
+    assert max(map(len, answer.splitlines()[:7])) <= 60 < max(map(len, whole.splitlines()))
+    assert "failed (nan)" in answer
+    assert "42/100" in answer
+    assert "(left out: " in answer
+
+
+def test_one_run_is_shown_whole_on_a_narrow_screen(hires, campaign, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    lines_ = hires("status", "00000003").out.splitlines()
+    assert ["note", "the", "loss", "is", "nan"] in [line.split() for line in lines_]
+    assert max(map(len, lines_)) <= 40
 
 
 def test_help_has_examples(hires, capsys):
@@ -209,7 +230,7 @@ def test_damaged_file_is_named_and_the_other_runs_are_shown(hires, campaign, fil
     assert answer.code == 0, answer.err
     rows = table(answer.out)
     assert shown in rows["two-00000002"]
-    assert rows["one-00000001"].split()[1:3] == ["done", "100/100"]
+    assert rows["one-00000001"].split()[2:4] == ["done", "100/100"]
 
 
 @pytest.mark.parametrize("text", ['{"state": "done", "attempt": 0, "memory": [3]}', "[", "3"])
@@ -227,5 +248,5 @@ def test_job_that_never_began_and_whose_file_is_damaged_is_lost(hires, campaign)
     folder = submitted(campaign / "four-00000004")
     (folder / "job.json").write_text('{"job": [1]}')
     row = table(hires("status").out)["four-00000004"]
-    assert row.split()[1] == "lost"
+    assert row.split()[2] == "lost"
     assert row.endswith("damaged: a0/job.json")

@@ -30,22 +30,47 @@ def held() -> campaign.Campaign:
     return campaign.read(FOLDER)
 
 
-def test_sweep_runs_every_point_and_prints_all_tables(hires, fake_ranks):
+def results(text):
+    """Returns the cells of the table at the end of a sweep, a list for each point."""
+    lines = text.rpartition("Results")[2].split("─\n")[1].splitlines()
+    return [line.split() for line in lines if line.strip()[:1].isdigit()]
+
+
+def test_sweep_runs_every_point_and_ends_with_one_table(hires, fake_ranks):
     answer = hires("sweep", *SMALL, "parallel=single,sp", "precision=fp32,bf16")
     assert answer.code == 0, answer.err
     assert "4 points: 4 to run, 0 complete, 0 excluded" in answer.out
     assert "[4/4]" in answer.err
     assert "4 of 4 attempts done" in answer.err
     assert len(runs()) == 4
-    assert answer.out.count("Throughput") == answer.out.count("Memory") == 1
+    assert "Throughput" not in answer.out
+    layouts = [("single", "fp32"), ("single", "bf16"), ("sp", "fp32"), ("sp", "bf16")]
+    states = {(cells[1], cells[2]): cells[4] for cells in results(answer.out)}
+    assert states == dict.fromkeys(layouts, "done")
+    assert all(float(cells[5]) > 0 for cells in results(answer.out))
     for run in runs():
         assert run.name in answer.out
-        assert answer.out.count(run.name[-8:]) >= 3
+        assert answer.out.count(run.name) == 2  # as a point, and as a result
         assert {"throughput.csv", "memory.md"} <= {file.name for file in run.iterdir()}
     rows = (FOLDER / "throughput.csv").read_text().splitlines()
     assert len(rows) == 5
     hashes = [row.split(",")[0] for row in rows[1:]]
     assert hashes == [point.run.rpartition("-")[2] for point in held().points]
+
+
+def test_table_at_the_end_has_failed_and_excluded_points_and_memory_if_asked(
+    hires, fake_ranks, monkeypatch
+):
+    words = ("sweep", *SMALL, "parallel=single,pp", "parallel.stages=1,99", "--memory")
+    out = hires(*words).out
+    states = [cells[4] for cells in results(out)]
+    assert set(states) == {"done", "infeasible"}
+    [done, *_] = [cells for cells in results(out) if cells[4] == "done"]
+    assert len(done) == 9  # point, two keys, ranks, state, speed, peak, prediction, run
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = hires(*words).out
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert all(state in cells for state, cells in zip(states, results(narrow), strict=True))
 
 
 def test_each_run_can_be_made_again_alone(hires, fake_ranks):
@@ -74,7 +99,7 @@ def test_complete_points_are_skipped_without_tracing_unless_asked_again(
     answer = hires(*words)
     assert answer.code == 0, answer.err
     assert "2 points: 0 to run, 2 complete" in answer.out
-    assert "Throughput" in answer.out
+    assert [cells[3] for cells in results(answer.out)] == ["done", "done"]
     assert not any((run / "a2").exists() for run in runs())
 
 

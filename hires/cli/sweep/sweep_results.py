@@ -1,0 +1,50 @@
+"""Prints how the points of a sweep ended, in one table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from hires.cli.screens.screen import print_table
+from hires.cli.sweep.sweep_points import INFEASIBLE, Points, SweepPoint, attempts_of, end_of
+from hires.core.units import MIB
+from hires.launcher.attempt_queue import Ended
+from hires.report.columns import RANKS, RUN, Column, Table
+from hires.report.load.measured_points import median_speed
+from hires.report.load.plain_values import dicts
+from hires.report.load.rows import largest
+from hires.report.tables import done_records
+
+_SPEED = Column("img_per_s_median", "median", "img/s", digits=2)
+_MEMORY = (
+    Column("peak", "fullest rank", "MiB", 1 / MIB, 1),
+    Column("predicted", "predicted", "MiB", 1 / MIB, 1),
+)
+
+
+def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bool) -> None:
+    """Prints the state and the speed of every point, with ``memory`` that of its fullest rank."""
+    attempts, rows = attempts_of(ends), []
+    for number, point in enumerate(points.listed, start=1):
+        ranks = point.config.parallel.num_ranks if point.config else None
+        row: list[Any] = [number, *points.values(point), ranks, INFEASIBLE, *[None] * 3]
+        if not point.reason:
+            state = end_of(point, attempts[point.path], repeat)
+            row[-4:] = [state, *_numbers(point, repeat)]
+        rows.append([*(row if memory else row[:-2]), point.path.name or None])
+    columns = [*points.columns(), RANKS, Column("state", "state"), _SPEED]
+    columns += [*(_MEMORY if memory else ()), RUN]
+    shown = Table("results", "Results", columns, rows).text_rows()
+    title = f"Results, medians over {repeat} attempts" if repeat > 1 else "Results"
+    print_table(title, columns, shown, ("state", _SPEED.key))
+
+
+def _numbers(point: SweepPoint, repeat: int) -> tuple[float | None, float | None, int | None]:
+    """Returns images per second, and the bytes of the fullest rank, measured and predicted."""
+    records = done_records(point.path, repeat)
+    peaks = [largest(dicts(one.get("memory")), "peak_bytes") for one in records]
+    known = [peak for peak in peaks if peak]
+    predicted = [largest(dicts(one.get("memory")), "predicted_bytes") for one in records]
+    peak = statistics.median(known) if known else None
+    return median_speed(records), peak, next(filter(None, predicted), point.planned.peak_bytes)
