@@ -1,7 +1,8 @@
 """Runs the steps of an attempt on one rank, to its end or until a preemption.
 
-SIGUSR2 asks a rank to save its state and end. The handler only notes it; where a step begins,
-all ranks take the largest flag, so that they end at the same step whichever of them got the signal:
+SIGUSR2 asks a rank to save its state and end. Every thread blocks it, so the kernel keeps it until
+a step begins; then all ranks take the largest flag, so that they end at the same step whichever of
+them got the signal:
 
     rank 0   step 3 ............ | barrier: max(0, 1) | save, end with code 75
     rank 1   step 3 .. SIGUSR2 . | barrier: max(0, 1) | save, end with code 75
@@ -36,24 +37,22 @@ _signals: list[int] = []
 
 
 def hold_preemption() -> None:
-    """Installs the handler, in the main thread; blocks the signal until it is accepted."""
-    # Without a handler it would end the process. Blocked, it stays away from threads that start
-    # meanwhile: those of libraries do not expect that a system call is interrupted.
+    """Makes the kernel keep the signal, in the main thread, until :func:`is_preempted` takes it."""
+    # Threads that start from now on block it, too: no system call of a library is interrupted. One
+    # that started before may take it, and the handler then notes it for the main thread.
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_BLOCK, {PREEMPTION_SIGNAL})
         signal.signal(PREEMPTION_SIGNAL, lambda number, frame: _signals.append(number))
         signal.siginterrupt(PREEMPTION_SIGNAL, False)
 
 
-def accept_preemption() -> None:
-    """Unblocks the signal in this thread; one that came since :func:`hold_preemption` counts."""
-    hold_preemption()
-    if threading.current_thread() is threading.main_thread():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {PREEMPTION_SIGNAL})
-
-
 def is_preempted(clear: bool = False) -> bool:
     """Whether the signal has come since the last call with ``clear``."""
+    if threading.current_thread() is threading.main_thread():
+        # What waits is handled between these two lines, and so is what another thread took: until
+        # the main thread gives the interpreter up, CPython does not look for that (bpo-40010).
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {PREEMPTION_SIGNAL})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     has_come = bool(_signals)
     if clear:
         _signals.clear()
@@ -69,7 +68,7 @@ def run_steps(
     loss is not finite.
     """
     rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
-    accept_preemption()
+    hold_preemption()
 
     def note(kind: str, **values: object) -> None:
         append_line(metrics, {"kind": kind, "rank": rank, **values})

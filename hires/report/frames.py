@@ -7,6 +7,7 @@ The names of columns end with units; what a run did not record is missing, never
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from hires.core.store import campaign
+from hires.core.store import campaign, file_names
+from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, POINT, Row
 from hires.report.load import measured_points, rows
@@ -80,7 +82,8 @@ class Frames:
         for run in self.run_list:
             texts = {key: value_text(value) for key, value in run.flat_config.items()}
             configs.append({"campaign": run.campaign, "run": run.name, **texts})
-        return _frame(list(dict.fromkeys(key for row in configs for key in row)), configs)
+        columns = dict.fromkeys(("campaign", "run", *(key for row in configs for key in row)))
+        return _frame(list(columns), configs)
 
     @functools.cached_property
     def setting(self) -> str:
@@ -121,21 +124,32 @@ class Frames:
 
 
 def load(
-    paths: Sequence[Path],
-    campaigns: Iterable[Path] = (),
+    paths: StrPath | Iterable[StrPath],
+    campaigns: Iterable[StrPath] = (),
     add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
 ) -> Frames:
     """Returns the frames of some run folders, and of the points that some campaigns planned.
 
-    ``add_states`` sets the status of runs without an exit record.
+    The folder of a campaign, or of all results, stands for the runs in it. ``add_states`` sets the
+    status of runs without an exit record.
     """
-    frames = Frames(read_runs(paths))
+    folders = [paths] if isinstance(paths, str | os.PathLike) else paths
+    frames = Frames(read_runs(run for folder in folders for run in _runs_in(Path(folder))))
     add_states(frames.run_list)
     labels = {run.path.parent: run.campaign for run in frames.run_list}
-    for folder in campaigns:
+    for folder in map(Path, campaigns):
         name = labels.setdefault(folder, campaign_labels([*labels, folder])[folder])
         frames.planned_rows += rows.planned_rows(name, campaign.read(folder, frames.notes))
     return frames
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Returns the run folders at a path: itself, or those of a campaign or of all results."""
+    for pattern in ("", "*/", "*/*/"):
+        runs = sorted(file.parent for file in path.glob(f"{pattern}{file_names.CONFIG}"))
+        if runs:
+            return [run for run in runs if not run.name.startswith(".")]
+    return [path]  # what is wrong with it is noted
 
 
 def plain_rows(frame: pd.DataFrame) -> list[Row]:

@@ -120,28 +120,29 @@ def counts(frames: Frames) -> list[tuple[str, str]]:
 
 
 def headline(frames: Frames) -> Table:
-    """Returns one row a campaign, layout and number of ranks, all of one work where it was run.
+    """Returns one row a campaign, layout and number of ranks, all of the same work.
 
-    It is the work that most layouts were run with; a layout without it shows its fastest one.
+    It is the work that most layouts were run with; the title counts the layouts without it.
     """
-    points = measured_points.fastest(frames.points)
+    points, others = measured_points.fastest(frames.points), 0
     if len(points):
-        # The common work is sorted first, and the first row of each layout is kept.
+        layouts = points["layout"].nunique()
         common = group_key(common_work(points, WORK), WORK).iloc[0]
-        other = group_key(points, WORK) != common
-        points = points.loc[other.sort_values(kind="stable").index]
-        points = points.drop_duplicates(["campaign", "layout", "ranks"])
+        points = points[group_key(points, WORK) == common]
         points = points.sort_values("img_per_s_median", ascending=False, kind="stable")
+        others = layouts - points["layout"].nunique()
     rows: list[Row] = []
     every = group_key(frames.points, RIVALS)
     for row, rivals in zip(plain_rows(points), group_key(points, RIVALS), strict=True):
         words = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
         words += f", batch {row['batch'] or '?'}, {row['task'] or '?'}"
-        settings = measured_points.distinction(row, points, ("settings",))
         arranged = measured_points.distinction(row, frames.points[every == rivals], ("arranged",))
-        rows.append({**row, "point": ", ".join(filter(None, (words, settings, arranged)))})
+        rows.append({**row, "point": ", ".join(filter(None, (words, arranged)))})
     first = 0 if points["campaign"].nunique() > 1 else 1
     title = "Layouts side by side, each the median over its attempts by the latest commit"
+    if others:
+        more = "1 more layout was" if others == 1 else f"{others} more layouts were"
+        title += f"; {more} not run with this work"
     return table_of("headline", title, HEADLINE[first:], rows, missing="No run is complete.")
 
 

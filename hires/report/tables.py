@@ -52,7 +52,7 @@ def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
         own = [word for word in own if word.partition("=")[0].lstrip("+") not in _WITH_COLUMN]
         names: dict[Column, Cell] = {RUN: point.run.rpartition("-")[2], _OVERRIDES: " ".join(own)}
         for record in done_records(folder / point.run, point.repeat):
-            attempts.append(({**names, ATTEMPT: record["attempt"]}, record))
+            attempts.append(({**names, ATTEMPT: record.get("attempt")}, record))
     several = len({names[RUN] for names, _ in attempts}) < len(attempts)
     extra = [RUN]
     extra += [_OVERRIDES] if any(names[_OVERRIDES] for names, _ in attempts) else []

@@ -160,8 +160,16 @@ def test_run_that_does_not_fit_is_not_started(hires):
 
 @pytest.mark.parametrize("limit", ["lots", "4 Gigs", "-1", 0, True, [4]])
 def test_limit_that_is_no_size_is_refused(limit):
-    with pytest.raises(ConfigError, match=r"memory.limit=.* is no size; give bytes"):
+    with pytest.raises(ConfigError, match=r"memory.limit=.* is no size; give a number and a unit"):
         MemoryConfig(limit=limit)
+
+
+@pytest.mark.parametrize("limit", [4, 4.5, "4", "4096", 8 << 30])
+def test_limit_without_a_unit_is_refused(limit):
+    # memory.limit=4 was 4 bytes, and every layout too large.
+    with pytest.raises(ConfigError, match=rf"has no unit; write memory.limit={limit}GiB or "):
+        MemoryConfig(limit=limit)
+    assert MemoryConfig(limit=f"{limit}B").limit == f"{limit}B"
 
 
 def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes_none(graph):

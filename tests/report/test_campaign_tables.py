@@ -57,6 +57,14 @@ def test_rows_of_all_points_below_each_other(make, tmp_path):
     assert throughput.to_csv().splitlines()[0].startswith("run,model,image,layout")
 
 
+def test_old_record_without_its_attempt_has_a_row(make, tmp_path):
+    point = make("x-0000000a", "image=64")
+    old = {key: value for key, value in record(0).items() if key != "attempt"}
+    (tmp_path / "x-0000000a" / "a0" / "record.json").write_text(json.dumps(old))
+    [throughput, _] = tables(tmp_path, point)
+    assert len(throughput.rows) == 1
+
+
 def test_repeated_point_has_a_row_for_each_of_its_last_attempts(make, tmp_path):
     [throughput, _] = tables(tmp_path, make("x-0000000a", "image=64", attempts=4, repeat=3))
     assert [row[:2] for row in throughput.rows] == [["0000000a", n] for n in (1, 2, 3)]

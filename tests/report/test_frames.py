@@ -27,6 +27,16 @@ def test_every_run_has_a_row_with_its_numbers(campaign):
     assert row["reproduce"] == "hires run parallel=sp image=32"
 
 
+def test_folders_may_be_text_and_those_of_campaigns_stand_for_their_runs(tmp_path):
+    paths = sized_campaign(tmp_path)
+    folders = ([str(path) for path in paths], str(paths[0].parent), [paths[0].parent], [tmp_path])
+    assert [len(frames.load(one).runs) for one in folders] == [len(paths)] * 4
+
+
+def test_frame_of_configs_names_the_runs_even_if_there_are_none():
+    assert list(frames.Frames([]).configs) == ["campaign", "run"]
+
+
 def test_columns_without_any_value_have_the_type_of_their_kind():
     runs = frames.Frames([]).runs.dtypes.astype(str)
     assert [runs[key] for key in ("img_per_s_median", "cause", "git")] == [

@@ -57,7 +57,7 @@ class ClusterConfig(Section, key="cluster"):
     cores: int | None = number(None, least=1)
     """Cores of a node; a job that needs more is refused. Unset: Slurm checks it."""
     memory: Any = field(default=None, metadata=SIZE)
-    """Memory of a node for jobs, in bytes or as 240GiB: a layout that needs more on one node is
+    """Memory of a node for jobs, with its unit, as 240GiB: a layout that needs more on one node is
     refused. Unset: unknown, except for this machine."""
     partition: str | None = word()
     """Partition of its jobs, unless ``launcher.partition`` is set."""

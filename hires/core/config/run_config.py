@@ -92,8 +92,8 @@ class MemoryConfig(Section, key="memory"):
     """``memory.*``: what is kept, and how much may be used."""
 
     limit: Any = field(default=None, metadata=SIZE)
-    """Most that a rank may need, in bytes or as text such as 4GiB or 800MB; unset: all ranks of the
-    local launcher together may need what the machine has."""
+    """Most that a rank may need, with its unit, as 4GiB or 800MB; unset: all ranks of the local
+    launcher together may need what the machine has."""
     checkpoint: str = choice("none", ("none", "stage", "block"))
     """What the backward pass computes again instead of keeping it: ``none``, all of a ``stage``, or
     each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""

@@ -114,13 +114,15 @@ def check_word(key: str, value: str, null: bool = False) -> None:
 
 def _check_size(key: str, value: Any) -> None:
     if parse_size(value) is None:
+        raise ConfigError(f"{key}={value!r} is no size; give a number and a unit, as 4GiB or 800MB")
+    if not str(value).strip()[-1].isalpha():
         raise ConfigError(
-            f"{key}={value!r} is no size; give bytes, or a number and a unit as 4GiB or 800MB"
+            f"{key}={value} has no unit; write {key}={value}GiB or {value}MiB ({value}B for bytes)"
         )
 
 
 SIZE = {"check": _check_size}
-"""Metadata of a field that takes a size in bytes or as text such as 4GiB."""
+"""Metadata of a field that takes a size as text with its unit, such as 4GiB."""
 
 
 def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> T:

@@ -55,6 +55,10 @@ def read_config(run_dir: StrPath) -> RunConfig:
     """Returns the frozen config of a run folder; ConfigError: its values are of another hires."""
     path = Path(run_dir) / file_names.CONFIG
     values = reading.read_yaml(path)
+    for section, key in (("memory", "limit"), ("cluster", "memory")):
+        held = values.get(section)
+        if isinstance(held, dict) and type(held.get(key)) is int:
+            held[key] = f"{held[key]}B"  # sizes could once be written without a unit
     try:
         return from_dict(values)
     except ConfigError as error:

@@ -11,8 +11,8 @@ from hires.core.errors import ConfigError
 from hires.core.store.reading import text
 from hires.core.units import size
 from hires.report.compare.bootstrap import CONFIDENCE
-from hires.report.compare.metrics import METRICS, Metric
-from hires.report.compare.pairing import ComparedPoint, pair, points
+from hires.report.compare.metrics import METRICS, Metric, per_image
+from hires.report.compare.pairing import WORK, ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
 from hires.report.load.plain_values import count, dicts, dig, listed, value_text
@@ -117,11 +117,20 @@ def compare_runs(
     pairs = pair(a, b)
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
+        work = [f"{d.what} ({d.a} and {d.b})" for d in run_differences(a, b)[0] if d.what in WORK]
+        why = f"other work, by {' and '.join(work)}" if work else "several values on a side"
         raise ConfigError(
             f"{names[0]} and {names[1]} share no point: their configs differ in keys that have "
-            f"several values on a side; name runs or campaigns that differ in one thing"
+            f"{why}; name runs or campaigns that differ in one thing"
         )
     comparison = Comparison(names, settings)
+    batches = [{point.runs[0].identity().get("batch") for point in both[1:]} for both in shared]
+    if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
+        metrics = [per_image(metric) for metric in metrics]
+        comparison.notes.append(
+            "the sides have other batches: throughput and step time are per image, memory is that "
+            "of the batch, and the last losses are after other numbers of images"
+        )
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
     comparison.config, comparison.origin = run_differences(a, b)

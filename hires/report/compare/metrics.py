@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hires.core.units import GIB, MIB
@@ -73,3 +73,16 @@ METRICS = {
         ),
     )
 }  # fmt: skip
+
+
+def per_image(metric: Metric) -> Metric:
+    """Returns a metric that does not grow with the batch, for sides with other batches."""
+    if metric.name != "step_time":
+        return metric
+
+    def values(record: Record) -> list[float]:
+        images = count(record.get("images_per_step")) or 0
+        return [step_s / images for step_s in metric.values(record)] if images else []
+
+    what = metric.what.replace("a step", "an image")
+    return replace(metric, name="step_time_per_image", what=what, values=values)

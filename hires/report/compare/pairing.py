@@ -1,7 +1,8 @@
 """Pairs the points of two sets of runs.
 
 A point is a config without the seed and the keys that change nothing. A key with one value on each
-side, and another on the other side, is what the sides are compared about; it keeps no pair apart.
+side, and another on the other side, is what the sides are compared about; it keeps no pair apart,
+unless it changes the work of an image.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from hires.report.load.repeats import Repeat
 from hires.report.load.rows import what
 from hires.report.load.runs import SEED, Run, repeats_of
 
+WORK = ("image", "task.name")
+"""Keys whose values make the numbers of an image different work."""
 _COLUMNS = ("model", "image", "layout", "precision")
 _MAX_LABEL = 160  # characters
 _Key = tuple[tuple[str, str], ...]
@@ -58,7 +61,7 @@ def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
     """Returns the points of two sets of runs, those that only B has last."""
     configs = [[run.identity(SEED) for run in side] for side in (a, b)]
     about = set()
-    for key in {key for side in configs for config in side for key in config}:
+    for key in {key for side in configs for config in side for key in config} - {*WORK}:
         ours, theirs = ({config.get(key) for config in side} for side in configs)
         if len(ours) == len(theirs) == 1 and ours != theirs:
             about.add(key)

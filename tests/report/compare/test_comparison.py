@@ -52,6 +52,22 @@ def test_speed(tmp_path, before, factor, throughput, step_time):
     assert made.results[1].ratio == pytest.approx(factor, rel=0.02)
 
 
+def test_sides_with_other_batches_are_compared_per_image(tmp_path, before):
+    # A step of 4 images was put beside one of 2, and called slower.
+    after = compared_run(tmp_path, [steps(0.5)], campaign="after", batch=2)
+    made = compare([before], [after], "throughput", "step_time")
+    assert verdicts(made) == [("no difference", "same")] * 2
+    assert made.results[1].metric.name == "step_time_per_image"
+    assert made.results[1].a == pytest.approx(0.5 / 4, rel=0.02)
+    assert any("per image" in note for note in made.notes)
+
+
+def test_sides_with_other_images_are_not_compared(tmp_path, before):
+    after = compared_run(tmp_path, [steps()], campaign="after", image=96)
+    with pytest.raises(ConfigError, match=r"other work, by image \(\[224,224\] and \[96,96\]\)"):
+        compare([before], [after])
+
+
 def test_memory_of_whole_processes_is_told_apart(tmp_path, before):
     after = compared_run(tmp_path, [steps(), steps()], campaign="after")
     assert not any("whole" in note for note in compare([before], [after], "memory").notes)

@@ -59,6 +59,15 @@ def test_seeds_are_repeats_and_other_keys_are_not(tmp_path):
     assert row["img_per_s_median"] > 40
 
 
+def test_headline_is_of_one_size_of_image(tmp_path):
+    # It compared a layout at 96 pixels with others at 64.
+    runs = [report_run(tmp_path, name) for name in ("single", "sp rows")]
+    runs.append(report_run(tmp_path, "sp+gems", image=96))
+    assert {row["layout"] for row in rows_of(*runs)} == {"single", "sp"}
+    title = page.headline(frames.load(runs)).title
+    assert title.endswith("; 1 more layout was not run with this work")
+
+
 def test_efficiency_is_of_one_batch(tmp_path):
     small = report_run(tmp_path, "single", step_s=1.0)
     large = report_run(tmp_path, "sp rows", step_s=0.2)
