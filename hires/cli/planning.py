@@ -142,17 +142,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         # A quarter of the time is left for the search, however long the plan itself took.
         budget.deadline_s = max(budget.deadline_s, time.monotonic() + DEADLINE_S / 4)
 
+        graph = self._traced(config)  # that of the plan holds the conversions of its layout
+
         def predicted(changed: RunConfig) -> Plan | None:
             with contextlib.suppress(HiresError):  # a change that makes no sense here
                 # The graph serves as long as the microbatches stay as large.
                 same = changed.parallel.pieces == config.parallel.pieces
-                other = make_plan(changed, plan.graph if same else self._traced(changed))
+                other = make_plan(changed, graph if same else self._traced(changed))
                 if other.ok:
                     other.memory = self._forecast(changed, other)
                     return other
             return None
 
-        plan.findings.append(would_fit(config, shortage, plan.graph, predicted, budget))
+        plan.findings.append(would_fit(config, shortage, graph, predicted, budget))
 
     def _planned(self, config: RunConfig) -> Plan:
         self._check_resume(config)

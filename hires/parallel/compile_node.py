@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from hires.parallel.context import Context
+from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.window import Window
 from hires.plan.graph import Node
+from hires.plan.groups import used_both_ways
 from hires.plan.halos import is_list
 from hires.plan.operators.operator_table import uses_batch_statistics
-from hires.plan.rules import TILED, rule_in, shard_args
+from hires.plan.rules import TILED, WHOLE, rule_in, shard_args
 
 
 def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
@@ -32,26 +34,38 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     stage = context.stage
     rule = rule_in(stage, node, context.plan.graph)
     assert rule is not None, f"{node.name} was planned without a rule"
+    if rule.kind in CONVERSIONS:
+        return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
         return _windowed(node, context, _binder(node, tensors))
     if rule.kind in ("norm", "reduce"):
         run = IMAGE_KERNELS[node.kind](node, context, _binder(node, tensors))
-    elif uses_batch_statistics(node):
+    else:
+        run = _alone(node, context, tensors)
+    both = used_both_ways(context.plan, stage) & {*node.params} if rule.result == WHOLE else set()
+    if both:
+
+        def run(values: Values) -> Any:
+            once = {name: count_once(tensors[name], context.tile) for name in both}
+            return _alone(node, context, {**tensors, **once})(values)
+
+    tiled = stage.num_tiles > 1 and rule.result == TILED
+    return _with_operands(run, node, context) if tiled else run
+
+
+def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    # The callable of a node that needs nothing of other ranks.
+    if uses_batch_statistics(node):
         # A microbatch that is computed again must not count twice in the running statistics.
         no_tracking = {**node.args, "running_mean": None, "running_var": None}
         first_run = _local(node, tensors)
         second_run = _local(dataclasses.replace(node, args=no_tracking), tensors)
-
-        def run(values: Values) -> Any:
-            return (second_run if context.recomputing else first_run)(values)
-    elif stage.shards > 1:
+        return lambda values: (second_run if context.recomputing else first_run)(values)
+    if context.stage.shards > 1:
         first, end = context.samples
         args = shard_args(node, context.plan.graph.input_shape[0], end - first)
-        run = _local(dataclasses.replace(node, args=args), tensors)
-    else:
-        run = _local(node, tensors)
-    tiled = stage.num_tiles > 1 and rule.result == TILED
-    return _with_operands(run, node, context) if tiled else run
+        node = dataclasses.replace(node, args=args)
+    return _local(node, tensors)
 
 
 def _comm_of(node: Node, context: Context, kind: str) -> dict[str, int]:
@@ -66,13 +80,14 @@ def _exchanges(node: Node, context: Context) -> dict[str, Exchange]:
 
 
 def _windowed(node: Node, context: Context, bind: Bind) -> Operator:
-    [source] = node.inputs
-    exchange = _exchanges(node, context).get(source)
+    source = node.inputs[0]
+    exchange, shared = _exchanges(node, context).get(source), _comm_of(node, context, "share")
     window = Window(node, context, exchange)
 
     def run_window(values: Values) -> Tensor:
+        weights = {name: share(values[name], context.cursor, node.name) for name in shared}
         borrowed = exchange.borrow(values, node.name) if exchange is not None else None
-        return window(values[source], borrowed, bind(values))
+        return window(values[source], borrowed, bind({**values, **weights}))
 
     return run_window
 

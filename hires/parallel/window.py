@@ -89,7 +89,9 @@ class Window:
             # The sum ties the zeros to the window, so that its exchange also runs backward: the
             # neighbours wait for the messages of a tile that makes no pixel, too.
             blank: Tensor = window.new_zeros(self.shape) + 0 * window.sum()
-            bias = args.get("bias")
+            bias, weight = args.get("bias"), args.get("weight")
+            if isinstance(weight, Tensor) and not weight.is_leaf:  # computed, so shared by tiles
+                blank = blank + 0 * weight.sum()
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
         return self.kernel(self, window, args)
 

@@ -14,7 +14,6 @@ from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.rules import TILED
 from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
 SHOWN = 8
@@ -220,27 +219,4 @@ def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Findin
             f"one stage holds both, or use fewer stages"
         )
         findings.append(Finding("error", "parallel.balance", text))
-    return findings
-
-
-def check_shared(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
-    """Returns an error for every parameter that tiles use for their pixels and for whole values.
-
-    Its gradient would be a part on each tile from the one and complete on each from the other.
-    """
-    findings = []
-    for stage in stages:
-        uses: dict[str, dict[bool, Node]] = {}
-        for node in graph.nodes[stage.first : stage.last] if stage.num_tiles > 1 else ():
-            for name in node.params:
-                if training and graph.params[name].trainable:
-                    uses.setdefault(name, {})[stage.layout[node.name] == TILED] = node
-        for name, nodes in uses.items():
-            if len(nodes) > 1:
-                text = (
-                    f"{name} is used for tiles by {describe(nodes[True])} and for values of the "
-                    f"whole image by {describe(nodes[False])}; give them parameters of their own, "
-                    f"or use parallel.tiles=[1,1]"
-                )
-                findings.append(Finding("error", "parallel.tiles", text))
     return findings

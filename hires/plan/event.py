@@ -33,7 +33,8 @@ MEETINGS = ("collective", "create", "barrier")
 ALONE = ("begin", "read", "forward", "backward", "end", "statistics", "optimise")
 """These need no other rank."""
 
-BYTES = {"float32": 4, "bfloat16": 2, "float64": 8, "float16": 2, "int64": 8, "bool": 1}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "complex64": 8, "complex128": 16}
+BYTES |= {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 
 class Part(NamedTuple):

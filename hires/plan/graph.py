@@ -97,6 +97,11 @@ class Graph:
         """Nodes by the name of their value."""
         return {node.name: node for node in self.nodes}
 
+    def append(self, node: Node) -> None:
+        """Adds a node behind the others, while the network is made."""
+        self.nodes.append(node)
+        self.by_name[node.name] = node
+
     def shape(self, value: str) -> list[int]:
         """Shape of a value that is one tensor."""
         shape = self.input_shape if value == INPUT else self.by_name[value].shape

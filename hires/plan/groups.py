@@ -30,6 +30,7 @@ from hires.plan.event import BYTES
 from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan, Stage, derived
+from hires.plan.rules import TILED, WHOLE
 
 TOGETHER, EARLY, LATE = "together", "early", "late"
 ALONE_BYTES = 2**20
@@ -120,6 +121,18 @@ def trained(plan: Plan, stage: int) -> dict[str, list[str]]:
             if plan.graph.params[name].trainable:
                 users.setdefault(name, []).append(node.name)
     return {name: nodes for name, nodes in users.items() if not reached.isdisjoint(nodes)}
+
+
+@derived
+def used_both_ways(plan: Plan, stage: Stage) -> set[str]:
+    """Returns the parameters that tiles use for their pixels and for values of the whole image.
+
+    The gradient of the one use is a part on each tile, that of the other complete on each.
+    """
+    users: dict[str, set[str]] = {TILED: set(), WHOLE: set()}
+    for node in plan.nodes(stage.index) if stage.num_tiles > 1 else ():
+        users[stage.layout[node.name]].update(node.params)
+    return users[TILED] & users[WHOLE]
 
 
 def running_decays(plan: Plan, stage: int) -> dict[str, float]:

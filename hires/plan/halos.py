@@ -73,14 +73,22 @@ def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
     """
     position = graph.position
     bounds = stage.segments or [stage.first]
-    halos = [op for op in stage.comm if op.kind == "halo"]
+    moves = [op for op in stage.comm if op.kind in ("halo", "gather")]
     found = {}
-    for this, later in itertools.pairwise(halos):
+    for this, later in itertools.pairwise(moves):
+        if "gather" in (this.kind, later.kind):
+            continue
         at, other = position[this.node], position[later.node]
         same = bisect.bisect(bounds, at) == bisect.bisect(bounds, other)
         if same and position.get(later.value, -1) < at:
             found[name_of(this)] = later
     return found
+
+
+def map_shape(graph: Graph, stage: Stage, value: str) -> tuple[int, int, int, int]:
+    """Returns (n, C, H, W) of a value as the ranks of a stage divide it, by rows and columns."""
+    n, channels, rows, cols = [1] * (4 - len(graph.shape(value))) + graph.shape(value)
+    return n, channels, rows, cols
 
 
 def name_of(op: CommOp) -> str:
@@ -155,9 +163,10 @@ def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None
 def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
     """Whether tiles may compute more of a node's value than they own.
 
-    They may not of a value that another stage reads, of lists, or where a tile owns no pixel.
+    They may not of a value that another stage reads, of lists, of one that they crop, or where a
+    tile owns no pixel.
     """
-    if rule.result != TILED or is_list(graph, node.name, *node.inputs):
+    if rule.result != TILED or rule.kind == "crop" or is_list(graph, node.name, *node.inputs):
         return False
     if node.name == graph.output or graph.consumers.get(node.name, [0])[-1] >= stage.last:
         return False

@@ -10,11 +10,10 @@ import math
 from typing import NamedTuple
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.halos import extents_of, halos_of, ran_back, widen
-from hires.plan.plan import CommOp, Edge, Finding, Plan, Stage, derived
-from hires.plan.rules import SHARDED, TILED, WHOLE, Rule, rule_in
-from hires.plan.search.joins import no_rule
-from hires.plan.tiling import area, intersect, is_empty, own_rects, pieces_of_map, split
+from hires.plan.halos import extents_of, halos_of, map_shape, ran_back, widen
+from hires.plan.plan import CommOp, Edge, Plan, Stage, derived
+from hires.plan.rules import TILED, WHOLE, Rule, rule_in
+from hires.plan.tiling import area, intersect, is_empty, loans, own_rects, pieces_of_map, split
 
 
 class Box(NamedTuple):
@@ -28,34 +27,16 @@ class Box(NamedTuple):
     c1: int = 1
 
 
-def lay_out(
-    graph: Graph, stages: list[Stage], fuse: int = 1, listed: bool = False, connected: bool = True
-) -> list[Finding]:
-    """Fills in how every value lies on the tiles of each stage and, if ``connected``, what travels.
+def connect(graph: Graph, stages: list[Stage], fuse: int = 1) -> None:
+    """Fills in what travels within each stage of a network whose values have their layouts.
 
-    Returns an error for every kind of node that the tiles of a stage cannot compute. One exchange
-    serves ``fuse`` windowed layers; ``listed``: ``parallel.tiles`` names a grid for each stage.
+    One exchange serves ``fuse`` windowed layers.
     """
-    findings: list[Finding] = []
     for stage in stages:
-        stage.layout = {n: _incoming(graph, stages, stage, n) for n in _reads(graph, stage)}
-        rules: dict[str, Rule] = {}
-        refused: dict[str, list[Node]] = {}  # by kind
-        for node in graph.nodes[stage.first : stage.last]:
-            rule = rule_in(stage, node, graph)
-            if rule is None:  # how its value would lie, so that what follows it is judged as well
-                refused.setdefault(node.kind, []).append(node)
-                image = node.shape is None or len(node.shape) == 4
-                tiled = any(stage.layout[name] == TILED for name in node.inputs)
-                rule = Rule("pointwise" if image and tiled else "whole")
-            divided = stage.shards > 1 and rule.kind != "whole"
-            stage.layout[node.name] = SHARDED if divided else rule.result
-            rules[node.name] = rule
-        if connected:
-            widen(graph, stage, rules, fuse if not refused else 1)
-            stage.comm = _stage_comm(graph, stage, rules)
-        findings += [no_rule(graph, stages, stage, nodes, listed) for nodes in refused.values()]
-    return findings
+        nodes = graph.nodes[stage.first : stage.last]
+        rules = {node.name: rule_in(stage, node, graph) or Rule("whole") for node in nodes}
+        widen(graph, stage, rules, fuse)
+        stage.comm = _stage_comm(graph, stage, rules)
 
 
 def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
@@ -127,19 +108,6 @@ def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
     return next(s for s in stages if s.first <= graph.position[value] < s.last)
 
 
-def _incoming(graph: Graph, stages: list[Stage], stage: Stage, value: str) -> str:
-    if stage.shards > 1:
-        batched = graph.shape(value)[:1] == graph.input_shape[:1]
-        return SHARDED if batched and value in graph.of_images else WHOLE
-    if stage.num_tiles == 1:
-        return WHOLE
-    if value == INPUT:
-        return TILED
-    maker, shape = _maker(graph, stages, value), graph.shape(value)
-    image = len(shape) == 4 and shape[2] * shape[3] > 1 and value in graph.of_images
-    return TILED if maker.num_ranks == 1 and image else maker.layout[value]
-
-
 def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:
     """Returns what the ranks of a stage exchange in a forward pass, in order.
 
@@ -148,6 +116,8 @@ def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[Comm
         share    whole operand: nothing forward, the sum of its gradient on the way back
         halos    pixels of the inputs
         norm     statistics, and as many sums on the way back; or reduce, a sum over the image
+
+    A gather has its messages forward only, a crop on the way back only.
     """
     if stage.num_ranks == 1:
         return []
@@ -162,13 +132,31 @@ def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[Comm
                 size = math.prod(graph.shape(name))
                 ops.append(CommOp(node.name, "share", name, elements=size, back=True))
         ops += halos.get(node.name, [])
-        if rule.kind == "norm":
+        if rule.kind in ("gather", "crop"):
+            ops += _conversion(graph, stage, node, rule, back)
+        elif rule.kind == "norm":
             value = node.inputs[0]
             way_back = back and graph.needs_grad(value)
             ops.append(CommOp(node.name, "norm", value, elements=rule.elements, back=way_back))
         elif rule.kind == "reduce":
             ops.append(CommOp(node.name, "reduce", tiled[0], elements=rule.elements))
     return ops
+
+
+def _conversion(graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool) -> list[CommOp]:
+    """Returns the messages with which all tiles get all pixels of a value, or of its gradient.
+
+    A crop gives each tile its part of what every tile holds, so the gradient comes from there.
+    """
+    if rule.kind == "crop" and not (back and node.inputs and graph.needs_grad(node.inputs[0])):
+        return []  # a parameter's gradients are summed at the end of the step
+    [value] = node.inputs
+    size = map_shape(graph, stage, value)[2:]
+    rows = loans(size, stage.tiles, [(0, size[0], 0, size[1])] * stage.num_tiles)
+    if rule.kind == "crop":
+        rows = [[target, source, *rect] for source, target, *rect in rows]
+    way_back = rule.kind == "crop"
+    return [CommOp(node.name, rule.kind, value, rows, back=way_back, readers=[node.name])]
 
 
 def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[list[int]]:

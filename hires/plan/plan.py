@@ -53,11 +53,12 @@ class CommOp:
     """The node that needs it."""
     kind: str
     """``halo`` (pixels of ``value`` from other tiles), ``norm`` (batch statistics), ``reduce`` (sum
-    over the image), ``share`` (none forward; the gradient of ``value`` is summed) or ``loss``."""
+    over the image), ``share`` (none forward; the gradient of ``value`` is summed), ``gather`` (all
+    pixels of ``value``), ``crop`` (none forward; the gradient of all pixels) or ``loss``."""
     value: str
     """The value that the node reads."""
     messages: list[list[int]] = field(default_factory=list)
-    """``halo``: [source tile, target tile, row0, row1, col0, col1]."""
+    """``halo``, ``gather``, ``crop``: [source tile, target tile, row0, row1, col0, col1]."""
     elements: int = 0
     """Numbers that every tile contributes to a collective."""
     back: bool = False
@@ -67,6 +68,11 @@ class CommOp:
     when the backward pass comes to the first one."""
 
     __hash__ = object.__hash__  # by identity, for derived facts
+
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether its messages are pixels of one tile for another; else it is a collective."""
+        return self.kind in ("halo", "gather", "crop")
 
 
 @dataclass
@@ -230,6 +236,12 @@ class Plan:
     def nodes(self, stage: int) -> list[Node]:
         """Returns the nodes of a stage in order."""
         return self.graph.nodes[self.stages[stage].first : self.stages[stage].last]
+
+    def dtype_of(self, value: str) -> str:
+        """Returns the type in which a value travels: masks and indices keep their own."""
+        made = self.graph.by_name.get(value)
+        own = None if made is None else made.dtype
+        return self.dtype if own is None or "float" in own else own
 
     @property
     def pipeline(self) -> Pipeline:

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
 from hires.plan import checks
+from hires.plan.conversions import convert
 from hires.plan.graph import Graph
 from hires.plan.groups import gradient_mode
-from hires.plan.layout import edges_of, lay_out
+from hires.plan.layout import connect, edges_of
 from hires.plan.partition import add_segments, layer_starts, partition
 from hires.plan.plan import CommOp, Finding, Plan, Stage
 from hires.plan.proof.prove import verify
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
-from hires.plan.search.joins import far_halos, vanishing
+from hires.plan.search.joins import far_halos, no_rules, vanishing
 from hires.plan.traffic import totals
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
@@ -54,15 +55,16 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             make = SCHEDULES[parallel.schedule] if plan.training else forward_only
             plan.schedule = make(plan.pipeline)
             plan.findings += checks.check_directions(plan)
-            plan.findings += lay_out(graph, stages, parallel.halo.fuse, parallel.listed)
-        else:  # the errors of a layout come without its messages, which are many where tiles are
-            plan.findings += lay_out(graph, stages, listed=parallel.listed, connected=False)
+        graph, refused = convert(graph, stages, parallel.gather == "auto")
+        plan.findings += no_rules(graph, stages, refused, parallel.listed)
+        if not possible:  # the errors of a layout come without its messages, which may be many
             plan.findings += vanishing(graph, stages, parallel.listed)
         plan.findings += checks.check_ties(graph, stages, plan.training)
-        plan.findings += checks.check_shared(graph, stages, plan.training)
     plan.findings += known
     if not plan.ok:
         return plan
+    plan.graph = graph
+    connect(graph, plan.stages, parallel.halo.fuse)
     last = plan.stages[-1]
     if plan.training and last.num_ranks > 1 and last.layout[graph.output] != WHOLE:
         last.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))

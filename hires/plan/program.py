@@ -29,7 +29,7 @@ from hires.core.ranks.mailbox_limits import mail_bytes
 from hires.plan.event import BYTES, Event, Part
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import gradient_group, held_stages, sums_of, tile_group, wide_dtype
-from hires.plan.halos import companions, name_of
+from hires.plan.halos import companions, map_shape, name_of
 from hires.plan.plan import CommOp, Plan, Stage, derived
 
 AHEAD, JOINED = "ahead", "joined"
@@ -107,7 +107,7 @@ def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
     ops: dict[str, list[CommOp]] = {}
     for op in stage.comm:
         ops.setdefault(op.node, []).append(op)
-    left_out = ("share", "loss") if back else ("share",)
+    left_out = ("share", "crop", "loss") if back else ("share", "crop")
     nodes = plan.graph.nodes
 
     def forward(part: list[Node]) -> list[Step]:
@@ -159,7 +159,7 @@ def _inside(
         while step.comm and sums and sums[0].part.node in done:
             yield sums.popleft()
         for op in step.comm:
-            if op.kind != "halo":
+            if not op.moves_pixels:
                 again = " again" if back_pass and not step.back else ""
                 what = f"{op.kind} of {op.node}{again} in {action}"
                 part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
@@ -240,16 +240,17 @@ def halo_messages(
     tag = 2 * len(plan.edges) * plan.total_microbatches
     tag += 2 * (2 * (before + index) + direction) + back
     part = Part(action, node or op.node, op.value, back, index)
-    what = f"the {'gradient of the ' if back else ''}halo of {op.node}"
+    what = f"the {'gradient of the ' if back else ''}{op.kind} of {op.node}"
     what, lane = f"{what} in {action}" if action else what, plan.num_directions + direction
-    most = mail_bytes(plan.stages[stage].num_ranks) // BYTES[plan.dtype]
+    dtype = plan.dtype_of(op.value)
+    most = mail_bytes(plan.stages[stage].num_ranks) // BYTES[dtype]
     sends: list[Event] = []
     receives: list[Event] = []
-    for other, row, shape in halo_rows(plan, op).get(tile, ()):
+    for other, row, shape in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
         sending = (row[0] == tile) != back
         kind, mail = "send" if sending else "recv", math.prod(shape) <= most
         peer = plan.rank_of(replica, direction, stage, other)
-        event = Event(kind, peer, tag, shape, plan.dtype, what, lane, mail, call, part, row)
+        event = Event(kind, peer, tag, shape, dtype, what, lane, mail, call, part, row)
         (sends if sending else receives).append(event)
     return sends, receives
 
@@ -261,9 +262,9 @@ def op_index(plan: Plan, stage: int, op: CommOp) -> int:
 
 
 @derived
-def halo_rows(plan: Plan, op: CommOp) -> dict[int, Peers]:
+def halo_rows(plan: Plan, stage: Stage, op: CommOp) -> dict[int, Peers]:
     """Returns by tile the rows of an exchange that concern it; all microbatches share them."""
-    n, channels, *_ = plan.graph.shape(op.value)
+    n, channels, *_ = map_shape(plan.graph, stage, op.value)
     by_tile: dict[int, Peers] = {}
     for row in op.messages:
         source, target, r0, r1, c0, c1 = row

@@ -44,7 +44,7 @@ def translated_kinds(plan: Plan) -> list[int]:
     for stage in plan.stages:
         halos.append([[] for _ in range(stage.num_ranks)])
         for op in stage.comm:
-            rows = halo_rows(plan, op) if op.kind == "halo" else {}
+            rows = halo_rows(plan, stage, op) if op.moves_pixels else {}
             for tile, peers in rows.items():
                 own = ((other - tile, row[0] == tile, shape) for other, row, shape in peers)
                 key = id(op), tuple(own)
@@ -166,7 +166,7 @@ def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
     """Returns how many numbers each tile of a stage sends and receives, by exchange."""
     by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
     for op in stage.comm if stage.num_tiles > 1 else ():
-        rows = halo_rows(plan, op) if op.kind == "halo" else {}
+        rows = halo_rows(plan, stage, op) if op.moves_pixels else {}
         for tile, peers in rows.items():
             # The gradient goes the other way and adds no difference.
             numbers = [(row[0] == tile, math.prod(shape)) for _, row, shape in peers]

@@ -9,6 +9,8 @@ computed; here is the condition that a node must meet for each, and the rule tha
     norm        statistics of the whole image            in tiles
     reduce      a sum over the whole image               whole, the same on every tile
     whole       whole inputs: every tile computes alike  whole
+    gather      the pixels that it lacks of a value      whole
+    crop        its own pixels of a whole value          in tiles
 
 Shards hold all pixels of some samples of a microbatch (``parallel.local_dp``), so they only add up
 statistics of the microbatch.
@@ -33,12 +35,18 @@ TILED, WHOLE, SHARDED = "tiled", "whole", "sharded"
 value, or each holds some samples."""
 
 
+GATHER, CROP = "gather_tiles", "crop_to_tile"
+"""Kinds of the nodes with which ``hires.plan.conversions`` brings a value from one of these ways
+into the other."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """How the ranks of a stage compute one node together."""
 
     kind: str
-    """``pointwise``, ``window``, ``norm`` or ``reduce``; ``whole`` if all inputs are whole."""
+    """``pointwise``, ``window``, ``norm``, ``reduce``, ``gather`` or ``crop``; ``whole`` if all
+    inputs are whole."""
     axes: Axes | None = None
     """``window`` only: which pixels of the one input each output pixel depends on."""
     elements: int = 0
@@ -47,7 +55,7 @@ class Rule:
     @property
     def result(self) -> str:
         """How the value lies on the tiles."""
-        return WHOLE if self.kind in ("reduce", "whole") else TILED
+        return WHOLE if self.kind in ("reduce", "whole", "gather") else TILED
 
 
 def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
@@ -60,6 +68,8 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
 
 def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node that reads TILED and WHOLE values; None if tiles have none."""
+    if node.kind in (GATHER, CROP):
+        return Rule("gather" if node.kind == GATHER else "crop")
     if is_random(node):
         return None  # also behind the global pool, where all tiles must compute alike
     tiled = [name for name in node.inputs if layout[name] == TILED]
@@ -68,7 +78,7 @@ def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     rules = (
         _TILINGS[way](node, graph, tiled)
         for way in facts_of(node.kind).tiling
-        if way not in _ONE_MAP or _reads_only(node, graph, tiled[0])
+        if way not in _ONE_MAP or _reads_only(node, graph, tiled)
     )
     return next((rule for rule in rules if rule is not None), None)
 
@@ -132,7 +142,7 @@ _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "element": lambda node, graph, tiled: Rule("pointwise"),
 }
 """Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
-_ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one map and nothing else
+_ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one map and no other
 
 
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
@@ -170,14 +180,15 @@ def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:
     return {**node.args, facts.argument: [samples, *node.args[facts.argument][1:]]}
 
 
-def _reads_only(node: Node, graph: Graph, value: str) -> bool:
-    """Whether a map is read as the first argument, and no other argument is a value.
+def _reads_only(node: Node, graph: Graph, tiled: list[str]) -> bool:
+    """Whether a map is read as the first argument and by no other.
 
-    A weight that the network computes would need the sum of its gradient over the tiles.
+    Weights may be whole values that the network computes: their gradients are shared.
     """
-    first, *others = node.args.values()
-    alone = not any("value" in arg for arg in others if isinstance(arg, dict))
-    return first == {"value": value} and alone and len(graph.shape(value)) == 4
+    (_, first), *others = node.args.items()
+    read = {key: arg["value"] for key, arg in others if isinstance(arg, dict) and "value" in arg}
+    alone = read.keys() <= {"weight", "bias"} and not {*read.values()} & {*tiled}
+    return first == {"value": tiled[0]} and alone and len(graph.shape(tiled[0])) == 4
 
 
 def _dims(node: Node) -> list[int | None]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from hires.core.units import MIB
 from hires.plan.event import BYTES
 from hires.plan.groups import num_holders, sums_of, wide_dtype
+from hires.plan.halos import map_shape
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import pass_comm
 
@@ -28,7 +29,7 @@ class PassTraffic(NamedTuple):
     """Messages of one kind that the ranks of one or two stages send in one pass of a microbatch."""
 
     kind: str
-    """``halo``, ``stage``, ``join``, ``norm``, ``reduce``, ``share`` or ``loss``."""
+    """``stage``, ``join``, or the kind of a stage's ``CommOp``, as ``halo``."""
     makers: Stage
     readers: Stage
     back: bool
@@ -53,7 +54,8 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
             yield PassTraffic(kind, makers, readers, back, rows, sizes)
         for stage in plan.stages:
             for op, way_back in pass_comm(plan, stage, back):
-                each = math.prod(graph.shape(op.value)[:2]) * size
+                numbers = math.prod(map_shape(graph, stage, op.value)[:2])
+                each = numbers * BYTES[plan.dtype_of(op.value)]
                 sizes = [(r1 - r0) * (c1 - c0) * each for _, _, r0, r1, c0, c1 in op.messages]
                 to_all = op.elements * wide
                 yield PassTraffic(op.kind, stage, stage, way_back, op.messages, sizes, to_all)

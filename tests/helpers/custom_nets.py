@@ -81,6 +81,45 @@ class Cells(nn.Module):
         return self.head(y.mean((2, 3)))
 
 
+class Attends(nn.Module):
+    """Maps that are computed whole between maps in tiles: layer norm, attention, a position."""
+
+    def __init__(self, size: tuple[int, int], classes: int = 5, dense: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        half = [(length + 1) // 2 for length in size]
+        self.position = nn.Parameter(torch.randn(1, 6, *half) / 3)
+        self.column = nn.Parameter(torch.randn(6, 1, half[1]) / 3)
+        self.norm = nn.LayerNorm(6)
+        self.mix = nn.Linear(6, 6)
+        self.qkv = nn.Conv2d(6, 18, 1)
+        self.raw = nn.Parameter(torch.randn(6, 6, 3, 3) / 5)
+        self.skip = nn.Conv2d(6, 6, 3, padding=1)
+        self.bn = nn.BatchNorm2d(6)
+        self.head = nn.Conv2d(12, classes, 3, padding=1)
+        self.fc = nn.Linear(classes * 6, classes)
+        self.dense = dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes), or (n, classes, rows, cols) if dense."""
+        first = x = F.relu(self.stem(x) + self.position + torch.exp(self.column))
+        rows = torch.linspace(0, 1, x.shape[2], device=x.device).view(-1, 1).to(x.dtype)
+        y = self.mix(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        x = self.bn(self.skip(F.gelu(y)) * rows + x)
+        q, k, v = self.qkv(x).flatten(2).chunk(3, 1)  # (n, 6, H W) each
+        weights = ((q.transpose(1, 2) @ k) / 6**0.5).softmax(-1)
+        x = x + (v @ weights.transpose(1, 2)).reshape(x.shape)
+        weight = (self.raw - self.raw.mean((1, 2, 3), keepdim=True)) / self.raw.std()
+        x = F.conv2d(F.relu(x), weight, self.mix.bias, padding=1)
+        x = self.head(torch.cat([x, first], 1))
+        return x if self.dense else self.fc(F.relu(F.adaptive_avg_pool2d(x, (2, 3))).flatten(1))
+
+
+def attends(size: tuple[int, int], classes: int = 5, dense: bool = False) -> nn.Module:
+    """Returns the network with values that tiles gather and crop."""
+    return Attends(size, classes, dense)
+
+
 class Flattens(nn.Module):
     """A classifier whose size depends on the image: its flatten has no tiling rule."""
 

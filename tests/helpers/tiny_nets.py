@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from hires.nets.trace import trace
+from hires.plan.conversions import convert
 from hires.plan.graph import Graph
-from hires.plan.layout import lay_out
+from hires.plan.layout import connect
 from hires.plan.plan import Finding, Stage
+from hires.plan.search.joins import no_rules
 
 Forward = Callable[[Any, Tensor], Any]
 
@@ -36,6 +38,14 @@ def traced(
 
 
 def tiled(graph: Graph, tiles: tuple[int, int] = (2, 2)) -> tuple[Stage, list[Finding]]:
-    """Returns the graph as one stage of tiles, and what tiles cannot compute."""
+    """Returns the graph as one stage of tiles, and what tiles cannot compute without a gather."""
     stage = Stage(0, 0, len(graph.nodes), list(tiles), 0)
     return stage, lay_out(graph, [stage])
+
+
+def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
+    """Fills in how values lie in the stages and what travels; returns what cannot be computed."""
+    result, refused = convert(graph, stages, gather=False)
+    if not refused:
+        connect(result, stages, fuse)
+    return no_rules(result, stages, refused, listed=False)

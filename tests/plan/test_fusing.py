@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.plan.graph import Graph
-from hires.plan.layout import lay_out
 from hires.plan.plan import CommOp, Stage
 from tests.helpers.layouts import config_of, plan_of
-from tests.helpers.tiny_nets import Forward, traced
+from tests.helpers.tiny_nets import Forward, lay_out, traced
 
 
 def fused(forward: Forward, fuse: int, **parts: Any) -> Stage:

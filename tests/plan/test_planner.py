@@ -11,6 +11,7 @@ from torch import nn
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
+from hires.plan.groups import used_both_ways
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import IMAGE, config_of, plan_of
@@ -110,18 +111,17 @@ def test_more_tiles_than_rows_and_columns():
 def test_all_findings_come_at_once():
     # Only those of the first step were told; the next ones came after they had been mended.
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.fc(n.conv(n.norm(x)).flatten(1))[:1]
+        return n.fc(n.conv(x.flip(2)).flatten(1))[:1]
 
     plan = planned(
         forward,
-        parallel={"tiles": [14, 1], "microbatches": 3},
-        norm=nn.GroupNorm(1, 3),
+        parallel={"tiles": [14, 1], "microbatches": 3, "gather": "never"},
         conv=nn.Conv2d(3, 3, 1),
         fc=nn.Linear(390, 5),
     )
     keys = [key for key, _ in errors(plan)]
-    assert keys == ["batch", "parallel.tiles", "model", "parallel.balance", "parallel.balance"]
-    with pytest.raises(PlanError, match=r"batch=2 .*group_norm.*flatten"):
+    assert keys == ["batch", "parallel.tiles", "model", "parallel.balance"]
+    with pytest.raises(PlanError, match=r"batch=2 .*flip.*flatten"):
         plan.require_ok()
 
 
@@ -190,18 +190,13 @@ def before_and_behind(n: Any, x: torch.Tensor) -> torch.Tensor:
     return n.fc(n.conv(x.mean((2, 3), keepdim=True)).flatten(1))
 
 
-def test_parameter_of_tiles_and_of_the_whole_image_is_refused():
+def test_parameter_of_tiles_and_of_the_whole_image_counts_its_whole_use_once():
     # Its gradient is a part on every tile from the one use and complete from the other, and the
     # sum over the tiles counted the second one once for each tile.
     parts = {"conv": nn.Conv2d(3, 3, 1, bias=False), "fc": nn.Linear(3, 5)}
-    [(key, text)] = errors(planned(before_and_behind, parallel={"tiles": [2, 1]}, **parts))
-    assert key == "parallel.tiles"
-    assert text.startswith(
-        "conv.weight is used for tiles by conv (conv2d) and for values of the whole image by "
-        "conv.conv2d_1 (conv2d)"
-    )
-    assert planned(before_and_behind, **parts).ok
-    assert planned(before_and_behind, "infer", {"tiles": [2, 1]}, **parts).ok
+    plan = planned(before_and_behind, parallel={"tiles": [2, 1]}, **parts)
+    assert plan.ok
+    assert used_both_ways(plan, plan.stages[0]) == {"conv.weight"}
 
 
 @pytest.mark.parametrize(

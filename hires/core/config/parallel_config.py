@@ -56,6 +56,9 @@ class ParallelConfig(Section, key="parallel"):
     memory) or ``gems_1f1b`` (shortest step)."""
     balance: list[int] | None = None
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
+    gather: str = choice("auto", ("auto", "never"))
+    """Whether an operator that tiles cannot divide is computed whole on each of them, from gathered
+    pixels (``auto``), or refused (``never``)."""
     halo: HaloConfig = field(default_factory=HaloConfig)
 
     def _check_more(self, check: Checks) -> None:

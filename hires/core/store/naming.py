@@ -43,7 +43,12 @@ COSMETIC = (
 """Keys that decide where a run is kept, or how and whether it is started, not what it computes. So
 does ``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
 
-LATER: dict[str, Any] = {"launcher.bind": "auto", "launcher.mpi": None, "launcher.srun_mpi": None}
+LATER: dict[str, Any] = {
+    "launcher.bind": "auto",
+    "launcher.mpi": None,
+    "launcher.srun_mpi": None,
+    "parallel.gather": "auto",
+}
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 
 _MAX_PART = 48

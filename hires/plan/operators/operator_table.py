@@ -41,7 +41,8 @@ def window_axes(kind: str, node: Node, shape: list[int], *window: list[int]) -> 
 
 
 def _conv(node: Node, shape: list[int], graph: Graph) -> Axes:
-    kernel = graph.params[node.args["weight"]["param"]].shape[2:]
+    [(source, weight)] = node.args["weight"].items()
+    kernel = (graph.params[weight].shape if source == "param" else graph.shape(weight))[2:]
     stride, dilation = pair(node.args["stride"]), pair(node.args["dilation"])
     padding = node.args["padding"]
     if padding == "same":

@@ -22,30 +22,39 @@ from hires.plan.rules import TILED
 from hires.plan.search.layout_search import Change
 
 
-def no_rule(
-    graph: Graph, stages: list[Stage], stage: Stage, nodes: list[Node], listed: bool
-) -> Finding:
-    """Explains that a stage's nodes of one kind cannot be tiled, and how to join before them."""
-    alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
-    subject = f"{describe(nodes[0])}{alike} in stage {stage.index} {'have' if alike else 'has'}"
+def no_rules(
+    graph: Graph, stages: list[Stage], refused: list[tuple[Stage, Node]], listed: bool
+) -> list[Finding]:
+    """Explains which nodes no rank can compute, and how to join before the first of them."""
+    if not refused:
+        return []
+    stage, first = refused[0]
+    kinds: dict[tuple[int, str], list[Node]] = {}
+    for at, node in refused:
+        kinds.setdefault((at.index, node.kind), []).append(node)
+    named = []
+    for (index, _), nodes in kinds.items():
+        alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
+        named.append(f"{describe(nodes[0])}{alike} in stage {index}")
+    subject = f"{', '.join(named)} {'has' if len(refused) == 1 else 'have'}"
     if stage.shards > 1:
         text = f"{subject} no rule for samples on several ranks; use parallel.local_dp=1"
-        return Finding("error", "parallel.local_dp", text)
+        return [Finding("error", "parallel.local_dp", text)]
     if stage.index > 0:
-        return Finding(
-            "error",
-            "parallel.tiles" if listed else "parallel.spatial_stages",
-            f"{subject} no tiling rule; {_join(stages, stage.index, listed).text} joins the tiles "
-            f"before that stage (it begins at {stage.first_layer})",
+        key = "parallel.tiles" if listed else "parallel.spatial_stages"
+        remedy = (
+            f"{_join(stages, stage.index, listed).text} joins the tiles before that stage (it "
+            f"begins at {stage.first_layer})"
         )
-    layer = _layer_of(graph, nodes[0])
+        return [Finding("error", key, f"{subject} no tiling rule; {remedy}")]
+    layer = _layer_of(graph, first)
     if layer == 0:
         cut = "it belongs to the first layer, so this network cannot begin with tiles"
     else:
         name = graph.nodes[layer_starts(graph)[layer]].name
         keys = _cut(graph, stages, stage, layer, listed).text
         cut = f"stage 1 can begin at layer {layer} ({name}): use {keys}"
-    return Finding("error", "parallel.balance", f"{subject} no tiling rule; {cut}")
+    return [Finding("error", "parallel.balance", f"{subject} no tiling rule; {cut}")]
 
 
 def vanishing(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:

@@ -33,7 +33,7 @@ def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
     pieces: list[list[Step]] = [[]]
     for step in steps_of(plan, stage, back):
         pieces[-1].append(step)
-        pieces += [[] for op in step.comm if op.kind != "halo"]
+        pieces += [[] for op in step.comm if not op.moves_pixels]
     return pieces
 
 

@@ -20,22 +20,22 @@ from tests.helpers.tiny_nets import traced
 IMAGE = (13, 10)
 
 
-def five(norm: int) -> Graph:
-    """Five convolutions and a classifier, a group norm behind the convolution ``norm``."""
+def five(turned: int) -> Graph:
+    """Five convolutions and a classifier, a map upside down behind the convolution ``turned``."""
 
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
         for index, conv in enumerate(n.convs):
             x = torch.relu(conv(x))
-            x = n.norm(x) if index == norm else x
+            x = x.flip(2) if index == turned else x
         return n.fc(x.mean((2, 3)))
 
     convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(5))
-    return traced(forward, (4, 3, *IMAGE), convs=convs, norm=nn.GroupNorm(1, 3), fc=nn.Linear(3, 5))
+    return traced(forward, (4, 3, *IMAGE), convs=convs, fc=nn.Linear(3, 5))
 
 
 def planned(graph: Graph, keys: dict[str, Any]) -> Plan:
     passes = keys.get("directions", 1) * keys.get("pairs", 1)
-    return make_plan(config_of("train", 4 * passes, **keys), graph)
+    return make_plan(config_of("train", 4 * passes, gather="never", **keys), graph)
 
 
 def advised(text: str) -> dict[str, Any]:
@@ -82,8 +82,8 @@ ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", ENDS)
 def test_advised_end_of_the_tiles_is_one_that_works(case):
-    norm, keys, advice = ENDS[case]
-    graph = five(norm)
+    turned, keys, advice = ENDS[case]
+    graph = five(turned)
     [finding] = [f for f in planned(graph, keys).findings if f.severity == "error"]
     assert advised(finding.text) == advice
     plan = planned(graph, keys | advice)
@@ -145,6 +145,6 @@ def test_layout_that_is_refused_already_is_looked_over_only(monkeypatch):
     for name in ("planner.verify", "planner.edges_of", "layout.widen", "layout._stage_comm"):
         monkeypatch.setattr(f"hires.plan.{name}", never)
     refusal = Finding("error", "launcher.max_ranks", "too many")
-    plan = make_plan(config_of("train", 4, **keys), graph, [refusal])
+    plan = make_plan(config_of("train", 4, gather="never", **keys), graph, [refusal])
     found = [f.key for f in plan.findings if f.severity == "error"]
     assert found == ["parallel.balance", "launcher.max_ranks"]

@@ -1,0 +1,47 @@
+"""Values that tiles gather and crop are those of one process: real ranks, float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.layouts import verified
+
+pytestmark = pytest.mark.dist
+
+IMAGE = [13, 10]
+MODEL = {"name": "custom", "target": "tests.helpers.custom_nets:attends"}
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "two tiles": {"tiles": [1, 2]},
+    "grid": {"tiles": [2, 2]},
+    "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
+    "skip over a stage": {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2},
+}
+
+
+def check(folder: Path, dense: bool = False, **keys: Any) -> None:
+    model = {**MODEL, "args": {"size": IMAGE, "dense": dense}}
+    answer = verified(folder, image=IMAGE, model=model, data={"classes": 5, "length": 16}, **keys)
+    assert answer["ok"], answer
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gathered_values_equal_one_process(name: str, tmp_path: Path):
+    check(tmp_path, batch=4, parallel=LAYOUTS[name])
+
+
+def test_gathered_values_that_are_computed_again(tmp_path: Path):
+    memory, parallel = {"checkpoint": "block"}, {"tiles": [2, 1], "stages": 2, "spatial_stages": 2}
+    check(tmp_path, memory=memory, parallel=parallel)
+
+
+def test_gathered_values_with_fused_halos_and_over_the_network(tmp_path: Path):
+    halo = {"fuse": 2, "overlap": "on"}
+    check(tmp_path, True, comm={"shared_memory": False}, parallel={"tiles": [1, 2], "halo": halo})
+
+
+def test_gathered_values_in_inference(tmp_path: Path):
+    check(tmp_path, dense=True, task={"name": "infer"}, parallel={"tiles": [2, 2]})

@@ -1,0 +1,142 @@
+"""Where tiles gather a value, and where they crop it to tiles again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from tests.helpers.small_plans import IMAGE, config_of
+from tests.helpers.tiny_nets import Forward, traced
+
+
+def planned(forward: Forward, task: str = "train", tiles: Any = (2, 1), **parts: Any) -> Plan:
+    """The plan of a small network on two images of 13x10."""
+    config = config_of(task, 2, tiles=list(tiles))
+    plan = make_plan(config, traced(forward, (2, 3, *IMAGE), task == "train", **parts))
+    assert plan.ok, plan.findings
+    return plan
+
+
+def ways(plan: Plan) -> list[str]:
+    """Every node of the first stage and how its value lies."""
+    return [f"{node.name} {plan.stages[0].layout[node.name]}" for node in plan.nodes(0)]
+
+
+def said(plan: Plan) -> list[tuple[str, str, bool]]:
+    return [(op.node, op.kind, op.back) for op in plan.stages[0].comm]
+
+
+CONV = {"conv": nn.Conv2d(3, 5, 1)}
+
+
+def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.last(F.relu(n.conv(x).flip(2)))
+
+    plan = planned(forward, **CONV, last=nn.Conv2d(5, 5, 1))
+    assert ways(plan) == [
+        "conv tiled",
+        "conv.gather0 whole",
+        "flip whole",
+        "flip.crop0 tiled",  # the convolution behind the ReLU is worth it
+        "relu tiled",
+        "last tiled",
+    ]
+    gather, crop, loss = plan.stages[0].comm
+    assert said(plan) == [
+        ("conv.gather0", "gather", False),
+        ("flip.crop0", "crop", True),
+        ("last", "loss", False),
+    ]
+    # Each tile gets what the other holds, and of the gradient the same.
+    assert gather.messages == [[1, 0, 7, 13, 0, 10], [0, 1, 0, 7, 0, 10]]
+    assert crop.messages == [[0, 1, 7, 13, 0, 10], [1, 0, 0, 7, 0, 10]]
+    assert loss.kind == "loss"
+
+
+def test_crop_says_nothing_where_no_gradient_comes_back():
+    forward = lambda n, x: n.conv(x.flip(2))  # noqa: E731
+    assert said(planned(forward, **CONV)) == [
+        ("input.gather0", "gather", False),
+        ("conv", "loss", False),
+    ]
+    assert said(planned(forward, "infer", **CONV)) == [("input.gather0", "gather", False)]
+
+
+def test_one_gather_serves_all_readers_and_the_tiles_stay():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.conv(x)
+        return x.flip(2) + x.roll(1, 3) + x
+
+    plan = planned(forward, **CONV)
+    assert [line for line in ways(plan) if "." in line] == ["conv.gather0 whole", "add.crop0 tiled"]
+    assert ways(plan)[-1] == "add_1 tiled"
+
+
+def test_small_map_stays_whole_on_its_way_to_a_classifier():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.fc(F.relu(F.adaptive_avg_pool2d(n.conv(x), (2, 2))).flatten(1))
+
+    plan = planned(forward, **CONV, fc=nn.Linear(20, 5))
+    assert [op.kind for op in plan.stages[0].comm] == ["gather"]
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 13, 10), (5, 13, 10), (5, 13, 1), (13, 10), (10,)])
+def test_parameter_with_rows_or_columns_is_cropped(shape):
+    # A position embedding passed for pointwise, although no tile has a parameter of its size.
+    position = nn.Parameter(torch.ones(shape))
+    plan = planned(lambda n, x: n.conv(x) + n.position, position=position, **CONV)
+    assert plan.stages[0].layout["add"] == "tiled"
+    assert plan.graph.by_name["position.crop0"].shape[-2:] == list(IMAGE)
+    # Nothing travels but the gradient of a whole value that is made from the parameter.
+    whole = shape[-2:] == IMAGE
+    assert [op.kind for op in plan.stages[0].comm] == ["loss"] if whole else ["crop", "loss"]
+
+
+def test_vector_is_no_row_of_columns_where_it_means_channels():
+    # As many channels as columns: the weight of a PReLU has no pixels.
+    plan = planned(lambda n, x: n.act(n.conv(x)), act=nn.PReLU(10), conv=nn.Conv2d(3, 10, 1))
+    assert ways(plan) == ["conv tiled", "act tiled"]
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_gradient_of_a_computed_weight_is_shared(kernel):
+    weight = nn.Parameter(torch.ones(5, 3, kernel, kernel))
+    plan = planned(lambda n, x: F.conv2d(x, n.raw / n.raw.norm()), raw=weight)
+    assert plan.stages[0].layout["conv2d"] == "tiled"
+    assert ("conv2d", "share", True) in said(plan)
+
+
+def test_lists_of_whole_maps_are_cropped_one_by_one():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        upper, lower = n.conv(x).chunk(2, 2)
+        return n.last(upper[:, :, :6] + lower)
+
+    plan = planned(forward, **CONV, last=nn.Conv2d(5, 5, 1))
+    assert plan.stages[0].layout["chunk"] == "whole"
+    assert plan.stages[0].layout["last"] == "tiled"
+
+
+def test_indices_travel_in_their_own_type():
+    plan = planned(lambda n, x: n.conv(x) * (n.conv(x) > 0).flip(2), **CONV)
+    [gather] = [op for op in plan.stages[0].comm if op.kind == "gather"]
+    assert plan.dtype_of(gather.value) == "bool"
+    assert plan.totals["by_kind"]["gather"]["bytes"] == 2 * 5 * 13 * 10
+
+
+def test_plan_of_a_network_without_conversions_holds_the_traced_graph():
+    graph = traced(lambda n, x: n.conv(x), (2, 3, *IMAGE), **CONV)
+    assert make_plan(config_of("train", 2, tiles=[2, 1]), graph).graph is graph
+
+
+def test_gather_can_be_forbidden():
+    graph = traced(lambda n, x: n.conv(x.flip(2)), (2, 3, *IMAGE), **CONV)
+    plan = make_plan(config_of("train", 2, tiles=[2, 1], gather="never"), graph)
+    [finding] = plan.findings
+    assert "flip (flip) in stage 0 has no tiling rule" in finding.text
