@@ -64,7 +64,8 @@ def test_tested_torch_is_exact_because_a_range_takes_gigabytes():
 
 def test_pins_are_allowed_by_the_project():
     wanted = project()["project"]["dependencies"]
-    wanted += project()["project"]["optional-dependencies"]["dev"]
+    extras = project()["project"]["optional-dependencies"]
+    wanted += extras["dev"] + extras["networks"]
     for requirement in map(Requirement, wanted):
         if requirement.name.lower() in pins():
             [pin] = pins()[requirement.name.lower()].specifier
