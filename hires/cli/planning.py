@@ -252,8 +252,8 @@ def deciding(config: RunConfig) -> dict[str, Any]:
 
 def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
     """Returns the shapes of a network's parameters and buffers, in the order of its layers."""
-    names = dict.fromkeys(name for node in graph.nodes for name in node.params)
-    return {name: list(graph.params[name].shape) for name in names}
+    facts = {name: graph.params[name] for node in graph.nodes for name in node.params}
+    return {name: list(fact.shape) for name, fact in facts.items() if not fact.is_constant}
 
 
 def _texts(plan: Plan, severity: str) -> list[str]:

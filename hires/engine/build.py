@@ -132,6 +132,7 @@ def names_of(contexts: list[Context], all_names: Iterable[str]) -> set[str]:
     # No node reads the counters of norms: they are found beside the running means.
     plan, stages = contexts[0].plan, {context.stage.index for context in contexts}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
+    names = {name for name in names if not plan.graph.params[name].is_constant}
     return names | ({_counter_of(name) for name in names} & set(all_names))
 
 

@@ -1,28 +1,31 @@
 """Turns an exported program into a graph of plain data.
 
-The user's code may write into tensors; a graph has no writes. An in-place operation becomes the
-ordinary one, which computes the same if no other value lies in the memory that was overwritten:
-
-    y = x.view(-1)      x and y share memory
-    y.add_(1)           refused if x is read later: it would read the old numbers
+Parameters and buffers go by their names; other tensors that the forward pass reads are constants,
+whose numbers are part of the graph. What ran under ``torch.no_grad`` ends in a ``detach``.
 """
 
 from __future__ import annotations
 
-import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec
 
 from hires.core.errors import ConfigError
+from hires.nets.constants import constant_of
+from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
+from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
+from hires.nets.written_values import written_value
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.operators.operator_facts import facts_of, flops_of
 
 COUNTER = "num_batches_tracked"
 """The one buffer that a network may write to; the engine counts once a step."""
+MOST_CONSTANT_BYTES = 8 * 2**20
+"""Size of all constants of a network: they are stored in the plan."""
 
 
 def written(name: str) -> ConfigError:
@@ -42,182 +45,191 @@ class GraphWriter:
     def __init__(
         self, exported: ExportedProgram, tensors: dict[str, Tensor], names: dict[str, str]
     ) -> None:
-        self.exported = exported
+        inline(exported.graph_module)
+        self.spec = exported.call_spec.out_spec
         self.nodes = list(exported.graph.nodes)
-        self.order = {node: index for index, node in enumerate(self.nodes)}
-        self.tensors = tensors
-        self.refs = _inputs(exported, names)
-        self.memory: dict[torch.fx.Node, set[torch.fx.Node]] = {}  # all nodes in a node's memory
+        self.facts = {
+            name: Parameter(list(t.shape), name_of(t.dtype), bool(t.requires_grad))
+            for name, t in tensors.items()
+        }
+        self.memory = TracedMemory(self._emit)
         self.shapes: dict[str, list[int] | None] = {}
-        self.written: list[Node] = []
+        self.made: list[Node] = []
+        self.numbers: dict[str, float] = {}  # constants without dims
+        self.no_grad: set[str] = set()  # values that were made without gradients
+        self.detached: dict[str, Ref] = {}  # such a value, for readers with gradients
+        self.node = self.nodes[0]  # the one that is turned
+        specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.memory.add(node, self._input(specs[node.name], exported.constants, names))
 
     def write(self, input_shape: list[int]) -> Graph:
         """Returns the graph for images (n, C, H, W); ConfigError: what it cannot hold."""
         self.shapes[INPUT] = input_shape
         for node in self.nodes:
             if node.op == "call_function":
+                self.node = node
                 self._call(node)
         output = self._output()
         live, wanted = [], {output}
-        for made in reversed(self.written):
+        for made in reversed(self.made):
             if made.name in wanted:
                 wanted.update(made.inputs)
                 live.append(made)
         if INPUT not in wanted:
             raise ConfigError("the network's output does not depend on the image")
         used = {name for made in live for name in made.params}
-        facts = {
-            name: Parameter(list(t.shape), _name_of(t.dtype), bool(t.requires_grad))
-            for name, t in self.tensors.items()
-            if name in used
-        }
+        facts = {name: fact for name, fact in self.facts.items() if name in used}
         graph = Graph(live[::-1], output, input_shape, facts)
         for made in graph.nodes:
             trainable = any(facts[name].trainable for name in made.params)
             above = any(map(graph.needs_grad, made.inputs))
             floating = made.dtype is None or "float" in made.dtype
-            ends = facts_of(made.kind).ends_gradient
+            ends = facts_of(made.kind).ends_gradient or made.name in self.no_grad
             made.needs_grad = floating and (trainable or above) and not ends
         return graph
 
-    def _call(self, node: torch.fx.Node) -> None:
+    def _call(self, node: fx.Node) -> None:
         # Adds the node of one operation, unless its value equals its input.
-        call = _Call.of(node)
-        name, facts = call.name, facts_of(call.name)
-        source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
-        self.memory[node] = {node}
-        if source is not None and (facts.may_share or call.aliases):
-            self.memory[node] = self.memory.setdefault(source, {source})
-            self.memory[node].add(node)
-        if source is not None and source.name in self.refs:
-            first = self.refs[source.name]
-            counts = call.writes and first.get("param", "").endswith(COUNTER)
-            if facts.same_value or counts:
-                self.refs[node.name] = first
-                return
-            if call.writes:
-                self._refuse_write(node, source, name)
-                name = name.removesuffix("_")
-        value = node.meta.get("val")
-        shape = list(value.shape) if isinstance(value, Tensor) else None
-        dtype = _name_of(value.dtype) if isinstance(value, Tensor) else None
+        call = Call.of(node)
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if source is not None and source not in self.memory:
+            return  # a check of a number that the graph does not hold
+        if source is not None and call.writes:
+            made = self._overwritten(node, source, call)
+            self.memory.write(source, made, node)
+            self.memory.add(node, made, source)
+            return
+        shows = source if source is not None and self._is_view(node, source, call) else None
+        if source is not None and call.same_value:
+            self.memory.add(node, self.memory.read(source), shows)
+            return
+        if not isinstance(value_of(node), (Tensor, list, tuple)):
+            return  # a number: refused where it is used
+        if call.name == "as_strided":
+            _check_strides(node)
+        args = {name: self._encode(arg) for name, arg in call.arguments.items()}
+        self.memory.add(node, self._emit(call.op, args, value_of(node), node), shows)
+
+    def _is_view(self, node: fx.Node, source: fx.Node, call: Call) -> bool:
+        if call.name == "lift_fresh_copy":
+            return False
+        if call.name == "getitem":  # of views, or of new tensors
+            return self.memory.root_of(source) is not source
+        if call.name == "dropout" and not (call.arguments["train"] and call.arguments["p"]):
+            return True  # its input itself, which torch.export takes for a new tensor
+        return storage_of(value_of(node)) == storage_of(value_of(source))
+
+    def _overwritten(self, node: fx.Node, source: fx.Node, call: Call) -> Ref:
+        # The value that an operation in place leaves in its first argument.
+        name = self.memory.read(self.memory.root_of(source)).get("param", "")
+        if name.endswith(COUNTER):
+            return {"param": name}
+        if name:
+            raise written(name)
         args = {key: self._encode(arg) for key, arg in call.arguments.items()}
-        op, made_name = f"{name}.{call.overload}", self._unique(node)
-        made = Node(made_name, op, args, shape, dtype, _layer(node))
-        weights = (list(self.tensors[param].shape) for param in made.params)
+        return written_value(node, args, self.numbers, self._emit)
+
+    def _encode(self, arg: Any) -> Any:
+        # A value that was made without gradients is detached for readers that have some.
+        given = self.memory.encode(arg)
+        return given if self.node.meta.get(NO_GRAD) else self._with_end(given)
+
+    def _with_end(self, given: Any) -> Any:
+        if isinstance(given, list):
+            return [self._with_end(one) for one in given]
+        name = given.get("value") if isinstance(given, dict) else None
+        if name not in self.no_grad:
+            return given
+        if name not in self.detached:
+            [maker] = [made for made in reversed(self.made) if made.name == name]
+            if maker.dtype is None or "float" not in maker.dtype:
+                return given
+            like = torch.empty(maker.shape or [], dtype=getattr(torch, maker.dtype), device="meta")
+            self.detached[name] = self._emit("detach.default", {"self": given}, like, self.node)
+        return self.detached[name]
+
+    def _emit(self, op: str, args: dict[str, Any], like: Any, node: fx.Node) -> Ref:
+        shape = list(like.shape) if isinstance(like, Tensor) else None
+        if shape is not None and not all(isinstance(length, int) for length in shape):
+            raise ConfigError(
+                f"the size of a tensor depends on the values of others ({node.target} at "
+                f"{layer_of(node) or 'the top level'}); use torch.where or a fixed size"
+            )
+        dtype = name_of(like.dtype) if isinstance(like, Tensor) else None
+        made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
+        weights = (self.facts[param].shape for param in made.params)
         weight = next((shape for shape in weights if len(shape) > 1), None)
         read = self.shapes[made.inputs[0]] if made.inputs else None
         made.flops = flops_of(made, weight, read or [0])
         self.shapes[made.name] = made.shape
-        self.refs[node.name] = {"value": made.name}
-        self.written.append(made)
-
-    def _refuse_write(self, node: torch.fx.Node, source: torch.fx.Node, name: str) -> None:
-        # A write to the memory of a parameter, or of a value that is read later.
-        plain = hasattr(torch.ops.aten, name.removesuffix("_"))
-        for other in self.memory[source] - {node}:
-            if param := self.refs[other.name].get("param"):
-                raise written(param)
-            if any(self.order[user] > self.order[node] for user in other.users):
-                plain = False
-        if not plain:
-            where = _layer(node) or "the top level"
-            raise ConfigError(
-                f"the network writes in place into memory that it also reads otherwise "
-                f"({node.target} at {where}); use the out-of-place operation there"
-            )
-
-    def _encode(self, arg: Any) -> Any:
-        if isinstance(arg, torch.fx.Node):
-            return self.refs[arg.name]
-        if isinstance(arg, (list, tuple)):
-            return [self._encode(item) for item in arg]
-        if isinstance(arg, torch.dtype):
-            return {"dtype": _name_of(arg)}
-        if isinstance(arg, torch.device):
-            return {"device": None}
-        if isinstance(arg, torch.memory_format):
-            return {"memory_format": str(arg).removeprefix("torch.")}
-        if isinstance(arg, torch.layout):
-            return None
-        if arg is None or isinstance(arg, (bool, int, float, str)):
-            return arg
-        raise ConfigError(f"the network passes {arg!r} to an operation; hires cannot record that")
+        self.made.append(made)
+        if self.node.meta.get(NO_GRAD):
+            self.no_grad.add(made.name)
+        return {"value": made.name}
 
     def _output(self) -> str:
-        [returned] = [node for node in self.nodes if node.op == "output"]
-        spec = self.exported.call_spec.out_spec
-        values = [arg for arg in returned.args[0] if isinstance(arg, torch.fx.Node)]
-        ref = self.refs[values[0].name] if len(values) == 1 else {}
-        if spec is not None and not spec.is_leaf():
-            what = f"a {spec.type.__name__}"
+        [self.node] = [node for node in self.nodes if node.op == "output"]
+        [values] = self.node.args
+        assert isinstance(values, tuple)
+        ref = self._encode(values[0]) if values and isinstance(values[0], fx.Node) else {}
+        if self.spec is not None and not self.spec.is_leaf():
+            what = f"a {self.spec.type.__name__}"
+        elif ref.get("value") == INPUT:
+            what = "the image itself"
         elif "value" not in ref:
             what = "something else"
-        elif ref["value"] == INPUT:
-            what = "the image itself"
         else:
-            return ref["value"]
+            return str(ref["value"])
         raise ConfigError(
             f"the network must return one tensor computed from the image; it returns {what}"
         )
 
-    def _unique(self, node: torch.fx.Node) -> str:
+    def _unique(self, node: fx.Node) -> str:
         # The path of its module, with the operation if that is taken.
-        path = _layer(node)
+        path = layer_of(node)
         name = path if path not in self.shapes else f"{path}.{node.name.removesuffix('_')}"
         name = name or node.name.removesuffix("_")
         while name in self.shapes:
             name += "_"
         return name
 
-
-def _inputs(exported: ExportedProgram, names: dict[str, str]) -> dict[str, dict[str, str]]:
-    refs = {}
-    for spec in exported.graph_signature.input_specs:
+    def _input(
+        self, spec: InputSpec, constants: dict[str, Any], names: dict[str, str]
+    ) -> dict[str, str]:
+        target = spec.target or spec.arg.name
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            assert spec.target is not None
-            refs[spec.arg.name] = {"param": names.get(spec.target, spec.target)}
-        elif spec.kind is InputKind.USER_INPUT:
-            refs[spec.arg.name] = {"value": INPUT}
-        else:
+            return {"param": names.get(target, target)}
+        if spec.kind is InputKind.USER_INPUT:
+            return {"value": INPUT}
+        constant = constants.get(target)
+        if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor):
             raise ConfigError(
-                f"the network holds a constant tensor ({spec.target or spec.arg.name}) that is "
-                f"neither parameter nor buffer; register it with register_buffer"
+                f"the network reads {target}, which is computed when it is built or traced and "
+                f"has no numbers; register it with register_buffer, or compute it from the image"
             )
-    return refs
-
-
-class _Call(NamedTuple):  # an operation of the program, as the schema of its operator describes it
-    name: str
-    overload: str
-    arguments: dict[str, Any]  # all of them by name, with the defaults of the operator
-    aliases: bool = False  # whether it returns its input's memory, as a view or after a write
-    writes: bool = False  # whether it writes into its first argument; others are refused
-
-    @classmethod
-    def of(cls, node: torch.fx.Node) -> _Call:
-        target = node.target
-        if target is operator.getitem:
-            return cls("getitem", "default", dict(zip(("list", "index"), node.args, strict=True)))
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        name = f"constant.{target}"
+        self.facts[name] = constant_of(constant)
+        if not constant.dim() and not constant.is_complex():
+            self.numbers[name] = constant.item()
+        total = sum(len(fact.data or "") for fact in self.facts.values()) * 3 // 4
+        if total > MOST_CONSTANT_BYTES:
             raise ConfigError(
-                f"the network calls {target}, which is no ATen operation; write it with torch's own"
+                f"the network holds {total >> 20} MiB of tensors that are neither parameters nor "
+                f"buffers, as {target}; register them with register_buffer"
             )
-        schema = target._schema
-        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-        if any(written[1:]):
-            raise ConfigError(f"the network calls {target}; use the variant without out=")
-        arguments = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
-        arguments |= {a.name: arg for a, arg in zip(schema.arguments, node.args, strict=False)}
-        aliases = any(returned.alias_info is not None for returned in schema.returns)
-        name = schema.name.split("::")[1]
-        return cls(name, target._overloadname, arguments, aliases, any(written))
+        return {"param": name}
 
 
-def _layer(node: torch.fx.Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]).removeprefix("L['self'].") if stack else ""
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _check_strides(node: fx.Node) -> None:
+    """Refuses to read memory by strides where it holds more, or another order, than the tensor."""
+    [source, *_] = node.args
+    assert isinstance(source, fx.Node)
+    x = value_of(source)
+    if not x.is_contiguous() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
+        where = layer_of(node) or "the top level"
+        raise ConfigError(
+            f"the network reads memory by strides ({node.target} at {where}) of a tensor that is a "
+            f"view; call contiguous() before it, or use reshape, unfold or slices"
+        )

@@ -8,8 +8,6 @@ flow that depends on shapes is resolved. Nothing is allocated.
 from __future__ import annotations
 
 import contextlib
-import copy
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +18,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model
 from hires.nets.custom import error_line
+from hires.nets.fake_network import export_network
 from hires.nets.graph_export import COUNTER, GraphWriter, written
 from hires.plan.graph import Graph
 
@@ -27,19 +26,16 @@ LARGER = (2, 4)
 """Factors by which an image is enlarged to find out whether a network refuses only its size."""
 
 
-def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
+def trace(
+    model: nn.Module, input_shape: list[int], training: bool, dtype: torch.dtype = torch.float32
+) -> Graph:
     """Returns the graph of one forward pass of a module, which is left as it was.
 
     It takes one microbatch of images, (n, C, H, W), and returns one tensor; ConfigError: why it
-    cannot be traced.
+    cannot be traced. ``dtype`` is that of images, parameters and buffers.
     """
-    images = torch.empty(input_shape, device="meta")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            copied = copy.deepcopy(model).to("meta").train(training)
-            with _refused_assignments(copied):
-                exported = torch.export.export(copied, (images,), strict=False)
+        exported = export_network(model, input_shape, training, dtype, _refused_assignments)
     except ConfigError:
         raise
     except Exception as error:  # torch.export raises whatever the forward pass raises
@@ -47,7 +43,7 @@ def trace(model: nn.Module, input_shape: list[int], training: bool) -> Graph:
             f"the network's forward pass on an input of {input_shape} failed or cannot be traced: "
             f"{_reason(error)}"
         ) from error
-    # On the meta device two names of one tensor become two tensors; torch lists it under the first.
+    # torch lists a tensor of several names under the first.
     first: dict[int, str] = {}
     every = {
         name: tensor
@@ -102,11 +98,6 @@ def _refused_assignments(model: nn.Module) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     text = error_line(error)
-    if "same device" in text:
-        return (
-            "it uses a tensor that is neither parameter nor buffer; register it with "
-            "register_buffer, or make it with device=x.device"
-        )
     if "data-dependent" in text:
         return f"its control flow depends on the values of tensors ({text})"
     return text

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hires.parallel import strides  # noqa: F401, registers its substitutes
 from hires.parallel.context import Context
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hires.nets.constants import constant_tensor
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
@@ -36,7 +37,11 @@ class StageModule:
     def __init__(self, context: Context, tensors: dict[str, Tensor]) -> None:
         plan, stage = context.plan, context.stage
         self.nodes = plan.nodes(stage.index)
-        self.tensors = {name: tensors[name] for node in self.nodes for name in node.params}
+        facts = {name: plan.graph.params[name] for node in self.nodes for name in node.params}
+        self.tensors = {
+            name: constant_tensor(fact) if fact.is_constant else tensors[name]
+            for name, fact in facts.items()
+        }
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
         sent = [edge.value for edge in plan.edges if edge.source == stage.index]
         last = [plan.graph.output] if stage.index == len(plan.stages) - 1 else []

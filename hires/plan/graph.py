@@ -28,12 +28,19 @@ class Parameter:
     shape: list[int]
     dtype: str
     trainable: bool
-    """False for frozen parameters and for buffers."""
+    """False for frozen parameters, for buffers and for constants."""
+    data: str | None = None
+    """Bytes of a constant in base64; None for what the network's module holds."""
 
     @property
     def num_elements(self) -> int:
         """Numbers that it holds."""
         return math.prod(self.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether its numbers are here, and not in the network's module."""
+        return self.data is not None
 
 
 @dataclass

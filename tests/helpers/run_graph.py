@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hires.nets.constants import constant_tensor
 from hires.plan.graph import INPUT, Graph
 
 
 def run_graph(graph: Graph, model: nn.Module, images: Tensor) -> Tensor:
     """Returns what the graph computes with a module's parameters and buffers."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    facts = graph.params.items()
+    tensors |= {name: constant_tensor(fact) for name, fact in facts if fact.is_constant}
     values: dict[str, Any] = {INPUT: images}
 
     def decode(arg: Any) -> Any:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from hires.core.config.run_config import ModelConfig, RunConfig
 from hires.nets.build_network import build_model
+from hires.nets.constants import constant_tensor
 from hires.nets.trace import trace, trace_config
 from hires.plan.graph import INPUT, Graph
 from tests.helpers.custom_nets import zoo
@@ -186,6 +189,83 @@ def test_gradients_flow_from_trainable_parameters_only():
     }
     assert not graph.needs_grad(INPUT)
     assert not graph.params["frozen.weight"].trainable
+
+
+def same_gradients(forward: Forward, **parts: Any) -> Graph:
+    """Checks that parameters get the gradients that the module gives them; returns the graph."""
+    net = Net(forward, **parts).double()
+    graph = trace(net, list(SHAPE), True, torch.float64)
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected, computed = net(x.clone()), run_graph(graph, net, x.clone())
+    torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-12)
+    grads = []
+    for output in (computed, expected):
+        net.zero_grad()
+        output.square().sum().backward()
+        grads.append([p.grad for p in net.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    return graph
+
+
+def test_part_without_gradients_ends_them():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        y = n.conv(x)
+        with torch.no_grad():
+            z = n.conv(y) * 2
+            with torch.enable_grad():
+                w = n.conv(z)
+            mask = y > 0
+        return (n.conv(z) + w) * mask + y
+
+    graph = same_gradients(forward, conv=nn.Conv2d(4, 4, 1))
+    # The values of the part have no gradient, and a reader takes each of them detached.
+    ends = [node for node in graph.nodes if node.kind == "detach"]
+    assert len(ends) == 1
+    assert not any(map(graph.needs_grad, ends[0].inputs))
+
+
+def test_data_of_a_tensor_is_the_tensor_without_gradients():
+    # It became a constant without numbers.
+    parts = {"conv": nn.Conv2d(4, 4, 1)}
+    same_gradients(lambda n, x: n.conv(x) + n.conv(x).data * n.conv.weight.data.mean(), **parts)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_part_keeps_its_gradients(reentrant):
+    def forward(n: Any, x: Tensor) -> Tensor:
+        return checkpoint(n.conv, F.relu(n.conv(x)), use_reentrant=reentrant)
+
+    same_gradients(forward, conv=nn.Conv2d(4, 4, 1))
+
+
+TABLE = torch.tensor([0.5, 1.0, 2.0, 4.0])
+
+
+def test_constants_are_part_of_the_graph():
+    # A tensor held as an attribute or in a list, of the file, of NumPy, or made in the pass.
+    def forward(n: Any, x: Tensor) -> Tensor:
+        x = (x - n.mean) * n.scales[1] / TABLE.view(4, 1, 1)
+        x = x + torch.from_numpy(np.linspace(0, 1, 8, dtype=np.float32))
+        return x * torch.tensor([1, 2, 3, 4])[:, None, None] + torch.arange(8)
+
+    parts = {"mean": torch.rand(4, 1, 1), "scales": [torch.tensor(2.0), torch.tensor(3.0)]}
+    graph = Graph.from_dict(same(forward, **parts).to_dict())
+    assert sum(fact.is_constant for fact in graph.params.values()) == 5
+    assert torch.equal(constant_tensor(graph.params["constant.mean"]), parts["mean"])
+    assert not any(node.needs_grad for node in graph.nodes)
+
+
+def test_type_of_the_images_decides_the_types_of_the_network():
+    # In float64 the types were those of a float32 trace, and the graph lost half of the digits.
+    def forward(n: Any, x: Tensor) -> Tensor:
+        y = torch.zeros(2, 4, 9, 8, dtype=x.dtype) + n.mean
+        return n.conv(x.float().to(n.conv.weight.dtype)) + y
+
+    parts = {"conv": nn.Conv2d(4, 4, 1), "mean": torch.rand(4, 1, 1)}
+    for dtype in (torch.float32, torch.float64):
+        graph = trace(Net(forward, **parts), list(SHAPE), True, dtype)
+        assert graph.by_name[graph.output].dtype == str(dtype).removeprefix("torch.")
 
 
 def test_flops_are_those_that_torch_counts():

@@ -1,0 +1,102 @@
+"""Exports a network's forward pass without memory: its parameters and images are fake CPU tensors.
+
+    network  --copy-->  the same modules, parameters and buffers without numbers
+                        constants (tensors held as attributes) with their numbers
+             --torch.export-->  ATen operations of one forward pass
+
+Fake tensors lie on the CPU, so that a forward pass may make tensors of its own without a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+
+def export_network(
+    model: nn.Module,
+    input_shape: list[int],
+    training: bool,
+    dtype: torch.dtype,
+    watched: Callable[[nn.Module], contextlib.AbstractContextManager[None]],
+) -> ExportedProgram:
+    """Returns the operations of one forward pass on images (n, C, H, W) of a type.
+
+    The module is left as it was. ``watched`` makes a context around the forward pass of its copy.
+    Raises whatever the forward pass raises.
+    """
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        fakes = FakeTensorMode(
+            shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True
+        )
+    copied = _fake_copy(model, fakes, dtype).train(training)
+    with fakes:
+        images = torch.empty(input_shape, dtype=dtype)
+    with warnings.catch_warnings(), tracing(TracingContext(fakes)), _plain_calls():
+        warnings.simplefilter("ignore")
+        with watched(copied):
+            return torch.export.export(copied, (images,), strict=False)
+
+
+def _fake_copy(model: nn.Module, fakes: FakeTensorMode, dtype: torch.dtype) -> nn.Module:
+    copies: dict[int, Any] = {}
+    with fakes:
+        for tensor in (*model.parameters(), *model.buffers()):
+            kind = dtype if tensor.is_floating_point() else tensor.dtype
+            blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+            if isinstance(tensor, nn.Parameter):
+                blank = nn.Parameter(blank, requires_grad=tensor.requires_grad)
+            copies[id(tensor)] = blank
+    with _CopiedConstants(dtype):
+        return copy.deepcopy(model, copies)
+
+
+class _CopiedConstants(TorchFunctionMode):
+    # Copies of other tensors keep their numbers and lose their history, with which torch refuses.
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, copies = args
+        kind = self.dtype if tensor.is_floating_point() else tensor.dtype
+        copies[id(tensor)] = tensor.detach().to(kind, copy=True)
+        return copies[id(tensor)]
+
+
+@contextlib.contextmanager
+def _plain_calls() -> Iterator[None]:
+    # What torch.export would lose or turn into something else: ``tensor.data`` would become a
+    # constant, and a checkpointed part (``use_reentrant=True``) would have no gradient.
+    run = lambda function, preserve, *args: function(*args)  # noqa: E731
+    with mock.patch.object(CheckpointFunction, "apply", run), _DetachedData():
+        yield
+
+
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+class _DetachedData(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        func = Tensor.detach if func == _GET_DATA else func
+        return func(*args, **(kwargs or {}))

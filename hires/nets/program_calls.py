@@ -1,0 +1,114 @@
+"""Reads the operations of an exported program, and brings its nested parts into one list.
+
+torch.export puts what runs under ``torch.no_grad`` or ``torch.autocast`` into programs of its own:
+
+    y = wrap_with_set_grad_enabled(False, inner, x)        inner(x) without gradients
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from hires.core.errors import ConfigError
+from hires.plan.operators.operator_facts import facts_of
+
+NO_GRAD = "no_grad"
+"""Key of a node's ``meta``: whether it ran without gradients."""
+ONLY_SHAPE = {
+    *("squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "detach_"),
+    "requires_grad_",
+}
+"""Operators that change a tensor in place, but not its numbers."""
+
+
+class Call(NamedTuple):
+    """An operation of the program, as the schema of its operator describes it."""
+
+    target: Any
+    name: str
+    overload: str
+    arguments: dict[str, Any]
+    """All of them by name, with the defaults of the operator."""
+    aliases: bool = False
+    """Whether it may return its input's memory, as a view or after a write."""
+    writes: bool = False
+    """Whether it writes into its first argument; others are refused."""
+
+    @property
+    def op(self) -> str:
+        """The operator as a node of the graph names it."""
+        return f"{self.name}.{self.overload}"
+
+    @property
+    def same_value(self) -> bool:
+        """Whether its value equals its input."""
+        return facts_of(self.name).same_value
+
+    @classmethod
+    def of(cls, node: fx.Node) -> Call:
+        """Returns the operation of a node; ConfigError: it is none of ATen."""
+        target = node.target
+        if target is operator.getitem:
+            arguments = dict(zip(("list", "index"), node.args, strict=True))
+            return cls(target, "getitem", "default", arguments)
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            where = layer_of(node) or "the top level"
+            raise ConfigError(
+                f"the network calls {target} at {where}, which is no ATen operation; write it with "
+                f"torch's own"
+            )
+        schema = target._schema
+        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        if any(written[1:]):
+            raise ConfigError(f"the network calls {target}; use the variant without out=")
+        arguments = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
+        arguments |= {a.name: arg for a, arg in zip(schema.arguments, node.args, strict=False)}
+        aliases = any(returned.alias_info is not None for returned in schema.returns)
+        name = schema.name.split("::")[1]
+        writes = any(written) and name not in ONLY_SHAPE
+        name = name.removesuffix("_") if name in ONLY_SHAPE else name
+        return cls(target, name, target._overloadname, arguments, aliases, writes)
+
+
+def inline(program: fx.GraphModule) -> None:
+    """Replaces the calls of nested programs by their operations, which are marked ``NO_GRAD``.
+
+    ConfigError: a part is computed in lower precision, or is no plain part of the program.
+    """
+    for node in list(program.graph.nodes):
+        position = _NESTED.get(str(node.target)) if node.op == "call_function" else None
+        if position is None:
+            continue
+        settings, [inner, *operands] = node.args[:position], node.args[position:]
+        part: Any = program.get_submodule(str(inner.target))
+        if position == _AUTOCAST and settings[0] == "cpu" and settings[2]:
+            raise ConfigError(
+                "the network lowers its precision itself (torch.autocast); leave that out and use "
+                "precision=bf16"
+            )
+        inline(part)
+        for one in part.graph.nodes:
+            if position == _GRAD:
+                one.meta.setdefault(NO_GRAD, not settings[0])
+        starts = [one for one in part.graph.nodes if one.op == "placeholder"]
+        with program.graph.inserting_before(node):
+            made = program.graph.graph_copy(part.graph, dict(zip(starts, operands, strict=True)))
+        for user in list(node.users):
+            user.replace_all_uses_with(made[user.args[1]])  # type: ignore[index]
+            program.graph.erase_node(user)
+        program.graph.erase_node(node)
+
+
+def layer_of(node: fx.Node) -> str:
+    """Returns the path of the module that a node runs in; empty at the top level."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("L['self'].") if stack else ""
+
+
+_GRAD, _AUTOCAST = 1, 4
+_NESTED = {"wrap_with_set_grad_enabled": _GRAD, "wrap_with_autocast": _AUTOCAST}
+"""Operators that call a nested program -> position of the program in their arguments."""

@@ -1,0 +1,198 @@
+"""Turns writes into memory, which a network may do, into new values, which a graph has.
+
+Values that share memory form a tree of views. A write makes a new value of the view, puts it into a
+new value of what the view shows, and so on up to the root; other views are made again when they are
+read next:
+
+    y = x * 2            y          mul
+    v = y[:, :3]         v          slice of y
+    w = y.flatten(1)     w          flatten of y
+    v.add_(1)            v'         add to v;  y' = y with v' in the place of v
+    return w             w'         flatten of y'
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from hires.core.errors import ConfigError
+from hires.nets.program_calls import Call, layer_of
+
+Ref = dict[str, Any]
+"""``{"value": name}`` or ``{"param": name}``."""
+
+RESHAPES = {
+    *("view", "_unsafe_view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel"),
+    *("squeeze", "unsqueeze", "contiguous", "atleast_1d", "atleast_2d", "atleast_3d"),
+}
+"""Views that hold all numbers of what they show in the same order."""
+TRANSPOSES = {
+    *("permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims"),
+    *("numpy_T", "mT", "mH", "matrix_H"),
+}
+"""Views with the dims in another order."""
+
+
+class Emit(Protocol):
+    """Adds a node to the graph and returns its value."""
+
+    def __call__(self, op: str, args: dict[str, Any], like: Any, node: fx.Node) -> Ref:
+        """Takes the operator, its arguments, a tensor of the value's shape, and the origin."""
+
+
+class _Place(NamedTuple):
+    root: fx.Node
+    shows: fx.Node | None  # the node whose memory it is a view of
+
+
+class TracedMemory:
+    """The values of a program's nodes while its writes are turned into new values."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._refs: dict[fx.Node, Ref] = {}
+        self._places: dict[fx.Node, _Place] = {}
+        self._num_writes: dict[fx.Node, int] = {}  # into the memory of a root
+        self._seen: dict[fx.Node, int] = {}  # the number of writes that a node's value contains
+
+    def __contains__(self, node: fx.Node) -> bool:
+        return node in self._refs
+
+    def add(self, node: fx.Node, ref: Ref, shows: fx.Node | None = None) -> None:
+        """Sets the value of a node, a view of what it ``shows`` or in memory of its own."""
+        root = self._places[shows].root if shows is not None else node
+        self._refs[node], self._places[node] = ref, _Place(root, shows)
+        self._seen[node] = self._num_writes.setdefault(root, 0)
+
+    def read(self, node: fx.Node) -> Ref:
+        """Returns the value of a node as it is after all writes so far."""
+        root, shows = self._places[node]
+        if self._seen[node] != self._num_writes[root]:
+            assert shows is not None, "a write sets the value of the root"
+            source, call = self.read(shows), Call.of(node)
+            args = {name: self.encode(arg) for name, arg in call.arguments.items()}
+            if not (call.same_value or call.writes):
+                source = self._emit(call.op, args, value_of(node), node)
+            self._refs[node], self._seen[node] = source, self._num_writes[root]
+        return self._refs[node]
+
+    def root_of(self, node: fx.Node) -> fx.Node:
+        """Returns the node that made the memory of a node's value."""
+        return self._places[node].root
+
+    def write(self, node: fx.Node, made: Ref, origin: fx.Node) -> None:
+        """Replaces the numbers of a node's value, at the place of ``origin``."""
+        self.read(node)  # what its memory showed before, up to the root
+        self._refs[node], changed, at = made, [node], node
+        while (shows := self._places[at].shows) is not None:
+            pieces = shows if isinstance(value_of(shows), (list, tuple)) else None
+            whole = shows if pieces is None else self._places[pieces].shows
+            assert whole is not None, "a list of views shows one tensor"
+            back = self._piece_back(at, pieces, origin) if pieces else self._put_back(at, origin)
+            self._refs[whole], at = back, whole
+            changed.append(whole)
+        self._num_writes[at] += 1
+        self._seen |= dict.fromkeys(changed, self._num_writes[at])
+
+    def encode(self, arg: Any) -> Any:
+        """Returns an argument of an operator as plain values, with the values of nodes."""
+        if isinstance(arg, fx.Node):
+            if arg not in self._refs:
+                where = layer_of(arg) or "the top level"
+                raise ConfigError(
+                    f"the network computes a size or a number from the values of tensors "
+                    f"({arg.target} at {where}), as x.item() and x[mask] do; that is not known "
+                    f"before it runs: compute it from shapes, or with tensors (torch.where)"
+                )
+            return self.read(arg)
+        if isinstance(arg, (list, tuple)):
+            return [self.encode(item) for item in arg]
+        if isinstance(arg, torch.dtype):
+            return {"dtype": name_of(arg)}
+        if isinstance(arg, torch.device):
+            return {"device": None}
+        if isinstance(arg, torch.memory_format):
+            return {"memory_format": str(arg).removeprefix("torch.")}
+        if isinstance(arg, torch.layout):
+            return None
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return arg
+        raise ConfigError(f"the network passes {arg!r} to an operation; hires cannot record that")
+
+    def _put_back(self, view: fx.Node, origin: fx.Node) -> Ref:
+        # The new value of what a view shows, from the new value of the view.
+        shows, call = self._places[view].shows, Call.of(view)
+        assert shows is not None
+        new, old, like = self._refs[view], self._refs[shows], value_of(shows)
+        name, given = call.name, call.arguments
+        if call.writes or call.same_value:
+            return new
+        shown = value_of(view)
+        if (shown.dtype, shown.shape, shown.stride()) == (like.dtype, like.shape, like.stride()):
+            return new
+        if name in RESHAPES:
+            args = {"self": new, "shape": list(like.shape)}
+            return self._emit("reshape.default", args, like, origin)
+        if name in TRANSPOSES:
+            args = {"self": new, "dims": _inverse_dims(call, like.dim())}
+            return self._emit("permute.default", args, like, origin)
+        into = {"self": old, "src": new}
+        if name in ("slice", "narrow"):
+            start, dim = given["start"], given["dim"]
+            end = given["end"] if name == "slice" else start + given["length"]
+            span = {"dim": dim, "start": start, "end": end, "step": given.get("step", 1)}
+            return self._emit("slice_scatter.default", into | span, like, origin)
+        if name == "select":
+            args = into | {"dim": given["dim"], "index": given["index"]}
+            return self._emit("select_scatter.default", args, like, origin)
+        if name == "diagonal":
+            args = into | {key: given[key] for key in ("offset", "dim1", "dim2")}
+            return self._emit("diagonal_scatter.default", args, like, origin)
+        where = layer_of(origin) or "the top level"
+        raise ConfigError(
+            f"the network writes in place into memory that it also reads otherwise "
+            f"({origin.target} at {where}, by way of {name}); use the out-of-place operation there"
+        )
+
+    def _piece_back(self, piece: fx.Node, pieces: fx.Node, origin: fx.Node) -> Ref:
+        # The new value of the tensor that was split into pieces.
+        whole, call, index = self._places[pieces].shows, Call.of(pieces), piece.args[1]
+        assert whole is not None
+        assert isinstance(index, int)
+        like, sizes = value_of(whole), value_of(pieces)
+        into = {"self": self._refs[whole], "src": self._refs[piece]}
+        dim = call.arguments.get("dim", 0) % like.dim()
+        if call.name == "unbind":
+            args = into | {"dim": dim, "index": index}
+            return self._emit("select_scatter.default", args, like, origin)
+        start = sum(one.shape[dim] for one in sizes[:index])
+        span = {"dim": dim, "start": start, "end": start + sizes[index].shape[dim], "step": 1}
+        return self._emit("slice_scatter.default", into | span, like, origin)
+
+
+def value_of(node: fx.Node) -> Any:
+    """Returns the fake tensor, or list of them, that a node made when it was traced."""
+    return node.meta.get("val")
+
+
+def storage_of(value: Any) -> int | None:
+    """Returns what identifies the memory of a fake tensor, or of the first one of a list."""
+    if isinstance(value, (list, tuple)):
+        return storage_of(value[0]) if value else None
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns a type as the plan names it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _inverse_dims(call: Call, num_dims: int) -> list[int]:
+    # A tensor whose dims have different lengths shows where each of them goes.
+    source, *others = call.arguments.values()
+    del source
+    moved = list(call.target(torch.empty([*range(1, num_dims + 1)], device="meta"), *others).shape)
+    return [moved.index(length) for length in range(1, num_dims + 1)]
