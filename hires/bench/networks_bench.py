@@ -42,6 +42,7 @@ from hires.engine.verify import TOLERANCE
 from hires.nets.trace import trace_config
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.plan.rules import GATHER
 
 _DATA = bench_data("networks.yaml")
 LAYOUTS: dict[str, Settings] = _DATA["layouts"]
@@ -165,10 +166,10 @@ def plan_all(rank: int, configs: dict[str, RunConfig], limit: int) -> tuple[Row,
 
 
 def gathered(plan: Plan) -> list[str]:
-    """Returns the operators that a plan computes whole, by name, with how often."""
-    nodes = {op.node for stage in plan.stages for op in stage.comm if op.kind == "gather"}
-    counts = Counter(plan.graph.by_name[node].op.partition(".")[0] for node in nodes)
-    return [f"{name} x{count}" for name, count in sorted(counts.items())]
+    """Returns the operators that read gathered maps, by name, with how often."""
+    names = {node.name for node in plan.graph.nodes if node.kind == GATHER}
+    readers = (node.kind for node in plan.graph.nodes if not names.isdisjoint(node.inputs))
+    return [f"{kind} x{count}" for kind, count in sorted(Counter(readers).items())]
 
 
 def reasons(row: Row) -> dict[str, str]:
