@@ -21,8 +21,11 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
 from hires.bench.compared_step import (
@@ -65,6 +68,13 @@ log = logging.getLogger(__name__)
 class NetworksOptions:
     """The options of ``hires bench networks``."""
 
+    overrides: tuple[str, ...] = option(
+        (),
+        "keys of every config, and `samples` of a microbatch",
+        flag="overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+    )
     only: str = option("*", "patterns of LIBRARY/NAME with commas between, as 'timm/*,*swin*'")
     file: str = option("", "YAML file of other networks, in the form of hires/bench/networks.yaml")
     timeout: float = option(60.0, "seconds for one trace or one layout")
@@ -78,15 +88,16 @@ class Network:
     library: str
     name: str
     settings: Settings
-    """Keys of the config, but for those of the layouts."""
+    """Keys of the config but those of the layouts; ``samples`` of a microbatch, the same in every
+    layout: one trace serves all."""
     layouts: dict[str, Settings]
-    samples: int
-    """Of a microbatch, in every layout: one trace serves all."""
 
     def in_layout(self, keys: Settings) -> Settings:
         """Returns all keys of the config of one layout."""
-        pieces = math.prod(keys.get(f"parallel.{key}", 1) for key in PIECES)
-        return {**self.settings, "batch": self.samples * pieces, **keys}
+        settings = {**self.settings, **keys}
+        pieces = math.prod(settings.get(f"parallel.{key}", 1) for key in PIECES)
+        settings["batch"] = settings.pop("samples") * pieces
+        return settings
 
 
 def measure(options: NetworksOptions) -> Results:
@@ -107,25 +118,44 @@ def measure(options: NetworksOptions) -> Results:
 def chosen(options: NetworksOptions) -> list[Network]:
     """Returns the rows that the options name; ConfigError: there are none, or their form."""
     data = {**_DATA, **read_yaml(options.file)} if options.file else _DATA
+    changed = dict(_override(word) for word in options.overrides)
     patterns, turns = options.only.split(","), itertools.cycle(IN_TURN.items())
     networks = []
-    for library, named in data["networks"].items():
-        for name, row in named.items():
-            more, layout = next(turns)
-            if any(fnmatch.fnmatch(f"{library}/{name}", pattern) for pattern in patterns):
-                layouts = {**LAYOUTS, f"{ONE_MORE}: {more}": layout}
-                settings = settings_of(data, row)
-                networks.append(Network(library, name, settings, layouts, data["samples"]))
+    for library, name, row in _rows(data["networks"], options.file):
+        more, layout = next(turns)
+        if any(fnmatch.fnmatch(f"{library}/{name}", pattern) for pattern in patterns):
+            settings = {**data["every"], **settings_of(row), **changed}
+            layouts = {**LAYOUTS, f"{ONE_MORE}: {more}": layout}
+            networks.append(Network(library, name, settings, layouts))
     if not networks:
         raise ConfigError(f"--only {options.only!r} matches no LIBRARY/NAME of the networks")
     return networks
 
 
-def settings_of(data: dict[str, Any], row: dict[str, Any]) -> Settings:
-    """Returns the keys of the config of a row of the YAML file."""
+def settings_of(row: dict[str, Any]) -> Settings:
+    """Returns the keys of the config that a row of the YAML file gives."""
     own = {key: value for key, value in row.items() if key not in OWN_KEYS}
     args = {f"model.args.{key}": value for key, value in row.get("args", {}).items()}
-    return {"model.name": "custom", "model.target": row["target"], **args, **data["every"], **own}
+    return {"model.name": "custom", "model.target": row["target"], **args, **own}
+
+
+def _rows(networks: Any, file: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields library, name and row of what a YAML file lists; ConfigError: it has another form."""
+    for library, named in networks.items() if isinstance(networks, dict) else [("", None)]:
+        for name, row in named.items() if isinstance(named, dict) else [("", None)]:
+            if not isinstance(row, dict) or "target" not in row:
+                raise ConfigError(
+                    f"--file {file}: networks.{library}.{name} must be a row as {{target: "
+                    f"'package.module:function', args: {{}}}}, not {row!r}"
+                )
+            yield library, name, row
+
+
+def _override(word: str) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"{word!r} is no KEY=VALUE, as task.name=infer")
+    return key, yaml.safe_load(value)
 
 
 def compared(network: Network, options: NetworksOptions) -> Row:

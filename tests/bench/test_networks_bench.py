@@ -56,6 +56,23 @@ def test_patterns_choose_networks():
         chosen(NetworksOptions(only="none"))
 
 
+def test_keys_change_every_row():
+    options = NetworksOptions(overrides=("image=[65,97]", "task.name=infer", "samples=3"))
+    for network in chosen(options):
+        config = config_from(network.in_layout(network.layouts["pp"]))
+        assert (config.image, config.task.name, config.batch) == ([65, 97], "infer", 6)
+    with pytest.raises(ConfigError, match="'infer' is no KEY=VALUE"):
+        chosen(NetworksOptions(overrides=("infer",)))
+
+
+def test_file_of_another_form_is_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for text in ("networks: [unet]", "networks: {my: unet}", "networks: {my: {unet: {args: {}}}}"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"must be a row as \{target: "):
+            chosen(NetworksOptions(file=str(file)))
+
+
 def test_reason_of_a_traceback_is_its_last_line():
     text = "rank 1 failed: Traceback (most recent call last):\n  File ...\nValueError: too small\n"
     assert reason_of(text) == "ValueError: too small"
