@@ -1,7 +1,9 @@
-"""Decides how every value lies on the ranks of a stage, and what travels within and between stages.
+"""Decides what travels within and between stages, from how every value lies on their ranks.
 
-A value lies on the ranks of a stage in tiles, in shards, or complete on each of them. Across an
-edge every target rank gets each number that it needs once, and the gradient takes the way back.
+A value lies on the ranks of a stage in tiles, in shards, or complete on each of them, as
+``hires.plan.conversions`` has decided. A complete value has a complete gradient on each rank, too,
+unless they are shards: then each has the part that its samples cause. Across an edge every target
+rank gets each number that it needs once, and the gradient takes the way back.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from hires.plan.proof.prove import verify
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.search.joins import far_halos, no_rules, vanishing
+from hires.plan.search.whole_price import whole_notes
 from hires.plan.traffic import totals
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
@@ -72,6 +73,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.edges = edges_of(graph, plan.stages, plan.training)
     plan.findings += vanishing(graph, plan.stages, parallel.listed)
     plan.findings += far_halos(plan.stages)
+    plan.findings += whole_notes(plan, parallel.listed)
     plan.findings += verify(plan)
     plan.totals = totals(plan)
     return plan

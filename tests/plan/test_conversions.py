@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import IMAGE, config_of
@@ -139,4 +140,23 @@ def test_gather_can_be_forbidden():
     graph = traced(lambda n, x: n.conv(x.flip(2)), (2, 3, *IMAGE), **CONV)
     plan = make_plan(config_of("train", 2, tiles=[2, 1], gather="never"), graph)
     [finding] = plan.findings
-    assert "flip (flip) in stage 0 has no tiling rule" in finding.text
+    assert finding.text == (
+        "tiles cannot divide flip (flip: reads the order of the pixels); flip belongs to the first "
+        "layer, so this network cannot begin with tiles; use parallel.gather=auto"
+    )
+
+
+def test_note_names_what_is_computed_whole_its_price_and_the_cut_without():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.second(F.pad(n.conv(x), (1, 1, 1, 1), "reflect").flip(2))
+        return n.last(x.rot90(2, (2, 3)))
+
+    parts = {**CONV, "second": nn.Conv2d(5, 5, 3), "last": nn.Conv2d(5, 5, 1)}
+    plan = planned(forward, **parts)
+    [note] = [f for f in plan.findings if f.key == "parallel.gather"]
+    sent = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
+    assert note.severity == "note"
+    assert "rot90 (rot90: reads the order of the pixels)" in note.text
+    assert f"A step sends {size(sent)} for that, a tile holds whole values of" in note.text
+    assert "stage 1 can begin at layer 1 (" in note.text
+    assert "use parallel.stages=2 parallel.balance=[1,2]" in note.text

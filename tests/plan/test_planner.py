@@ -120,7 +120,7 @@ def test_all_findings_come_at_once():
         fc=nn.Linear(390, 5),
     )
     keys = [key for key, _ in errors(plan)]
-    assert keys == ["batch", "parallel.tiles", "model", "parallel.balance"]
+    assert keys == ["batch", "parallel.tiles", "model", "parallel.gather"]
     with pytest.raises(PlanError, match=r"batch=2 .*flip.*flatten"):
         plan.require_ok()
 

@@ -12,49 +12,75 @@ The candidates change as few keys as they can: directions, stages and tiles stay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from hires.plan.graph import Graph, Node, describe
+from hires.plan.operators.operator_facts import is_random
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Stage
+from hires.plan.reasons import why_whole
 from hires.plan.rules import TILED
 from hires.plan.search.layout_search import Change
+
+SHOWN = 6
+"""Most kinds of nodes that one finding names."""
 
 
 def no_rules(
     graph: Graph, stages: list[Stage], refused: list[tuple[Stage, Node]], listed: bool
 ) -> list[Finding]:
-    """Explains which nodes no rank can compute, and how to join before the first of them."""
+    """Explains which nodes no rank can compute, with the one change that avoids all of them."""
     if not refused:
         return []
     stage, first = refused[0]
-    kinds: dict[tuple[int, str], list[Node]] = {}
-    for at, node in refused:
-        kinds.setdefault((at.index, node.kind), []).append(node)
-    named = []
-    for (index, _), nodes in kinds.items():
-        alike = f" and {len(nodes) - 1} more of its kind" if len(nodes) > 1 else ""
-        named.append(f"{describe(nodes[0])}{alike} in stage {index}")
-    subject = f"{', '.join(named)} {'has' if len(refused) == 1 else 'have'}"
+    named = nodes_in_words(graph, refused)
     if stage.shards > 1:
-        text = f"{subject} no rule for samples on several ranks; use parallel.local_dp=1"
+        text = f"shards of a microbatch cannot compute {named}; use parallel.local_dp=1"
         return [Finding("error", "parallel.local_dp", text)]
+    key, remedy = end_before(graph, stages, stage, first, listed)
+    if not remedy:
+        remedy = f"{first.name} belongs to the first layer, so this network cannot begin with tiles"
+        if not any(is_random(node) for _, node in refused):
+            key, remedy = "parallel.gather", f"{remedy}; use parallel.gather=auto"
+    return [Finding("error", key, f"tiles cannot divide {named}; {remedy}")]
+
+
+def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
+    """Returns the first node of each kind, how many are like it, and why they have no rule."""
+    alike: dict[tuple[int, str, str], list[tuple[Stage, Node]]] = {}
+    for stage, node in nodes:
+        key = stage.index, node.kind, why_whole(node, graph, stage)
+        alike.setdefault(key, []).append((stage, node))
+    words = []
+    for (index, _, reason), [(_, first), *others] in alike.items():
+        more = f" and {len(others)} more of its kind" if others else ""
+        where = f" in stage {index}" if len({key[0] for key in alike}) > 1 else ""
+        words.append(f"{first.name} ({first.kind}: {reason}){more}{where}")
+    left = len(words) - SHOWN
+    return ", ".join(words[:SHOWN]) + (f" and {left} other kinds" if left > 0 else "")
+
+
+def end_before(
+    graph: Graph, stages: list[Stage], stage: Stage, node: Node, listed: bool
+) -> tuple[str, str]:
+    """Returns the key and the words of the layout whose tiles end before a node.
+
+    Without words: it belongs to the first layer, so there is none.
+    """
     if stage.index > 0:
         key = "parallel.tiles" if listed else "parallel.spatial_stages"
-        remedy = (
-            f"{_join(stages, stage.index, listed).text} joins the tiles before that stage (it "
-            f"begins at {stage.first_layer})"
+        return key, (
+            f"{_join(stages, stage.index, listed).text} joins the tiles before stage "
+            f"{stage.index} (it begins at {stage.first_layer})"
         )
-        return [Finding("error", key, f"{subject} no tiling rule; {remedy}")]
-    layer = _layer_of(graph, first)
+    layer = _layer_of(graph, node)
     if layer == 0:
-        cut = "it belongs to the first layer, so this network cannot begin with tiles"
-    else:
-        name = graph.nodes[layer_starts(graph)[layer]].name
-        keys = _cut(graph, stages, stage, layer, listed).text
-        cut = f"stage 1 can begin at layer {layer} ({name}): use {keys}"
-    return [Finding("error", "parallel.balance", f"{subject} no tiling rule; {cut}")]
+        return "parallel.balance", ""
+    name = graph.nodes[layer_starts(graph)[layer]].name
+    keys = _cut(graph, stages, stage, layer, listed).text
+    return "parallel.balance", f"stage 1 can begin at layer {layer} ({name}): use {keys}"
 
 
 def vanishing(graph: Graph, stages: list[Stage], listed: bool) -> list[Finding]:

@@ -45,7 +45,7 @@ def advised(text: str) -> dict[str, Any]:
 
 def told(plan: Plan) -> list[str]:
     """What is said of tiles, in every severity."""
-    return [f.text for f in plan.findings if "no tiling rule" in f.text or "hold nothing" in f.text]
+    return [f.text for f in plan.findings if "cannot divide" in f.text or "hold nothing" in f.text]
 
 
 ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
