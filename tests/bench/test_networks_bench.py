@@ -57,7 +57,9 @@ def test_patterns_choose_networks():
 
 
 def test_keys_change_every_row():
-    options = NetworksOptions(overrides=("image=[65,97]", "task.name=infer", "samples=3"))
+    options = NetworksOptions(
+        only="monai/*", overrides=("image=[65,97]", "task.name=infer", "samples=3")
+    )
     for network in chosen(options):
         config = config_from(network.in_layout(network.layouts["pp"]))
         assert (config.image, config.task.name, config.batch) == ([65, 97], "infer", 6)
