@@ -146,9 +146,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         def predicted(changed: RunConfig) -> Plan | None:
             with contextlib.suppress(HiresError):  # a change that makes no sense here
-                # The graph serves as long as the microbatches stay as large.
-                same = changed.parallel.pieces == config.parallel.pieces
-                other = make_plan(changed, graph if same else self._traced(changed))
+                other = make_plan(changed, self._traced(changed))
                 if other.ok:
                     other.memory = self._forecast(changed, other)
                     return other

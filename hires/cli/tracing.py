@@ -163,9 +163,10 @@ def key_of(*facts: Any) -> str:
 
 
 def trace_key(config: RunConfig) -> str:
-    """Returns the key of a network's trace: the network, the shape of its input, and the task."""
+    """Returns the key of a trace: the network, shape and type of its input, and the task."""
     samples = max(1, config.batch // config.parallel.pieces)
     facts = [to_dict(config)["model"], samples, config.image, config.task.name]
+    facts.append(config.image_type)
     if config.model.name == "custom":
         # The user's function may draw what it builds; its module is looked up in these folders.
         facts += [config.seed, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]

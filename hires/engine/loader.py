@@ -143,9 +143,8 @@ def whole_microbatches(config: RunConfig, replica: int) -> list[tuple[Tensor, Te
 
 def image_dtype(config: RunConfig) -> torch.dtype:
     """Returns the type of images and parameters; under autocast they stay fp32."""
-    if config.precision.name == "bf16" and config.task.name == "infer":
-        return torch.bfloat16
-    return torch.float64 if config.precision.name == "fp64" else torch.float32
+    dtype: torch.dtype = getattr(torch, config.image_type)
+    return dtype
 
 
 def image_of(source: Data, rect: Rect) -> Target:

@@ -23,6 +23,7 @@ from torch import nn
 import hires
 from hires.core.errors import ConfigError
 from hires.nets.build_network import NETS
+from hires.nets.network_call import on_images
 
 _STARTED_NS = time.time_ns()
 _OWN = Path(hires.__file__).parent
@@ -33,10 +34,13 @@ _imported_to_build: set[str] = set()
 
 
 @NETS.register("custom")
-def custom(target: str, args: dict[str, Any]) -> nn.Module:
+def custom(
+    target: str, args: dict[str, Any], inputs: Any = None, output: str | None = None
+) -> nn.Module:
     """Returns the module that a function of the Python path or the current folder makes.
 
-    ConfigError: the target cannot be imported or does not return a torch module.
+    It is called on images alone (:mod:`hires.nets.network_call`). ConfigError: the target cannot be
+    imported or does not return a torch module.
     """
     before, key = set(sys.modules), f"model.target={target!r}"
     try:
@@ -48,7 +52,7 @@ def custom(target: str, args: dict[str, Any]) -> nn.Module:
     on_meta = [name for name, tensor in net.state_dict().items() if tensor.is_meta]
     if on_meta:
         raise ConfigError(f"{key} leaves {on_meta[0]} on the meta device; make it on the CPU")
-    return net
+    return on_images(net, inputs, output)
 
 
 def source_hashes() -> dict[str, str] | None:

@@ -71,7 +71,15 @@ class Call(NamedTuple):
         name = schema.name.split("::")[1]
         writes = any(written) and name not in ONLY_SHAPE
         name = name.removesuffix("_") if name in ONLY_SHAPE else name
+        if name in ("to", "type_as"):  # a device, or another tensor's type
+            return cls(target, "to", "dtype", _conversion(node), aliases)
         return cls(target, name, target._overloadname, arguments, aliases, writes)
+
+
+def _conversion(node: fx.Node) -> dict[str, Any]:
+    """Returns the arguments of ``to.dtype`` for a node that brings a tensor to a type."""
+    rest = {"non_blocking": False, "copy": False, "memory_format": None}
+    return {"self": node.args[0], "dtype": node.meta["val"].dtype, **rest}
 
 
 def inline(program: fx.GraphModule) -> None:

@@ -65,7 +65,8 @@ def trace_config(config: RunConfig) -> Graph:
 
     def trace_of(height: int, width: int) -> Graph:
         shape = [samples, config.model.channels, height, width]
-        return trace(model, shape, training=config.task.name == "train")
+        training = config.task.name == "train"
+        return trace(model, shape, training, getattr(torch, config.image_type))
 
     try:
         return trace_of(config.height, config.width)

@@ -79,8 +79,8 @@ def _fitted(ref: Ref, old: Tensor, like: Tensor, emit: Emit, node: fx.Node) -> R
 
 
 def _as_type(ref: Ref, like: Tensor, emit: Emit, node: fx.Node) -> Ref:
-    args: dict[str, Any] = {"self": ref, "dtype": {"dtype": name_of(like.dtype)}}
-    args |= {"non_blocking": False, "copy": False, "memory_format": None}
+    rest = dict.fromkeys(("non_blocking", "copy"), False)
+    args = {"self": ref, "dtype": {"dtype": name_of(like.dtype)}, **rest, "memory_format": None}
     return emit("to.dtype", args, like, node)
 
 

@@ -15,6 +15,9 @@ from hires.core.config.value_checks import SIZE, Checks, Section, build, choice,
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
 
+IMAGES = ("images", "image_list")
+"""Words of ``model.inputs`` that stand for the images."""
+
 
 @dataclass
 class ModelConfig(Section, key="model"):
@@ -45,6 +48,13 @@ class ModelConfig(Section, key="model"):
     2, 3 or 4."""
     res_scale: float = number(1.0, above=True)
     """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""
+    inputs: Any = None
+    """``custom`` only: how the network's ``forward`` takes the images: unset, as its first
+    argument; a list of its arguments or a dict of them by name, in which ``images`` stands for
+    (n, C, H, W) and ``image_list`` for a list of (C, H, W); or the name of one argument."""
+    output: str | None = None
+    """``custom`` only: which tensor of a dict, a tuple or an object is the network's output, as
+    ``logits``, ``0`` or ``aux.0``; unset: the only one."""
     classes: int | None = number(None, least=1)
     """Outputs of the classifier, or for every pixel; unset: as many as the data has (for pairs,
     the channels of the image)."""
@@ -59,6 +69,11 @@ class ModelConfig(Section, key="model"):
         if self.name == "custom" and (not self.target or self.target.count(":") != 1):
             raise ConfigError(
                 f"model=custom needs model.target=package.module:function, not {self.target!r}"
+            )
+        if isinstance(self.inputs, (list, dict)) and not _names_images(self.inputs):
+            raise ConfigError(
+                f"model.inputs={self.inputs!r} has no images; write images where the network takes "
+                f"them, as model.inputs=[[images]] or model.inputs.pixel_values=images"
             )
 
 
@@ -237,6 +252,13 @@ class RunConfig(Section):
         return self.launcher.interface or self.cluster.interface
 
     @property
+    def image_type(self) -> str:
+        """Type of images and parameters; under autocast they stay ``float32``."""
+        if self.precision.name == "bf16" and self.task.name == "infer":
+            return "bfloat16"
+        return "float64" if self.precision.name == "fp64" else "float32"
+
+    @property
     def loss(self) -> str:
         """What training minimises: ``task.loss``, or what ``auto`` means here."""
         if self.task.loss != "auto":
@@ -276,6 +298,12 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Returns the config as plain values: dicts, lists, strings and numbers."""
     return dataclasses.asdict(config)
+
+
+def _names_images(inputs: Any) -> bool:
+    if isinstance(inputs, (list, dict)):
+        return any(map(_names_images, inputs.values() if isinstance(inputs, dict) else inputs))
+    return inputs in IMAGES
 
 
 def _image_size(image: Any) -> list[int]:

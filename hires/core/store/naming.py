@@ -44,6 +44,8 @@ COSMETIC = (
 does ``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
 
 LATER: dict[str, Any] = {
+    "model.inputs": None,
+    "model.output": None,
     "launcher.bind": "auto",
     "launcher.mpi": None,
     "launcher.srun_mpi": None,
