@@ -48,8 +48,6 @@ from hires.plan.planner import make_plan
 from hires.plan.rules import GATHER
 
 _DATA = bench_data("networks.yaml")
-LAYOUTS: dict[str, Settings] = _DATA["layouts"]
-IN_TURN: dict[str, Settings] = _DATA["in_turn"]
 ONE_MORE = "one more"
 """Heading of the layout that is another one from row to row."""
 OWN_KEYS = ("target", "args")
@@ -119,14 +117,13 @@ def chosen(options: NetworksOptions) -> list[Network]:
     """Returns the rows that the options name; ConfigError: there are none, or their form."""
     data = {**_DATA, **read_yaml(options.file)} if options.file else _DATA
     changed = dict(_override(word) for word in options.overrides)
-    patterns, turns = options.only.split(","), itertools.cycle(IN_TURN.items())
+    patterns, turns = options.only.split(","), itertools.cycle(data["in_turn"].items())
     networks = []
     for library, name, row in _rows(data["networks"], options.file):
-        more, layout = next(turns)
+        more = {f"{ONE_MORE}: {turn}": layout for turn, layout in itertools.islice(turns, 1)}
         if any(fnmatch.fnmatch(f"{library}/{name}", pattern) for pattern in patterns):
             settings = {**data["every"], **settings_of(row), **changed}
-            layouts = {**LAYOUTS, f"{ONE_MORE}: {more}": layout}
-            networks.append(Network(library, name, settings, layouts))
+            networks.append(Network(library, name, settings, {**data["layouts"], **more}))
     if not networks:
         raise ConfigError(f"--only {options.only!r} matches no LIBRARY/NAME of the networks")
     return networks
@@ -233,9 +230,11 @@ def _facts(result: Result) -> list[str]:
 
 
 def _tables(result: Result) -> list[BenchTable]:
+    names = [name for row in result["rows"] for name in row["layouts"]]
+    columns = dict.fromkeys(name.partition(":")[0] for name in names)
     failed = [(row, *reason) for row in result["rows"] for reason in reasons(row).items()]
     return [
-        BenchTable("Networks", [_cells(row) for row in result["rows"]]),
+        BenchTable("Networks", [_cells(row, [*columns]) for row in result["rows"]]),
         BenchTable(
             "Not equal",
             [
@@ -246,18 +245,17 @@ def _tables(result: Result) -> list[BenchTable]:
     ]
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: Row, columns: list[str]) -> dict[str, str]:
     cells = {
         "network": f"{row['library']}/{row['network']}",
         "version": row.get("version", "-"),
         "parameters": f"{row['parameters']:,}" if "parameters" in row else "-",
     }
-    for name in (*LAYOUTS, ONE_MORE):
-        key = next((key for key in row["layouts"] if key.startswith(name)), name)
+    for name in columns:
+        key = next((key for key in row["layouts"] if key.partition(":")[0] == name), name)
         error = row["layouts"].get(key, {}).get("max_rel_err")
         cells[name] = "-" if error is None else f"{error:.1e}"
-        if name == ONE_MORE:
-            cells[name] += key.removeprefix(name).replace(":", "")
+        cells[name] += key.removeprefix(name).replace(":", "")
     whole = {name: None for answer in row["layouts"].values() for name in answer["gathered"]}
     return {**cells, "computed whole": ", ".join(whole) or "-", "seconds": f"{row['seconds']:.0f}"}
 
