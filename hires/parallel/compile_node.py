@@ -27,7 +27,7 @@ from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
 from hires.plan.halos import is_list
 from hires.plan.operators.operator_table import uses_batch_statistics
-from hires.plan.rules import TILED, WHOLE, rule_in, shard_args
+from hires.plan.rules import SHARDED, TILED, WHOLE, rule_in, shard_args
 
 
 def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
@@ -62,7 +62,7 @@ def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
         first_run = _local(node, tensors)
         second_run = _local(dataclasses.replace(node, args=no_tracking), tensors)
         return lambda values: (second_run if context.recomputing else first_run)(values)
-    if context.stage.shards > 1:
+    if context.stage.layout[node.name] == SHARDED:
         first, end = context.samples
         args = shard_args(node, context.plan.graph.input_shape[0], end - first)
         node = dataclasses.replace(node, args=args)

@@ -5,6 +5,7 @@
 
 What lies between them is computed alike on all tiles, so the gradient of a whole value is complete
 on each: on the way back a gather needs no message, and a crop those that a gather has forward.
+Shards have a part of that gradient each, so there the gather also has messages on the way back.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.halo import new_map, new_part, part, paste
+from hires.parallel.halo import Piece, new_map, new_part, part, paste
 from hires.parallel.image_kernels import Operator, Values
 from hires.plan.graph import Node, Rect
-from hires.plan.halos import map_shape
+from hires.plan.halos import map_grid, map_shape
+from hires.plan.tiling import own_rect
 
 CONVERSIONS: Registry[Callable[[Node, Context, dict[str, Tensor]], Operator]] = Registry(
     "conversion"
@@ -29,31 +31,51 @@ CONVERSIONS: Registry[Callable[[Node, Context, dict[str, Tensor]], Operator]] = 
 
 
 class _Conversion:
-    # One conversion on one rank; tensors are maps (n, C, rows, cols).
+    # One conversion on one rank. Values are seen as maps (n, C, rows, cols); to shards the samples
+    # of a value are rows of one map.
     def __init__(self, node: Node, context: Context, value: str) -> None:
+        stage = context.stage
         self.node, self.cursor, self.tiles = node.name, context.cursor, context.tiles
-        _, _, rows, cols = map_shape(context.plan.graph, context.stage, value)
+        *self.first_dims, rows, cols = map_shape(context.plan.graph, stage, value)
         self.whole: Rect = (0, rows, 0, cols)
-        self.own = context.own([rows, cols])
+        self.own = own_rect([rows, cols], map_grid(stage), context.tile)
         self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(value))
-        self.numbers = [n for n, op in enumerate(context.stage.comm) if op.node == node.name]
+        comm = [(n, op) for n, op in enumerate(stage.comm) if op.node == node.name]
+        self.number = comm[0][0] if comm else None
+        self.returns = bool(comm) and comm[0][1].back  # whether gradients travel
+        assert node.shape is not None
+        self.shape: list[int] = node.shape
 
-    def all_pixels(self, own: Tensor, back: bool) -> Tensor:
-        """Returns the whole map of which this tile holds its own pixels; of gradients if back."""
-        sent = own.to(self.dtype)
+    def map_of(self, x: Tensor, rect: Rect) -> Tensor:
+        """Returns what this rank holds of a value as a map of these rows and columns."""
+        return x.reshape(*self.first_dims, rect[1] - rect[0], rect[3] - rect[2])
+
+    def exchange(self, x: Tensor, held: Rect, back: bool) -> list[Piece]:
+        """Sends parts of a map of which this rank holds a rectangle; returns what arrives."""
         for event in self.cursor.posts(self.node, back):
-            tensor = sent if event.kind == "send" else new_map(sent, event.shape)
+            sends = event.kind == "send"
+            tensor = part(x, held, event.rect) if sends else new_map(x, event.shape)
             self.cursor.post(event, tensor, self.tiles)
-        pieces = [(self.own, sent)]
-        for number in self.numbers:
-            pieces += self.cursor.waits(number, back)
+        return [] if self.number is None else self.cursor.waits(self.number, back)
+
+    def gather(self, own: Tensor, back: bool = False) -> Tensor:
+        """Returns the whole map of which every rank holds a part; of gradients if ``back``."""
+        sent = own.to(self.dtype)
+        pieces = [(self.own, sent), *self.exchange(sent, self.own, back)]
         whole = new_part(sent, self.whole)
         paste(whole, self.whole, pieces, self.whole)
         return whole.to(own.dtype)
 
-    def own_pixels(self, whole: Tensor) -> Tensor:
-        """Returns a copy of this tile's pixels, so that the whole map need not be kept."""
+    def keep_own(self, whole: Tensor) -> Tensor:
+        """Returns a copy of this rank's part, so that the whole map need not be kept."""
         return part(whole, self.whole, self.own).clone(memory_format=torch.channels_last)
+
+    def sum_own(self, whole: Tensor) -> Tensor:
+        """Returns the sum of the gradients that all ranks have for this rank's part."""
+        own = self.keep_own(whole)
+        for rect, grad in self.exchange(whole.to(self.dtype), self.whole, back=True):
+            part(own, self.own, rect).add_(grad)
+        return own
 
 
 class _Gather(torch.autograd.Function):
@@ -61,11 +83,13 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, conversion: _Conversion) -> Tensor:
         ctx.conversion = conversion
-        return conversion.all_pixels(own, back=False)
+        return conversion.gather(own)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.conversion.own_pixels(grad), None
+        conversion: _Conversion = ctx.conversion
+        kept = conversion.sum_own if conversion.returns else conversion.keep_own
+        return kept(grad), None
 
 
 class _Crop(torch.autograd.Function):
@@ -73,21 +97,23 @@ class _Crop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, conversion: _Conversion) -> Tensor:
         ctx.conversion = conversion
-        return conversion.own_pixels(whole)
+        return conversion.keep_own(whole)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.conversion.all_pixels(grad, back=True), None
+        return ctx.conversion.gather(grad, back=True), None
 
 
 @CONVERSIONS.register("gather")
 def _gather(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     [value] = node.inputs
-    conversion, held = _Conversion(node, context, value), context.extent(value)
+    conversion = _Conversion(node, context, value)
+    held = context.extent(value) if context.stage.num_tiles > 1 else conversion.own
 
     def run(values: Values) -> Tensor:
-        own = part(values[value], held, conversion.own)
-        return _Gather.apply(own, conversion)  # type: ignore[no-any-return,no-untyped-call]
+        own = part(conversion.map_of(values[value], held), held, conversion.own)
+        whole: Tensor = _Gather.apply(own, conversion)  # type: ignore[no-untyped-call]
+        return whole.reshape(conversion.shape)
 
     return run
 
@@ -100,14 +126,15 @@ def _crop(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
         tensor, whole = tensors[source["param"]], (0, shape[2], 0, shape[3])
         own = context.own(shape[2:])
         return lambda values: part(tensor.reshape(shape), whole, own)
-    value = source["value"]
+    value, tiled = source["value"], context.stage.num_tiles > 1
     conversion = _Conversion(node, context, value)
 
     def run(values: Values) -> Tensor:
-        x = values[value].reshape(shape)
-        if not conversion.numbers:  # no gradient comes back
-            return conversion.own_pixels(x)
-        return _Crop.apply(x, conversion)  # type: ignore[no-any-return,no-untyped-call]
+        x = conversion.map_of(values[value], conversion.whole)
+        if conversion.returns:
+            return _Crop.apply(x, conversion)  # type: ignore[no-any-return,no-untyped-call]
+        own = conversion.keep_own(x)
+        return own if tiled else own.reshape(-1, *shape[1:])
 
     return run
 

@@ -12,6 +12,9 @@ nodes of their own, so a value lies in one way only and all that counts nodes co
     crop     forward: it keeps its own pixels     backward: it gets the gradients that it lacks
 
 So the gradient of a whole value is complete on every tile, as everywhere (``plan.layout``).
+
+Shards of the samples do the same. There a whole value has on each shard the part of its gradient
+that the shard's samples cause: it is the gather that has messages both ways, and a crop is free.
 """
 
 from __future__ import annotations
@@ -90,8 +93,11 @@ class _Builder:
         candidate = _renamed(node, names)
         rule = rule_in(self.stage, candidate, self.result)
         if rule is not None and not (rule.kind == "whole" and self._pays(node)):
-            shards = self.stage.shards > 1 and rule.kind != "whole"
-            self._append(candidate, SHARDED if shards else rule.result)
+            shards = self.stage.shards > 1
+            if shards and rule.kind == "whole":
+                self._append_whole(candidate)
+            else:
+                self._append(candidate, SHARDED if shards else rule.result)
             return True
         if self.stage.num_tiles > 1 and not is_random(node) and self._add_cropped(node):
             return True
@@ -105,7 +111,7 @@ class _Builder:
             name, args = f"{value}.gather{self.stage.index}", {"input": {"value": value}}
             self.forms[value][WHOLE] = self._convert(name, GATHER, args, self.graph.shape(value))
         whole = {value: self.forms[value][WHOLE] for value in node.inputs}
-        self._append(_renamed(node, whole), WHOLE)
+        self._append_whole(_renamed(node, whole))
         return True
 
     @functools.cached_property
@@ -139,7 +145,7 @@ class _Builder:
         return TILED if all(size >= parts for size, parts in rows_and_cols) else WHOLE
 
     def _is_refused(self, node: Node, missing: list[str]) -> bool:
-        if is_random(node) or self.stage.shards > 1:
+        if is_random(node):
             return True
         lists = any(self.graph.by_name[v].shape is None for v in missing if v != INPUT)
         return bool(missing) and (lists or not self.gather)
@@ -194,11 +200,33 @@ class _Builder:
         name = f"{value}.crop{self.stage.index}"
         return self._convert(name, CROP, {"input": source}, [1] * (4 - len(shape)) + shape)
 
+    def _append_whole(self, node: Node) -> None:
+        """Appends a node that every rank computes alike; shards then keep their own samples."""
+        shape, samples = node.shape or [], self.graph.input_shape[:1]
+        sampled = shape[:1] == samples and node.name in self.graph.of_images
+        if self.stage.shards == 1 or not sampled:
+            self._append(node, WHOLE)
+            return
+        # All that follows, later stages too, expects samples where a value has them.
+        whole = self._unused(f"{node.name}.whole{self.stage.index}")
+        self._append(dataclasses.replace(node, name=whole), WHOLE)
+        args = {"input": {"value": whole}}
+        self._append(self._conversion(node.name, CROP, args, shape), SHARDED)
+        self.forms[node.name][WHOLE] = whole
+
     def _convert(self, name: str, op: str, args: dict[str, Any], shape: list[int]) -> str:
         """Appends a node that brings a value into another form; returns its name."""
+        node = self._conversion(self._unused(name), op, args, shape)
+        self._append(node, WHOLE if op in (GATHER, EXPAND) else TILED)
+        return node.name
+
+    def _unused(self, name: str) -> str:
         taken, number = name, 1
         while name in self.result.by_name or name in self.graph.by_name:
             name, number = f"{taken}_{number}", number + 1
+        return name
+
+    def _conversion(self, name: str, op: str, args: dict[str, Any], shape: list[int]) -> Node:
         node = Node(name, op, args, shape, "float32")
         for value in node.inputs if node.inputs != [INPUT] else ():
             source = self.result.by_name[value]
@@ -206,8 +234,7 @@ class _Builder:
         for param in node.params:
             held = self.graph.params[param]
             node.dtype, node.needs_grad = held.dtype, held.trainable
-        self._append(node, WHOLE if op in (GATHER, EXPAND) else TILED)
-        return name
+        return node
 
     def _append(self, node: Node, how: str) -> None:
         self.result.append(node)

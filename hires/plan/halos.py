@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.plan import CommOp, Stage
@@ -86,9 +87,20 @@ def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
 
 
 def map_shape(graph: Graph, stage: Stage, value: str) -> tuple[int, int, int, int]:
-    """Returns (n, C, H, W) of a value as the ranks of a stage divide it, by rows and columns."""
+    """Returns (n, C, H, W) of a value as the ranks of a stage divide it, by rows and columns.
+
+    To shards a value is one map with a row for each sample; :func:`map_grid` divides it.
+    """
+    if stage.shards > 1:
+        samples, *rest = graph.shape(value)
+        return 1, 1, samples, math.prod(rest)
     n, channels, rows, cols = [1] * (4 - len(graph.shape(value))) + graph.shape(value)
     return n, channels, rows, cols
+
+
+def map_grid(stage: Stage) -> list[int]:
+    """Returns into how many rows and columns of ranks a stage divides the maps of its values."""
+    return [stage.shards, 1] if stage.shards > 1 else stage.tiles
 
 
 def name_of(op: CommOp) -> str:

@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.halos import extents_of, halos_of, map_shape, ran_back, widen
+from hires.plan.halos import extents_of, halos_of, map_grid, map_shape, ran_back, widen
 from hires.plan.plan import CommOp, Edge, Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE, Rule, rule_in
 from hires.plan.tiling import area, intersect, is_empty, loans, own_rects, pieces_of_map, split
@@ -119,7 +119,7 @@ def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[Comm
         halos    pixels of the inputs
         norm     statistics, and as many sums on the way back; or reduce, a sum over the image
 
-    A gather has its messages forward only, a crop on the way back only.
+    A gather has its messages forward, a crop on the way back only (:func:`_conversion`).
     """
     if stage.num_ranks == 1:
         return []
@@ -146,18 +146,20 @@ def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[Comm
 
 
 def _conversion(graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool) -> list[CommOp]:
-    """Returns the messages with which all tiles get all pixels of a value, or of its gradient.
+    """Returns the messages with which all ranks get all of a value, or of its gradient.
 
     A crop gives each tile its part of what every tile holds, so the gradient comes from there.
     """
-    if rule.kind == "crop" and not (back and node.inputs and graph.needs_grad(node.inputs[0])):
-        return []  # a parameter's gradients are summed at the end of the step
+    if not node.inputs:  # a parameter's gradients are summed at the end of the step
+        return []
     [value] = node.inputs
-    size = map_shape(graph, stage, value)[2:]
-    rows = loans(size, stage.tiles, [(0, size[0], 0, size[1])] * stage.num_tiles)
+    size, shards = map_shape(graph, stage, value)[2:], stage.shards > 1
+    rows = loans(size, map_grid(stage), [(0, size[0], 0, size[1])] * stage.num_ranks)
+    way_back = back and graph.needs_grad(value) and shards == (rule.kind == "gather")
     if rule.kind == "crop":
         rows = [[target, source, *rect] for source, target, *rect in rows]
-    way_back = rule.kind == "crop"
+        if not way_back:
+            return []
     return [CommOp(node.name, rule.kind, value, rows, back=way_back, readers=[node.name])]
 
 

@@ -165,7 +165,7 @@ def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
 def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
     """Returns how many numbers each tile of a stage sends and receives, by exchange."""
     by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
-    for op in stage.comm if stage.num_tiles > 1 else ():
+    for op in stage.comm if stage.num_ranks > 1 else ():
         rows = halo_rows(plan, stage, op) if op.moves_pixels else {}
         for tile, peers in rows.items():
             # The gradient goes the other way and adds no difference.

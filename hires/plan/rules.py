@@ -62,14 +62,14 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
     """Returns the rule of a node of a stage whose layout is known, or None if there is none."""
     if stage.num_ranks == 1:
         return Rule("whole")
+    if node.kind in (GATHER, CROP):
+        return Rule("gather" if node.kind == GATHER else "crop")
     rule = shard_rule if stage.shards > 1 else rule_of
     return rule(node, graph, stage.layout)
 
 
 def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node that reads TILED and WHOLE values; None if tiles have none."""
-    if node.kind in (GATHER, CROP):
-        return Rule("gather" if node.kind == GATHER else "crop")
     if is_random(node):
         return None  # also behind the global pool, where all tiles must compute alike
     tiled = [name for name in node.inputs if layout[name] == TILED]
@@ -162,13 +162,17 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     if facts.sharding == "pointwise":
         num_dims = len(node.shape or [])
         alone = all(len(shape) < num_dims or shape[:1] == [1] for shape in whole)
+        # Shards divide dim 0, whatever it means; with fewer dims it lines up with another one.
+        alone = alone and all(len(graph.shape(name)) == num_dims for name in divided)
     elif facts.sharding == "dims":
         dims, num_dims = _dims(node), len(graph.shape(divided[0]))
         alone = not whole and bool(dims) and all(d is not None and d % num_dims for d in dims)
     elif facts.sharding == "sizes":
         alone = node.args[facts.argument][0] in (batch, -1)
+    elif facts.sharding == "samples":
+        alone = len(graph.shape(divided[0])) >= (2 if facts.window is None else 4)
     else:
-        alone = facts.sharding in ("samples", "element")
+        alone = facts.sharding == "element"
     return Rule("pointwise") if alone else None
 
 

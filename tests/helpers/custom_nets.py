@@ -120,18 +120,29 @@ def attends(size: tuple[int, int], classes: int = 5, dense: bool = False) -> nn.
     return Attends(size, classes, dense)
 
 
-class Flattens(nn.Module):
-    """A classifier whose size depends on the image: its flatten has no tiling rule."""
+class MixesSamples(nn.Module):
+    """What no sample computes alone: attention over samples, differences from their mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = 5) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
         self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
-        self.fc = nn.Linear(4 * 16 * 16, 3)
+        self.fc = nn.Linear(4, 4)
+        self.gain = nn.Parameter(torch.linspace(0.5, 1, 4))
+        self.head = nn.Linear(4, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, 16, 16) -> logits (n, 3)."""
-        return self.fc(F.relu(self.conv2(F.relu(self.conv1(x)))).flatten(1))  # type: ignore[no-any-return]
+        """(n, 3, H, W) -> logits (n, classes)."""
+        x = F.relu(self.conv1(x))
+        x = self.conv2(x.flip(0) - x.mean(0, keepdim=True)) + x
+        y = self.fc(x.mean((2, 3))) * torch.exp(self.gain)
+        y = (y @ y.t()).softmax(1) @ self.fc(y) + y.mean(0)
+        return self.head(y)  # type: ignore[no-any-return]
+
+
+def mixes_samples(classes: int = 5) -> nn.Module:
+    """Returns the network whose samples depend on each other."""
+    return MixesSamples(classes)
 
 
 def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
@@ -142,11 +153,6 @@ def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
 def cells(classes: int = 5) -> nn.Module:
     """Returns the network whose branches share halos."""
     return Cells(classes)
-
-
-def flattens() -> nn.Module:
-    """Returns a network that cannot be tiled to its end."""
-    return Flattens()
 
 
 def sharpener() -> nn.Module:

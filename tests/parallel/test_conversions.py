@@ -18,6 +18,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two tiles": {"tiles": [1, 2]},
     "grid": {"tiles": [2, 2]},
     "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
+    "empty tiles": {"tiles": [1, 6]},
     "skip over a stage": {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2},
 }
 
@@ -45,3 +46,20 @@ def test_gathered_values_with_fused_halos_and_over_the_network(tmp_path: Path):
 
 def test_gathered_values_in_inference(tmp_path: Path):
     check(tmp_path, dense=True, task={"name": "infer"}, parallel={"tiles": [2, 2]})
+
+
+SHARDS: dict[str, dict[str, Any]] = {
+    "shards": {"local_dp": 2},
+    "tiles and shards": {"tiles": [2, 1], "stages": 3, "local_dp": 2},
+    "gems": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems"},
+}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_samples_that_depend_on_each_other_equal_one_process(name: str, tmp_path: Path):
+    # Four samples and four channels: a mean over the samples looks like one number a sample.
+    model = {"name": "custom", "target": "tests.helpers.custom_nets:mixes_samples"}
+    keys = {"image": [6, 5], "model": model, "data": {"classes": 5, "length": 16}}
+    batch = 4 * SHARDS[name].get("directions", 1)
+    answer = verified(tmp_path, batch=batch, parallel=SHARDS[name], **keys)
+    assert answer["ok"], answer

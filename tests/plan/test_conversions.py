@@ -157,6 +157,28 @@ def test_note_names_what_is_computed_whole_its_price_and_the_cut_without():
     sent = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
     assert note.severity == "note"
     assert "rot90 (rot90: reads the order of the pixels)" in note.text
-    assert f"A step sends {size(sent)} for that, a tile holds whole values of" in note.text
+    assert f"A step sends {size(sent)} for that, a rank holds whole values of" in note.text
     assert "stage 1 can begin at layer 1 (" in note.text
     assert "use parallel.stages=2 parallel.balance=[1,2]" in note.text
+
+
+def test_shards_gather_samples_and_keep_their_own_at_once():
+    graph = traced(lambda n, x: n.conv(x).flip(0), (2, 3, *IMAGE), **CONV)
+    plan = make_plan(config_of("train", 2, local_dp=2), graph)
+    assert ways(plan) == [
+        "conv sharded",
+        "conv.gather0 whole",
+        "flip.whole0 whole",
+        "flip sharded",
+    ]
+    gather, _ = plan.stages[0].comm
+    assert (gather.kind, gather.back) == ("gather", True)  # each shard has a part of the gradient
+    assert gather.messages == [[1, 0, 1, 2, 0, 650], [0, 1, 0, 1, 0, 650]]
+
+
+def test_vector_of_as_many_numbers_as_samples_is_no_column_of_samples():
+    forward = lambda n, x: n.conv(x) + n.conv(x).mean((0, 2, 3)).sum() * n.conv(x).mean(0)  # noqa: E731
+    graph = traced(forward, (5, 3, *IMAGE), **CONV)
+    plan = make_plan(config_of("train", 5, local_dp=5), graph)
+    assert plan.ok, plan.findings
+    assert plan.stages[0].layout["add.whole0"] == "whole"

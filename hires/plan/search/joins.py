@@ -36,15 +36,13 @@ def no_rules(
         return []
     stage, first = refused[0]
     named = nodes_in_words(graph, refused)
-    if stage.shards > 1:
-        text = f"shards of a microbatch cannot compute {named}; use parallel.local_dp=1"
-        return [Finding("error", "parallel.local_dp", text)]
     key, remedy = end_before(graph, stages, stage, first, listed)
     if not remedy:
         remedy = f"{first.name} belongs to the first layer, so this network cannot begin with tiles"
         if not any(is_random(node) for _, node in refused):
             key, remedy = "parallel.gather", f"{remedy}; use parallel.gather=auto"
-    return [Finding("error", key, f"tiles cannot divide {named}; {remedy}")]
+    ranks = "shards of the samples" if stage.shards > 1 else "tiles"
+    return [Finding("error", key, f"{ranks} cannot divide {named}; {remedy}")]
 
 
 def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
@@ -69,6 +67,8 @@ def end_before(
 
     Without words: it belongs to the first layer, so there is none.
     """
+    if stage.shards > 1:
+        return "parallel.local_dp", "use parallel.local_dp=1"
     if stage.index > 0:
         key = "parallel.tiles" if listed else "parallel.spatial_stages"
         return key, (

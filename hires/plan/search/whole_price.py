@@ -55,10 +55,11 @@ def _note(
     share = flops / max(1, sum(node.flops for node in plan.nodes(stage.index)))
     causes = [(stage, node) for node in whole.causes]
     _, cut = end_before(plan.graph, plan.stages, stage, whole.causes[0], listed)
+    ranks, what = ("tiles", "maps") if stage.num_tiles > 1 else ("shards", "microbatches")
     text = (
-        f"each of the {stage.num_tiles} tiles of stage {stage.index} gathers the whole map for "
+        f"each of the {stage.num_ranks} {ranks} of stage {stage.index} gathers whole {what} for "
         f"{nodes_in_words(plan.graph, causes)}. A step sends {size(sent[stage.index])} for that, a "
-        f"tile holds whole values of {size(held)}, and {share:.0%} of the stage's operations run "
-        f"on every tile; {cut or 'it begins in the first layer, so no cut of the stages avoids it'}"
+        f"rank holds whole values of {size(held)}, and {share:.0%} of the stage's operations run "
+        f"on every rank; {cut or 'it begins in the first layer, so no cut of the stages avoids it'}"
     )
     return Finding("note", "parallel.gather", text)
