@@ -14,7 +14,7 @@ Receives are posted in one of two orders:
 
 * ``ahead``: one action ahead of the one that needs them. The executor runs this one.
 * ``joined``: together with the sends of the action before, as one group call: the usual order where
-  all messages of two ranks share a stream. ``hires.plan.proof.machine`` weighs it.
+  all messages of two ranks share a stream. ``hires.plan.proof.semantics`` weighs it.
 """
 
 from __future__ import annotations

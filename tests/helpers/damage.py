@@ -10,8 +10,9 @@ from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import AHEAD, events
-from hires.plan.proof.machine import RENDEZVOUS, Proof
+from hires.plan.proof.machine import Proof
 from hires.plan.proof.prove import creation, run_machine
+from hires.plan.proof.semantics import RENDEZVOUS
 from tests.helpers.threaded import Programs
 
 POSTS = ("send", "recv")

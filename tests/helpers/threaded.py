@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, Event
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from tests.helpers.threads import HARD_TIMEOUT_S, Threads
 
 Programs = list[list[Event]]

@@ -11,9 +11,10 @@ import pytest
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
 from hires.plan.program import AHEAD, JOINED
-from hires.plan.proof import machine
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, Proof, Rendezvous
+from hires.plan.proof import semantics as kinds
+from hires.plan.proof.machine import Proof, Rendezvous
 from hires.plan.proof.prove import run_machine
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.threaded import Outcome, Programs, execute
@@ -115,7 +116,7 @@ def blocking_programs(seed: int) -> tuple[Programs, list[list[int]]]:
 def test_buffered_sends_are_caught_by_the_threads(monkeypatch):
     found = {}
     for name, kind in (("right", Rendezvous), ("wrong", Buffered)):
-        monkeypatch.setitem(machine.MACHINES, RENDEZVOUS, kind)
+        monkeypatch.setitem(kinds.MACHINES, RENDEZVOUS, kind)
         found[name] = [
             disagreement(run_machine(*made), execute(*made))
             for made in map(blocking_programs, range(20))
@@ -125,7 +126,7 @@ def test_buffered_sends_are_caught_by_the_threads(monkeypatch):
 
 
 def test_rendezvous_is_caught_where_messages_run_on_streams(monkeypatch):
-    monkeypatch.setitem(machine.MACHINES, STREAMS, Rendezvous)
+    monkeypatch.setitem(kinds.MACHINES, STREAMS, Rendezvous)
     assert compare(range(20), STREAMS)[1]
 
 
@@ -135,7 +136,7 @@ def test_wrong_number_of_places_is_caught_by_the_threads(monkeypatch, slots):
     made += [crowded_programs(seed) for seed in range(60)]
     found = {}
     for number in (SLOTS, slots):
-        monkeypatch.setattr(machine, "SLOTS", number)
+        monkeypatch.setattr(kinds, "SLOTS", number)
         found[number] = [
             disagreement(run_machine(*one, MAILBOXES), execute(*one, MAILBOXES)) for one in made
         ]

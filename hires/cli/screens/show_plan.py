@@ -10,7 +10,7 @@ from hires.core.text_table import aligned
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room
 from hires.plan.plan import Plan
-from hires.plan.proof.machine import MAILBOXES
+from hires.plan.proof.semantics import MAILBOXES
 
 Facts = dict[str, Any]
 

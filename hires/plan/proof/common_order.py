@@ -38,7 +38,8 @@ from typing import Any
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, MEETINGS, POSTS, Event
-from hires.plan.proof.machine import MAILBOXES, OTHER, RENDEZVOUS, SEPARATE, WORLD, Proof
+from hires.plan.proof.machine import OTHER, WORLD, Proof
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE
 
 SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE)
 """Under these a common order is a proof. Pair streams have no lanes."""

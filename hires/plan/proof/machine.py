@@ -1,35 +1,13 @@
 """Runs programs of messages on an abstract machine, which decides whether they end.
 
 No receive is a wildcard and no rank looks at a clock, so the machine has one outcome, and one pass
-over the programs decides. The semantics say what begins when:
-
-* ``rendezvous`` (gloo, mpi): the least possible buffering. A send ends when its receive is posted;
-  messages with one tag between two ranks keep their order, others pass each other.
-* ``mailboxes`` (gloo on one machine): the same, but halos that are not too large go through memory
-  (``Event.mail``). Which of them do depends on their size, so the machine decides as the transport
-  does: ways that are safe alone could block each other.
-* ``pair streams`` (nccl, one communicator for every two ranks): what a rank posts for a peer runs
-  in the order of posting. A send or receive occupies the stream until both sides run it. There are
-  no tags: the first send that runs meets the first receive that runs. Sends and receives of one
-  group call progress together; a call that concerns several peers is one unit on each of their
-  streams. A wait ends when the unit of its operation is done.
-* ``separate streams`` (nccl, several communicators for every two ranks): the same, but halos and
-  what travels between stages, in either direction of the pipeline (``Event.lane``), and the two
-  ways between the ranks do not stand in each other's way.
-
-Pair streams need an order of posting on which both sides agree, and a pipeline has none. A receive
-posted ahead stands before the send that the other side needs first; receives in one call with the
-sends before them (``program.JOINED``) block each other where a value skips a stage under 1f1b. On
-separate streams sends and receives have one order, so posting ahead is as safe as by rendezvous.
+over the programs decides. The semantics (:mod:`hires.plan.proof.semantics`) say what begins when;
+here are those with the least buffering, :class:`Rendezvous`.
 
 A collective begins when all members have come to it, and a rank does not go on before it is done:
 the worst case for nccl too, where only the device would wait. Also assumed of nccl: communicators
 exist before the first step, their kernels run side by side, and nothing is buffered.
 More waiting can add deadlocks, never hide one.
-
-Source:
-    NCCL user guide, "Point-to-point communication" (calls within a group progress independently,
-    the group blocks until all are complete) and "Group calls".
 """
 
 from __future__ import annotations
@@ -39,11 +17,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, MEETINGS, POSTS, Event
-
-RENDEZVOUS, MAILBOXES = "rendezvous", "mailboxes"
-STREAMS, SEPARATE = "pair streams", "separate streams"
 
 Channel = tuple[int, int, int]
 """(source, target, tag), or (source, target, lane) where lanes are mailboxes."""
@@ -300,111 +274,3 @@ class Rendezvous:
         self.proof.num_collectives += event.kind in ("collective", "issue")
         self.ready.extend(member for member in present if member != rank)
         return True
-
-
-class Mailboxes(Rendezvous):
-    """Each tile has a mailbox for each other one, direction of the pipeline by direction.
-
-    ``hires.comm.shared`` does this between the tiles of a stage, two slots for each other tile:
-
-        sender    write 1   write 2   (write 3 waits until 1 is read)
-        mailbox  [1 . ]    [1 2]     [3 2]
-        reader                        read 1      in the order of writing, whatever the tag
-
-    Messages that do not go through memory meet as over the network, so that each kind can hold up
-    the other.
-    """
-
-    def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
-        super().__init__(programs, members)
-        # By (source, target, lane): messages that nobody has read, and receives that were posted
-        # and not waited for. The first meets the first.
-        self.written: dict[Channel, deque[Event]] = defaultdict(deque)
-        self.expected: dict[Channel, deque[Event]] = defaultdict(deque)
-
-    def way(self, event: Event) -> Hashable:
-        """Returns the mailbox, or the tag of what goes over the network."""
-        return ("mail", event.lane) if event.mail else event.tag
-
-    def post(self, rank: int, event: Event) -> int:
-        """Writes a message where there is room, or expects one."""
-        if not event.mail:
-            return super().post(rank, event)
-        sending = event.kind == "send"
-        source, target = (rank, event.peer) if sending else (event.peer, rank)
-        box = source, target, event.lane
-        if sending and len(self.written[box]) == SLOTS:
-            return 0
-        here, there = self.written[box], self.expected[box]
-        if not sending:
-            here, there = there, here
-        here.append(event)
-        if len(here) <= len(there):
-            other = there[len(here) - 1]
-            send, receive = (event, other) if sending else (other, event)
-            self.match(source, target, send, receive)
-            self.arrived[source, target, ("mail", receive.tag)].append(receive)
-            self.ready.append(target)
-        return 1
-
-    def take(self, rank: int, event: Event) -> bool:
-        """Reads the message that a rank waits for; one that is not the next stops the rank."""
-        if not event.mail:
-            return super().take(rank, event)
-        box, arrived = (event.peer, rank, event.lane), (event.peer, rank, ("mail", event.tag))
-        if rank in self.halted or not self.arrived[arrived]:
-            return False
-        first = self.expected[box][0]
-        if first.tag != event.tag:
-            self.halted.add(rank)
-            self.proof.problems.append(
-                f"rank {rank} waits for {event.words} from rank {event.peer} before {first.words}, "
-                f"which lies first in its mailbox"
-            )
-            return False
-        for queue in (self.written[box], self.expected[box], self.arrived[arrived]):
-            queue.popleft()
-        self.ready.append(event.peer)
-        return True
-
-
-class SeparateStreams(Rendezvous):
-    """Each rank has a stream for each peer, kind of message and way: communicators of their own.
-
-    A post holds up those behind it, whatever their tags:
-
-        rank 0, peer 1    [send a]  [send b, send c]     a meets a; then b and c meet, and both
-        rank 1, peer 0    [recv a]  [recv b]  [recv c]   sends end together
-    """
-
-    grouped = True
-
-    def way(self, event: Event) -> Hashable:
-        """Returns the communicator of two ranks that carries a message."""
-        return event.lane
-
-
-class PairStreams(SeparateStreams):
-    """Each rank has one stream for each peer: the two share one communicator.
-
-    rank 0, peer 1    [send a]  [recv b]         a meets a: both streams go on,
-    rank 1, peer 0    [recv a]  [send b]         then b meets b
-    rank 1, peer 0    [send b]  [recv a]         neither first unit meets its other side
-    """
-
-    def way(self, event: Event) -> Hashable:
-        """Returns the same for all messages."""
-        return 0
-
-    def stream_of(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
-        """Returns the stream of a rank for a peer."""
-        return Waiter(rank, peer)
-
-
-MACHINES: dict[str, type[Rendezvous]] = {
-    RENDEZVOUS: Rendezvous,
-    MAILBOXES: Mailboxes,
-    SEPARATE: SeparateStreams,
-    STREAMS: PairStreams,
-}
-"""By the name of the semantics."""

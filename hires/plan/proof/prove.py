@@ -18,7 +18,8 @@ from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.common_order import SEMANTICS as ORDERED
 from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.explain import Explanation
-from hires.plan.proof.machine import MACHINES, MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, Proof
+from hires.plan.proof.machine import Proof
+from hires.plan.proof.semantics import MACHINES, MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from hires.plan.rank_kinds import translated_kinds
 
 BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}

@@ -15,8 +15,9 @@ from hires.plan.planner import make_plan
 from hires.plan.program import AHEAD, events
 from hires.plan.proof import prove
 from hires.plan.proof.common_order import SEMANTICS, prove_in_order
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS, Proof
+from hires.plan.proof.machine import Proof
 from hires.plan.proof.prove import run_machine
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from hires.plan.rank_kinds import translated_kinds
 from tests.helpers.damage import damage, valid_programs
 from tests.helpers.damage import prove as run

@@ -8,8 +8,8 @@ from hires.core.ranks import mailbox_limits
 from hires.plan.event import Event
 from hires.plan.plan import Finding
 from hires.plan.program import events
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS
 from hires.plan.proof.prove import run_machine, verify
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS
 from tests.helpers.damage import prove
 from tests.helpers.small_plans import LAYOUTS, plan_of
 

@@ -11,8 +11,8 @@ from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Finding
 from hires.plan.program import AHEAD, JOINED, events
-from hires.plan.proof.machine import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from hires.plan.proof.prove import creation, judged, run_machine, verify
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
 from tests.helpers.damage import prove
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import LAYOUTS, plan_of
