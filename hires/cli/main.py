@@ -27,7 +27,7 @@ VERBS = {
     "retry": "run failed and lost points again as their next attempt: same config, plan and folder",
     "cancel": "stop runs: their ranks end as after Ctrl-C, Slurm's jobs are cancelled",
     "list": "list models, layouts, keys and other choices, or runs",
-    "data": "make a folder of labelled images",
+    "data": "make a folder of labelled images, or check images before a run",
     "bench": "measure layouts beside torch's own",
     "doctor": "check what this machine and its cluster have, and say what would help",
     "completion": "print the completion script of a shell",

@@ -94,6 +94,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if memory:
             print_activity("predicting the memory ...")
             self.add_memory(config, plan, budget)
+            plan.findings += _data_findings(config)
         print_activity("")
         return plan
 
@@ -226,6 +227,15 @@ def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunCo
             f"leave model.classes out, or set it to {num_classes} or more"
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+
+
+def _data_findings(config: RunConfig) -> list[Finding]:
+    if config.data.path is None:
+        return []
+    from hires.data.start_check import size_finding  # which imports the decoders
+
+    about = size_finding(config)
+    return [] if about is None else [Finding(*about)]
 
 
 def require_feasible(plan: Plan) -> None:

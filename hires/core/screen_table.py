@@ -13,7 +13,7 @@ from hires.core.text_table import Rows, aligned, columns_of, fitted
 
 _COLOURS = {
     **dict.fromkeys(("done", "ok", "complete"), terminal.GREEN),
-    **dict.fromkeys(("failed", "lost"), terminal.RED),
+    **dict.fromkeys(("failed", "lost", "error"), terminal.RED),
     **dict.fromkeys(("cancelled", "infeasible", "saved", "warning"), terminal.YELLOW),
     "running": terminal.CYAN,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class FolderIndex:
     paths: tuple[str, ...]
     """All images, class by class; plain strings, because there may be millions."""
     labels: tuple[int, ...]
+    root: str = ""
+    """``data.path``."""
 
 
 def scan(path: str | None, data: str = "folder") -> FolderIndex:
@@ -62,6 +65,21 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
 
     Raises:
         ConfigError: the folder is missing, unfinished, or has no classes or no images.
+    """
+    images, ignored = listing(path, data)
+    check_classes(Path(path or "").expanduser(), data, images)
+    paths = tuple(itertools.chain(*images.values()))
+    if ignored:
+        log.info("%s: %d files that are no images are ignored", path, len(ignored))
+    labels = tuple(label for label, paths in enumerate(images.values()) for _ in paths)
+    return FolderIndex(tuple(images), paths, labels, path or "")
+
+
+def listing(path: str | None, data: str = "folder") -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the images of each class of a folder, which may be none, and all other files.
+
+    Raises:
+        ConfigError: the folder is missing, unfinished or cannot be listed.
     """
     contents = CONTENTS[data]
     if not path:
@@ -80,12 +98,8 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
             f"make it readable"
         ) from error
     images = {name: [*filter(_is_image, paths)] for name, paths in files.items()}
-    _check_classes(root, data, images)
-    paths = tuple(itertools.chain(*images.values()))
-    if num_ignored := sum(map(len, files.values())) - len(paths):
-        log.info("%s: %d files that are no images are ignored", root, num_ignored)
-    labels = tuple(label for label, paths in enumerate(images.values()) for _ in paths)
-    return FolderIndex(tuple(images), paths, labels)
+    others = [file for paths in files.values() for file in paths if not _is_image(file)]
+    return images, others
 
 
 def _check_finished(root: Path, path: str, contents: str) -> None:
@@ -114,7 +128,8 @@ def _files(folder: Path) -> list[str]:
     return found
 
 
-def _check_classes(root: Path, data: str, images: dict[str, list[str]]) -> None:
+def check_classes(root: Path, data: str, images: dict[str, list[str]]) -> None:
+    """Raises a ConfigError if there are no classes, or a class has no images."""
     patterns = ", ".join(f"*{suffix}" for suffix in FORMATS)
     if not images:
         loose = any(_is_image(entry.name) for entry in root.iterdir())
@@ -170,11 +185,28 @@ class FolderSource:
         """Returns the class of an image."""
         return self._index.labels[i]
 
+    def check(self, i: int, most_bytes: int) -> int:
+        """Raises a RunError if image ``i`` cannot be read; returns how many bytes were decoded.
+
+        All of it is decoded if it has at most ``most_bytes`` as floats, else it is only opened.
+        """
+        path = Path(self._index.paths[i])
+        with naming(path, self._index.root), closing(open_image(path, self._max_pixels)) as image:
+            self._check_size(image)
+            image.check_complete()
+            height, width = image.size
+            num_bytes = 4 * self._channels * height * width
+            if num_bytes > most_bytes:
+                return 0
+            pixels = image.read((0, height), (0, width))
+            to_channels(pixels, image.colours, self._channels)
+            return num_bytes
+
     def window(self, i: int, rows: Span, cols: Span) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
-        with _naming(path), closing(open_image(path, self._max_pixels)) as image:
+        with naming(path, self._index.root), closing(open_image(path, self._max_pixels)) as image:
             pixels = self._fitted(image, rows, cols)
             return normalised(pixels, image.peak, self._channels)
 
@@ -184,17 +216,20 @@ class FolderSource:
         def read(rows: Span, cols: Span) -> Pixels:
             return to_channels(image.read(rows, cols), image.colours, self._channels)
 
+        self._check_size(image)
         if image.size == self._size:
             return read(rows, cols)
-        if self._fit == "error":
+        if self._fit == "crop":
+            return crop(read, image.size, self._size, rows, cols, fill=image.peak / 2)
+        return resize(read, image.size, self._size, rows, cols)
+
+    def _check_size(self, image: ImageFile) -> None:
+        if image.size != self._size and self._fit == "error":
             (H, W), (height, width) = image.size, self._size
             raise ImageError(
                 f"it has {H} x {W} pixels where image asks for {height} x {width}; use "
                 f"data.fit=resize or data.fit=crop, or take it out of the data folder"
             )
-        if self._fit == "crop":
-            return crop(read, image.size, self._size, rows, cols, fill=image.peak / 2)
-        return resize(read, image.size, self._size, rows, cols)
 
 
 def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
@@ -223,13 +258,19 @@ def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path, root: str) -> Iterator[None]:
     """Turns every error into one that names the file: decoders raise nearly anything."""
     try:
         yield
     except Exception as error:
-        system = error.strerror if isinstance(error, OSError) else None
-        reason = " ".join((system or str(error) or type(error).__name__).split())
+        reason = reason_of(error)
         if not isinstance(error, ImageError):
             reason += "; replace the file or take it out of the data folder"
+        reason += f" (`hires data check {shlex.quote(root)}` lists all such files)"
         raise RunError(f"cannot read the image {path}: {reason}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Returns on one line why a file cannot be read."""
+    system = error.strerror if isinstance(error, OSError) else None
+    return " ".join((system or str(error) or type(error).__name__).split())

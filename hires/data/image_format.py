@@ -7,6 +7,7 @@ its suffixes, and import it in the package's ``__init__``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ Window = NDArray[np.float32]
 """(C, h, w): values as the network takes them, C-contiguous."""
 
 
+ORIENTATION = 274
+"""Tag of EXIF and TIFF; 1, or 0 by mistake: the first row is the top."""
 MAX_PIXELS = 2**30
 """Default of ``data.max_pixels``: an RGB image takes 3 GiB of memory then."""
 MAX_SIDE = 2**20
@@ -41,6 +44,22 @@ class ImageError(ValueError):
     """An image has no defined treatment; the message says what would work."""
 
 
+@dataclass(frozen=True)
+class ImageFacts:
+    """What the header of a file says of its first image."""
+
+    format: str
+    """As ``PNG``."""
+    colours: str
+    """As ``RGB``, ``grey+alpha``, ``CMYK`` or ``palette``; ``grey+3`` has three more samples."""
+    bits: int
+    """Of a sample as it is stored."""
+    is_rotated: bool
+    """Whether it asks to be shown rotated or mirrored (EXIF orientation), which no run does."""
+    band: int
+    """Rows that are decoded together."""
+
+
 class ImageFile(Protocol):
     """An open file, which gives any window of its first image as it is stored."""
 
@@ -50,8 +69,17 @@ class ImageFile(Protocol):
     peak: float
     """The value of white."""
 
+    @property
+    def facts(self) -> ImageFacts:
+        """What the header says."""
+        ...
+
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples), colours first."""
+        ...
+
+    def check_complete(self) -> None:
+        """Raises an error if the file is cut off; it is cheap for a file that is not."""
         ...
 
     def close(self) -> None:

@@ -39,6 +39,13 @@ class Source(Protocol):
         """Returns the class of image ``i``; reads no pixel."""
         ...
 
+    def check(self, i: int, most_bytes: int) -> int:
+        """Raises a RunError if image ``i`` cannot be read; returns how many bytes were decoded.
+
+        An image of more than ``most_bytes`` is opened only.
+        """
+        ...
+
     def window(self, i: int, rows: Span, cols: Span) -> Window:
         """Returns a part of image ``i`` at the size of the config, from -2 (black) to 2 (white).
 
@@ -91,6 +98,10 @@ class PairSource:
 
     def __len__(self) -> int:
         return len(self._large)
+
+    def check(self, i: int, most_bytes: int) -> int:
+        """Checks the target of pair ``i``, as :meth:`Source.check`."""
+        return self._large.check(i, most_bytes)
 
     def window(self, i: int, rows: Span, cols: Span) -> Window:
         """Returns a window of the input of pair ``i``, (C, h, w), from -2 (black) to 2 (white)."""

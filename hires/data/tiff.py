@@ -26,7 +26,9 @@ from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
 from hires.data.image_format import (
     FORMATS,
+    ORIENTATION,
     ImageError,
+    ImageFacts,
     ImageFile,
     Pixels,
     Size,
@@ -45,6 +47,15 @@ COLOURS: dict[int, int] = {
     PHOTOMETRIC.SEPARATED: 3,
     PHOTOMETRIC.YCBCR: 3,  # only inside JPEG, whose decoder returns RGB
 }
+_STORED: dict[int, tuple[str, int]] = {
+    PHOTOMETRIC.MINISWHITE: ("grey", 1),
+    PHOTOMETRIC.MINISBLACK: ("grey", 1),
+    PHOTOMETRIC.RGB: ("RGB", 3),
+    PHOTOMETRIC.PALETTE: ("palette", 1),
+    PHOTOMETRIC.SEPARATED: ("CMYK", 4),
+    PHOTOMETRIC.YCBCR: ("RGB", 3),
+}
+"""Colours in words, and the samples that they take in the file."""
 JPEG = (6, 7)
 _MIN_TILE = 256
 """Pixels; the format asks for sides of 16, and a file of single pixels would take hours."""
@@ -107,6 +118,31 @@ class TiffImage:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    @property
+    def facts(self) -> ImageFacts:
+        """What the header says."""
+        page = self._page
+        colours, samples = _STORED[page.photometric]
+        if more := page.samplesperpixel - samples:
+            colours += "+alpha" if more == 1 and page.extrasamples else f"+{more}"
+        tag, band = page.tags.get(ORIENTATION), self._segment_size[0]
+        rotated = tag is not None and tag.value not in (0, 1)
+        return ImageFacts("TIFF", colours, page.bitspersample, rotated, band)
+
+    def check_complete(self) -> None:
+        """Raises a ValueError if pixels that the header lists lie beyond the end of the file."""
+        page, (tall, wide) = self._page, self._segment_size
+        ends = [at + n for at, n in zip(page.dataoffsets, page.databytecounts, strict=False) if n]
+        if self._is_mapped:
+            ends = [page.dataoffsets[0] + page.nbytes]
+        planes, _, height, width, _ = page.shaped
+        num_segments = planes * -(-height // tall) * -(-width // wide)
+        listed = min(len(page.dataoffsets), len(page.databytecounts))
+        if not self._is_mapped and listed < num_segments:
+            raise ValueError(f"it is cut off, its table lists {listed} of {num_segments} segments")
+        if (short := max(ends, default=0) - self._file.filehandle.size) > 0:
+            raise ValueError(f"it is cut off, {short} bytes short")
 
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples), colours first, white = ``peak``."""

@@ -16,7 +16,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hires.data.image_format import FORMATS, ImageError, Pixels, Size, Span, check_claim
+from hires.data.image_format import (
+    FORMATS,
+    ORIENTATION,
+    ImageError,
+    ImageFacts,
+    Pixels,
+    Size,
+    Span,
+    check_claim,
+)
 
 CACHE_BYTES = 64 * 2**20
 """Bytes of all decoded images that a process keeps."""
@@ -27,6 +36,13 @@ CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB"
 """Modes of Pillow that are converted first, and to which."""
 _SAMPLE_BITS = {"I": 32, "F": 32, "I;16": 16, "I;16B": 16, "I;16L": 16, "I;16N": 16}
 """Of modes whose samples have more than 8 bits."""
+_NAMES = {
+    "1": "grey", "L": "grey", "I": "grey", "LA": "grey+alpha", "P": "palette",
+    "PA": "palette+alpha", "RGBA": "RGB+alpha", "RGBX": "RGB+1", "YCbCr": "RGB",
+}  # fmt: skip
+"""Mode of Pillow -> its colours in words, where they are called otherwise."""
+_ENDS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
+"""Last bytes of a complete file; zeros and line ends may follow."""
 COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
 
 
@@ -38,6 +54,15 @@ class WholeImage:
     size: Size
     colours: int
     peak: float
+    facts: ImageFacts
+
+    def check_complete(self) -> None:
+        """Raises an error if the file is cut off; only one that looks so is decoded."""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - 1024))
+            tail = file.read().rstrip(b"\0\r\n ")
+        if not tail.endswith(_ENDS.get(self.facts.format, b"?")):
+            _pixels_of(self.path)
 
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples)."""
@@ -61,11 +86,24 @@ def open_whole(path: Path, max_pixels: int) -> WholeImage:
         mode = _mode_of(image)
         bits = _SAMPLE_BITS.get(image.mode, 8) * len(image.getbands())
         check_claim((height, width), bits, max_pixels)
+        facts = _facts_of(image, path)
     if mode.startswith("I"):  # 16-bit grey, which older versions of Pillow call "I"
-        return WholeImage(path, (height, width), 1, 65535.0)
+        return WholeImage(path, (height, width), 1, 65535.0, facts)
     if mode not in COLOURS:
         raise ImageError(f"its pixels are of Pillow's mode {mode}; convert it to RGB or grey")
-    return WholeImage(path, (height, width), COLOURS[mode], 255.0)
+    return WholeImage(path, (height, width), COLOURS[mode], 255.0, facts)
+
+
+def _facts_of(image: Image.Image, path: Path) -> ImageFacts:
+    """Returns what the header says; of PNG Pillow hides how many bits there are."""
+    bits = 16 if image.mode.startswith("I") else 8
+    if image.format == "PNG":
+        with path.open("rb") as file:
+            bits = file.read(25)[24]  # after signature, length, IHDR, width and height
+    tagged = "exif" in image.info or image.format == "TIFF"  # else Pillow decodes a PNG for it
+    rotated = tagged and image.getexif().get(ORIENTATION, 1) not in (0, 1)
+    colours = _NAMES.get(image.mode.partition(";")[0], image.mode)
+    return ImageFacts(str(image.format), colours, bits, rotated, image.height)
 
 
 def _pixels_of(path: Path) -> Pixels:

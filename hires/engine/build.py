@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from hires.comm import activity, make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
+from hires.data.source import open_data
+from hires.data.start_check import require_readable
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.nets.build_network import build_model, materialise
@@ -79,7 +81,9 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> 
     # The module goes at the end of this function, and with it what only other ranks need.
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
     cast(tensors.values(), image_dtype(config))
-    loaders = [slot_loader(config, context, steps) for context in contexts]
+    steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
+    require_readable(config, source, steps, rank, plan.world)
+    loaders = [slot_loader(config, context, source, steps) for context in contexts]
     engine = assemble(config, contexts, tensors, loaders)
     activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
     stage = contexts[0].stage

@@ -112,16 +112,15 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
     return Needs(end - first, window, compares, target)
 
 
-def slot_loader(config: RunConfig, context: Context, steps: int | range) -> Loader:
+def slot_loader(config: RunConfig, context: Context, source: Data, steps: range) -> Loader:
     """Returns the loader of a slot: its window of its replica's images, for some steps."""
-    source, needs, (first, end) = open_data(config), needs_of(config, context), context.samples
+    needs, (first, end) = needs_of(config, context), context.samples
     size, own = context.plan.graph.input_shape[0], context.plan.microbatches_of(context.direction)
 
     def order(step: int) -> list[int]:
         samples = replica_samples(config, source, step, context.replica)
         return [index for m in own for index in samples[m * size + first : m * size + end]]
 
-    steps = range(steps) if isinstance(steps, int) else steps
     parts = split_steps(order, len(own), steps)
     image = None if needs.window is None else image_of(source, needs.window)
     target = target_of(source, needs.target) if needs.compares else None

@@ -1,11 +1,14 @@
 """A window costs only the part of the file that it shows, and has the same bits as the whole."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tifffile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from hires.data import whole
 from hires.data.tiff import TiffImage
@@ -95,9 +98,13 @@ def test_tiles_that_the_file_leaves_out_are_black(source_of, pixels, tmp_path):
 
 
 def test_whole_files_are_decoded_once_while_there_is_room(source_of, pixels, monkeypatch):
-    decoded = []
-    real = whole.decode
-    monkeypatch.setattr(whole, "decode", lambda path: decoded.append(path.name) or real(path))
+    decoded, real = [], PngImageFile.load
+
+    def load(image):
+        decoded.extend([Path(image.filename).name] if image.tile else [])  # once: then it is empty
+        return real(image)
+
+    monkeypatch.setattr(PngImageFile, "load", load)
     for name in ("a.png", "b.png", "c.png"):
         source = source_of(Image.fromarray(pixels(16, 16, 3)), name)
     monkeypatch.setattr(whole, "CACHE_BYTES", 2 * 16 * 16 * 3)

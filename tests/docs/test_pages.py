@@ -55,7 +55,9 @@ def test_hires_command_is_accepted(hires, command):
         write_campaigns()
         answer = hires(verb, *rest)
     elif verb == "data":
-        answer = hires(verb, *rest, "--count", "4", "--size", "16")
+        answer = hires("data", "make", rest[1], "--count", "4", "--size", "16")
+        if rest[0] == "check":
+            answer = hires(verb, *rest)
     else:
         answer = hires(verb, *rest)
     assert answer.code == 0, answer.err

@@ -12,7 +12,7 @@ import torch
 from hires.comm import rehearsal
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import RunError
-from hires.data.source import open_source, step_indices
+from hires.data.source import open_data, open_source, step_indices
 from hires.engine.build import contexts_of
 from hires.engine.loader import Loader, image_of, read_microbatches, slot_loader, split_steps
 from tests.helpers.layouts import config_of, plan_of
@@ -140,7 +140,7 @@ def test_a_rank_that_needs_nothing_has_no_thread():
     config = config_of(parallel={"stages": 3}, steps=6)
     with rehearsal(1, shared_memory=False):
         [context] = contexts_of(plan_of(config), 1)
-    idle = slot_loader(config, context, 6)
+    idle = slot_loader(config, context, open_data(config), range(6))
     assert threads() == []
     assert list(idle) == [(None, None)] * 6
 

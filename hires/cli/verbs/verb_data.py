@@ -1,20 +1,36 @@
-"""``hires data make``: makes images for a first try."""
+"""``hires data make`` makes images for a first try, ``hires data check`` checks those there are."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hires.cli.options import JSON, Parser, flag, number, option
-from hires.core.errors import ConfigError
+from hires.cli.options import CONFIG_DIR, JSON, Parser, flag, number, option, overrides
+from hires.cli.screens.screen import plural, print_activity, print_table
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, RunError
 from hires.core.registry import offer
+from hires.core.screen_table import painted_state
+from hires.core.terminal import columns, paints
+from hires.core.text_table import aligned, folded
+from hires.report.columns import Column
+
+if TYPE_CHECKING:  # the decoders are imported when they are used
+    from hires.data.checked_image import DataFinding
+    from hires.data.data_check import DataReport
+
+ACTIONS = ("make", "check")
+_MOST_FILES = 5  # that a finding names
+_MOST_CLASSES = 30
 
 
 def _action(text: str) -> str:
-    if text != "make":
-        raise ConfigError(f"unknown verb 'data {text}'; {offer(text, ['make'])}")
+    if text not in ACTIONS:
+        raise ConfigError(f"unknown verb 'data {text}'; {offer(text, ACTIONS)}")
     return text
 
 
@@ -29,28 +45,40 @@ PARSER = Parser(
     "data",
     (
         "hires data make data/textures --classes 4 --count 64 --size 256x320",
+        "hires data check data/textures",
+        "hires data check data/textures image=256 model.channels=1   as this run would read them",
+        "hires data check photos data=pairs model=edsr image=96",
+        "hires data check list.txt --json",
         "hires run data=folder data.path=data/textures image=256",
     ),
-    option("action", "make", "the only action", ["make"], type=_action),
-    option("path", "PATH", "the folder to write", type=Path),
-    number("--classes", "classes", default=4),
-    number("--count", "images, at least one a class", default=64),
-    number("--seed", "seed of the images", default=0, least=0),
-    option("--size", "HxW", "pixels (default: 256x256)", type=_size, default=[256, 256]),
-    flag("--striped", "write ordinary TIFF instead of tiled TIFF"),
+    option("action", "ACTION", "make or check", ACTIONS, type=_action),
+    option("path", "PATH", "the folder; check: or a file that lists images, one a line"),
+    option("overrides", "KEY=VALUE", "check: keys of the run", overrides, nargs="*"),
+    number("--classes", "make: classes", default=4),
+    number("--count", "make: images, at least one a class", default=64),
+    number("--seed", "make: seed of the images", default=0, least=0),
+    option("--size", "HxW", "make: pixels (default: 256x256)", type=_size, default=[256, 256]),
+    flag("--striped", "make: write ordinary TIFF instead of tiled TIFF"),
+    CONFIG_DIR,
     JSON,
-    more="The images are TIFF files, one sub-folder a class, whose class a network can learn. The\n"
-    "same numbers give the same files; a folder that is complete is left as it is.",
+    more="make writes TIFF files, one sub-folder a class, whose class a network can learn. The\n"
+    "same numbers give the same files; a folder that is complete is left as it is.\n\n"
+    "check decodes every file as a run would, and says what a run would refuse (exit code 1),\n"
+    "change or ignore.",
 )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Writes a folder of labelled images; returns 0."""
+    """Writes or checks a folder of images; returns 0, or 1 if a run could not read all of it."""
+    if args.action == "check":
+        return _check(args)
     from hires.data.textures import make_folder
 
+    if args.overrides:
+        raise ConfigError(f"{args.overrides[0]} is a key, which hires data make does not take")
     if args.count < args.classes:
         raise ConfigError(f"--count {args.count} must be at least {args.classes}, one a class")
-    path = args.path.expanduser()
+    path = Path(args.path).expanduser()
     facts = {key: getattr(args, key) for key in ("classes", "count", "size", "seed")}
     written = make_folder(path, **facts, tiled=not args.striped)
     if args.json:
@@ -60,3 +88,79 @@ def main(args: argparse.Namespace) -> int:
     size = " x ".join(map(str, args.size))
     print(f"{path}: {args.count} images of {size} in {args.classes} classes, {state}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from hires.data.data_check import check_data
+
+    config, path, words = RunConfig(), args.path, args.overrides
+    if "=" in path and not Path(path).exists():  # the words of a run, with data.path
+        path, words = None, [path, *words]
+    if words:
+        from hires.cli.compose.compose_config import compose
+
+        config = compose(words, args.config_dir)
+    path, keys = path or config.data.path, [word.partition("=")[0] for word in words]
+    if path is None:
+        raise ConfigError("hires data check needs a PATH, or data.path=PATH")
+    data = config.data.name if "data" in keys else None
+    if data == "synthetic":
+        raise ConfigError("data=synthetic reads no files; use data=folder or data=pairs")
+
+    def progress(done: int, total: int) -> None:
+        if done % 16 == 0:
+            print_activity(f"decoded {done} of {total} files ...")
+
+    report = check_data(path, config, data, "image" in keys, progress)
+    print_activity("")
+    if args.json:
+        print(json.dumps(_facts(report), indent=2))
+    else:
+        _print(report)
+    return 0 if report.ok else RunError.exit_code
+
+
+def _facts(report: DataReport) -> dict[str, object]:
+    findings = [dataclasses.asdict(finding) for finding in report.findings]
+    facts = {"path": report.path, "data": report.data, "ok": report.ok, "classes": report.classes}
+    return {**facts, "kinds": report.kinds(), "findings": findings}
+
+
+def _print(report: DataReport) -> None:
+    total = len(report.images)
+    how = "a list" if report.data == "list" else f"read as data={report.data}"
+    print(f"{report.path}: {plural(total, 'file')}, {how}\n")
+    classes = [[name, str(count)] for name, count in report.classes.items()]
+    if report.data == "folder" and classes:
+        heads: list[Column | str] = ["class", Column("images", "images", digits=0)]
+        print_table("Classes", heads, classes[:_MOST_CLASSES])
+        if len(classes) > _MOST_CLASSES:
+            print(f"and {len(classes) - _MOST_CLASSES} more classes; --json lists all\n")
+    names = ("format", "colours", "bits", "images", "sizes", "smallest", "largest")
+    kinds = [
+        Column(name, name, digits=0)
+        if name in ("bits", "images", "sizes")
+        else Column(name, name, "height x width" if name in ("smallest", "largest") else "")
+        for name in names
+    ]
+    rows = [[_cell(row[name]) for name in names] for row in report.kinds()]
+    if rows:
+        print_table("Images", kinds, rows)
+    lines = [row for finding in report.findings for row in _finding_rows(finding)]
+    if lines:
+        paint = (lambda _, cell: painted_state(cell)) if paints() else None
+        found = aligned(folded(lines, columns()), "lrl", paint=paint)
+        print("\n".join(["Findings", "", *found, ""]))
+    print("a run can read all of it" if report.ok else "a run would end at the errors")
+
+
+def _finding_rows(finding: DataFinding) -> list[tuple[str, str, str]]:
+    shown = finding.files[:_MOST_FILES]
+    more = len(finding.files) - len(shown)
+    below = [*shown, *([f"and {more} more; --json lists all"] if more else [])]
+    count = str(len(finding.files) or "")
+    return [(finding.severity, count, finding.text), *(("", "", f"  {line}") for line in below)]
+
+
+def _cell(value: object) -> str:
+    return " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)

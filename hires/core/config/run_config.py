@@ -91,8 +91,8 @@ class DataConfig(Section, key="data"):
     length: int = number(1024, least=1)
     """``synthetic`` only: number of images."""
     fit: str = choice("resize", ("resize", "crop", "error"))
-    """For images of another size than ``image``: ``resize`` (bilinear), ``crop`` (or pad with
-    zeros) about the centre, or ``error``."""
+    """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
+    ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
     max_pixels: int = number(2**30, least=1)
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip
     or tile. What a header claims is compared with it before anything is decoded."""
