@@ -22,7 +22,8 @@ from hires.cli.compose.choices import conf_dir
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError
 from hires.core.python_command import code_command
-from hires.core.ranks import heartbeat, network
+from hires.core.ranks import heartbeat, memory_files, network
+from hires.core.ranks.mailbox_limits import ALL_MAIL_BYTES
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect
 from hires.core.units import gib, size
@@ -73,6 +74,7 @@ def machine_checks(results: Path, nodes: int) -> list[Check]:
         _machine(),
         guarded("results", lambda: _results(results)),
         guarded("clock", lambda: _clock(results)),
+        guarded("shared memory", _shared_memory),
         guarded("address", lambda: _address(nodes)),
     ]
 
@@ -183,6 +185,17 @@ def _results(results: Path) -> Check:
         return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
     remedy = "checkpoints take long: save less often (checkpoint.every), or elsewhere (results=)"
     return _good("results", rate >= _SLOW_BYTES_PER_S, text, remedy)
+
+
+def _shared_memory() -> Check:
+    left, free = memory_files.left_behind(), memory_files.free_bytes()
+    text = f"{memory_files.folder()}, {size(free)} free"
+    if left:
+        num_bytes = sum(path.stat().st_size for path in left)
+        text += f"; killed ranks left {len(left)} files there, {size(num_bytes)}"
+        return Check("shared memory", WARNING, text, "the next run on this machine removes them")
+    remedy = "free some, enlarge it (of a container: --shm-size), or set comm.shared_memory=false"
+    return _good("shared memory", free >= ALL_MAIL_BYTES, text, remedy)
 
 
 def _existing(folder: Path) -> Path:

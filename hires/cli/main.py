@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires import __version__
-from hires.core.errors import INTERRUPTED, ConfigError, HiresError
+from hires.cli.screens.printable import printable_output
+from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 
 VERBS = {
     "run": "run an experiment and print its throughput and memory",
@@ -60,6 +61,11 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with printable_output():
+        return _answer(words)
+
+
+def _answer(words: list[str]) -> int:
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -76,6 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `hires list | head` closes the pipe early
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of a folder, a name or a disk: readers explain what a file lacks
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"hires: {where}{error.strerror or error}", file=sys.stderr)
+        return RunError.exit_code
 
 
 def module_of(verb: str) -> Any:

@@ -23,8 +23,8 @@ from hires.comm.attach import PeerMemory
 from hires.comm.comm_backends import BACKENDS
 from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.shared import SharedMemory
-from hires.core.errors import CommError
-from hires.core.ranks import mailbox_limits
+from hires.core.errors import CommError, RunError
+from hires.core.ranks import mailbox_limits, memory_files
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
@@ -180,13 +180,20 @@ def _share_memory(group: Group, mail_bytes: int) -> SharedMemory | SilentMemory 
     if group.size == 1 or not transport.one_machine or not shared.supported():
         return None
     # The first member makes a file, all open it, then its name goes: nothing is left behind even
-    # if a rank is killed later. Without a file (no room) they agree on None.
-    path = shared.create(group.size, mail_bytes) if group.index == 0 else None
+    # if a rank is killed later.
     what, handle = f"the shared memory of ranks {group.ranks}", group.process_group
-    name = broadcast_text("" if path is None else str(path), what, group.ranks[0], handle)
-    if not name:
-        return None
-    memory = SharedMemory(Path(name), group.size, group.index, transport.timeout_s, mail_bytes)
-    waiting(lambda: backend.barrier(group=handle), what)
-    Path(name).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        name, problem = "", None
+        if group.index == 0:
+            num_bytes = shared.num_bytes(group.size, mail_bytes)
+            ranks = f"the exchange of ranks {group.ranks[0]} to {group.ranks[-1]}"
+            try:
+                name = str(stack.enter_context(memory_files.memory_file(num_bytes, ranks)))
+            except RunError as error:
+                problem = error
+        name = broadcast_text(name, what, group.ranks[0], handle)
+        if not name:  # no room
+            raise problem or CommError(f"{what} was not made; rank {group.ranks[0]} says why")
+        memory = SharedMemory(Path(name), group.size, group.index, transport.timeout_s, mail_bytes)
+        waiting(lambda: backend.barrier(group=handle), what)
     return memory

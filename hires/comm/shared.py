@@ -2,7 +2,7 @@
 
 Tiles exchange statistics and borders hundreds of times a step, and wait for each other every time.
 Over TCP a busy machine takes a millisecond for each, since the transport's thread must first get a
-core. Here the members of a group map one file of ``/dev/shm``:
+core. Here the members of a group map one file in memory (``memory_files``):
 
     arrived[r]       number of the last gather that rank r has written        written by r only
     written[s][t]    messages that s has written for t                        written by s only
@@ -19,7 +19,6 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,6 @@ from hires.core.ranks.mailbox_limits import LINE, SLOTS
 
 GATHER_BYTES = 65536  # largest tensor that a rank gives to a gather
 SPINS = 2000  # polls of a counter before a waiting rank yields its core between them
-FOLDER = Path("/dev/shm")  # a file system in memory
 
 
 class SharedMemory:
@@ -144,20 +142,3 @@ def num_bytes(num_ranks: int, mail_bytes: int) -> int:
     """Returns the size of a group's memory: counters, slots of gathers, slots of messages."""
     counters = num_ranks * (1 + 2 * num_ranks) * LINE
     return counters + 2 * num_ranks * GATHER_BYTES + SLOTS * num_ranks**2 * mail_bytes
-
-
-def create(num_ranks: int, mail_bytes: int) -> Path | None:
-    """Returns a new file for a group, or None if there is no room; only its owner can read it."""
-    folder = FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())
-    path = None
-    try:
-        handle, name = tempfile.mkstemp(prefix="hires-", dir=folder)
-        os.close(handle)
-        path = Path(name)
-        # Written, not only sized: a full file system raises here, instead of SIGBUS later.
-        path.write_bytes(bytes(num_bytes(num_ranks, mail_bytes)))
-    except OSError:
-        if path is not None:
-            path.unlink(missing_ok=True)
-        return None
-    return path

@@ -19,6 +19,7 @@ from tests.helpers.jobs import (
     labels_of_rank,
     late_gather,
     many_gathers,
+    no_room,
     silent_peer,
     sums_of_rank,
 )
@@ -83,21 +84,20 @@ def test_rank_that_misses_a_gather_is_named_within_the_timeout():
     assert "[1]" in told
 
 
-def test_no_room_for_shared_memory_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    # The members are told by an empty name, and gather point to point.
-    monkeypatch.setattr(shared, "FOLDER", tmp_path)
-    full = OSError(28, "No space left on device")
-    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(full))
-    assert shared.create(2, MAIL_BYTES) is None
-    assert not list(tmp_path.iterdir())
+def test_full_shared_memory_is_named_by_its_maker_and_ends_all_members():
+    """It was used up to the last byte, and then the ranks went without, and said nothing."""
+    first, second = run_ranks(no_room, 2)
+    assert "the exchange of ranks 0 to 1 needs" in first
+    assert "KiB free" in first
+    assert first.endswith("or use comm.shared_memory=false")
+    assert second == "the shared memory of ranks [0, 1] was not made; rank 0 says why"
 
 
 def test_mailboxes_have_the_places_that_the_proof_counts_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ):
-    monkeypatch.setattr(shared, "FOLDER", tmp_path)
-    path = shared.create(2, MAIL_BYTES)
-    assert path is not None
+    path = tmp_path / "mail"
+    path.write_bytes(bytes(shared.num_bytes(2, MAIL_BYTES)))
     here, there = (shared.SharedMemory(path, 2, index, 0.05, MAIL_BYTES) for index in (0, 1))
     for number in range(SLOTS):
         here.send(torch.tensor([number]), 1)

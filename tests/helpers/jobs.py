@@ -15,8 +15,8 @@ from torch import Tensor
 from hires import comm
 from hires.comm import attach, runtime
 from hires.core.config.run_config import from_dict
-from hires.core.errors import CommError
-from hires.core.ranks import mailbox_limits
+from hires.core.errors import CommError, HiresError
+from hires.core.ranks import mailbox_limits, memory_files
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
@@ -313,3 +313,14 @@ def _log_messages(log: list[tuple]) -> None:
     cursor.all_reduce = meeting(comm.all_reduce)
     gradients.all_reduce = meeting(comm.all_reduce)
     gradients.all_reduce_coalesced = meeting(comm.all_reduce_coalesced)
+
+
+def no_room(world: World) -> str:
+    """Returns how making a group ends where the shared memory is full."""
+    comm.start(world, 60)
+    memory_files.free_bytes = lambda: 10**5
+    try:
+        comm.make_groups([[0, 1]], num_close=1)
+    except HiresError as error:
+        return str(error)
+    return "it was made"

@@ -14,6 +14,7 @@ from hires.cli.compose.overrides import checked, is_key, parsed
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
+from hires.core.store.reading import read_named
 from hires.launcher.interface import launcher_of
 
 _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that fits counts
@@ -136,11 +137,13 @@ class Composer:
 def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
     """Returns the keys that a YAML file of a user holds; ``example`` is a line for the error."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_named(path))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8 ({error}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deep to be a config") from None
     except yaml.YAMLError as error:
         raise ConfigError(_yaml_mistake(error, path)) from None
     if values is not None and not isinstance(values, dict):

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from hires.cli.screens.printable import behind
 from hires.cli.screens.screen import print_activity
 from hires.core import terminal
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
+from hires.core.store.reading import printable
 from hires.core.units import seconds
 from hires.launcher.attempt_queue import Ended
 from hires.launcher.interface import FrozenRun
@@ -32,7 +34,7 @@ class Bars(contextlib.AbstractContextManager[Any]):
     def __init__(self, stream: TextIO | None = None, remaining: bool = False) -> None:
         from rich import console, progress
 
-        stream = stream or sys.stderr
+        stream = stream or behind(sys.stderr)  # rich draws with escape sequences
         columns = [
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
@@ -56,7 +58,7 @@ class Bars(contextlib.AbstractContextManager[Any]):
 
     def print(self, text: str) -> None:
         """Prints a line, above the bars if there are any."""
-        self.bars.console.print(text)
+        self.bars.console.print(printable(text))
 
 
 class StepProgress(Bars):
@@ -114,7 +116,7 @@ class SweepProgress(Bars):
     def started(self, task: FrozenRun, attempt: int) -> None:
         """An attempt was started."""
         config, name = task.config, task.path.name
-        bar = self.bars.add_task(name, total=config.steps, facts="starting the ranks")
+        bar = self.bars.add_task(printable(name), total=config.steps, facts="starting the ranks")
         self._running[task.path] = bar, RunProgress(task.ranks, config.batch, config.steps)
         if self.bars.disable:
             self.print(f"{name} a{attempt}: started")

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
+from hires.cli.screens.printable import behind
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
-from hires.core.store.reading import Note, text
+from hires.core.store.reading import Note, printable, text
 from hires.core.text_table import aligned, columns_of, folded
 from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig
@@ -113,7 +114,8 @@ def print_activity(text: str) -> None:
     """Shows what is under way in the current line of a terminal; the next text overwrites it."""
     if terminal.moves(sys.stderr):
         width = (terminal.columns(sys.stderr) or 80) - 1  # a longer line could not be overwritten
-        print(f"{text[:width]:<{min(40, width)}}", end="\r", file=sys.stderr, flush=True)
+        line = f"{printable(text[:width]):<{min(40, width)}}"
+        print(line, end="\r", file=behind(sys.stderr), flush=True)
 
 
 def _two_lines(column: Column) -> str:

@@ -10,6 +10,7 @@ from hires.cli.options import JSON, RESULTS, Parser
 from hires.cli.screens.screen import plural, print_notes
 from hires.core.errors import ConfigError
 from hires.core.store import run_index
+from hires.core.store.file_names import is_dir
 from hires.launcher.status.run_selection import select
 from hires.report.load.runs import rebuild_index
 
@@ -27,7 +28,7 @@ PARSER = Parser(
 def main(args: Namespace) -> int:
     """Writes the index; returns 0."""
     results = Path(args.results)
-    if not results.is_dir():
+    if not is_dir(results):
         raise ConfigError(f"there is no folder {results}; name one with --results DIR")
     paths = select([], args.results).paths
     attempts, notes = rebuild_index(results, paths)

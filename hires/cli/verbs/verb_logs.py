@@ -15,11 +15,13 @@ from pathlib import Path
 from hires.cli.options import RUN, Parser, flag, option
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
-from hires.core.store.file_names import attempt_dir, last_number, rank_logs
+from hires.core.store.file_names import attempt_dir, is_dir, last_number, rank_logs
 from hires.core.store.rundir import locate
-from hires.launcher.status.run_progress import FileTail
+from hires.launcher.status.run_progress import MAX_LINE, FileTail
 
 POLL_S = 0.2
+_MOST_BYTES = 20_000
+"""Of a line that are shown; a rank that prints a tensor writes fewer."""
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
 _DAY_S = 86400.0
 
@@ -56,7 +58,9 @@ class RankLog(FileTail):
         """Yields the entries that were added; ``to_end`` as :meth:`FileTail.lines` has it."""
         lines: list[str] = []
         for data in self.lines(to_end):
-            text = data.decode(errors="replace").rstrip("\r\n")
+            text = data[:_MOST_BYTES].decode(errors="replace").rstrip("\r\n")
+            if len(data) > _MOST_BYTES:
+                text += f"... ({len(data)} bytes{' or more' if len(data) == MAX_LINE else ''})"
             match = _TIME.match(text)
             if match is not None:
                 if lines:
@@ -102,7 +106,7 @@ def main(args: Namespace) -> int:
     if last is None and not args.follow:
         raise ConfigError(f"{run.name} has no attempt yet, so there are no logs")
     attempt = (last or 0) if args.attempt is None else args.attempt
-    if args.attempt is not None and not attempt_dir(run, attempt).is_dir():
+    if args.attempt is not None and not is_dir(attempt_dir(run, attempt)):
         there = "none yet" if last is None else f"0 to {last}"
         raise ConfigError(f"{run.name} has no attempt {attempt}; there are {there}")
     logs = RankLogs(run, args.rank or ())

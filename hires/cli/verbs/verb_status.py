@@ -6,11 +6,13 @@ import collections
 import dataclasses
 import json
 import shutil
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
+from hires.cli.screens.printable import behind
 from hires.cli.screens.screen import plural
 from hires.core import terminal, units
 from hires.core.errors import INTERRUPTED
@@ -51,7 +53,9 @@ def main(args: Namespace) -> int:
             elif shown:
                 table = lines(shown, terminal.columns(), height)
                 text = "\n".join(table if len(shown) > 1 else table[:-1])
-            print(_CLEAR if on_screen else "", text, sep="", flush=True)
+            if on_screen:
+                behind(sys.stdout).write(_CLEAR)
+            print(text, flush=True)
             if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
                 return 0
             time.sleep(WATCH_S)

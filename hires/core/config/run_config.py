@@ -11,7 +11,16 @@ from typing import Any
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.value_checks import SIZE, Checks, Section, build, choice, number, word
+from hires.core.config.value_checks import (
+    SIZE,
+    Checks,
+    Section,
+    build,
+    check_name,
+    choice,
+    number,
+    word,
+)
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
 
@@ -211,12 +220,7 @@ class RunConfig(Section):
 
     def _check_more(self, check: Checks) -> None:
         self.image = check(_image_size, self.image) or [1, 1]
-        name = self.campaign
-        if not name or name.startswith(".") or "/" in name or "\0" in name:
-            check.problems.append(
-                f"campaign={name!r} names a folder under results/: use a plain name without '/' "
-                f"that does not begin with '.'"
-            )
+        check(check_name, "campaign", self.campaign)
         counted = self.measure.warmup + (self.measure.steps or 1)
         if self.steps < counted:
             check.problems.append(

@@ -75,6 +75,10 @@ def word(default: str | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})
 
 
+MAX_NAME_BYTES = 200
+"""Of a folder; file systems take 255, and names beside it have a word more."""
+
+
 class Section:
     """A section of the config, declared with its dotted key; checks fields as they declare."""
 
@@ -110,6 +114,22 @@ def check_word(key: str, value: str, null: bool = False) -> None:
     """Refuses text that no line of a job script can hold."""
     if not value or not value.isprintable():
         raise ConfigError(f"{key}={value!r} must be text on one line{', or null' if null else ''}")
+
+
+def check_name(key: str, value: str) -> None:
+    """Refuses text that cannot name a folder which every verb and file system takes."""
+    num_bytes = len(value.encode(errors="surrogatepass"))
+    plain = value.isprintable() and "/" not in value and value[:1] not in ("", ".", "-")
+    if not plain:
+        raise ConfigError(
+            f"{key}={value!r} names a folder under results/: use a plain name on one line, without "
+            f"'/', that does not begin with '.' or '-'"
+        )
+    if num_bytes > MAX_NAME_BYTES:
+        raise ConfigError(
+            f"{key}={value[:20]}... has {num_bytes} bytes; use a name of at most {MAX_NAME_BYTES}, "
+            f"for it names a folder under results/"
+        )
 
 
 def _check_size(key: str, value: Any) -> None:

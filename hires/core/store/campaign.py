@@ -17,6 +17,7 @@ from typing import Any
 from hires.core.config.value_checks import build
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, files, reading
+from hires.core.store.file_names import exists
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import Notes
 
@@ -114,7 +115,7 @@ def stop(folder: Path) -> bool:
 
 def is_stopped(folder: Path) -> bool:
     """Whether the sweep that holds the campaign was cancelled."""
-    return (folder / file_names.STOP_SWEEP).exists()
+    return exists(folder / file_names.STOP_SWEEP)
 
 
 def read(folder: Path, notes: Notes = None) -> Campaign:
@@ -126,7 +127,7 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
     path = folder / file_names.CAMPAIGN
     try:
         values = reading.read_json(path, notes)
-        if not values and (notes is not None or not path.exists()):
+        if not values and (notes is not None or not exists(path)):
             return Campaign(folder.name)
         schema = values.pop("schema", None)
         if schema != SCHEMA:

@@ -21,6 +21,9 @@ from pathlib import Path
 
 StrPath = str | os.PathLike[str]
 
+# Unlike those of Path they raise nothing: a path may be too long, a loop, or in a closed folder.
+exists, is_file, is_dir = os.path.exists, os.path.isfile, os.path.isdir
+
 # In the folder of all results, and in that of a campaign.
 INDEX = "index.jsonl"
 INDEX_LOCK = ".index.lock"
@@ -101,6 +104,14 @@ def rank_log(attempt: StrPath, rank: int) -> Path:
 def rank_logs(attempt: StrPath) -> dict[int, Path]:
     """Returns the logs that are there, by rank; ``attempt`` is the folder of an attempt."""
     return dict(sorted(_numbered(Path(attempt) / LOGS, r"rank(\d{4,9})\.log").items()))
+
+
+def entries_of(folder: StrPath) -> list[Path]:
+    """Returns the visible entries of a folder, in order; none if it cannot be read."""
+    try:
+        return sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
+    except (OSError, ValueError):
+        return []
 
 
 def _numbered(folder: StrPath, pattern: str) -> dict[int, Path]:

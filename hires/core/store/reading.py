@@ -14,6 +14,7 @@ import errno
 import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ MAX_TEXT = 2000
 """Characters of one text that are kept; a command line with many overrides has a few hundred."""
 MAX_NODES = 10**5
 """Values of one YAML file: aliases can name the same ones a billion times over."""
+MAX_DEPTH = 100
+"""Levels of a YAML file."""
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Kinds of characters that move the cursor, turn the direction of writing or show nothing."""
 
@@ -48,6 +51,8 @@ class Note:
 
 
 Notes = list[Note] | None
+_SUSPECT = re.compile(r"[^\n\t -~]")
+"""Whatever is no plain character of ASCII, a line break or a tab."""
 
 
 def read_json(path: StrPath, notes: Notes = None, *, needed: bool = False) -> Values:
@@ -139,14 +144,28 @@ def open_regular(path: StrPath) -> BinaryIO:
     raise OSError(errno.EINVAL, "not a plain file, and left out")
 
 
+def read_named(path: StrPath) -> str:
+    """Returns the text of a file that a user names; raises OSError, or ValueError if it is none."""
+    with open_regular(path) as file:
+        data = file.read(MIB + 1)
+    if len(data) > MIB:
+        raise OSError(errno.EFBIG, f"it has more than {MIB // MIB} MiB")
+    return data.decode()
+
+
 def text(value: Any, limit: int = MAX_TEXT) -> str | None:
     """Returns a text without invisible characters, shortened to ``limit``; None if it is none."""
     if not isinstance(value, str):
         return None
     kept = value[: limit + 1]
     if not kept.isprintable():
-        kept = "".join(_visible(character) for character in kept)
+        kept = printable(re.sub(r"[\n\r\t]", " ", kept))
     return kept if len(value) <= limit else f"{kept[:limit]}... ({len(value)} characters)"
+
+
+def printable(value: str) -> str:
+    """Returns a text with its line breaks and tabs, and nothing else that a terminal would obey."""
+    return _SUSPECT.sub(lambda match: _visible(match[0]), value)
 
 
 def note(path: StrPath, why: str) -> Note:
@@ -177,7 +196,14 @@ def _read(path: StrPath, parse: Callable[[bytes], Any], notes: Notes, needed: bo
 
 
 def _parse_yaml(data: bytes) -> Any:
-    value = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    # libyaml builds nested values by recursion in C: 50,000 brackets would end this process.
+    for event in yaml.parse(data, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+    value = yaml.load(data, Loader=loader)
     # Values in all, each alias counted in full.
     stack, left = [value], MAX_NODES
     while stack and left > 0:
@@ -190,7 +216,5 @@ def _parse_yaml(data: bytes) -> Any:
     return value
 
 
-def _visible(character: str) -> str:
-    if character in "\n\r\t":
-        return " "
-    return "\N{REPLACEMENT CHARACTER}" if category(character) in _INVISIBLE else character
+def _visible(sign: str) -> str:
+    return "\N{REPLACEMENT CHARACTER}" if category(sign) in _INVISIBLE else sign

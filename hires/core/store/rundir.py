@@ -109,7 +109,7 @@ def done_attempts(path: StrPath) -> list[int]:
 def frozen_folder(path: StrPath) -> Path:
     """Returns the absolute path of a run folder; raises RunError if there is none at ``path``."""
     path = Path(path).absolute()
-    if not (path / file_names.CONFIG).is_file():
+    if not file_names.is_file(path / file_names.CONFIG):
         raise RunError(f"{path} is no run folder: it holds no config.yaml")
     return path
 
@@ -133,7 +133,7 @@ def locate(name: str, results: StrPath = "results") -> Path:
         ConfigError: no run, or more than one, goes by this name.
     """
     results = Path(results)
-    if (Path(name) / file_names.CONFIG).is_file():
+    if file_names.is_file(Path(name) / file_names.CONFIG):
         return Path(name).absolute()
     runs = sorted(results.glob(f"*/*/{file_names.CONFIG}"))
     folders = [file.parent for file in runs if not file.parent.name.startswith(".")]

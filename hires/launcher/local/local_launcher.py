@@ -15,6 +15,7 @@ from hires.core.errors import RunError
 from hires.core.store import file_names, provenance, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
+from hires.core.store.reading import printable
 from hires.core.store.run_index import write_exit
 from hires.launcher.interface import OnLine, Outcome, launcher_of
 from hires.launcher.ranks import ports
@@ -69,10 +70,10 @@ def launch(
         end = _write_end(own, end, started, not args)
     if aloud:
         for line in end.tail:
-            sys.stderr.write(f"    {line}\n")
+            sys.stderr.write(f"    {printable(line)}\n")
         if end.cause:
             logs = own.folder / file_names.LOGS
-            sys.stderr.write(f"{end.cause}; the logs are in {logs}\n")
+            sys.stderr.write(printable(f"{end.cause}; the logs are in {logs}\n"))
         say(f"{run_dir.name}: {end.state}")
     return end
 
@@ -94,7 +95,7 @@ def leave(
 
 def say(text: str) -> None:
     """Prints a line at once: the output of launchers that scripts start often goes to a file."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text) + "\n")
     sys.stdout.flush()
 
 

@@ -24,6 +24,8 @@ END_BYTES = 2**14
 """So much of both ends is read."""
 RANK_BYTES = 1024
 """More of both ends for every rank."""
+MAX_LINE = 2**20
+"""Bytes of a line that are read."""
 RECENT_STEPS = 5
 """The speed now is the median of the last so many steps."""
 
@@ -36,6 +38,7 @@ class FileTail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
+        self._is_cut = False  # what follows belongs to a line whose beginning was enough
 
     @property
     def seen(self) -> bool:
@@ -45,17 +48,21 @@ class FileTail:
     def lines(self, to_end: bool = False) -> Iterator[bytes]:
         """Yields the lines that were completed since the last call.
 
+        Of a line that is too long its first ``MAX_LINE`` bytes are enough.
         With ``to_end`` a last line without its end counts too; else it is still being written.
         Too many open files are then a RunError; else the next call reads what this one could not.
         """
         try:
             with open_regular(self.path) as file:
                 file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n") and not to_end:
+                while data := file.readline(MAX_LINE):
+                    is_cut = len(data) == MAX_LINE and not data.endswith(b"\n")
+                    if not (data.endswith(b"\n") or is_cut or to_end):
                         break
-                    self._offset += len(line)
-                    yield line
+                    self._offset += len(data)
+                    is_begin, self._is_cut = not self._is_cut, is_cut
+                    if is_begin:
+                        yield data
         except OSError as error:
             if to_end and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise RunError(f"cannot read {self.path}: {error.strerror}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hires.core.errors import ConfigError
 from hires.core.store import campaign, file_names
-from hires.core.store.file_names import StrPath
+from hires.core.store.file_names import StrPath, entries_of, exists, is_dir
 from hires.core.store.rundir import locate
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
 
@@ -50,15 +50,11 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
 
 def campaigns(results: StrPath = "results") -> list[Path]:
     """Returns the folders of all campaigns, in order."""
-    try:
-        return [e.absolute() for e in sorted(Path(results).iterdir()) if _is_campaign(e)]
-    except OSError:
-        return []
+    return [entry.absolute() for entry in entries_of(results) if _is_campaign(entry)]
 
 
 def _of_campaign(folder: Path) -> Selection:
-    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    runs = [name for name in names if (folder / name / file_names.CONFIG).exists()]
+    runs = [run.name for run in entries_of(folder) if exists(run / file_names.CONFIG)]
     plans = campaign.read(folder, [])
     planned = [
         RunState(None, point.run, folder.name, PENDING, cause="planned, and not begun")
@@ -91,6 +87,7 @@ def _named(name: str, results: Path) -> Selection:
 
 def _is_campaign(folder: Path) -> bool:
     """Whether a folder holds runs, or the plan of a sweep."""
-    if folder.name.startswith(".") or not folder.is_dir() or (folder / file_names.CONFIG).exists():
+    if folder.name.startswith(".") or not is_dir(folder) or exists(folder / file_names.CONFIG):
         return False
-    return (folder / file_names.CAMPAIGN).exists() or any(folder.glob(f"*/{file_names.CONFIG}"))
+    runs = (run for run in entries_of(folder) if exists(run / file_names.CONFIG))
+    return exists(folder / file_names.CAMPAIGN) or any(runs)

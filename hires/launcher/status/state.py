@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -222,7 +223,7 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
 def _with_record(state: RunState, file: Path) -> RunState:
     record = reading.read_json(file, [])
     if not record:
-        return _damaged(state, file.name) if file.exists() else state
+        return _damaged(state, file.name) if os.path.lexists(file) else state
     if record.get("schema", SCHEMA) != SCHEMA:
         return replace(state, cause=f"its record is not read: {other_schema(record)}")
     try:

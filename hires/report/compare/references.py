@@ -93,8 +93,8 @@ def is_reference(name: str) -> bool:
 def read(path: Path) -> list[Reference]:
     """Returns the references of a file; ConfigError: it cannot be read, or an entry is wrong."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        values = yaml.safe_load(reading.read_named(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(f"{path} cannot be read: {why}") from None
     entries = values.get("references") if isinstance(values, dict) else None

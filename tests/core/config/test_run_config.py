@@ -212,10 +212,24 @@ def test_image_that_is_no_size(image):
         RunConfig(image=image)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "nul\0"])
+@pytest.mark.parametrize(
+    "name",
+    [*("", ".", "..", "...", ".hidden", "-x", "a/b", "/", "nul\0", "two\nlines", "\x1b[31mred"),
+     *("tab\t", "turned\u202e", "half \ud800", "\u2028", "\x7f")],
+)  # fmt: skip
 def test_campaign_is_one_plain_folder(name):
-    with pytest.raises(ConfigError, match="use a plain name without '/'"):
+    with pytest.raises(ConfigError, match="use a plain name on one line, without '/'") as caught:
         RunConfig(campaign=name)
+    assert str(caught.value).isprintable()
+
+
+def test_campaign_fits_in_the_name_of_a_folder():
+    """300 letters ended in a traceback."""
+    for name in ("x" * 201, "ä" * 101):
+        with pytest.raises(ConfigError, match="use a name of at most 200"):
+            RunConfig(campaign=name)
+    for name in ("x" * 200, "ä" * 100, "日本 1.", "a b'$(c)"):
+        assert RunConfig(campaign=name).campaign == name
 
 
 @pytest.mark.parametrize("target", [None, "", "package.module", "a:b:c"])

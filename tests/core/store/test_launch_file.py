@@ -51,9 +51,10 @@ def test_launch_script_runs_launcher_then_tables(tmp_path, monkeypatch):
     environ = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+    options = "".join(f"{word}|" for word in python_command.python()[1:])
     assert done.stdout.splitlines() == [
-        f"{odd}|{odd}/lib|-m|hires.launcher.local|{run.path}|",
-        f"{odd}|{odd}/lib|-m|hires.report.tables|{run.path}|",
+        f"{odd}|{odd}/lib|{options}-m|hires.launcher.local|{run.path}|",
+        f"{odd}|{odd}/lib|{options}-m|hires.report.tables|{run.path}|",
     ]
     assert not list(odd.glob("oops"))
 
@@ -74,7 +75,11 @@ def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, mo
         name="mpirun", mpi="mpich", mpirun="/opt/it's $(touch oops)/mpirun", mpi_options=options
     )
     results = str(tmp_path / "it's; touch oops")
-    config = RunConfig(results=results, campaign=ODD.replace("/", ""), launcher=launcher)
+    config = RunConfig(
+        results=results,
+        campaign="".join(ODD.split("/")).replace("\n", "").replace("\r", ""),
+        launcher=launcher,
+    )
     run = rundir.create(config, {"world": 1}, ["hires", "run", f"campaign={ODD}"])
     command = ["sh", str(run.path / "launch.sh")]
     environ = {"PATH": "/usr/bin:/bin"}

@@ -120,9 +120,9 @@ def test_port_that_is_taken_meanwhile_is_changed(fake_world, launch, keys):
 
 @each
 def test_odd_names_are_names_and_no_commands(fake_world, launch, tmp_path, monkeypatch, keys):
-    odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"& {ranks} {each}"
+    odd = "it's $(touch oops) `touch oops`; touch oops #\"& {ranks} {each}"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HIRES_ODD", odd)
+    monkeypatch.setenv("HIRES_ODD", f"{odd}\ntouch oops")
     run = fake_world("ok", "ok", campaign=odd, **keys)
     assert launch(run).state == "done"
     assert run.path.parent.name == odd

@@ -1,0 +1,93 @@
+"""Makes files in memory, through which ranks of one machine exchange messages.
+
+A file has a name only until all ranks have opened it. Its maker holds a lock on it until then, so
+that what a killed rank left behind is known by its lock being free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hires.core.errors import RunError
+from hires.core.units import size
+
+FOLDER = Path("/dev/shm")  # a file system in memory
+_PREFIX = "hires-mail-"
+_SPARE_BYTES = 2**24
+"""Left to other programs, or an eighth of a file system that is small."""
+_YOUNG_S = 60.0
+"""A file that is younger may not have been locked yet."""
+
+
+def folder() -> Path:
+    """Returns where the files are made."""
+    return FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())
+
+
+def free_bytes() -> int:
+    """Returns how many bytes may be made; raises OSError where that is unknown."""
+    facts = os.statvfs(folder())
+    spare = min(_SPARE_BYTES, facts.f_blocks * facts.f_frsize // 8)
+    return max(0, facts.f_bavail * facts.f_frsize - spare)
+
+
+@contextlib.contextmanager
+def memory_file(num_bytes: int, what: str) -> Iterator[Path]:
+    """Makes a file of zeros that only this user may read, and removes its name at the end.
+
+    Raises:
+        RunError: there is no room; ``what`` needs it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            remove_left_behind()
+            if (free := free_bytes()) < num_bytes:
+                raise _no_room(num_bytes, what, f"{size(free)} free")
+            handle, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder())
+            stack.callback(os.close, handle)
+            stack.callback(Path(name).unlink, missing_ok=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Written, not only sized: a full file system raises here, instead of SIGBUS later.
+            with open(handle, "wb", closefd=False) as file:
+                file.write(bytes(num_bytes))
+        except OSError as error:
+            raise _no_room(num_bytes, what, error.strerror or str(error)) from None
+        yield Path(name)
+
+
+def left_behind() -> list[Path]:
+    """Returns the files of this user whose maker was killed before it could remove them."""
+    found = []
+    for path in folder().glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                facts = os.fstat(handle)
+                is_own = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+                if is_own and time.time() - facts.st_mtime > _YOUNG_S:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else its maker lives
+                    found.append(path)
+            finally:
+                os.close(handle)
+    return sorted(found)
+
+
+def remove_left_behind() -> None:
+    """Removes :func:`left_behind`."""
+    for path in left_behind():
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _no_room(num_bytes: int, what: str, why: str) -> RunError:
+    return RunError(
+        f"{what} needs {size(num_bytes)} of shared memory in {folder()}: {why}; free some there, "
+        f"make it larger (of a container: --shm-size), or use comm.shared_memory=false"
+    )
