@@ -24,7 +24,7 @@ from hires.parallel.executor import Executor, SlotPass
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
 from hires.plan.groups import groups, num_tile_groups
-from hires.plan.operators.operator_table import updates_statistics
+from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
 
@@ -72,7 +72,7 @@ class RankEngine:
 
 def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> RankEngine:
     """Returns what a rank runs in some steps; all ranks call it together: it creates groups."""
-    # Dropout follows the seed; every rank draws its own numbers.
+    # For operators whose random numbers do not follow from their place in the batch.
     torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank)
     model = build_model(config.model, config.seed)
@@ -107,6 +107,8 @@ def assemble(
 ) -> RankEngine:
     """Returns what a rank runs on its stages' parameters and buffers, cast to the run's type."""
     training = contexts[0].plan.training
+    for context in contexts:
+        context.seed = config.seed
     low = torch.bfloat16 if config.precision.name == "bf16" and training else None
     modules = [StageModule(context, tensors) for context in contexts]
     slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
@@ -152,7 +154,9 @@ def _counters(contexts: list[Context], tensors: dict[str, Tensor]) -> list[tuple
     # The counters of the norms that train, and how often each norm runs in a microbatch.
     stages = {context.stage.index for context in contexts}
     nodes = (node for stage in stages for node in contexts[0].plan.nodes(stage))
-    norms = [node.args["running_mean"]["param"] for node in nodes if updates_statistics(node)]
+    # Instance norms keep a counter and never count.
+    counting = (n for n in nodes if updates_statistics(n) and uses_batch_statistics(n))
+    norms = [node.args["running_mean"]["param"] for node in counting]
     uses = collections.Counter(map(_counter_of, norms))
     return [(tensors[name], count) for name, count in uses.items() if name in tensors]
 

@@ -82,7 +82,7 @@ def run_steps(
                 break
             waited_s, start_s = engine.data_wait_s, time.perf_counter()
             with meter.watch(step - saver.first):
-                loss = engine.executor.step(engine.loaders).loss
+                loss = engine.executor.step(engine.loaders, number=step).loss
             step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s)
             if step - saver.first == meter.step:  # long runs report their peak while they run

@@ -22,6 +22,7 @@ from hires.core.store.reading import read_lines
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.loader import whole_microbatches
 from hires.engine.optimizer import optimizer_of
+from hires.nets.random_draws import Draws
 from hires.parallel.loss import plain_loss
 
 TOLERANCE = 1e-10
@@ -97,7 +98,8 @@ def reference_step(config: RunConfig) -> Tensors:
     tensors: Tensors = {}
     with torch.set_grad_enabled(training):
         for index, (images, target) in enumerate(microbatches):
-            output = model(images)
+            with Draws(config.seed, 0, index * len(images), len(images)):
+                output = model(images)
             tensors[f"output/{index}"] = output.detach()
             if training:
                 loss = plain_loss(config.loss, output, target)

@@ -6,6 +6,8 @@ whose numbers are part of the graph. What ran under ``torch.no_grad`` ends in a 
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
 from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
 from hires.nets.written_values import written_value
 from hires.plan.graph import INPUT, Graph, Node, Parameter
-from hires.plan.operators.operator_facts import facts_of, flops_of
+from hires.plan.operators.operator_facts import facts_of, flops_of, is_random
 
 COUNTER = "num_batches_tracked"
 """The one buffer that a network may write to; the engine counts once a step."""
@@ -55,6 +57,8 @@ class GraphWriter:
         self.memory = TracedMemory(self._emit)
         self.shapes: dict[str, list[int] | None] = {}
         self.made: list[Node] = []
+        self.draws = itertools.count()
+        self.firsts: set[fx.Node] = set()  # of whose values only the first is read
         self.numbers: dict[str, float] = {}  # constants without dims
         self.no_grad: set[str] = set()  # values that were made without gradients
         self.detached: dict[str, Ref] = {}  # such a value, for readers with gradients
@@ -105,12 +109,19 @@ class GraphWriter:
         if source is not None and call.same_value:
             self.memory.add(node, self.memory.read(source), shows)
             return
-        if not isinstance(value_of(node), (Tensor, list, tuple)):
+        value = value_of(node)
+        if not isinstance(value, (Tensor, list, tuple)):
             return  # a number: refused where it is used
+        if source is not None and source in self.firsts:
+            self.memory.add(node, self.memory.read(source))
+            return
+        if isinstance(value, (list, tuple)) and _only_first_is_read(node):
+            self.firsts.add(node)
+            value = value[0]
         if call.name == "as_strided":
             _check_strides(node)
         args = {name: self._encode(arg) for name, arg in call.arguments.items()}
-        self.memory.add(node, self._emit(call.op, args, value_of(node), node), shows)
+        self.memory.add(node, self._emit(call.op, args, value, node), shows)
 
     def _is_view(self, node: fx.Node, source: fx.Node, call: Call) -> bool:
         if call.name == "lift_fresh_copy":
@@ -159,6 +170,8 @@ class GraphWriter:
             )
         dtype = name_of(like.dtype) if isinstance(like, Tensor) else None
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
+        if is_random(made):
+            made.draw = next(self.draws)
         weights = (self.facts[param].shape for param in made.params)
         weight = next((shape for shape in weights if len(shape) > 1), None)
         read = self.shapes[made.inputs[0]] if made.inputs else None
@@ -220,6 +233,13 @@ class GraphWriter:
                 f"buffers, as {target}; register them with register_buffer"
             )
         return {"param": name}
+
+
+def _only_first_is_read(node: fx.Node) -> bool:
+    """Whether of an operator's values, as a pool and its indices, only the first is read."""
+    several = len(getattr(getattr(node.target, "_schema", None), "returns", ())) > 1
+    takes = [user for user in node.users if user.users]  # others are of values without use
+    return several and all(u.target is operator.getitem and u.args[1] == 0 for u in takes)
 
 
 def _check_strides(node: fx.Node) -> None:

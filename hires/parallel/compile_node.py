@@ -10,12 +10,13 @@ means of the image in :mod:`hires.parallel.image_kernels`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hires.nets.random_draws import Draws, Places
 from hires.parallel import strides  # noqa: F401, registers its substitutes
 from hires.parallel.context import Context
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
@@ -26,7 +27,8 @@ from hires.parallel.window import Window
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
 from hires.plan.halos import is_list
-from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.operators.operator_facts import draws_apart, is_random
+from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.rules import SHARDED, TILED, WHOLE, rule_in, shard_args
 
 
@@ -50,13 +52,15 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
             once = {name: count_once(tensors[name], context.tile) for name in both}
             return _alone(node, context, {**tensors, **once})(values)
 
+    if is_random(node) and not draws_apart(node):
+        run = _drawn(run, node, context)
     tiled = stage.num_tiles > 1 and rule.result == TILED
     return _with_operands(run, node, context) if tiled else run
 
 
 def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     # The callable of a node that needs nothing of other ranks.
-    if uses_batch_statistics(node):
+    if updates_statistics(node):
         # A microbatch that is computed again must not count twice in the running statistics.
         no_tracking = {**node.args, "running_mean": None, "running_var": None}
         first_run = _local(node, tensors)
@@ -67,6 +71,33 @@ def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
         args = shard_args(node, context.plan.graph.input_shape[0], end - first)
         node = dataclasses.replace(node, args=args)
     return _local(node, tensors)
+
+
+def _drawn(run: Operator, node: Node, context: Context) -> Operator:
+    # The callable under a mode that draws the numbers of this rank's part of the value.
+    whole = node.shape or []
+    places = [range(size) for size in whole]
+    layout = context.stage.layout.get(node.name)
+    if layout == TILED:
+        r0, r1, c0, c1 = context.extent(node.name)
+        places[2:] = range(r0, r1), range(c0, c1)
+    elif layout == SHARDED:
+        places[0] = range(*context.samples)
+
+    def places_of(shape: Sequence[int]) -> tuple[Places, Sequence[int]]:
+        # The noise of whole channels or samples has one number for all pixels.
+        single = "feature" in node.kind
+        sizes = [*whole[:2], *[1] * len(whole[2:])] if single else whole
+        return [*places[:2], *map(range, sizes[2:])] if single else places, sizes
+
+    samples = context.plan.graph.input_shape[0]
+
+    def run_drawn(values: Values) -> Any:
+        place = context.step, context.first_sample
+        with Draws(context.seed, *place, samples, node.draw, places_of):
+            return run(values)
+
+    return run_drawn
 
 
 def _comm_of(node: Node, context: Context, kind: str) -> dict[str, int]:
@@ -134,6 +165,8 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
         [source], index = node.inputs, node.args["index"]
         return lambda values: values[source][index]
     name, overload = node.op.split(".", 1)
+    if node.op == "bernoulli.float":  # x.bernoulli_(p), without the write
+        overload = "p"
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
     function = SUBSTITUTES.get(node.kind) or function
@@ -142,8 +175,10 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     def run(values: Values) -> Any:
         args = bind(values)
         named = {key: args.pop(key) for key in keyword}
-        return function(*args.values(), **named)
+        value = function(*args.values(), **named)
+        return value[0] if first and isinstance(value, tuple) else value
 
+    first = node.shape is not None  # of an operator's values only the first is read
     return run
 
 

@@ -29,6 +29,10 @@ class Context:
     """The slot's ``halo.Exchange`` by its position in ``Stage.comm``, made when first used."""
     recomputing: bool = False
     """Whether a microbatch is computed again, so that its statistics must not count twice."""
+    seed: int = 0
+    step: int = 0
+    microbatch: int = 0
+    """What is computed now, of the replica's; with seed and step, random numbers follow from it."""
 
     def __post_init__(self) -> None:
         slot = self.plan.slot_of(self.rank, self.direction)
@@ -45,6 +49,12 @@ class Context:
         """Samples of a microbatch that this slot holds, first and end."""
         batch, shards = self.plan.graph.input_shape[0], self.stage.shards
         return split(batch, shards, self.tile) if shards > 1 else (0, batch)
+
+    @property
+    def first_sample(self) -> int:
+        """The microbatch's first sample in the batch of the step, which all replicas make up."""
+        before = self.replica * self.plan.total_microbatches + self.microbatch
+        return before * self.plan.graph.input_shape[0]
 
     def own(self, size: list[int]) -> Rect:
         """Returns the rectangle of an H x W map that this slot's tile owns."""

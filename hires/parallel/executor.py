@@ -101,16 +101,19 @@ class Executor:
         assert event.kind == "barrier", event
         return agree()
 
-    def step(self, feed: Feed, keep_outputs: bool = False) -> StepResult:
+    def step(self, feed: Feed, keep_outputs: bool = False, number: int = 0) -> StepResult:
         """Runs all microbatches of one step, behind its barrier; the parameters move.
 
         Without :meth:`begin` there is no barrier: then the caller has brought the ranks together.
+        Random numbers follow from the ``number`` of the step.
         """
         if self.cursor.at != 1:
             self.begin(lambda: True)
         self.recorder.begin_step()
         self.feed, self.keep_outputs = feed, keep_outputs
         self.result = StepResult()
+        for slot in self.slots:
+            slot.context.step = number
         # What the next pass takes, and what passes leave for later events.
         self.batch = NOTHING
         self.flights: dict[int, Flight] = {}
@@ -140,6 +143,7 @@ class Executor:
     def _forward(self, event: Event) -> None:
         slot, action, microbatch = self._slot(event), event.part.action, int(event.part.action[1:])
         batch, self.batch = self.batch, NOTHING
+        slot.context.microbatch = microbatch
         with self.recorder.span(timeline.FORWARD, action):
             if self.sync is not None:
                 self.sync.before_forward(slot.context.direction)

@@ -48,24 +48,6 @@ IMAGE_KERNELS: Registry[Callable[[Node, Context, Bind], Operator]] = Registry("i
 """ATen name -> makes the callable of a node whose rule is ``norm`` or ``reduce``."""
 
 
-@IMAGE_KERNELS.register("mean")
-@IMAGE_KERNELS.register("adaptive_avg_pool2d")
-def _image_mean(node: Node, context: Context, bind: Bind) -> Operator:
-    [source] = node.inputs
-    _, _, height, width = context.plan.graph.shape(source)
-    flat = node.shape is not None and len(node.shape) == 2
-    held, own = context.extent(source), context.own([height, width])
-
-    def run(values: Values) -> Tensor:
-        x = part(values[source], held, own)  # (n, C, h, w); a tile may hold no pixel
-        partial = x.sum((2, 3), keepdim=True, dtype=_wide(x))
-        total = _SumOverTiles.apply(partial, context.cursor, node.name, False)  # type: ignore[no-untyped-call]
-        mean: Tensor = (total / (height * width)).to(x.dtype)
-        return mean.flatten(1) if flat else mean
-
-    return run
-
-
 @IMAGE_KERNELS.register("batch_norm")
 def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     source = node.inputs[0]
@@ -74,20 +56,14 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
     if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
         counts = [count * math.prod(shape[2:]) for count in counts]
-    # Gathers stack in the order of ranks; the up direction has its tiles in reverse order of them.
-    order = [context.plan.slot_of(rank, context.direction).tile for rank in context.tiles.ranks]
-    counts = [counts[tile] for tile in order]
-    rects = None
-    if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(shape[2:]):
-        rects = context.extent(node.name), context.own(shape[2:])
-    tiles = _NormTiles(context.cursor, node.name, counts, rects)
+    tiles = NormTiles.of(node, context, counts)
     unbiased = tiles.count / max(tiles.count - 1, 1)
 
     def run(values: Values) -> Tensor:
         args = bind(values)
         x, weight, bias, momentum = args["input"], args["weight"], args["bias"], args["momentum"]
-        weight = x.new_ones(x.shape[1], dtype=_wide(x)) if weight is None else weight
-        bias = x.new_zeros(x.shape[1], dtype=_wide(x)) if bias is None else bias
+        weight = x.new_ones(x.shape[1], dtype=wide(x)) if weight is None else weight
+        bias = x.new_zeros(x.shape[1], dtype=wide(x)) if bias is None else bias
         apply = _TiledBatchNorm.apply
         y, mean, var = apply(x, weight, bias, tiles, args["eps"])  # type: ignore[no-untyped-call]
         if args["running_mean"] is not None and not context.recomputing:
@@ -99,10 +75,17 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     return run
 
 
-class _NormTiles:
-    # The ranks that normalise one value together. ``counts``: pixels times samples that each tile
-    # or shard owns, in the order of ranks. ``rects``: what this tile holds and what it owns, if
-    # that is less. All held pixels are normalised, but each counts once: with its owner.
+class NormTiles:
+    """The ranks that normalise one value together.
+
+    Args:
+        cursor: the place in the events of a step.
+        node: the norm.
+        counts: numbers of each mean that each tile or shard owns, in the order of ranks.
+        rects: what this tile holds and what it owns, if that is less. All held pixels are
+            normalised, but each counts once: with its owner.
+    """
+
     def __init__(
         self, cursor: Cursor, node: str, counts: list[int], rects: tuple[Rect, Rect] | None
     ) -> None:
@@ -111,11 +94,21 @@ class _NormTiles:
         self._shares = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
         self._constants: dict[torch.dtype, Tensor] = {}
 
+    @classmethod
+    def of(cls, node: Node, context: Context, counts: list[int]) -> NormTiles:
+        """Returns them for a node of this rank; ``counts`` by tile or shard."""
+        size, rects = context.plan.graph.shape(node.inputs[0])[2:], None
+        if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(size):
+            rects = context.extent(node.name), context.own(size)
+        counts = [counts[tile] for tile in tiles_of_ranks(context)]
+        return cls(context.cursor, node.name, counts, rects)
+
     def own(self, x: Tensor) -> Tensor:
+        """Returns the pixels that count."""
         return x if self.rects is None else part(x, *self.rects)
 
     def shares(self, like: Tensor) -> Tensor:
-        # Each tile's part of the image, (tiles, 1), made once for each type.
+        """Returns each tile's part of the image, (tiles, 1), made once for each type."""
         if like.dtype not in self._constants:
             self._constants[like.dtype] = self._shares.to(like)
         return self._constants[like.dtype]
@@ -125,9 +118,9 @@ class _TiledBatchNorm(torch.autograd.Function):
     # (n, C, h, w) -> normalised tile, and mean and variance (C) of the whole image.
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tiles: _NormTiles, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, tiles: NormTiles, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        own, kind = tiles.own(x), _wide(x)
+        own, kind = tiles.own(x), wide(x)
         if own.numel():
             local = torch.stack(torch.batch_norm_update_stats(own, None, None, 0.0)).to(kind)
         else:  # a tile without pixels has the share 0
@@ -149,7 +142,7 @@ class _TiledBatchNorm(torch.autograd.Function):
         ctx: Any, grad: Tensor, _mean: Tensor, _var: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, invstd = ctx.saved_tensors
-        tiles: _NormTiles = ctx.tiles
+        tiles: NormTiles = ctx.tiles
         # Sums over this tile of grad * xhat and of grad, (2, C): the gradients of weight and bias.
         if x.numel():
             _, *both = torch.ops.aten.native_batch_norm_backward(
@@ -192,29 +185,33 @@ def _gradient_of_input(ctx: Any, grad: Tensor, total: Tensor) -> Tensor:
     return result
 
 
-class _SumOverTiles(torch.autograd.Function):
-    # Each tile's value -> the sum on all tiles, added in rank order so that all get the same bits.
-    # What follows is computed alike on all tiles: each has the complete gradient already.
-    #
-    # ``back``: the opposite. All tiles hold a value, and use it with their own pixels; each makes
-    # only the part of its gradient that its pixels cause, so the parts are summed.
+class _Share(torch.autograd.Function):
+    # All tiles hold a value, and use it with their own pixels; each makes only the part of its
+    # gradient that its pixels cause, so the parts are summed.
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cursor: Cursor, node: str, back: bool) -> Tensor:
-        ctx.cursor, ctx.node, ctx.back = cursor, node, back
-        return x.view_as(x) if back else cursor.gather(x.contiguous(), node).sum(0)
+    def forward(ctx: Any, x: Tensor, cursor: Cursor, node: str) -> Tensor:
+        ctx.cursor, ctx.node = cursor, node
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        if ctx.back:
-            grad = ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0)
-        return grad, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0), None, None
 
 
 def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:
     """Returns a value that all tiles hold, about to be used by a node; its gradient is summed."""
-    return _SumOverTiles.apply(whole, cursor, node, True)  # type: ignore[no-any-return,no-untyped-call]
+    return _Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    # Sums over an image of millions of pixels would lose all digits in half precision.
+def tiles_of_ranks(context: Context) -> list[int]:
+    """Returns the tile or shard of each rank of the stage: gathers stack in the order of ranks.
+
+    The up direction has its tiles in reverse order of them.
+    """
+    plan = context.plan
+    return [plan.slot_of(rank, context.direction).tile for rank in context.tiles.ranks]
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """Returns a type for sums over millions of pixels: half precision would lose all digits."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

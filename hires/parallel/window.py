@@ -27,6 +27,7 @@ from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import Axes, inside, is_empty, need_of
 
@@ -153,31 +154,79 @@ def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 @WINDOW_KERNELS.register("pad")
 @WINDOW_KERNELS.register("constant_pad_nd")
+def _pad(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    if w.axes[0].kind in RESAMPLINGS:
+        return _resample(w, x, args)
+    channels = args["pad"][4:]
+    # The window with its ring is the result.
+    return F.pad(x, [0, 0, 0, 0, *channels], value=args["value"] or 0.0) if channels else x
+
+
 @WINDOW_KERNELS.register("slice")
 def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    # The window with its ring is the result; only a slice has a step.
     return x[:, :, :: w.axes[0].stride, :: w.axes[1].stride]
 
 
+@WINDOW_KERNELS.register("reflection_pad2d")
+@WINDOW_KERNELS.register("replication_pad2d")
+@WINDOW_KERNELS.register("roll")
+@WINDOW_KERNELS.register("adaptive_avg_pool2d")
 @WINDOW_KERNELS.register("upsample_nearest2d")
 @WINDOW_KERNELS.register("_upsample_nearest_exact2d")
 @WINDOW_KERNELS.register("upsample_bilinear2d")
-def _interpolation(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+@WINDOW_KERNELS.register("upsample_bicubic2d")
+@WINDOW_KERNELS.register("_upsample_bilinear2d_aa")
+@WINDOW_KERNELS.register("_upsample_bicubic2d_aa")
+def _resample(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     narrow = x.dtype
     wide = x if narrow == torch.float64 else x.float()
-    for dim, axis in enumerate(w.axes):
-        first = w.rect[2 * dim]
-        sources = [axis.sources(index) for index in range(*w.out[2 * dim : 2 * dim + 2])]
-        low = torch.tensor([s[0] - first for s in sources], device=x.device)
-        mixed = wide.index_select(2 + dim, low)
-        if axis.kind.startswith("linear"):
-            high = torch.tensor([s[1] - first for s in sources], device=x.device)
-            shape = [1, 1, 1, 1]
-            shape[2 + dim] = -1
-            weight = torch.tensor([s[2] for s in sources], dtype=wide.dtype, device=x.device)
-            mixed = mixed.lerp(wide.index_select(2 + dim, high), weight.view(shape))
+    for dim, axis in enumerate(w.axes, start=2):
+        if axis.kind not in RESAMPLINGS:  # roll along the other dim
+            continue
+        taps = _taps(w, dim)
+        if len(taps) == 1:  # a copy of rows
+            wide = wide.index_select(dim, _rows(taps, x)[0])
+            continue
+        weights = [torch.tensor([part for _, part in tap], dtype=torch.float64) for tap in taps]
+        shape = [-1 if other == dim else 1 for other in range(4)]
+        parts = [weight.to(wide).view(shape) for weight in weights]
+        rows = [wide.index_select(dim, row) for row in _rows(taps, x)]
+        mixed = rows[0] * parts[0]
+        for row, weight in zip(rows[1:], parts[1:], strict=True):
+            mixed = torch.addcmul(mixed, row, weight)
         wide = mixed
     return wide.to(narrow)
+
+
+@WINDOW_KERNELS.register("adaptive_max_pool2d")
+def _max_of_bins(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    # Along the columns, then along the rows: of equal maxima the first row by row has the gradient,
+    # as in torch. Shorter bins repeat their last row.
+    for dim in (3, 2):
+        rows = _rows(_taps(w, dim), x)
+        apart = torch.unflatten(x.index_select(dim, rows.flatten()), dim, rows.shape)
+        x = apart.max(dim).values  # the first of equal ones
+    return x
+
+
+def _taps(w: Window, dim: int) -> list[Taps]:
+    # The first tap of every output row, the second ones ..., in rows of the window. Where a row has
+    # fewer taps than others, its last one is repeated with the weight 0.
+    axis, first = w.axes[dim - 2], w.rect[2 * dim - 4]
+    of_rows = [axis.taps(index) for index in range(*w.out[2 * dim - 4 : 2 * dim - 2])]
+    most = max(map(len, of_rows))
+    filled = (taps + [(taps[-1][0], 0.0)] * (most - len(taps)) for taps in of_rows)
+    moved = ([(row - first, weight) for row, weight in taps] for taps in filled)
+    return [list(taps) for taps in zip(*moved, strict=True)]
+
+
+def _rows(taps: list[Taps], x: Tensor) -> Tensor:
+    return torch.tensor([[row for row, _ in tap] for tap in taps], device=x.device)
+
+
+@WINDOW_KERNELS.register("pixel_unshuffle")
+def _unshuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    return F.pixel_unshuffle(x, args["downscale_factor"])
 
 
 @WINDOW_KERNELS.register("pixel_shuffle")

@@ -24,7 +24,7 @@ import functools
 from typing import Any
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.operators.operator_facts import draws_apart, facts_of
 from hires.plan.plan import Stage
 from hires.plan.rules import CROP, GATHER, SHARDED, TILED, WHOLE, rule_in, rule_of
 
@@ -99,7 +99,7 @@ class _Builder:
             else:
                 self._append(candidate, SHARDED if shards else rule.result)
             return True
-        if self.stage.num_tiles > 1 and not is_random(node) and self._add_cropped(node):
+        if self.stage.num_tiles > 1 and not draws_apart(node) and self._add_cropped(node):
             return True
         missing = [value for value, form in forms.items() if WHOLE not in form]
         if self._is_refused(node, missing):
@@ -145,7 +145,7 @@ class _Builder:
         return TILED if all(size >= parts for size, parts in rows_and_cols) else WHOLE
 
     def _is_refused(self, node: Node, missing: list[str]) -> bool:
-        if is_random(node):
+        if draws_apart(node):
             return True
         lists = any(self.graph.by_name[v].shape is None for v in missing if v != INPUT)
         return bool(missing) and (lists or not self.gather)

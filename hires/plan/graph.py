@@ -66,6 +66,8 @@ class Node:
     """Floating-point operations of its forward pass, one microbatch."""
     needs_grad: bool = False
     """Whether a gradient flows into its value."""
+    draw: int = -1
+    """Which random draw of the forward pass it is, those without use included; -1: none."""
 
     @functools.cached_property
     def inputs(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import OPERATORS, facts_of, is_random
+from hires.plan.operators.operator_facts import OPERATORS, draws_apart, facts_of
 from hires.plan.plan import Stage
 from hires.plan.rules import TILED
 
@@ -22,7 +22,7 @@ REASONS = {kind: reason for reason, kinds in _KINDS.items() for kind in kinds.sp
 
 def why_whole(node: Node, graph: Graph, stage: Stage) -> str:
     """Returns why a node of a stage has no rule, as ``reflect padding``; it names the cause."""
-    if is_random(node):
+    if draws_apart(node):
         return "draws random numbers, other ones on every rank"
     if stage.shards > 1:
         return "works across the samples"

@@ -7,8 +7,9 @@ computed; here is the condition that a node must meet for each, and the rule tha
     pointwise   its own pixels                           in tiles
     window      a window of its neighbours' pixels       in tiles
     norm        statistics of the whole image            in tiles
-    reduce      a sum over the whole image               whole, the same on every tile
+    reduce      numbers of the whole image               whole, the same on every tile
     whole       whole inputs: every tile computes alike  whole
+    constant    nothing: its input has the right type    whole
     gather      the pixels that it lacks of a value      whole
     crop        its own pixels of a whole value          in tiles
 
@@ -21,12 +22,14 @@ Source:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hires.plan.graph import Graph, Node
-from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.operators.operator_facts import draws_apart, facts_of
+from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Stage
 from hires.plan.tiling import Axes
 
@@ -45,8 +48,8 @@ class Rule:
     """How the ranks of a stage compute one node together."""
 
     kind: str
-    """``pointwise``, ``window``, ``norm``, ``reduce``, ``gather`` or ``crop``; ``whole`` if all
-    inputs are whole."""
+    """``pointwise``, ``window``, ``norm``, ``reduce``, ``constant``, ``gather`` or ``crop``;
+    ``whole`` if all inputs are whole."""
     axes: Axes | None = None
     """``window`` only: which pixels of the one input each output pixel depends on."""
     elements: int = 0
@@ -55,7 +58,7 @@ class Rule:
     @property
     def result(self) -> str:
         """How the value lies on the tiles."""
-        return WHOLE if self.kind in ("reduce", "whole", "gather") else TILED
+        return WHOLE if self.kind in ("reduce", "whole", "constant", "gather") else TILED
 
 
 def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
@@ -70,7 +73,7 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
 
 def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node that reads TILED and WHOLE values; None if tiles have none."""
-    if is_random(node):
+    if draws_apart(node):
         return None  # also behind the global pool, where all tiles must compute alike
     tiled = [name for name in node.inputs if layout[name] == TILED]
     if not tiled:
@@ -116,21 +119,38 @@ def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
     return None if axes is None else Rule("window", axes)
 
 
-def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule:
+def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule | None:
     """A value is normalised by its statistics or by stored ones."""
     statistics = facts_of(node.kind).statistics
     assert statistics is not None, f"the entry of {node.kind} has no statistics"
     elements = statistics(node, graph.shape(divided[0]))
+    if elements is None:
+        return None
     return Rule("norm", elements=elements) if elements else Rule("pointwise")
 
 
-def _global_mean(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    """The mean goes over rows and columns, all of them: to one cell, or along both dims."""
-    cells = node.args.get("output_size")
-    rows_and_columns = sorted(dim % 4 if dim is not None else -1 for dim in _dims(node)) == [2, 3]
-    if not (rows_and_columns if cells is None else cells in (1, [1], [1, 1])):
+def _reduction(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+    """It goes over all rows and columns, alone or with other dims, or to one cell."""
+    reduction, shape = facts_of(node.kind).reduction, graph.shape(tiled[0])
+    assert reduction is not None, f"the entry of {node.kind} has no reduction"
+    dims = reduced_dims(node, shape)
+    if node.params or not {2, 3} <= dims or not _floating(graph, tiled[0]):
         return None
-    return Rule("reduce", elements=node.num_elements)
+    numbers = reduction(node) * math.prod(n for d, n in enumerate(shape) if d not in dims)
+    return Rule("reduce", elements=numbers) if numbers else None
+
+
+def reduced_dims(node: Node, shape: list[int]) -> set[int]:
+    """Returns the dims of a map over which a node reduces it; a pool to one cell, over pixels."""
+    if "output_size" in node.args:
+        return {2, 3} if node.args["output_size"] in (1, [1], [1, 1]) else set()
+    dims = [dim for dim in _dims(node) if dim is not None]
+    return {dim % len(shape) for dim in dims or range(len(shape))}
+
+
+def _floating(graph: Graph, value: str) -> bool:
+    dtype = graph.by_name[value].dtype if value in graph.by_name else "float"
+    return "float" in (dtype or "")
 
 
 _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
@@ -138,16 +158,17 @@ _TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "channels": _channels,
     "window": _window,
     "statistics": _statistics,
-    "global mean": _global_mean,
+    "reduction": _reduction,
+    "constant": lambda node, graph, tiled: Rule("constant"),
     "element": lambda node, graph, tiled: Rule("pointwise"),
 }
 """Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
-_ONE_MAP = ("window", "statistics", "global mean")  # for nodes that read one map and no other
+_ONE_MAP = ("window", "statistics", "reduction")  # for nodes that read one map and no other
 
 
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node that reads SHARDED and WHOLE values; None if there is none."""
-    if is_random(node):
+    if draws_apart(node):
         return None
     divided = [name for name in node.inputs if layout[name] == SHARDED]
     if not divided:
@@ -173,6 +194,8 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         alone = len(graph.shape(divided[0])) >= (2 if facts.window is None else 4)
     else:
         alone = facts.sharding == "element"
+    # A norm of each sample has running statistics of all of them.
+    alone = alone and not (facts.sharding == "samples" and updates_statistics(node))
     return Rule("pointwise") if alone else None
 
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hires.plan.graph import Rect
+from hires.plan.resampling import PADS, RESAMPLINGS, TURNING, Taps
 
 Interval = tuple[int, int]
 """First index and the one after the last."""
@@ -90,8 +90,7 @@ class Axis:
     """The dependence of one dim of an output on the same dim of the input.
 
     ``kind`` is ``window`` (convolution, pool, pad, crop), ``transposed`` (transposed convolution),
-    ``nearest``, ``nearest_exact``, ``linear``, ``linear_corners`` (interpolation) or ``shuffle``
-    (PixelShuffle).
+    ``shuffle`` (PixelShuffle) or one of ``RESAMPLINGS`` (interpolation, adaptive pool, other pads).
     """
 
     kind: str
@@ -117,33 +116,14 @@ class Axis:
             return low, (last + self.padding) // self.stride + 1
         if self.kind == "shuffle":
             return first // self.stride, last // self.stride + 1
-        return self.sources(first)[0], self.sources(last)[1] + 1
+        ends = range(first, last + 1) if self.kind in TURNING else (first, last)
+        rows = [row for index in ends for row, _ in self.taps(index)]
+        return min(rows), max(rows) + 1
 
-    def sources(self, out: int) -> tuple[int, int, float]:
-        """Returns the two input rows that an interpolated row mixes, and the second one's weight.
-
-        Source:
-            ATen/native/UpSample.h, with its special cases and its arithmetic in single precision,
-            which decides on which side of a boundary a nearest neighbour falls.
-        """
-        if self.kind.startswith("nearest"):
-            scale = _single(self.scale)
-            if self.kind == "nearest_exact":
-                index = min(int(_single((out + 0.5) * scale)), self.size_in - 1)
-            elif self.size_out in (self.size_in, 2 * self.size_in):
-                index = out * self.size_in // self.size_out
-            else:
-                index = min(int(_single(out * scale)), self.size_in - 1)
-            return index, index, 0.0
-        if self.size_out == self.size_in:
-            return out, out, 0.0
-        top = self.size_in - 1
-        centre = out * self.scale
-        if self.kind == "linear":
-            centre = max((out + 0.5) * self.scale - 0.5, 0.0)
-        low = min(int(centre), top)
-        weight = min(max(centre - low, 0.0), 1.0)
-        return low, min(low + 1, top), weight
+    def taps(self, out: int) -> Taps:
+        """Returns the input rows that a resampled row mixes, in the image, and their weights."""
+        offset = self.padding if self.kind in PADS else self.scale
+        return RESAMPLINGS[self.kind](out, self.size_in, self.size_out, offset)
 
     def need(self, out: Interval) -> Interval:
         """Returns the input interval inside the image that an output interval depends on."""
@@ -199,8 +179,3 @@ def _owners(interval: Interval, length: int, parts: int) -> tuple[tuple[int, int
     owned = split_all(length, parts)
     clipped = ((max(interval[0], low), min(interval[1], high)) for low, high in owned)
     return tuple((part, low, high) for part, (low, high) in enumerate(clipped) if low < high)
-
-
-def _single(number: float) -> float:
-    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
-    return rounded

@@ -120,6 +120,38 @@ def attends(size: tuple[int, int], classes: int = 5, dense: bool = False) -> nn.
     return Attends(size, classes, dense)
 
 
+class Textured(nn.Module):
+    """Norms of samples, reductions, pads of every kind, bins, cubic scaling and dropout."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect")
+        self.group = nn.GroupNorm(4, 8)
+        self.ring = nn.Conv2d(8, 8, 3, stride=2, padding=1, padding_mode="circular")
+        self.instance = nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
+        self.drop, self.drop_maps = nn.Dropout(0.2), nn.Dropout2d(0.2)
+        self.layer = nn.GroupNorm(1, 8)
+        self.edge = nn.Conv2d(8, 8, 3, padding=2, dilation=2, padding_mode="replicate")
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes)."""
+        x = self.drop(F.relu(self.group(self.stem(x))))
+        y = self.drop_maps(self.instance(self.ring(x)))
+        y = y * torch.sigmoid(y.amax((2, 3), keepdim=True) - y.std((2, 3), keepdim=True))
+        path = y.new_empty(y.shape[0], 1, 1, 1).bernoulli_(0.8)
+        y = F.relu(self.edge(F.pad(y, (0, 0, 0, 0, 0, 0)))) * path.div_(0.8) + y
+        y = F.interpolate(y, size=x.shape[2:], mode="bicubic") + x
+        y = F.adaptive_max_pool2d(self.layer(y), (5, 3))
+        y = F.dropout(F.adaptive_max_pool2d(y, 1).flatten(1), 0.3, self.training)
+        return self.head(y)  # type: ignore[no-any-return]
+
+
+def textured(classes: int = 5) -> nn.Module:
+    """Returns the network."""
+    return Textured(classes)
+
+
 class MixesSamples(nn.Module):
     """What no sample computes alone: attention over samples, differences from their mean."""
 

@@ -35,10 +35,10 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
     comm.start(world, 60)
     step = Executor.step
 
-    def counted(executor: Executor, feed: Any) -> StepResult:
+    def counted(executor: Executor, feed: Any, **keys: Any) -> StepResult:
         if executor.recorder.next_step + 1 == stop_at and world.rank == world.size - 1:
             os.kill(os.getpid(), run.PREEMPTION_SIGNAL)
-        return step(executor, feed)
+        return step(executor, feed, **keys)
 
     Executor.step = counted  # type: ignore[method-assign, assignment]
     config = records.read_config(folder)

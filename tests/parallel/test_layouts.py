@@ -179,3 +179,31 @@ def test_tiles_without_shared_memory(tmp_path: Path):
     # As tiles on several machines talk: every border and statistic point to point over gloo.
     comm = {"shared_memory": False}
     check(tmp_path, batch=4, comm=comm, parallel={"tiles": [2, 2], "microbatches": 2})
+
+
+TEXTURED = {"name": "custom", "target": "tests.helpers.custom_nets:textured"}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "keys"),
+    [
+        ({"tiles": [2, 2]}, {"memory": {"checkpoint": "block"}}),
+        ({"tiles": [3, 1], "microbatches": 2, "halo": {"fuse": 3}}, {}),
+        ({"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}, {}),
+        ({"replicas": 2, "microbatches": 2}, {}),
+        ({"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "local_dp": 2}, {}),
+    ],
+    ids=["recomputed", "fused", "gems", "replicas", "shards"],
+)
+def test_norms_pads_and_dropout_of_the_whole_image(
+    parallel: dict[str, Any], keys: dict[str, Any], tmp_path: Path
+):
+    # The masks are those of one process: of the same sample, channel and pixel.
+    keys = {"batch": 4, "image": [17, 14], "model": TEXTURED, "data": ZOO_DATA, **keys}
+    check(tmp_path, parallel=parallel, **keys)
+
+
+def test_dropout_of_samples_on_several_ranks(tmp_path: Path):
+    model = {"name": "custom", "target": "tests.helpers.custom_nets:drops"}
+    parallel = {"tiles": [2, 1], "stages": 2, "local_dp": 2, "microbatches": 2}
+    check(tmp_path, batch=4, model=model, data=ZOO_DATA, parallel=parallel)

@@ -73,7 +73,7 @@ def test_crop_says_nothing_where_no_gradient_comes_back():
 def test_one_gather_serves_all_readers_and_the_tiles_stay():
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
         x = n.conv(x)
-        return x.flip(2) + x.roll(1, 3) + x
+        return x.flip(2) + x.flip(3) + x
 
     plan = planned(forward, **CONV)
     assert [line for line in ways(plan) if "." in line] == ["conv.gather0 whole", "add.crop0 tiled"]
@@ -85,7 +85,10 @@ def test_small_map_stays_whole_on_its_way_to_a_classifier():
         return n.fc(F.relu(F.adaptive_avg_pool2d(n.conv(x), (2, 2))).flatten(1))
 
     plan = planned(forward, **CONV, fc=nn.Linear(20, 5))
-    assert [op.kind for op in plan.stages[0].comm] == ["gather"]
+    # Bins reach across the border; the four cells are gathered, not the map.
+    halo, gather = plan.stages[0].comm
+    assert [halo.kind, gather.kind] == ["halo", "gather"]
+    assert gather.messages == [[1, 0, 1, 2, 0, 2], [0, 1, 0, 1, 0, 2]]
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 13, 10), (5, 13, 10), (5, 13, 1), (13, 10), (10,)])

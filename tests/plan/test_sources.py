@@ -18,6 +18,7 @@ OPERATORS = {
     "nearest": "upsample_nearest2d",
     "nearest-exact": "_upsample_nearest_exact2d",
     "bilinear": "upsample_bilinear2d",
+    "bicubic": "upsample_bicubic2d",
 }
 LENGTHS = (1, 2, 3, 5, 7, 8, 13, 40)
 TARGETS = (1, 2, 3, 4, 6, 10, 14, 16, 27, 41, 47, 80)
@@ -38,7 +39,10 @@ def axis_of(length: int, **how: Any) -> Axis:
         "align_corners": how.get("align_corners"),
         "scale_factors": None if how.get("recompute_scale_factor") else how.get("scale_factor"),
     }
-    node = Node("up", f"{OPERATORS[how['mode']]}.vec", args, [1, 8, size_out, 2], "float64")
+    smooth = "_" + OPERATORS[how["mode"]] + "_aa" if how.get("antialias") else None
+    node = Node(
+        "up", f"{smooth or OPERATORS[how['mode']]}.vec", args, [1, 8, size_out, 2], "float64"
+    )
     graph = Graph([node], "up", [1, 8, length, 2])
     axes = window_axes_of(node, graph)
     assert axes is not None
@@ -48,8 +52,7 @@ def axis_of(length: int, **how: Any) -> Axis:
 def check(length: int, **how: Any) -> None:
     """Compares what a row of the result is made of with PyTorch's own result."""
     axis = axis_of(length, **how)
-    sources = [axis.sources(out) for out in range(axis.size_out)]
-    made = [low + (high - low) * weight for low, high, weight in sources]
+    made = [sum(row * part for row, part in axis.taps(out)) for out in range(axis.size_out)]
     for order in (torch.channels_last, torch.contiguous_format):
         expected = F.interpolate(column(length, order), **how)
         assert made == pytest.approx(expected[0, 0, :, 0].tolist(), abs=1e-12)
@@ -57,14 +60,14 @@ def check(length: int, **how: Any) -> None:
 
 # Nearest was computed in double precision, and without PyTorch's special cases: an image of 2 rows
 # enlarged by 1.1 keeps its rows, one enlarged to 41 takes row 0 for row 20, which lies halfway.
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+@pytest.mark.parametrize("mode", [*OPERATORS])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_sources_for_a_target_size(mode, length):
     for target in TARGETS:
         check(length, size=(target, 2), mode=mode)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+@pytest.mark.parametrize("mode", [*OPERATORS])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_sources_for_a_scale_factor(mode, length):
     for factor in FACTORS:
@@ -78,6 +81,15 @@ def test_sources_with_aligned_corners(length):
     for target in TARGETS:
         check(length, size=(target, 2), mode="bilinear", align_corners=True)
     check(length, scale_factor=(2.3, 1.0), mode="bilinear", align_corners=True)
+    check(length, size=(19, 2), mode="bicubic", align_corners=True)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sources_of_smooth_scaling(mode, length):
+    for target in TARGETS:
+        check(length, size=(target, 2), mode=mode, antialias=True)
+    check(length, scale_factor=(2.3, 1.0), mode=mode, antialias=True)
 
 
 @pytest.mark.parametrize("mode", OPERATORS)

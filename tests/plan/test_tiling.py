@@ -40,7 +40,7 @@ interpolations = st.builds(
     lambda kind, size_in, size_out, factor: Axis(
         kind, size_in, size_out, scale=factor or size_in / size_out
     ),
-    kind=st.sampled_from(["nearest", "nearest_exact", "linear", "linear_corners"]),
+    kind=st.sampled_from(["nearest", "nearest_exact", "linear", "linear_corners", "cubic", "bins"]),
     size_in=SIZES,
     size_out=st.integers(1, 30),
     factor=st.sampled_from([None, 1 / 1.1, 1 / 2.3, 0.5, 2.0, 1 / 0.3]),
@@ -67,7 +67,7 @@ def dependencies(axis: Axis, out: int) -> set[int]:
     elif axis.kind == "shuffle":
         rows = {out // axis.stride}
     else:
-        rows = set(axis.sources(out)[:2])
+        rows = {row for row, _ in axis.taps(out)}
     return rows & set(range(axis.size_in))
 
 
@@ -131,11 +131,11 @@ def test_need_of_common_operations(axis, out, expected):
 @settings(deadline=None)
 @given(axis=interpolations)
 def test_interpolation_reads_the_rows_in_order_and_inside_the_image(axis):
-    read = [axis.sources(out) for out in range(axis.size_out)]
-    assert [low for low, _, _ in read] == sorted(low for low, _, _ in read)
-    for low, high, weight in read:
-        assert 0 <= low <= high <= min(low + 1, axis.size_in - 1)
-        assert 0 <= weight <= 1
+    read = [axis.taps(out) for out in range(axis.size_out)]
+    assert [taps[0][0] for taps in read] == sorted(taps[0][0] for taps in read)
+    for taps in read:
+        assert all(0 <= row < axis.size_in for row, _ in taps)
+        assert sum(weight for _, weight in taps) == pytest.approx(1)
 
 
 @settings(max_examples=150, deadline=None)

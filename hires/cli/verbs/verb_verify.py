@@ -23,7 +23,7 @@ from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import describe
-from hires.plan.operators.operator_facts import is_random
+from hires.plan.operators.operator_facts import draws_apart
 from hires.report.columns import Column
 
 BOUND = 1e-10
@@ -56,7 +56,7 @@ def main(args: Namespace) -> int:
     with folders as folder, spawn.warm(config.launcher.threads):
         config = with_classes(dataclasses.replace(config, results=folder))
         plan = planned(config, memory=False)  # rank 0 holds the whole network besides
-        random = next((node for node in plan.graph.nodes if is_random(node)), None)
+        random = next((node for node in plan.graph.nodes if draws_apart(node)), None)
         if random is not None:
             raise PlanError(
                 f"{describe(random)} draws random numbers, which differ from one process to "

@@ -12,13 +12,15 @@ from hires.core.registry import Registry
 from hires.plan.graph import Graph, Node
 from hires.plan.tiling import Axes
 
-Tiling = Literal["pointwise", "channels", "window", "statistics", "global mean", "element"]
+Tiling = Literal[
+    "pointwise", "channels", "window", "statistics", "reduction", "constant", "element"
+]
 """How tiles compute an operator; ``hires.plan.rules`` has the condition of each.
 
 ``pointwise``: every number alone. ``channels``: along ``argument``, if that is the channels.
 ``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
-``global mean``: a mean over the image, after which every tile holds the whole value. ``element``:
-one tensor of a list. Computing an operator whole from gathered tiles would be one more.
+``reduction``: a sum, maximum ... of the image, after which every tile holds the whole value.
+``constant``: of the type of its input, whatever that holds. ``element``: one tensor of a list.
 """
 
 Sharding = Literal["pointwise", "samples", "dims", "sizes", "statistics", "element"]
@@ -55,10 +57,16 @@ class OperatorFacts:
     """The argument that holds the dims or sizes of ``channels``, ``dims`` and ``sizes``."""
     window: WindowFacts | None = None
     """The pixels that it reads; required by the tiling ``window``."""
-    statistics: Callable[[Node, list[int]], int] | None = None
-    """(node, shape of its input) -> numbers that the tiles or shards add up first; 0: none."""
+    statistics: Callable[[Node, list[int]], int | None] | None = None
+    """(node, shape of its input) -> numbers that each tile or shard sends first; 0: none; None:
+    this use cannot be tiled."""
+    reduction: Callable[[Node], int] | None = None
+    """Numbers that each tile sends for every number of a ``reduction``; 0: this use is none."""
     random: Callable[[Node], bool] | None = None
-    """Whether a node draws random numbers, which every rank would draw differently."""
+    """Whether a node draws random numbers."""
+    positional: bool = False
+    """Whether its random numbers follow from their place in the batch, on all ranks alike
+    (``hires.nets.random_draws``); those of others would differ from rank to rank."""
     multiplies: Literal["output", "input"] | None = None
     """A product with a weight: one multiply-add for each number of its output (or input) and each
     number of ``weight[0]``. Others cost one operation for each number of their value."""
@@ -104,6 +112,11 @@ def is_random(node: Node) -> bool:
     return draws is not None and draws(node)
 
 
+def draws_apart(node: Node) -> bool:
+    """Whether a node draws random numbers that would differ from rank to rank."""
+    return is_random(node) and not facts_of(node.kind).positional
+
+
 def flops_of(node: Node, weight: list[int] | None, source: list[int]) -> int:
     """Returns the floating-point operations of a node's forward pass, an estimate.
 
@@ -127,7 +140,8 @@ are gathered, every tile computes it alike, and what follows is cropped to tiles
 
 * **In tiles**: how tiles of an image compute it (`parallel.tiles`). *pointwise*: each number alone,
   from operands with equal maps or of one pixel. *channels*: along `dim`, if that is the channels.
-  *window*: from own pixels and a halo. *statistics*, *global mean*: tiles add up sums of the image.
+  *window*: from own pixels and a halo. *statistics*, *reduction*: tiles exchange a few numbers of
+  the image first. Random numbers follow from the place of each number in the batch.
 * **In shards**: how ranks that divide the samples compute it (`parallel.local_dp`). *samples*: each
   sample alone. *dims*: along `dim`, if that is not the samples. *sizes*: a reshape, to the samples
   of the shard. *element*: as the list that it is taken from.
@@ -169,7 +183,7 @@ def operators_page() -> str:
 
 def _row(facts: OperatorFacts) -> OperatorRow:
     absent = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
-    condition = ", unless random" if facts.random else ""
+    condition = ", unless random" if facts.random and not facts.positional else ""
     ways = (" or ".join(facts.tiling), facts.sharding)
     tiles, shards = (f"{way}{condition}" if way else "no" for way in ways)
     remarks = {

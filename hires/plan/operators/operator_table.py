@@ -62,10 +62,36 @@ def _pool(node: Node, shape: list[int], graph: Graph) -> Axes:
 
 
 def _pad(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    pads = node.args["pad"] + [0] * (4 - len(node.args["pad"]))
-    if node.args.get("mode", "constant") != "constant" or any(pads[4:]):
+    pads: list[int] = node.args["pad"] if "pad" in node.args else node.args["padding"]
+    mode = node.args.get("mode", _PAD_MODES.get(node.kind, "constant"))
+    left, _, top, _, *channels = [*pads, *[0] * (4 - len(pads))]
+    if mode != "constant":
+        cropped = mode == "circular" and min(pads) < 0
+        return (
+            None
+            if channels or cropped
+            else window_axes(mode, node, shape, [1, 1], [1, 1], [top, left], [1, 1])
+        )
+    if any(channels[2:]):  # samples
         return None
-    return window_axes("window", node, shape, [1, 1], [1, 1], [pads[2], pads[0]], [1, 1])
+    return window_axes("window", node, shape, [1, 1], [1, 1], [top, left], [1, 1])
+
+
+_PAD_MODES = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}
+
+
+def _roll(node: Node, shape: list[int], graph: Graph) -> Axes | None:
+    shifts, dims = node.args["shifts"], node.args["dims"]
+    by_dim: dict[int, int] = {}
+    for dim, shift in zip(dims, shifts, strict=False):
+        by_dim[dim % 4] = by_dim.get(dim % 4, 0) + shift
+    if len(dims) != len(shifts) or by_dim.keys() - {2, 3}:
+        return None
+    before = [by_dim.get(dim, 0) for dim in (2, 3)]
+    kinds = ["circular" if rows else "window" for rows in before]
+    sizes = zip(kinds, shape[2:], before, strict=True)
+    rows, cols = (Axis(kind, size, size, padding=shift) for kind, size, shift in sizes)
+    return rows, cols
 
 
 def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
@@ -79,12 +105,17 @@ def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     return window_axes("window", node, shape, [1, 1], stride, padding, [1, 1])
 
 
-def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes:
+def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     assert node.shape is not None
     corners = bool(node.args.get("align_corners"))
-    kind = "linear_corners" if corners else "linear"
+    kind = "cubic" if "bicubic" in node.kind else "linear"
     if "nearest" in node.kind:
         kind = "nearest_exact" if "exact" in node.kind else "nearest"
+    if node.kind.endswith("_aa"):
+        if corners:
+            return None
+        kind += "_smooth"
+    kind += "_corners" if corners else ""
     given = node.args.get("scale_factors") or [node.args.get(f"scales_{dim}") for dim in "hw"]
     axes = []
     for size_in, size_out, factor in zip(shape[2:], node.shape[2:], given, strict=True):
@@ -93,6 +124,18 @@ def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes:
             scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
         axes.append(Axis(kind, size_in, size_out, scale=scale))
     return axes[0], axes[1]
+
+
+def _bins(node: Node, shape: list[int], graph: Graph) -> Axes | None:
+    if node.shape is None:  # also the indices of the maxima
+        return None
+    rows, cols = (Axis("bins", *size) for size in zip(shape[2:], node.shape[2:], strict=True))
+    return rows, cols
+
+
+def _pixel_unshuffle(node: Node, shape: list[int], graph: Graph) -> Axes:
+    factor = pair(node.args["downscale_factor"])
+    return window_axes("window", node, shape, factor, factor, [0, 0], [1, 1])
 
 
 def _pixel_shuffle(node: Node, shape: list[int], graph: Graph) -> Axes:
@@ -112,19 +155,19 @@ declare("conv_transpose2d", windowed(window=WindowFacts(_conv), multiplies="inpu
 declare("max_pool2d", windowed(window=WindowFacts(_pool, ring=-math.inf, pads=True)))
 declare("avg_pool2d", windowed(window=WindowFacts(_pool, ring=0.0, pads=True)))
 declare("pad constant_pad_nd", windowed(window=WindowFacts(_pad, ring="value")))
+declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(_pad)))
+declare("roll", windowed(window=WindowFacts(_roll)))
 declare(
     "slice",
     OperatorFacts(("channels", "window"), "samples", window=WindowFacts(_slice, ring=0.0)),
 )
 declare(
-    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d",
+    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     windowed(window=WindowFacts(_interpolate)),
 )
 declare("pixel_shuffle", windowed(window=WindowFacts(_pixel_shuffle)))
-declare(
-    "pixel_unshuffle upsample_bicubic2d reflection_pad2d replication_pad2d",
-    OperatorFacts(sharding="samples"),
-)
+declare("pixel_unshuffle", windowed(window=WindowFacts(_pixel_unshuffle)))
 
 # The kernels into which torch's dispatcher turns a convolution; no graph holds them.
 declare("convolution mkldnn_convolution convolution_backward", OperatorFacts(copies_weight=True))
@@ -135,7 +178,7 @@ pointwise = functools.partial(OperatorFacts, tiling=("pointwise",), sharding="po
 
 
 def _drops(node: Node) -> bool:
-    return bool(node.args["train"]) and node.args["p"] > 0
+    return bool(node.args["train"]) and 0 < node.args["p"] < 1
 
 
 declare("relu", pointwise(in_place=True))
@@ -156,8 +199,12 @@ declare("to type_as", pointwise(may_share=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
-declare("dropout feature_dropout", pointwise(random=_drops, may_share=True))
-declare("alpha_dropout feature_alpha_dropout", pointwise(random=_drops))
+declare("channel_shuffle", OperatorFacts(("pointwise",), "samples"))
+
+drawn = functools.partial(pointwise, positional=True)
+"""Makes the entry of an operator whose random numbers follow from their place in the batch."""
+declare("dropout feature_dropout", drawn(random=_drops, may_share=True))
+declare("alpha_dropout feature_alpha_dropout", drawn(random=_drops))
 
 
 def uses_batch_statistics(node: Node) -> bool:
@@ -166,27 +213,59 @@ def uses_batch_statistics(node: Node) -> bool:
 
 
 def updates_statistics(node: Node) -> bool:
-    """Whether a node also updates running statistics, as batch norms with ``running_mean`` do."""
-    return uses_batch_statistics(node) and bool(node.args.get("running_mean"))
+    """Whether a node also updates running statistics, as norms with ``running_mean`` do."""
+    by_sample = node.kind == "instance_norm" and bool(node.args["use_input_stats"])
+    return (uses_batch_statistics(node) or by_sample) and bool(node.args.get("running_mean"))
 
 
-def _mean_and_variance(node: Node, shape: list[int]) -> int:
-    return 2 * shape[1] if uses_batch_statistics(node) else 0
+def norm_groups(node: Node, shape: list[int]) -> int | None:
+    """Returns how many means each sample of an (n, C, H, W) map is normalised by.
+
+    0: none, by running statistics. None: not by those of whole groups of channels.
+    """
+    if node.kind == "group_norm":
+        return int(node.args["num_groups"])
+    if node.kind == "instance_norm":
+        return shape[1] if node.args["use_input_stats"] else 0
+    normalised = len(node.args["normalized_shape"])
+    return {3: 1, 2: shape[1]}.get(normalised)
+
+
+def _mean_and_variance(node: Node, shape: list[int]) -> int | None:
+    if node.kind == "batch_norm":
+        return 2 * shape[1] if uses_batch_statistics(node) else 0
+    groups = norm_groups(node, shape) if len(shape) == 4 else None
+    return None if groups is None else 2 * shape[0] * groups
 
 
 declare(
     "batch_norm",
     OperatorFacts(("statistics",), "statistics", statistics=_mean_and_variance, overwritable=True),
 )
-declare("group_norm layer_norm", OperatorFacts(sharding="samples"))
+declare(
+    "group_norm instance_norm layer_norm",
+    OperatorFacts(("statistics",), "samples", statistics=_mean_and_variance),
+)
+
+
+def _order_of(node: Node) -> int:
+    """One number for each sum of powers; none for a maximum, whose gradient ties share."""
+    order = node.args.get("ord", node.args.get("p", 2))
+    return int(isinstance(order, (int, float)) and 0 < order < math.inf)
+
 
 declare(
-    "cat chunk split split_with_sizes softmax log_softmax glu sum amax amin",
+    "cat chunk split split_with_sizes softmax log_softmax glu cumsum",
     OperatorFacts(("channels",), "dims"),
 )
-declare("mean", OperatorFacts(("channels", "global mean"), "dims"))
-declare("adaptive_avg_pool2d", OperatorFacts(("global mean",), "samples"))
-declare("adaptive_max_pool2d", OperatorFacts(sharding="samples"))
+reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
+declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
+declare("amax amin", reduced(reduction=lambda node: 2))
+declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
+declare("linalg_vector_norm norm", reduced(reduction=_order_of))
+pooled = functools.partial(OperatorFacts, ("reduction", "window"), "samples", "output_size")
+declare("adaptive_avg_pool2d", pooled(reduction=lambda node: 1, window=WindowFacts(_bins)))
+declare("adaptive_max_pool2d", pooled(reduction=lambda node: 3, window=WindowFacts(_bins)))
 declare("linear", OperatorFacts(sharding="samples", multiplies="output"))
 
 
@@ -206,9 +285,12 @@ declare("alias", OperatorFacts(same_value=True, view=True))
 declare("contiguous", OperatorFacts(same_value=True, may_share=True))
 declare("lift_fresh_copy _assert_tensor_metadata", OperatorFacts(same_value=True))
 
-declare("empty_like new_empty new_full new_ones new_zeros", OperatorFacts(ends_gradient=True))
-declare("rand_like randn_like", OperatorFacts(random=_draws, ends_gradient=True))
+declare("empty_like", pointwise(ends_gradient=True))
 declare(
-    "bernoulli multinomial normal rand randint randint_like randn randperm rrelu",
-    OperatorFacts(random=_draws),
+    "new_empty new_full new_ones new_zeros",
+    OperatorFacts(("constant",), "sizes", "size", ends_gradient=True),
 )
+declare("rand_like randn_like", drawn(random=_draws, ends_gradient=True))
+declare("bernoulli uniform normal_functional", drawn(random=_draws, ends_gradient=True))
+declare("rand randn", drawn(tiling=(), sharding=None, random=_draws))
+declare("multinomial normal randint randint_like randperm rrelu", OperatorFacts(random=_draws))

@@ -10,6 +10,7 @@ import pytest
 
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.image_kernels import IMAGE_KERNELS
+from hires.parallel.reductions import REDUCTIONS
 from hires.parallel.window import WINDOW_KERNELS
 from hires.plan.operators.operator_facts import (
     OPERATORS,
@@ -33,10 +34,11 @@ def test_every_window_has_its_pixels_and_a_kernel():
 
 
 def test_every_sum_over_the_image_has_a_kernel():
-    summed = {n for n in OPERATORS if {"statistics", "global mean"} & {*facts_of(n).tiling}}
+    summed = {n for n in OPERATORS if {"statistics", "reduction"} & {*facts_of(n).tiling}}
     assert summed == set(IMAGE_KERNELS)
     statistics = {name for name in OPERATORS if "statistics" in facts_of(name).tiling}
     assert statistics == {name for name in OPERATORS if facts_of(name).statistics is not None}
+    assert summed - statistics == set(REDUCTIONS)
 
 
 def test_every_kernel_is_of_an_operator_that_is_listed():

@@ -1,0 +1,246 @@
+r"""Computes sums, maxima, variances ... of the image from a few numbers of each tile.
+
+    tile 0   its pixels -> numbers \
+                                     > gather, (tiles, ...) -> the same value on every tile
+    tile 1   its pixels -> numbers /
+
+What follows is computed alike on all tiles, so each has the complete gradient of the value: it
+goes back through the combination to the tile's own numbers and its own pixels, without a message.
+
+Source:
+    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hires.core.registry import Registry
+from hires.parallel.context import Context
+from hires.parallel.halo import part
+from hires.parallel.image_kernels import (
+    IMAGE_KERNELS,
+    Bind,
+    Operator,
+    Values,
+    tiles_of_ranks,
+    wide,
+)
+from hires.plan.graph import Node
+from hires.plan.rules import reduced_dims
+from hires.plan.tiling import own_rects
+
+
+class Reduced(NamedTuple):
+    """What one node reduces; dims are of the map (n, C, H, W)."""
+
+    args: dict[str, Any]
+    dims: list[int]
+    keep: bool
+    size: tuple[int, int]
+    """Rows and columns of the map."""
+    origin: tuple[int, int]
+    """First row and column of this tile."""
+    shares: Tensor
+    """Each tile's part of all numbers, in the order of ranks, (tiles,)."""
+    numbers: int
+    """Numbers of the map that make one number of the result."""
+
+    def filled(self, x: Tensor, number: float) -> Tensor:
+        """Returns what a tile without pixels sends; it stays tied to them for the way back."""
+        shape = [1 if dim in self.dims else size for dim, size in enumerate(x.shape)]
+        kept = x.new_full(shape, number) + 0 * x.sum(self.dims, keepdim=True)
+        return kept if self.keep else kept.squeeze(self.dims)
+
+
+class Reduction(NamedTuple):
+    """How tiles compute an operator over the image."""
+
+    local: Callable[[Tensor, Reduced], Tensor]
+    """Own pixels (n, C, h, w) -> what the tile sends, (...) or (numbers, ...)."""
+    combine: Callable[[Tensor, Reduced], Any]
+    """What all tiles sent, (tiles, ...) -> the value."""
+
+
+REDUCTIONS: Registry[Reduction] = Registry("reduction")
+"""ATen name -> its reduction."""
+
+
+def declare(names: str, local: Any, combine: Any) -> None:
+    """Registers a reduction and its kernel for some operators."""
+    for name in names.split():
+        REDUCTIONS.register(name)(Reduction(local, combine))
+        IMAGE_KERNELS.register(name)(_reduction)
+
+
+def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
+    reduction, [source] = REDUCTIONS[node.kind], node.inputs
+    shape = context.plan.graph.shape(source)
+    held, own = context.extent(source), context.own(shape[2:])
+    dims = sorted(reduced_dims(node, shape))
+    order = tiles_of_ranks(context)
+    rects = own_rects(shape[2:], context.stage.tiles)
+    areas = [(r1 - r0) * (c1 - c0) for r0, r1, c0, c1 in (rects[tile] for tile in order)]
+    shares = torch.tensor(areas, dtype=torch.float64) / (shape[2] * shape[3])
+    count = math.prod(shape[dim] for dim in dims)
+    keep = bool(node.args.get("keepdim", "output_size" in node.args))
+    size, origin = (shape[2], shape[3]), (own[0], own[2])
+    place = order.index(context.tile)
+
+    def run(values: Values) -> Any:
+        x = part(values[source], held, own)
+        x = x.to(wide(x))
+        facts = Reduced(bind(values), dims, keep, size, origin, shares.to(x), count)
+        sent = reduction.local(x, facts)
+        gathered = _GatherTiles.apply(sent, context.cursor, node.name, place)  # type: ignore[no-untyped-call]
+        value = reduction.combine(gathered, facts)
+        kind = values[source].dtype
+        if isinstance(value, tuple) and node.shape is not None:  # only the first is read
+            value = value[0]
+        if isinstance(value, tuple):
+            return tuple(one.to(kind) if one.is_floating_point() else one for one in value)
+        return value.to(kind)
+
+    return run
+
+
+class _GatherTiles(torch.autograd.Function):
+    # Each tile's numbers -> those of all tiles, stacked in rank order so that all compute the same
+    # bits of them. Each tile has the complete gradient: its own numbers take their part.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cursor: Any, node: str, place: int) -> Tensor:
+        ctx.place = place
+        gathered: Tensor = cursor.gather(x.contiguous(), node)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return grad[ctx.place], None, None, None
+
+
+def _sum(x: Tensor, r: Reduced) -> Tensor:
+    return x.sum(r.dims, r.keep)
+
+
+declare("sum", _sum, lambda sums, r: sums.sum(0))
+declare("mean adaptive_avg_pool2d", _sum, lambda sums, r: sums.sum(0) / r.numbers)
+# All dims: torch has a product of several dims for no other case.
+declare("prod", lambda x, r: x.prod(), lambda products, r: products.prod(0))
+
+
+def _logsumexp(x: Tensor, r: Reduced) -> Tensor:
+    return x.logsumexp(r.dims, r.keep) if x.numel() else r.filled(x, -math.inf)
+
+
+declare("logsumexp", _logsumexp, lambda sums, r: sums.logsumexp(0))
+
+
+def _order(r: Reduced) -> float:
+    return float(r.args.get("ord", r.args.get("p", 2)))
+
+
+def _norm(x: Tensor, r: Reduced) -> Tensor:
+    return torch.linalg.vector_norm(x, _order(r), r.dims, r.keep) if x.numel() else r.filled(x, 0.0)
+
+
+declare(
+    "linalg_vector_norm norm",
+    _norm,
+    lambda norms, r: torch.linalg.vector_norm(norms, _order(r), 0),
+)
+
+
+def _extreme(largest: bool) -> tuple[Any, Any]:
+    # Equal extremes of the whole image share the gradient: a tile gets as much as it has of them,
+    # and torch's amax divides that among them.
+    sign = 1 if largest else -1
+
+    def local(x: Tensor, r: Reduced) -> Tensor:
+        if not x.numel():
+            value = r.filled(x, -math.inf)
+            return torch.stack([value, torch.zeros_like(value)])
+        value = (sign * x).amax(r.dims, keepdim=True)
+        ties = (sign * x == value).sum(r.dims, r.keep)
+        value = value if r.keep else value.squeeze(r.dims)
+        return torch.stack([value, ties.to(value)])
+
+    def combine(sent: Tensor, r: Reduced) -> Tensor:
+        values, ties = sent.unbind(1)
+        top = values.detach().amax(0)
+        ties = torch.where(values.detach() == top, ties.detach(), 0.0)
+        share = ties / ties.sum(0)
+        # The value is the extreme itself; zero times a share carries the gradient.
+        change = torch.where(ties > 0, values - top, 0.0)
+        return sign * (top + (share * change).sum(0))
+
+    return local, combine
+
+
+declare("amax", *_extreme(largest=True))
+declare("amin", *_extreme(largest=False))
+
+
+def _first_maximum(x: Tensor, r: Reduced) -> Tensor:
+    if not x.numel():
+        value = r.filled(x, -math.inf)
+        return torch.stack([value, torch.zeros_like(value), torch.zeros_like(value)])
+    value, index = F.adaptive_max_pool2d(x, 1, return_indices=True)
+    row, col = index // x.shape[3] + r.origin[0], index % x.shape[3] + r.origin[1]
+    return torch.stack([value, row.to(value), col.to(value)])
+
+
+def _first_of_tiles(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
+    # Of equal maxima the first row by row has the gradient. Rows and columns travel apart: single
+    # precision counts the pixels of no map of more than 4096 x 4096.
+    values, rows, cols = sent.unbind(1)
+    index = rows.detach().long() * r.size[1] + cols.detach().long()
+    best = values.detach().amax(0)
+    beaten = (values.detach() != best) & ~values.detach().isnan()
+    first = index.masked_fill(beaten, r.size[0] * r.size[1]).argmin(0, keepdim=True)
+    return values.gather(0, first)[0], index.gather(0, first)[0]
+
+
+declare("adaptive_max_pool2d", _first_maximum, _first_of_tiles)
+
+
+def _moments(x: Tensor, r: Reduced) -> Tensor:
+    if not x.numel():
+        value = r.filled(x, 0.0)
+        return torch.stack([value, value])
+    var, mean = torch.var_mean(x, r.dims, correction=0, keepdim=r.keep)
+    return torch.stack([mean, var])
+
+
+def _variance_and_mean(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
+    means, variances = sent.unbind(1)
+    shares = r.shares.view(-1, *[1] * (means.dim() - 1))
+    mean = (shares * means).sum(0)
+    var = (shares * (variances + (means - mean) ** 2)).sum(0)
+    correction = r.args.get("correction")
+    if correction is None:
+        correction = float(r.args.get("unbiased", True))
+    return var * (r.numbers / max(r.numbers - correction, 0.0)), mean
+
+
+def _root(var: Tensor) -> Tensor:
+    # Zero has the gradient zero, as in torch.
+    positive = var > 0
+    return torch.where(positive, torch.where(positive, var, 1.0).sqrt(), 0.0)
+
+
+def _deviation_and_mean(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
+    var, mean = _variance_and_mean(sent, r)
+    return _root(var), mean
+
+
+declare("var", _moments, lambda sent, r: _variance_and_mean(sent, r)[0])
+declare("std", _moments, lambda sent, r: _deviation_and_mean(sent, r)[0])
+declare("var_mean", _moments, _variance_and_mean)
+declare("std_mean", _moments, _deviation_and_mean)

@@ -1,0 +1,156 @@
+"""Random numbers that follow from their place: well spread, and the same whoever draws them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.nets.random_draws import GOLDEN, MASK, Draws, fill, key_of
+from tests.helpers.simulated_tiles import check_tiles
+from tests.helpers.tiny_nets import Forward, Net
+
+
+def numbers(key: int, *shape: int) -> Tensor:
+    out = torch.empty(shape, dtype=torch.float64)
+    return fill(out, key, [range(size) for size in shape], shape, lambda u: u)
+
+
+def test_numbers_are_those_of_splitmix():
+    # The algorithm in whole numbers, as its paper has it.
+    def splitmix(z: int) -> int:
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        return z ^ (z >> 31)
+
+    key = key_of(3, 1, 4)
+    expected = [(splitmix((key + (i + 1) * GOLDEN) & MASK) >> 11) / 2**53 for i in range(99)]
+    assert numbers(key, 9, 11).flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("key", [key_of(0, 0, 0), key_of(7, 12, 1)])
+def test_numbers_are_spread_evenly_and_do_not_depend_on_each_other(key: int):
+    drawn = numbers(key, 4, 256, 256)
+    count = drawn.numel()
+    cells = torch.histc(drawn, 100, 0, 1)
+    chi_square = float(((cells - count / 100) ** 2 / (count / 100)).sum())
+    assert 50 < chi_square < 160  # 99 degrees of freedom: one draw in 10,000 lies beyond
+    centred = drawn - 0.5
+    others = [drawn.roll(1, dim) - 0.5 for dim in range(3)]
+    others += [numbers(other, 4, 256, 256) - 0.5 for other in (key + 1, key_of(0, 0, 1))]
+    for other in others:
+        assert abs(float((centred * other).mean()) * 12) < 5 / math.sqrt(count)
+
+
+def test_bits_are_balanced():
+    drawn = (numbers(key_of(1), 2**16) * 2**24).long()
+    ones = [float(((drawn >> bit) & 1).double().mean()) for bit in range(24)]
+    assert all(abs(share - 0.5) < 0.01 for share in ones)
+
+
+def test_large_tensors_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch):
+    whole = numbers(5, 3, 7, 11)
+    monkeypatch.setattr("hires.nets.random_draws.CHUNK", 16)
+    assert torch.equal(numbers(5, 3, 7, 11), whole)
+    part = fill(
+        torch.empty(2, 3, 4, dtype=torch.float64),
+        5,
+        [range(1, 3), range(2, 5), range(7, 11)],
+        (3, 7, 11),
+        lambda u: u,
+    )
+    assert torch.equal(part, whole[1:3, 2:5, 7:11])
+
+
+def masks(samples: int, first: int = 0, step: int = 0) -> list[Tensor]:
+    x = torch.ones(samples, 3, 8, 8)
+    with Draws(0, step, first, samples):
+        return [
+            F.dropout(x, 0.3),
+            F.dropout2d(x, 0.3),
+            F.alpha_dropout(x, 0.3, training=True),
+            F.feature_alpha_dropout(x, 0.3, training=True),
+            torch.native_dropout(x, 0.3, True)[0],
+            x * torch.rand(samples, 1, 1, 1),
+            torch.randn_like(x),
+            x.new_empty(samples, 1, 1, 1).bernoulli_(0.5),
+            torch.bernoulli(torch.full_like(x, 0.25)),
+            torch.empty_like(x).uniform_(-1, 1),
+            torch.empty_like(x).normal_(2, 3),
+        ]
+
+
+def test_microbatches_draw_what_the_batch_draws():
+    halves = zip(masks(2), masks(2, first=2), strict=True)
+    for whole, parts in zip(masks(4), halves, strict=True):
+        assert torch.equal(whole, torch.cat(parts))
+
+
+def test_steps_and_draws_differ_and_repeat():
+    assert all(torch.equal(a, b) for a, b in zip(masks(2), masks(2), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(masks(2), masks(2, step=1), strict=True))
+    with Draws(0, 0, 0, 2):
+        assert not torch.equal(torch.rand(2, 9), torch.rand(2, 9))
+
+
+def test_dropout_keeps_its_share_and_its_mean():
+    x = torch.ones(8, 16, 64, 64)
+    with Draws(3, 0, 0, 8):
+        y = F.dropout(x, 0.3)
+        bell = torch.randn(8, 16, 64, 64)
+    assert float((y == 0).float().mean()) == pytest.approx(0.3, abs=0.003)
+    assert float(y.mean()) == pytest.approx(1, abs=0.005)
+    assert float(bell.mean()) == pytest.approx(0, abs=0.005)
+    assert float(bell.std()) == pytest.approx(1, abs=0.005)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth as in timm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drops whole samples of (n, C, H, W)."""
+        noise = x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.6)
+        noise.div_(0.6)
+        return x * noise
+
+
+DROPS: dict[str, Forward] = {
+    "dropout": lambda n, x: F.dropout(x, 0.4),
+    "channels": lambda n, x: F.dropout2d(x, 0.4),
+    "alpha": lambda n, x: F.alpha_dropout(x, 0.4, training=True),
+    "feature alpha": lambda n, x: F.feature_alpha_dropout(x, 0.4, training=True),
+    "everything": lambda n, x: F.dropout(x, 1.0),
+    "twice": lambda n, x: F.dropout(F.dropout(x, 0.3), 0.3),
+    "path": lambda n, x: DropPath()(x),
+    "older path": lambda n, x: (
+        x * (0.6 + torch.rand((2, 1, 1, 1), dtype=x.dtype, device=x.device)).floor()
+    ),
+    "uniform": lambda n, x: x + torch.empty_like(x).uniform_(-1, 1),
+    "bell": lambda n, x: x * torch.zeros_like(x).normal_(1, 0.5),
+    "in place": lambda n, x: F.dropout2d(F.dropout(x * 2, 0.3, inplace=True), 0.3, inplace=True),
+    "noise": lambda n, x: x + torch.randn_like(x) * torch.rand_like(x),
+    "behind the mean": lambda n, x: F.dropout(x.mean((2, 3)), 0.5),
+    "one row": lambda n, x: F.dropout2d(x[:, :, :3], 0.5) + F.dropout(x[:, :, :3], 0.5),
+    "border": lambda n, x: F.max_pool2d(F.dropout(x, 0.4), 3, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_tiles_draw_what_one_process_draws(name: str):
+    check_tiles(Net(DROPS[name]), (2, 4, 9, 7), (2, 2), (3, 1), (1, 4))
+
+
+class Unused(nn.Module):
+    """Draws numbers that nothing reads before those that count."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, C, H, W) -> the same shape."""
+        F.dropout(x, 0.7)
+        return F.dropout(x, 0.3)
+
+
+def test_draws_without_use_count():
+    check_tiles(Unused(), (2, 4, 9, 7), (2, 2))
