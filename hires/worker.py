@@ -21,7 +21,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.world import World, bind, from_environment
-from hires.core.store import file_names, records
+from hires.core.store import file_names, frozen, records
 from hires.core.store.files import append_line
 from hires.engine.build import build_rank
 from hires.engine.checkpoint import Saver, choose_begin
@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_rank(run_dir: Path, world: World, verify: bool) -> int:
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
+    frozen.require_unchanged(run_dir)
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **asdict(binding))

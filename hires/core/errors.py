@@ -21,6 +21,12 @@ class RunError(HiresError):
     """A run that had started failed: a rank died, a file was broken, a disk was full."""
 
 
+class EditedError(RunError):
+    """Something that a run was planned from was edited before its ranks started."""
+
+    exit_code = 2
+
+
 class LossError(RunError):
     """The loss is no number any more."""
 

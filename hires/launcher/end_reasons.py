@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hires.core.errors import PREEMPTED, RunError
+from hires.core.errors import PREEMPTED, EditedError, RunError
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class EndReason:
 
 
 END_REASONS = {
+    "edited": EndReason(
+        "something that the run was planned from was edited before it began",
+        errors=("EditedError",),
+        exit_code=EditedError.exit_code,
+    ),
     "nan": EndReason("the loss was no longer finite", errors=("LossError",)),
     "parity": EndReason("`hires verify` found a difference", errors=("ParityError",)),
     "oom": EndReason(

@@ -3,7 +3,7 @@
     results/                       index.jsonl
       <campaign>/                  campaign.json
         <slug>-<hash8>/            config.yaml plan.json launch.sh planned.json record.json
-                                   job.sbatch job.log (Slurm)
+                                   frozen.json job.sbatch job.log (Slurm)
           checkpoints/step000012/  checkpoint.json stage00.safetensors ...
           a<attempt>/              env.json job.json events.jsonl metrics.jsonl timeline.jsonl
                                    exit.json record.json cancel
@@ -38,6 +38,8 @@ POINTS = "points.jsonl"
 CONFIG = "config.yaml"
 PLAN = "plan.json"
 LAUNCH_SCRIPT = "launch.sh"
+FROZEN = "frozen.json"
+"""Digests of what the run was planned from."""
 PLANNED = "planned.json"
 """What ``env.json`` holds, of a run that was frozen without an attempt."""
 JOB_SCRIPT = "job.sbatch"
@@ -70,6 +72,7 @@ HANG = "hang.txt"
 MIB = 2**20
 MAX_BYTES = {
     PLAN: 128 * MIB,
+    FROZEN: 16 * MIB,
     RECORD: 64 * MIB,
     METRICS: 2048 * MIB,
     TIMELINE: 128 * MIB,

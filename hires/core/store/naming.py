@@ -1,7 +1,8 @@
 """Names runs: a folder is ``<slug>-<hash8>``, and two runs with one name are the same run.
 
 The slug is for people, the hash decides. It is of the resolved config without the keys that change
-nothing about what is computed or measured.
+nothing about what is computed or measured, and of the contents that the config names: the source of
+a network of the user's, and the images of a folder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hires.core.config.launcher_config import HERE
@@ -69,12 +72,16 @@ def model_label(model: ModelConfig) -> str:
     return model.name + sizes.get(model.name, target)
 
 
-def run_name(config: RunConfig) -> str:
-    """Returns the name of the run's folder, ``<slug>-<hash8>``, safe in a path."""
+def run_name(config: RunConfig, digests: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Returns the name of the run's folder, ``<slug>-<hash8>``, safe in a path.
+
+    ``digests`` are those of the network's source and of the data, of runs that have them.
+    """
     size, layout = f"{config.height}x{config.width}", config.parallel.name
     parts = (model_label(config.model), size, layout, config.precision.name)
     slug = "-".join(re.sub(r"[^A-Za-z0-9._+]+", "_", part)[:_MAX_PART] for part in parts)
-    text = json.dumps([SCHEMA, identity(plain(config))], sort_keys=True)
+    facts = [SCHEMA, identity(plain(config)), *([dict(digests)] if digests else [])]
+    text = json.dumps(facts, sort_keys=True)
     return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, provenance, reading
+from hires.core.store import file_names, frozen, provenance, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
@@ -122,6 +122,7 @@ def _build(
     own: Attempt, config: RunConfig, plan: Values, state: str, cause: str | None
 ) -> dict[str, Any]:
     """Returns the record of an attempt: seconds, bytes, and images per second."""
+    held = frozen.read(own.run)
     world, lines = int(plan["world"]), own.metrics
     before, run_begin = _steps_before(own, lines)
     steps, every = _by_step(lines), _by_step([*before, *lines])
@@ -161,6 +162,7 @@ def _build(
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
+        "inputs": {} if held is None else held.inputs.digests,
         "provenance": {
             **own.env.get("provenance", {}),
             "argv": own.env.get("argv"),

@@ -2,7 +2,7 @@
 
     process A                                  process B, the same run at the same time
     mkdir .NAME.<A>.tmp                        mkdir .NAME.<B>.tmp
-    config.yaml plan.json launch.sh a0/        config.yaml plan.json launch.sh a0/
+    config.yaml plan.json ... a0/              config.yaml plan.json ... a0/
     rename to NAME: done                       rename to NAME: it exists; take a1 in it by mkdir
 
 So a folder is whole from the first moment on. The frozen files belong to the latest attempt. If a
@@ -19,20 +19,23 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, launch_file, reading
+from hires.core.store import file_names, frozen, launch_file, reading
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
+from hires.core.store.frozen import RunInputs
 from hires.core.store.naming import identity, plain, run_name
 from hires.core.store.reading import Values
 from hires.core.store.records import done_attempt
+
+_NO_INPUTS = RunInputs()
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,15 @@ class RunDir:
         return attempt_dir(self.path, self.attempt)
 
 
-def run_path(config: RunConfig) -> Path:
+def run_path(config: RunConfig, inputs: RunInputs = _NO_INPUTS) -> Path:
     """Returns the place of a run's folder, absolute, whether or not it is there."""
-    return Path(config.results).absolute() / config.campaign / run_name(config)
+    folder = Path(config.results).absolute() / config.campaign
+    return folder / run_name(config, inputs.digests)
 
 
-def create(config: RunConfig, plan: Values, argv: Sequence[str]) -> RunDir:
+def create(
+    config: RunConfig, plan: Values, argv: Sequence[str], inputs: RunInputs = _NO_INPUTS
+) -> RunDir:
     """Returns the folder of a run with a fresh attempt in it.
 
     The caller makes sure that the run is not under way, nor complete unless it is wanted again.
@@ -72,15 +78,18 @@ def create(config: RunConfig, plan: Values, argv: Sequence[str]) -> RunDir:
         config: the resolved config, for ``config.yaml``.
         plan: the verified plan as plain values, for ``plan.json``.
         argv: the command line as typed: ``["hires", "run", ...]``.
+        inputs: what decides the run beside its config.
 
     Raises:
         RunError: the folder cannot be written, or its ``config.yaml`` was edited.
         ConfigError: the config holds something that cannot be written down.
     """
-    return _freeze(config, plan, argv, None)
+    return _freeze(config, plan, argv, inputs, None)
 
 
-def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
+def freeze(
+    config: RunConfig, plan: Values, argv: Sequence[str], inputs: RunInputs = _NO_INPUTS
+) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
     It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, and
@@ -90,13 +99,22 @@ def freeze(config: RunConfig, plan: Values, argv: Sequence[str]) -> Path:
     """
     values = environment(argv, launch_file.reproduce_line(argv))
     planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
-    return _freeze(config, plan, argv, planned).path
+    return _freeze(config, plan, argv, inputs, planned).path
 
 
 def refreeze(path: Path, config: RunConfig) -> None:
-    """Freezes a config that differs in cosmetic keys only; raises RunError if it cannot."""
+    """Freezes a config that differs in cosmetic keys only; raises RunError if it cannot.
+
+    An EditedError: the frozen files, or those of the network, were edited since.
+    """
+    frozen.require_unchanged(path)
     _check_same_config(path, config)
-    _refresh(path, {file_names.CONFIG: _config_text(config)})
+    text, before = _config_text(config), frozen.read(path)
+    files = {file_names.CONFIG: text}
+    if before is not None:
+        hashes = {**before.files, **frozen.hashes(files)}
+        files[file_names.FROZEN] = replace(before, files=hashes).text()
+    _refresh(path, files)
 
 
 def done_attempts(path: StrPath) -> list[int]:
@@ -169,16 +187,24 @@ def _config_text(config: RunConfig) -> str:
 
 
 def _freeze(
-    config: RunConfig, plan: Values, argv: Sequence[str], planned: dict[str, str] | None
+    config: RunConfig,
+    plan: Values,
+    argv: Sequence[str],
+    inputs: RunInputs,
+    planned: dict[str, str] | None,
 ) -> RunDir:
     """Makes the whole folder, or refreshes the one that is there, with a fresh attempt.
 
     With ``planned``, the files of a run that starts later, there is none, and its number is 0.
     """
-    path, attempt = run_path(config), 0
-    files = {
+    path, attempt = run_path(config, inputs), 0
+    checked = {
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
+    }
+    files = {
+        **checked,
+        file_names.FROZEN: frozen.frozen_of(config, checked, inputs).text(),
         file_names.LAUNCH_SCRIPT: launch_file.launch_script(config, argv),
     }
     if not _is_filled(path):
@@ -238,8 +264,8 @@ def _check_same_config(path: Path, config: RunConfig) -> None:
     file = path / file_names.CONFIG
     if not os.path.lexists(file):
         return  # a folder that was made by hand
-    frozen = reading.read_yaml(file, [])
-    if not frozen or identity(frozen) != identity(plain(config)):
+    held = reading.read_yaml(file, [])
+    if not held or identity(held) != identity(plain(config)):
         raise RunError(
             f"{file} is not the config of this run any more: it was edited or damaged; move "
             f"{path} away, or choose another campaign=NAME"

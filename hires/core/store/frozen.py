@@ -1,0 +1,173 @@
+"""Names what a run was frozen from, and finds out what has changed since.
+
+A run is its config, the source of a network of the user's, and the images of a folder. Of the last
+two the name of a run holds the digests, so a run of other files has another folder. ``frozen.json``
+keeps what they are digests of, and those of the frozen files, which are compared where ranks start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.core.config.value_checks import build
+from hires.core.errors import ConfigError, EditedError
+from hires.core.store import file_names, reading
+from hires.core.store.attempts import reproduce_line_of
+from hires.core.store.file_names import StrPath
+from hires.core.store.naming import identity, plain
+
+SCHEMA = 1
+LENGTH = ("steps", "measure")
+"""Keys in which a run may differ from one that it continues: its state after a step is the same."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that a network of the user's was imported from."""
+
+    module: str
+    path: str
+    """Absolute, where it was when the run was planned."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class DataContent:
+    """The images of a folder."""
+
+    digest: str
+    """Of their names and contents, wherever the folder lies."""
+    images: int
+    num_bytes: int
+    stat: str
+    """Of their names, sizes and times of change: while it is the same, so is the content."""
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What decides a run beside its config; empty of a network of hires and made-up images."""
+
+    network: tuple[SourceFile, ...] = ()
+    data: DataContent | None = None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Returns ``network`` and ``data``, if there are any, each as 16 digits."""
+        found = {}
+        if self.network:
+            found["network"] = digest({file.module: file.sha256 for file in self.network})
+        if self.data is not None:
+            found["data"] = self.data.digest[:16]
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunInputs:
+        """Returns the inputs that plain values describe; raises ConfigError."""
+        files = tuple(build(SourceFile, one) for one in values.get("network") or ())
+        data = values.get("data")
+        return cls(files, None if data is None else build(DataContent, data))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What ``frozen.json`` holds."""
+
+    config: str
+    """Digest of the config without cosmetic keys."""
+    series: str
+    """The same without :data:`LENGTH`: equal for runs of which a longer one continues a shorter."""
+    files: Mapping[str, str]
+    """SHA-256 of ``config.yaml`` and ``plan.json``."""
+    inputs: RunInputs
+
+    def text(self) -> str:
+        """Returns the text of the file."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+
+def frozen_of(config: RunConfig, files: Mapping[str, str], inputs: RunInputs) -> Frozen:
+    """Returns what is kept of a run whose frozen ``files``, by name, have these texts."""
+    values = identity(plain(config))
+    series = {key: value for key, value in values.items() if key not in LENGTH}
+    return Frozen(digest(values), digest(series), hashes(files), inputs)
+
+
+def hashes(files: Mapping[str, str]) -> dict[str, str]:
+    """Returns the SHA-256 of some texts, by the names of their files."""
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+
+
+def read(run: StrPath) -> Frozen | None:
+    """Returns what a run was frozen from; None if an older hires made it, or it is damaged."""
+    values = reading.read_json(Path(run) / file_names.FROZEN, [])
+    try:
+        inputs = RunInputs.from_dict(values.get("inputs") or {})
+        files = {str(name): str(value) for name, value in (values.get("files") or {}).items()}
+        return Frozen(str(values["config"]), str(values["series"]), files, inputs)
+    except (ConfigError, AttributeError, KeyError, TypeError):
+        return None
+
+
+def require_unchanged(run: StrPath) -> None:
+    """Raises an EditedError if a frozen file, or a source file of the network, was edited."""
+    frozen, run = read(run), Path(run)
+    if frozen is None:
+        return
+    for name, sha256 in frozen.files.items():
+        if _sha256(run / name) != sha256:
+            raise EditedError(
+                f"{run / name} was edited after the run was planned, and its numbers would stand "
+                f"under a wrong name; undo the edit, or start a run of its own with the values "
+                f"that you want{_again(run)}"
+            )
+    edited = [f.path for f in frozen.inputs.network if _sha256(Path(f.path)) != f.sha256]
+    if edited:
+        raise EditedError(
+            f"{_listed(edited)} of the network has changed since the run was planned; undo the "
+            f"edit, or start it as a run of its own{_again(run)}"
+        )
+
+
+def network_changes(old: RunInputs, new: RunInputs) -> str | None:
+    """Returns in words which source files of two networks differ; None if none does."""
+    before, after = ({f.module: f for f in one.network} for one in (old, new))
+    parts = []
+    for verb, names in (
+        ("changed", [n for n in after if n in before and before[n].sha256 != after[n].sha256]),
+        ("was added", after.keys() - before.keys()),
+        ("is gone", before.keys() - after.keys()),
+    ):
+        paths = sorted(Path((after.get(name) or before[name]).path).name for name in names)
+        parts += [f"{_listed(paths)} {verb}"] if paths else []
+    return " and ".join(parts) or None
+
+
+def digest(values: Any) -> str:
+    """Returns 16 digits that differ where plain values do."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _again(run: Path) -> str:
+    line = reproduce_line_of(run)
+    return f": `{line}`" if line else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with reading.open_regular(path) as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def _listed(words: list[str]) -> str:
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
