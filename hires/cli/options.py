@@ -202,6 +202,9 @@ CONFIG_DIR = option(
     "a folder that adds choices, as DIR/model/mine.yaml or DIR/cluster/ours.yaml "
     f"(default: the folder that the variable {CONF} names)",
 )
+CONTINUE = flag(
+    "--continue", "begin where a run that differs in its steps only was saved, not at step 0"
+)
 AFTER = tuple(
     option(
         name,

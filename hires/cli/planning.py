@@ -13,16 +13,18 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from hires.cli.earlier_runs import read_content
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.store import checkpoints
-from hires.core.store.naming import run_name
+from hires.core.store.frozen import DataContent, RunInputs, SourceFile
+from hires.core.store.rundir import run_path
+from hires.data.folder import CONTENTS
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory, room_of
 from hires.plan.partition import layer_starts
@@ -76,6 +78,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._left_s = forecasts_s
         self._graphs: dict[str, Graph] = {}
         self._plans: dict[str, PackedPlan] = {}
+        self._contents: dict[str, DataContent] = {}
         self.classes: dict[str, int] = {}
         """Number of classes of each data that was looked at."""
 
@@ -164,10 +167,27 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Refuses a checkpoint of another run that this one cannot begin with."""
         source = config.checkpoint.source
         if source is not None:
-            run = Path(config.results) / config.campaign / run_name(config)
+            run = run_path(config, self.inputs(config))
             candidates, _ = checkpoints.candidates(run, config)
             others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
             checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
+
+    def inputs(self, config: RunConfig) -> RunInputs:
+        """Returns what decides a run beside its config (:func:`with_classes`).
+
+        ConfigError: the network cannot be built or traced, or the images cannot be read.
+        """
+        network: Sequence[SourceFile] = ()
+        if config.model.name == "custom":
+            self._traced(config)
+            network = self._process.networks.get(trace_key(config), ())
+        data = None
+        if config.data.name in CONTENTS:
+            key = json.dumps([config.data.name, config.data.path])
+            if key not in self._contents:
+                self._contents[key] = read_content(config.data)
+            data = self._contents[key]
+        return RunInputs(tuple(network), data)
 
     def _traced(self, config: RunConfig) -> Graph:
         key = trace_key(config)

@@ -22,9 +22,11 @@ from typing import IO, Any, cast
 
 import hires
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.python_command import module_command
 from hires.core.store.files import write_atomically
+from hires.core.store.frozen import SourceFile
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
@@ -40,6 +42,10 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     def __init__(self, module: str = "hires.engine.footprint") -> None:
         self._module = module
         self._process: spawn.Child | None = None
+        self._imported: dict[str, Any] | None = None
+        """Keys of the last network of the user's."""
+        self.networks: dict[str, list[SourceFile]] = {}
+        """Source files of the traced networks of the user's, by :func:`trace_key`."""
         self._pipes: list[IO[str]] = []
         """Its standard input, output and error, as this process writes and reads them."""
 
@@ -56,17 +62,32 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         answer = cached("trace", key)
         if isinstance(answer, dict) and same_sources(answer.get("sources")):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                return Graph.from_dict(answer["graph"])
+                graph = Graph.from_dict(answer["graph"])
+                self.networks[key] = [build(SourceFile, one) for one in answer["network"]]
+                return graph
+        self._forget_other_networks(config)
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
         if answer.get("sources") is not None:
             keep("trace", key, answer)
+        self.networks[key] = [build(SourceFile, one) for one in answer["network"]]
         return Graph.from_dict(answer["graph"])
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
+        self._forget_other_networks(config)
         question = {"config": to_dict(config), "plan": plan.to_dict()}
         answer = self._ask("predicting the memory", {"memory": question})
         return cast("list[dict[str, int]]", answer["memory"])
+
+    def _forget_other_networks(self, config: RunConfig) -> None:
+        """Ends a process that has imported another network of the user's than the config's.
+
+        Its files would count as files of this one, whose identity would depend on the order.
+        """
+        model = to_dict(config)["model"] if config.model.name == "custom" else None
+        if model is not None and self._imported not in (None, model) and self._process is not None:
+            self._end()
+        self._imported = model or self._imported
 
     def _ask(self, what: str, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:

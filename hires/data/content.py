@@ -10,7 +10,6 @@ that it had. What changed while it was read, or shortly before, is read again ne
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import DataConfig
 from hires.core.errors import ConfigError
+from hires.core.store import reading
 from hires.core.store.frozen import DataContent
 from hires.data.folder import CONTENTS, scan
 
@@ -68,8 +68,7 @@ def content_of(
         for name, one in marks.items():
             if max(one[1], one[2]) < began_ns - _SETTLED_NS:
                 known.files[name] = one, digests[name]
-    content = DataContent(_digest(digests), len(marks), num_bytes, _digest(times))
-    return content, digests
+    return DataContent(_digest(digests), len(marks), num_bytes, _entries(marks)), digests
 
 
 def is_unchanged(data: DataConfig, content: DataContent) -> bool:
@@ -79,7 +78,7 @@ def is_unchanged(data: DataConfig, content: DataContent) -> bool:
     root = str(Path(data.path or "").expanduser())
     paths = scan(data.path, data.name).paths
     marks = {path.removeprefix(root).lstrip("/"): _marks(path) for path in paths}
-    if _digest({name: f"{one[0]} {one[1]}" for name, one in marks.items()}) == content.stat:
+    if _entries(marks) == content.stat:
         return True
     return content_of(data, KnownFiles())[0].digest == content.digest
 
@@ -102,10 +101,14 @@ def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str]) -> str:
 
 def _marks(path: str) -> Marks:
     try:
-        stat = os.stat(path)
+        stat = Path(path).stat()
     except OSError as error:
         raise ConfigError(f"the image {path} cannot be read: {error.strerror}") from None
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def _entries(marks: Mapping[str, Marks]) -> str:
+    return _digest({name: " ".join(map(str, one)) for name, one in marks.items()})
 
 
 def _read_all(root: str, names: list[str], on_read: Callable[[int, int], None]) -> list[str]:
@@ -121,7 +124,7 @@ def _read_all(root: str, names: list[str], on_read: Callable[[int, int], None]) 
 def _content(path: str) -> str:
     whole = hashlib.sha256()
     try:
-        with open(path, "rb", buffering=0) as file:
+        with reading.open_regular(path) as file:
             while chunk := file.read(_CHUNK):
                 whole.update(chunk)
     except OSError as error:

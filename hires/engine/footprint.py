@@ -42,7 +42,7 @@ from hires.engine.build import assemble, cast, contexts_of, named_tensors, names
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
 from hires.nets.build_network import build_model
-from hires.nets.custom import error_line, source_hashes
+from hires.nets.custom import error_line, own_sources, source_hashes
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
@@ -246,8 +246,10 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
         if name == "trace":
             config = from_dict(values)
             graph = trace_config(config).to_dict()
-            sources = source_hashes() if config.model.name == "custom" else {}
-            return {"graph": graph, "sources": sources}
+            is_custom = config.model.name == "custom"
+            network = own_sources(str(config.model.target)) if is_custom else []
+            sources = source_hashes() if is_custom else {}
+            return {"graph": graph, "sources": sources, "network": network}
         try:
             ranks = footprint(from_dict(values["config"]), Plan.from_dict(values["plan"]))
             return {"memory": [memory.to_dict() for memory in ranks]}

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +55,30 @@ def custom(
     return on_images(net, inputs, output)
 
 
+def own_sources(target: str) -> list[dict[str, str]]:
+    """Returns the files of the user's that this process imported, as what a run is frozen from.
+
+    They are neither of Python nor of hires, nor installed but for the target's own package: what an
+    installed library holds is its version's matter. Each has ``module``, ``path`` and ``sha256``.
+    """
+    package = target.partition(":")[0].partition(".")[0]
+    sources = []
+    for name, path in sorted(_source_files()):
+        installed = _is_installed(path) and name.partition(".")[0] not in {package} - {"torch"}
+        if not installed and name != "__main__":
+            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+            sources.append({"module": name, "path": str(path), "sha256": sha256})
+    return sources
+
+
 def source_hashes() -> dict[str, str] | None:
     """Returns the SHA-256 of every source file, by its absolute path.
 
     None if a file may have changed since it was imported: its hash may be of other code.
     """
     hashes = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not Path(file).is_absolute():
-            continue  # torch.ops and the like name files that are not there
-        path = Path(file)
-        installed = any(path.is_relative_to(folder) for folder in _PYTHON)
-        installed = installed or not _INSTALLED.isdisjoint(path.parts)
-        if path.is_relative_to(_OWN) or (installed and name not in _imported_to_build):
+    for name, path in _source_files():
+        if _is_installed(path) and name not in _imported_to_build:
             continue
         try:
             changed_ns = path.stat().st_mtime_ns
@@ -78,6 +88,21 @@ def source_hashes() -> dict[str, str] | None:
         if changed_ns >= _STARTED_NS:
             return None
     return hashes
+
+
+def _source_files() -> Iterator[tuple[str, Path]]:
+    """Yields the names and files of all imported modules but those of hires."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not Path(file).is_absolute():
+            continue  # torch.ops and the like name files that are not there
+        if not Path(file).is_relative_to(_OWN) and name.partition(".")[0] != "hires":
+            yield name, Path(file)
+
+
+def _is_installed(path: Path) -> bool:
+    installed = any(path.is_relative_to(folder) for folder in _PYTHON)
+    return installed or not _INSTALLED.isdisjoint(path.parts)
 
 
 def _imported(target: str) -> Callable[..., Any]:

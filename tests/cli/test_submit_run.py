@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.verbs import verb_run
+from hires.cli.planning import Planner
 from hires.core.store import attempts
 from hires.launcher import job_wait
 from tests.cli.conftest import SMALL
@@ -176,13 +176,13 @@ def test_point_that_another_command_began_while_it_was_planned_is_not_begun_agai
     hires, monkeypatch
 ):
     hires("run", *SMALL, "--dry-run")
-    meant = verb_run.planned
+    meant = Planner.plan
 
-    def planned(config):
+    def plan(planner, config):
         attempts.next_attempt(only_run())
-        return meant(config)
+        return meant(planner, config)
 
-    monkeypatch.setattr(verb_run, "planned", planned)
+    monkeypatch.setattr(Planner, "plan", plan)
     answer = hires("run", *SMALL)
     assert answer.code == 1
     assert "was begun meanwhile, by another command, as attempt a0" in answer.err

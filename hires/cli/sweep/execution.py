@@ -84,7 +84,7 @@ class Sweep:
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
         run = self.run_of(point)
-        rundir.freeze(run.config, point.planned.facts(), run.argv or ())
+        rundir.freeze(run.config, point.planned.facts(), run.argv or (), point.inputs)
 
     def refuse_costly(self) -> None:
         """Refuses jobs that may need more than the budget; only local attempts stop in time."""

@@ -14,6 +14,7 @@ from typing import Any
 from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
+from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.planning import PackedPlan, Planner, with_classes
 from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import plural, print_table
@@ -22,6 +23,7 @@ from hires.core import terminal
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.screen_table import screen_lines
+from hires.core.store.frozen import RunInputs
 from hires.core.store.rundir import done_attempts, run_path
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
@@ -46,6 +48,9 @@ class SweepPoint:
     """None if its values do not go together."""
     path: Path = Path()
     """Its run folder, there or not, once it is planned."""
+    inputs: RunInputs = field(default_factory=RunInputs)
+    notes: list[str] = field(default_factory=list)
+    """About earlier runs that it resembles."""
     done: list[int] = field(default_factory=list)
     """Attempts that completed it earlier."""
     planned: PackedPlan = field(default_factory=PackedPlan)
@@ -159,21 +164,26 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
     return points
 
 
-def plan_all(points: Points, planner: Planner, wanted: int | None) -> None:
+def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool = False) -> None:
     """Plans all points, and finds the nearest valid one of those that cannot run.
 
     Points that are the same run as another are dropped. One with as many complete attempts as
-    ``wanted`` needs no plan.
+    ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved.
     """
     runs: set[Path] = set()
+    earlier: dict[Path, EarlierRuns] = {}
     listed: list[SweepPoint] = []
     for point in show_planning(points.listed):
         if point.config is not None:
             try:
                 point.config = with_classes(point.config, planner.classes)
-                point.path = run_path(point.config)
-                point.done = done_attempts(point.path)
+                point.inputs = planner.inputs(point.config)
+                point.path = path = run_path(point.config, point.inputs)
+                point.done = done_attempts(path)
                 if wanted is None or len(point.done) < wanted:
+                    others = earlier.setdefault(path.parent, EarlierRuns(path.parent))
+                    begun = begin(point.config, path, point.inputs, others, go_on)
+                    point.config, point.notes = begun
                     point.planned = planner.packed(point.config)
                     point.reason = point.planned.refusal
             except HiresError as error:
@@ -277,6 +287,11 @@ def _print_counts(points: Points) -> None:
     texts = collections.Counter(text for plan in plans for text in plan.warnings)
     for text, count in texts.items():
         print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
+    notes = [(point.path.name, note) for point in points.valid for note in point.notes]
+    for name, note in notes[:_SHOWN]:
+        print(f"note: {name}: {note}", file=sys.stderr)
+    if len(notes) > _SHOWN:
+        print(f"note: the same holds of {len(notes) - _SHOWN} more points", file=sys.stderr)
     states = collections.Counter(point.state for point in points.listed)
     parts = [f"{states[READY]} to run", f"{states[COMPLETE]} complete"]
     parts.append(f"{states[INFEASIBLE]} excluded")

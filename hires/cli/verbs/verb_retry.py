@@ -12,14 +12,15 @@ from pathlib import Path
 import yaml
 
 from hires.cli.compose.choices import config_keys
-from hires.cli.options import Parser, chosen, named_runs, option
+from hires.cli.earlier_runs import EarlierRuns, begin
+from hires.cli.options import CONTINUE, Parser, chosen, named_runs, option
 from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count
 from hires.cli.verbs.verb_status import repeats as lacking
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.registry import offer
-from hires.core.store import attempts, campaign, records, rundir
+from hires.core.store import attempts, campaign, frozen, records, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.naming import COSMETIC, plain
 from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
@@ -52,6 +53,7 @@ PARSER = Parser(
         RETRIED,
         default="failed,lost",
     ),
+    CONTINUE,
     option(
         "--set",
         "KEY=VALUE",
@@ -84,6 +86,7 @@ def main(args: Namespace) -> int:
     code = 0
     here: list[FrozenRun] = []
     jobs: dict[str, list[FrozenRun]] = {}
+    earlier: dict[Path, EarlierRuns] = {}
     by_path = {state.path: state for state in ended if state.path}
     for path, state in by_path.items():  # all are checked before the first one starts
         try:
@@ -93,6 +96,10 @@ def main(args: Namespace) -> int:
             print(f"hires: {path.name} is left out: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
+        if getattr(args, "continue"):
+            config, notes = _continued(path, config, earlier)
+            for note in notes:
+                print(f"note: {path.name}: {note}", file=sys.stderr)
         if args.set:
             command = attempts.reproduce_line_of(path) or "hires run ..."
             config = with_keys(config, args.set, command)
@@ -102,6 +109,16 @@ def main(args: Namespace) -> int:
     for _, runs in sorted(jobs.items()):
         code = _submit(runs, by_path, seen, args.argv) or code
     return _run_here(here, by_path, seen) or code
+
+
+def _continued(
+    path: Path, config: RunConfig, earlier: dict[Path, EarlierRuns]
+) -> tuple[RunConfig, list[str]]:
+    held = frozen.read(path)
+    if held is None:  # an older hires made it
+        return config, ["it is not known which runs it may continue: begin it anew"]
+    others = earlier.setdefault(path.parent, EarlierRuns(path.parent))
+    return begin(config, path, held.inputs, others, go_on=True)
 
 
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
@@ -144,18 +161,18 @@ def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[st
 def _run_here(runs: Sequence[FrozenRun], states: States, seen: Seen) -> int:
     code = 0
     turns = [run for run in runs for _ in range(run.attempts)]
-    for number, frozen in enumerate(turns, start=1):
-        path, state = frozen.path, states[frozen.path]
+    for number, turn in enumerate(turns, start=1):
+        path, state = turn.path, states[turn.path]
         try:
             with campaign.starting([path.parent]):
                 refuse_begun(path, seen[path])
                 with alone(path):
-                    rundir.refreeze(path, frozen.config)
+                    rundir.refreeze(path, turn.config)
                     run = rundir.RunDir(path, attempts.next_attempt(path))
             seen[path] = run.attempt
             progress = f"{number} of {len(turns)}: {run.name}, attempt {run.attempt}"
             print(f"{progress}; it was {state.state}{lacking(state)}", file=sys.stderr)
-            outcome = wait_for(frozen.config, run, frozen.ranks)
+            outcome = wait_for(turn.config, run, turn.ranks)
         except RunError as error:
             print(f"hires: {error}", file=sys.stderr)
             code = RunError.exit_code

@@ -9,9 +9,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.compose.compose_config import compose
+from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.main import MULTIRUN
-from hires.cli.options import AFTER, JSON, Parser, composing, flag
-from hires.cli.planning import planned, require_feasible, with_classes
+from hires.cli.options import AFTER, CONTINUE, JSON, Parser, composing, flag
+from hires.cli.planning import Planner, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import explain, wait_for
 from hires.core.store import campaign, rundir
@@ -38,6 +39,7 @@ PARSER = Parser(
     ),
     *composing(),
     flag("--again", "run even if it is complete already"),
+    CONTINUE,
     flag("--dry-run", "write the run folder with its scripts, and stop"),
     flag("--wait", "launcher=slurm: wait for the job, then print the tables"),
     *AFTER,
@@ -52,22 +54,29 @@ def main(args: Namespace) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
-    launcher, path = launcher_of(config), run_path(config)
+    launcher = launcher_of(config)
     after = launcher.dependency(args.after, args.after_any, config.results)
-    if not args.again and done_attempt(path) is not None:
-        print(f"complete since an earlier time: {path} (--again runs it anew)", file=sys.stderr)
-        _print(path, args.json)
-        return 0
     argv = [word for word in args.argv if word != "--dry-run"]
     if args.config_dir and not any(word.startswith("--config-dir") for word in argv):
         argv += ["--config-dir", args.config_dir]  # HIRES_CONF may be unset where it is run again
     with spawn.warm(config.launcher.threads):
-        seen = last_number(path)
-        plan = planned(config)
+        with Planner() as planner:
+            inputs = planner.inputs(config)
+            path = run_path(config, inputs)
+            if not args.again and done_attempt(path) is not None:
+                again = "(--again runs it anew)"
+                print(f"complete since an earlier time: {path} {again}", file=sys.stderr)
+                _print(path, args.json)
+                return 0
+            seen, earlier = last_number(path), EarlierRuns(path.parent)
+            config, notes = begin(config, path, inputs, earlier, getattr(args, "continue"))
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
+            plan = planner.plan(config)
         require_feasible(plan)
         if args.dry_run:
             with campaign.starting([path.parent]), alone(path):
-                rundir.freeze(config, plan.to_dict(), argv)
+                rundir.freeze(config, plan.to_dict(), argv, inputs)
                 scripts = launcher.write_scripts(path, config, argv)
             print(f"run folder: {path}", file=sys.stderr)
             print("\n".join(map(str, scripts)))
@@ -78,7 +87,7 @@ def main(args: Namespace) -> int:
                 return 0
             refuse_begun(path, seen)
             with alone(path):
-                run = rundir.create(config, plan.to_dict(), argv)
+                run = rundir.create(config, plan.to_dict(), argv, inputs)
                 launcher.write_scripts(path, config, argv)
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)

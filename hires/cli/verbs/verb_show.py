@@ -27,7 +27,7 @@ from hires.report.compare import comparison
 from hires.report.compare.comparison import Difference, named_differences, origin
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.load.plain_values import count, number, value_text
+from hires.report.load.plain_values import count, dicts, number, value_text
 from hires.report.load.repeats import median
 from hires.report.load.runs import read_run
 from hires.report.timelines import timeline_lines, write_trace
@@ -100,6 +100,16 @@ def _show(run: RunDir, as_json: bool) -> None:
         step, name, number = (value_text(begin.get(k)) for k in ("step", "checkpoint", "attempt"))
         of = "" if begin.get("attempt") is None else f" of attempt a{number}"
         print(f"it went on at step {step} from {name}{of}")
+    lineage = [
+        f"{value_text(one.get('run'))} up to step {value_text(one.get('step'))}"
+        for one in dicts(record.get("lineage"))
+    ]
+    if lineage:
+        print(f"it continues {', which continues '.join(lineage)}")
+    inputs = record.get("inputs")
+    if isinstance(inputs, dict) and inputs:
+        words = [f"{text(k)} {value_text(v)}" for k, v in inputs.items()]
+        print(f"made from: {', '.join(words)}")
     for line in saved:
         print(line)
     print_record(record)

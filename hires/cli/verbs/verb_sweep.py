@@ -8,7 +8,17 @@ import sys
 from pathlib import Path
 
 from hires.cli.compose.compose_config import Composer
-from hires.cli.options import AFTER, JSON, Parser, composing, flag, number, option, sweep_overrides
+from hires.cli.options import (
+    AFTER,
+    CONTINUE,
+    JSON,
+    Parser,
+    composing,
+    flag,
+    number,
+    option,
+    sweep_overrides,
+)
 from hires.cli.planning import FORECASTS_S, Planner
 from hires.cli.screens.screen import print_config
 from hires.cli.sweep.axes import axes_of, stored_sweep
@@ -60,6 +70,7 @@ PARSER = Parser(
     *AFTER,
     flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
     flag("--again", "run what is complete already, too"),
+    CONTINUE,
     flag("--dry-run", "plan and show, write nothing"),
     JSON,
 )
@@ -99,6 +110,6 @@ def main(args: argparse.Namespace) -> int:
             stack.enter_context(spawn.warm(sweep.threads, keep=True))
         wanted = None if options.again else options.repeat
         with Planner(forecasts_s=FORECASTS_S) as planner:
-            plan_all(points, planner, wanted)
+            plan_all(points, planner, wanted, getattr(options, "continue"))
         sweep.refuse_costly()
         return run_sweep(sweep)

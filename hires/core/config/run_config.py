@@ -135,11 +135,14 @@ class CheckpointConfig(Section, key="checkpoint"):
     resume: str = word("auto")
     """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
     at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
+    continues: str | None = word()
+    """Checkpoint of a run that differs in its steps only, where this one begins until it has one of
+    its own; ``--continue`` finds it."""
 
     @property
     def source(self) -> str | None:
-        """The path that ``resume`` names; None if it names none."""
-        return None if self.resume in ("auto", "never") else self.resume
+        """The path that ``continues`` or ``resume`` names; None if they name none."""
+        return self.continues or (None if self.resume in ("auto", "never") else self.resume)
 
 
 @dataclass

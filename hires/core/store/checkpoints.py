@@ -21,7 +21,7 @@ from typing import Any
 from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, reading
+from hires.core.store import file_names, frozen, reading
 from hires.core.store.file_names import StrPath
 from hires.core.store.records import done_attempt
 
@@ -134,7 +134,21 @@ def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], l
     done = done_attempt(run_dir)
     there, damaged = whole_checkpoints(run_dir)
     own = [checkpoint for checkpoint in there if done is None or checkpoint.attempt > done]
+    if not own and config.checkpoint.continues is not None:
+        _require_same_series(Path(run_dir), Path(config.checkpoint.continues))
     return own or _elsewhere(config), damaged
+
+
+def _require_same_series(run_dir: Path, checkpoint: Path) -> None:
+    """Refuses to continue a run that differs in more than its steps, as far as both are known."""
+    own, other = frozen.read(run_dir), frozen.read(checkpoint.parents[1])
+    if own is None and not (run_dir / file_names.CONFIG).exists():
+        return  # it is planned only now, by the command that chose the checkpoint
+    if own is None or other is None or not own.continues(other):
+        raise ConfigError(
+            f"checkpoint.continues={checkpoint} is of a run that differs in more than its steps; "
+            f"use checkpoint.resume={checkpoint} to begin with its parameters"
+        )
 
 
 def _elsewhere(config: RunConfig) -> list[Checkpoint]:
@@ -142,7 +156,8 @@ def _elsewhere(config: RunConfig) -> list[Checkpoint]:
     source = config.checkpoint.source
     if source is None:
         return []
-    key = f"checkpoint.resume={source}"
+    name = "resume" if config.checkpoint.continues is None else "continues"
+    key = f"checkpoint.{name}={source}"
     damaged: list[str] = []
     if (Path(source) / MANIFEST).is_file():
         try:

@@ -48,7 +48,7 @@ class DataContent:
     images: int
     num_bytes: int
     stat: str
-    """Of their names, sizes and times of change: while it is the same, so is the content."""
+    """Of their names, sizes, times and inodes: while it is the same, so is the content."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,10 @@ class Frozen:
     files: Mapping[str, str]
     """SHA-256 of ``config.yaml`` and ``plan.json``."""
     inputs: RunInputs
+
+    def continues(self, other: Frozen) -> bool:
+        """Whether the runs differ in their length at most."""
+        return (self.series, self.inputs.digests) == (other.series, other.inputs.digests)
 
     def text(self) -> str:
         """Returns the text of the file."""

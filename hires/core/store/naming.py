@@ -42,6 +42,7 @@ COSMETIC = (
     "data.max_pixels",
     "checkpoint.every",
     "checkpoint.keep",
+    "checkpoint.continues",
 )
 """Keys that decide where a run is kept, or how and whether it is started, not what it computes. So
 does ``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""

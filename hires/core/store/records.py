@@ -153,6 +153,7 @@ def _build(
         },
         "samples": samples,
         "resumed": resumed,
+        "lineage": _lineage(config, run_begin),
         "loss": _loss(every),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
@@ -172,6 +173,16 @@ def _build(
         },
         "reproduce": own.env.get("reproduce"),
     }
+
+
+def _lineage(config: RunConfig, step: int) -> list[Values]:
+    """Returns the runs that a run continues, the nearest first, each with the step at which."""
+    if config.checkpoint.continues is None or not step:
+        return []
+    run = Path(config.checkpoint.continues).parents[1]
+    before = reading.read_json(run / file_names.RECORD, []).get("lineage")
+    held = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
+    return [{"run": run.name, "step": step}, *held]
 
 
 def _begin_of(lines: Sequence[Values]) -> Values | None:

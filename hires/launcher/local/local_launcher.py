@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.core import units
-from hires.core.errors import RunError
-from hires.core.store import file_names, provenance, records
+from hires.core.errors import ConfigError, EditedError, RunError
+from hires.core.store import attempts, file_names, frozen, provenance, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import printable
 from hires.core.store.run_index import write_exit
+from hires.data.content import is_unchanged
 from hires.launcher.interface import OnLine, Outcome, launcher_of
 from hires.launcher.ranks import ports
 from hires.launcher.ranks.places import RankPlaces
@@ -53,13 +54,16 @@ def launch(
     ``aloud`` the steps, and how it ended, are printed; why it failed goes to stderr.
     """
     run_dir = Path(run_dir).absolute()
+    own, started = Attempt(run_dir, attempt), provenance.now()
+    if (why := edited(run_dir)) is not None:
+        end = _write_end(own, Outcome("failed", why, reason="edited"), started, not args)
+        return _told(own, end) if aloud else end
     config = records.read_config(run_dir)
     if places is None:
         places = launcher_of(config).rank_places(config, int(records.read_plan(run_dir)["world"]))
     if aloud:
         on_line = RunProgress(len(places.ranks), config.batch, config.steps).printer(say)
     job = Launch(run_dir, attempt, config, module, args, places, on_line)
-    own, started = Attempt(run_dir, attempt), provenance.now()
     with Interrupts() as interrupts:
         try:
             end = _run(job, interrupts)
@@ -68,14 +72,25 @@ def launch(
             _write_end(own, Outcome("failed", why, reason="launch"), started, not args)
             raise
         end = _write_end(own, end, started, not args)
-    if aloud:
-        for line in end.tail:
-            sys.stderr.write(f"    {printable(line)}\n")
-        if end.cause:
-            logs = own.folder / file_names.LOGS
-            sys.stderr.write(printable(f"{end.cause}; the logs are in {logs}\n"))
-        say(f"{run_dir.name}: {end.state}")
-    return end
+    return _told(own, end) if aloud else end
+
+
+def edited(run_dir: Path) -> str | None:
+    """Returns what was edited since a run was planned, in words; None if nothing was."""
+    try:
+        frozen.require_unchanged(run_dir)
+        held = frozen.read(run_dir)
+        if held is not None and held.inputs.data is not None:
+            data = records.read_config(run_dir).data
+            if not is_unchanged(data, held.inputs.data):
+                again = attempts.reproduce_line_of(run_dir)
+                return (
+                    f"the images of data.path={data.path} have changed since the run was planned; "
+                    f"bring them back, or start it as a run of its own: `{again}`"
+                )
+    except (EditedError, ConfigError) as error:
+        return str(error)
+    return None
 
 
 def leave(
@@ -97,6 +112,17 @@ def say(text: str) -> None:
     """Prints a line at once: the output of launchers that scripts start often goes to a file."""
     sys.stdout.write(printable(text) + "\n")
     sys.stdout.flush()
+
+
+def _told(own: Attempt, end: Outcome) -> Outcome:
+    """Prints how an attempt ended, and returns that."""
+    for line in end.tail:
+        sys.stderr.write(f"    {printable(line)}\n")
+    if end.cause:
+        logs = own.folder / file_names.LOGS
+        sys.stderr.write(printable(f"{end.cause}; the logs are in {logs}\n"))
+    say(f"{own.run.name}: {end.state}")
+    return end
 
 
 def _run(job: Launch, interrupts: Interrupts) -> Outcome:

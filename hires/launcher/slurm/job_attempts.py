@@ -17,9 +17,9 @@ from typing import Any
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import EditedError, RunError
 from hires.core.python_command import module_command
-from hires.core.store import attempts, file_names, provenance, reading, records, rundir
+from hires.core.store import attempts, file_names, frozen, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, attempt_numbers
 from hires.launcher.end_reasons import restarts
@@ -134,7 +134,13 @@ class JobRun:
 
     def make_attempt(self, number: int) -> int:
         """Runs an attempt that was not launched yet; returns the exit code of the job."""
-        self._goes_on, config = False, self.config
+        self._goes_on = False
+        try:
+            frozen.require_unchanged(self.path)
+        except EditedError as error:
+            leave(self.path, number, "failed", str(error), "edited")
+            raise
+        config = self.config
         nodes = ", ".join(node.name for node in self.job.nodes)
         where = f"{self.world} ranks on {nodes}, job {self.job.name}"
         say(f"{self.path.name}: attempt {number}, {where}")

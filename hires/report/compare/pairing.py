@@ -16,7 +16,7 @@ from hires.report.compare.metrics import Metric
 from hires.report.load.plain_values import dig, value_text
 from hires.report.load.repeats import Repeat
 from hires.report.load.rows import what
-from hires.report.load.runs import SEED, Run, repeats_of
+from hires.report.load.runs import INPUTS, SEED, Run, repeats_of
 
 WORK = ("image", "task.name")
 """Keys whose values make the numbers of an image different work."""
@@ -59,7 +59,7 @@ Pair = tuple[str, ComparedPoint, ComparedPoint]  # label of a point, and its run
 
 def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
     """Returns the points of two sets of runs, those that only B has last."""
-    configs = [[run.identity(SEED) for run in side] for side in (a, b)]
+    configs = [[run.identity(SEED, *_shared_inputs(side)) for run in side] for side in (a, b)]
     about = set()
     for key in {key for side in configs for config in side for key in config} - {*WORK}:
         ours, theirs = ({config.get(key) for config in side} for side in configs)
@@ -72,6 +72,14 @@ def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
             points.setdefault(point, (ComparedPoint(), ComparedPoint()))[side].runs.append(run)
     labels = _labels(points)
     return [(labels[key], *sides) for key, sides in points.items()]
+
+
+def _shared_inputs(runs: Sequence[Run]) -> Sequence[str]:
+    """Returns the contents that keep no two of some runs apart, as most do: networks are edited."""
+    keys = tuple(INPUTS.values())
+    every = {tuple(sorted(run.identity(SEED).items())) for run in runs}
+    rest = {tuple(item for item in config if item[0] not in keys) for config in every}
+    return keys if len(rest) == len(every) else ()
 
 
 def points(runs: Sequence[Run]) -> list[tuple[str, ComparedPoint]]:

@@ -34,7 +34,7 @@ from hires.report.load.measured_points import WITH_COLUMN, defaults
 from hires.report.load.plain_values import number, same_value, value_text
 from hires.report.load.repeats import middle
 from hires.report.load.rows import what
-from hires.report.load.runs import Run
+from hires.report.load.runs import INPUTS, Run
 
 ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"
@@ -117,7 +117,7 @@ def measured(
     Keys in which the runs differ are named even if they have their defaults. Without a ``cluster``
     the references are of the host that was measured.
     """
-    configs = [run.identity(*WITH_COLUMN) for run in runs]
+    configs = [run.identity(*WITH_COLUMN, *INPUTS.values()) for run in runs]
     every = {key for config in configs for key in config}
     keys = {key for key in every if len({config.get(key) for config in configs}) > 1}
     references = []
@@ -152,7 +152,7 @@ def _identity(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]
     ignored = () if metric.name == "loss" else _MEASUREMENT
     row = what(run)
     identity = {key: value_text(row[key]) for key in _COLUMNS if row.get(key) is not None}
-    for key, value in run.identity(*WITH_COLUMN).items():
+    for key, value in run.identity(*WITH_COLUMN, *INPUTS.values()).items():
         if key in keys or (key not in ignored and defaults().get(key) != value):
             identity[key] = value
     return identity

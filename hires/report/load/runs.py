@@ -25,6 +25,8 @@ from hires.report.load.plain_values import count, flat, value_text
 from hires.report.load.repeats import attempt_origin, repeat_latest
 
 End = tuple[str, str | None, str | None]  # state, reason and cause
+INPUTS = {"network": "model.source", "data": "data.content"}
+"""What stands beside the keys of a config, by its name in the record."""
 SEED = "seed"  # key in which the repeats of a point differ
 MAX_WORLD = 2**16  # ranks of a plan that is opened
 _MAX_NAME = 80  # characters of a campaign's name
@@ -61,8 +63,10 @@ class Run:
 
     @cached_property
     def flat_config(self) -> Values:
-        """The config's leaves by their whole keys."""
-        return flat(self.config)
+        """The config's leaves by their whole keys, and the digests of what it names beside."""
+        digests = self.record.get("inputs")
+        held = digests if isinstance(digests, dict) else {}
+        return flat(self.config) | {k: held[n] for n, k in INPUTS.items() if text(held.get(n), 64)}
 
     def identity(self, *without: str) -> dict[str, str]:
         """Returns the keys that decide what it computes and measures, with their values as text."""

@@ -159,6 +159,7 @@ def of_slurm(run: Path) -> None:
     frozen = yaml.safe_load((run / "config.yaml").read_text())
     frozen["launcher"]["name"] = "slurm"
     (run / "config.yaml").write_text(yaml.safe_dump(frozen))
+    (run / "frozen.json").unlink()  # as of an older hires: an edit would be refused
 
 
 def script(run) -> str:

@@ -47,7 +47,7 @@ def test_json_is_the_record_and_nothing_else(hires, fake_ranks):
 
 def test_second_time_shows_the_run_without_tracing_it(hires, fake_ranks, monkeypatch):
     hires("run", *SMALL)
-    monkeypatch.setattr("hires.cli.planning.TorchProcess", None)
+    monkeypatch.setattr("hires.cli.planning.Planner.plan", None)
     answer = hires("run", *SMALL)
     assert answer.code == 0
     assert "complete since an earlier time" in answer.err

@@ -1,0 +1,120 @@
+"""Finds runs of a campaign that differ from a new one in contents or length only, and says so.
+
+A run whose network's source or images have changed is a new run, beside the old one; a run with
+more steps can go on where one with fewer was saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from hires.cli.screens.screen import print_activity
+from hires.cli.tracing import cached, keep
+from hires.core.config.run_config import DataConfig, RunConfig
+from hires.core.store import checkpoints, file_names, frozen
+from hires.core.store.checkpoints import Checkpoint
+from hires.core.store.frozen import DataContent, Frozen, RunInputs
+from hires.core.store.records import done_attempt
+from hires.data.content import KnownFiles, content_of, data_changes
+
+_KNOWN, _CONTENTS = "images", "contents"
+"""Kinds of entries of the cache: the files of a folder as last read, and those of each digest."""
+
+
+class EarlierRuns:
+    """The runs of a campaign, as they are when the first one is looked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def _runs(self) -> dict[Path, Frozen]:
+        files = sorted(self.folder.glob(f"[!.]*/{file_names.FROZEN}"))
+        held = {file.parent: frozen.read(file.parent) for file in files}
+        return {path: one for path, one in held.items() if one is not None}
+
+    def changes(self, path: Path, config: RunConfig, inputs: RunInputs) -> str | None:
+        """Returns how a run that is not there yet differs from the latest one of the same config.
+
+        As ``net.py changed since NAME (done): this is a new run``; None if there is none.
+        """
+        if not inputs.digests or path.exists():
+            return None
+        own = frozen.frozen_of(config, {}, inputs)
+        twins = {p: one for p, one in self._runs.items() if one.config == own.config and p != path}
+        if not twins:
+            return None
+        last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
+        parts = [frozen.network_changes(twins[last].inputs, inputs)]
+        before, now = twins[last].inputs.data, inputs.data
+        if now is not None and (before is None or before.digest != now.digest):
+            old = None if before is None else cached(_CONTENTS, before.digest[:32])
+            parts.append(data_changes(old, cached(_CONTENTS, now.digest[:32]) or {}))
+        words = "; ".join(part for part in parts if part) or "its inputs changed"
+        state = "" if done_attempt(last) is None else " (complete)"
+        return f"{words} since {last.name}{state}: this is a new run"
+
+    def continued(self, path: Path, config: RunConfig, inputs: RunInputs) -> Checkpoint | None:
+        """Returns the checkpoint with the most steps of a run that differs in its length only."""
+        own = frozen.frozen_of(config, {}, inputs)
+        there = [
+            checkpoint
+            for other, one in self._runs.items()
+            if other != path and own.continues(one)
+            for checkpoint in checkpoints.whole_checkpoints(other)[0]
+            if checkpoint.step < config.steps
+        ]
+        return max(there, key=lambda checkpoint: checkpoint.step, default=None)
+
+
+def begin(
+    config: RunConfig, path: Path, inputs: RunInputs, earlier: EarlierRuns, go_on: bool
+) -> tuple[RunConfig, list[str]]:
+    """Returns the config of a run that is to be made at ``path``, with notes on earlier runs.
+
+    With ``go_on`` it begins where a run of other steps was saved, unless it was saved itself.
+    """
+    notes = [earlier.changes(path, config, inputs)]
+    saving = config.checkpoint
+    if checkpoints.saved_step(path) or saving.resume == "never":
+        return config, [note for note in notes if note]
+    saved = earlier.continued(path, config, inputs)
+    if saved is None:
+        if go_on:
+            notes.append(
+                "nothing to continue: no run that differs in its steps only has a checkpoint "
+                "(checkpoint.every=N saves them)"
+            )
+    elif go_on:
+        saving = replace(saving, continues=str(saved.path))
+        config = replace(config, checkpoint=saving)
+        notes.append(f"goes on where {saved.path.parents[1].name} was after step {saved.step}")
+    else:
+        notes.append(
+            f"{saved.path.parents[1].name} was saved after step {saved.step}: with --continue this "
+            f"run goes on there instead of beginning at step 0"
+        )
+    return config, [note for note in notes if note]
+
+
+def read_content(data: DataConfig) -> DataContent:
+    """Returns what a folder of images holds; contents that were read before come from the cache."""
+    place = f"{data.name} {Path(data.path or '').expanduser().absolute()}"
+    key = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    held = cached(_KNOWN, key)
+    pairs = held.items() if isinstance(held, dict) else ()
+    known = KnownFiles({n: (p[0], p[1]) for n, p in pairs if isinstance(p, list) and len(p) == 2})
+
+    def show(done: int, of: int) -> None:
+        print_activity(f"reading the images: {done} of {of} ...")
+
+    content, digests = content_of(data, known, show)
+    if known.num_read:
+        print_activity("")
+        keep(_KNOWN, key, known.files)
+    if cached(_CONTENTS, content.digest[:32]) is None:
+        keep(_CONTENTS, content.digest[:32], digests)
+    return content

@@ -1,0 +1,94 @@
+"""Does a run hold what it was planned from, and is an edit of it seen?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import EditedError
+from hires.core.store import frozen, records, rundir
+from hires.core.store.frozen import DataContent, RunInputs, SourceFile
+from tests.helpers.new_runs import ARGV, PLAN
+
+
+def source(path: Path, text: str) -> SourceFile:
+    path.write_text(text)
+    return SourceFile(path.stem, str(path), hashlib.sha256(text.encode()).hexdigest())
+
+
+@pytest.fixture
+def net(tmp_path) -> Path:
+    return tmp_path / "net.py"
+
+
+def test_run_of_hires_own_network_and_images_keeps_its_name(config):
+    assert rundir.create(config, PLAN, ARGV).path == rundir.run_path(config)
+    assert rundir.run_path(config, RunInputs()) == rundir.run_path(config)
+
+
+def test_other_source_is_another_run_wherever_it_lies(config, net, tmp_path):
+    before = RunInputs((source(net, "relu"),))
+    after = RunInputs((source(net, "gelu"),))
+    (tmp_path / "moved").mkdir()
+    moved = RunInputs((source(tmp_path / "moved" / "net.py", "relu"),))
+    names = [rundir.run_path(config, one).name for one in (before, after, moved)]
+    assert names[0] == names[2] != names[1]
+    assert names[0] != rundir.run_path(config).name
+    assert frozen.network_changes(before, after) == "net.py changed"
+    assert frozen.network_changes(before, moved) is None
+    more = RunInputs((*before.network, source(tmp_path / "blocks.py", "")))
+    assert frozen.network_changes(before, more) == "blocks.py was added"
+    assert frozen.network_changes(more, after) == "net.py changed and blocks.py is gone"
+
+
+def test_other_images_are_another_run(config):
+    one, other = (RunInputs(data=DataContent(f"{n}" * 64, 3, 100, "")) for n in (1, 2))
+    assert rundir.run_path(config, one) != rundir.run_path(config, other)
+
+
+def test_what_was_frozen_is_read_back(config, net):
+    inputs = RunInputs((source(net, "relu"),), DataContent("1" * 64, 3, 100, "2" * 64))
+    run = rundir.create(config, PLAN, ARGV, inputs)
+    held = frozen.read(run)
+    assert held is not None
+    assert held.inputs == inputs
+    longer = frozen.frozen_of(replace(config, steps=500), {}, inputs)
+    assert longer.config != held.config
+    assert longer.continues(held)
+    assert not frozen.frozen_of(replace(config, seed=1), {}, inputs).continues(held)
+    assert not frozen.frozen_of(config, {}, RunInputs()).continues(held)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "plan.json", "net.py"])
+def test_edit_after_the_run_was_planned_is_named(config, net, name):
+    run = rundir.create(config, PLAN, ARGV, RunInputs((source(net, "relu"),)))
+    frozen.require_unchanged(run)
+    file = net if name == "net.py" else run.path / name
+    text = file.read_text()
+    file.write_text(text + "\n")
+    with pytest.raises(EditedError, match=rf"{name} .*`hires run parallel=sp`"):
+        frozen.require_unchanged(run)
+    with pytest.raises(EditedError):  # a retry would run it under the old name
+        rundir.refreeze(run.path, records.read_config(run))
+    file.write_text(text)
+    frozen.require_unchanged(run)
+
+
+def test_keys_that_change_nothing_are_frozen_anew(config):
+    run = rundir.create(config, PLAN, ARGV)
+    rundir.refreeze(run.path, replace(config, comm=replace(config.comm, timeout_s=600)))
+    frozen.require_unchanged(run)
+    assert records.read_config(run).comm.timeout_s == 600
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"files": 3}', '{"config": 1, "series": 2}'])
+def test_run_of_an_older_hires_is_not_compared(config, text):
+    run = rundir.create(config, PLAN, ARGV)
+    file = run.path / "frozen.json"
+    file.unlink() if text is None else file.write_text(text)
+    (run.path / "plan.json").write_text(json.dumps({**PLAN, "more": 1}))
+    frozen.require_unchanged(run)
