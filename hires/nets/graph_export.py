@@ -172,7 +172,8 @@ class GraphWriter:
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
         if is_random(made):
             made.draw = next(self.draws)
-        weights = (self.facts[param].shape for param in made.params)
+        weights = [self.facts[param].shape for param in made.params]
+        weights += [self.shapes[value] or [] for value in made.inputs[1:]]  # that it computes
         weight = next((shape for shape in weights if len(shape) > 1), None)
         read = self.shapes[made.inputs[0]] if made.inputs else None
         made.flops = flops_of(made, weight, read or [0])

@@ -40,8 +40,7 @@ def layer_starts(graph: Graph) -> list[int]:
     heavy = [
         index
         for index, node in enumerate(graph.nodes)
-        if facts_of(node.kind).multiplies
-        and any(len(graph.params[name].shape) > 1 for name in node.params)
+        if facts_of(node.kind).multiplies and node.args.get("weight") is not None
     ]
     costs = cut_costs(graph)
     starts = [0]

@@ -17,9 +17,15 @@ MODEL = {"name": "custom", "target": "tests.helpers.custom_nets:attends"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "two tiles": {"tiles": [1, 2]},
     "grid": {"tiles": [2, 2]},
-    "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
+    "sp+gems": {
+        "tiles": [2, 1],
+        "stages": 2,
+        "directions": 2,
+        "schedule": "gems",
+        "balance": [5, 2],
+    },
     "empty tiles": {"tiles": [1, 6]},
-    "skip over a stage": {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2},
+    "skip over a stage": {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "balance": [1, 4, 2]},
 }
 
 
@@ -35,8 +41,8 @@ def test_gathered_values_equal_one_process(name: str, tmp_path: Path):
 
 
 def test_gathered_values_that_are_computed_again(tmp_path: Path):
-    memory, parallel = {"checkpoint": "block"}, {"tiles": [2, 1], "stages": 2, "spatial_stages": 2}
-    check(tmp_path, memory=memory, parallel=parallel)
+    parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 2, "balance": [1, 6]}
+    check(tmp_path, memory={"checkpoint": "block"}, parallel=parallel)
 
 
 def test_gathered_values_with_fused_halos_and_over_the_network(tmp_path: Path):

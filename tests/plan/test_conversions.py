@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.plan.simulation.simulate import Link, Network, simulate
+from tests.helpers.simulated import equal_costs
 from tests.helpers.small_plans import IMAGE, config_of
 from tests.helpers.tiny_nets import Forward, traced
 
@@ -115,6 +118,30 @@ def test_gradient_of_a_computed_weight_is_shared(kernel):
     plan = planned(lambda n, x: F.conv2d(x, n.raw / n.raw.norm()), raw=weight)
     assert plan.stages[0].layout["conv2d"] == "tiled"
     assert ("conv2d", "share", True) in said(plan)
+
+
+def test_convolution_with_a_computed_weight_is_a_layer():
+    # It was none, so a network with weight norm could not be cut.
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(n.conv(x), n.raw / n.raw.norm())
+
+    raw = nn.Parameter(torch.ones(5, 5, 3, 3))
+    graph = traced(forward, (2, 3, *IMAGE), raw=raw, **CONV)
+    assert graph.by_name[graph.output].flops == 2 * 2 * 5 * 11 * 8 * 45
+    plan = make_plan(config_of("train", 2, stages=2), graph)
+    assert plan.ok, plan.findings
+
+
+def test_simulated_step_takes_time_for_gathers_and_crops():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.last(n.conv(x).flip(2))
+
+    plan = planned(forward, **CONV, last=nn.Conv2d(5, 5, 1))
+    costs = equal_costs(plan, 1.0, 2.0)
+    free, slow = (simulate(plan, costs, Network(Link(0.0, b), Link())) for b in (math.inf, 1e3))
+    moved = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
+    # Each of two tiles sends half of it, both at once.
+    assert slow.step_s - free.step_s > 0.9 * moved / 2 / 1e3
 
 
 def test_lists_of_whole_maps_are_cropped_one_by_one():
