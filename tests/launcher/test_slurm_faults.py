@@ -85,6 +85,15 @@ def test_run_whose_node_goes_down_is_queued_again_and_goes_on(runs):
     assert second >= 6
 
 
+def test_node_that_goes_down_and_comes_back_at_once_is_no_preemption(runs):
+    runs.submit("steps=60", "checkpoint.every=3", layout=TWO)
+    runs.wait_for_step(7)
+    ask("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+    assert ended(runs, 0) == ("failed", "node")
+    assert "node2 went down; the job is queued again" in runs.exit(0)["cause"]
+    runs.done_once(attempts=2)
+
+
 @pytest.mark.slow
 def test_node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs):
     words = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm"]

@@ -23,6 +23,7 @@ from hires.core.errors import RunError
 from hires.core.python_command import module_command
 from hires.core.ranks.world import World
 from hires.core.store import file_names, records
+from hires.core.store.reading import open_regular
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
@@ -206,7 +207,7 @@ class SeparateRanks(RankGroup):
 def last_lines(log: Path, count: int = 20) -> list[str]:
     """Returns the last lines of a log, without reading all of it."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 200 * count))
             text = file.read().decode(errors="replace")

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
@@ -25,6 +27,7 @@ from hires.launcher.ranks.places import (
     loopback,
     meeting,
 )
+from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler
 
 PATIENCE_S = 3.0
@@ -34,6 +37,9 @@ _EARLY_S = 75
 _END_S = 5
 """Kept for the supervisor's own end."""
 _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
+_NODE_FAILURE = re.compile(
+    r"^srun: error: Node failure on (\S+)| CANCELLED AT \S+ DUE TO NODE FAILURE", re.MULTILINE
+)
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Ports of jobs: above the system's own, below those that Linux gives to clients."""
 _SRUN = (
@@ -120,8 +126,12 @@ class Allocation:
             left_s = signal_s
         return Preemption(reason, cause, patience_s=max(left_s - _END_S, _END_S))
 
-    def after_sigterm(self) -> Preemption | None:
-        """Returns why Slurm ends the job; None: it shows no other than a user's scancel."""
+    def after_sigterm(self, logs: Iterable[Path] = ()) -> Preemption | None:
+        """Returns why Slurm ends the job; None: it shows no other than a user's scancel.
+
+        ``logs`` of the ranks end with the words of srun: a node that went down may be back in
+        service, as if nothing had happened, before Slurm is queried.
+        """
         try:
             [*_, job] = scheduler.show("job", self.name, PATIENCE_S)
         except (RunError, ValueError):
@@ -135,6 +145,7 @@ class Allocation:
                 nodes = []
             states = {node["NodeName"]: node.get("State", "") for node in nodes}
             gone = [name for name, now in states.items() if any(word in now for word in _GONE_NODE)]
+            gone = gone or sorted(_failed_nodes(logs))
             if gone or state == "NODE_FAIL":
                 who = " and ".join(gone) or "a node"
                 cause = f"job {self.name} lost its nodes: {who} went down"
@@ -145,6 +156,14 @@ class Allocation:
         if state == "TIMEOUT":
             return Preemption("timeout", f"the time limit of job {self.name} was reached")
         return None
+
+
+def _failed_nodes(logs: Iterable[Path]) -> set[str]:
+    """Returns the nodes that went down, by what srun and its daemons wrote into the ranks' logs."""
+    texts = ("\n".join(last_lines(log)) for log in logs)
+    matches = [_NODE_FAILURE.search(text) for text in texts]
+    names = {match[1] for match in matches if match}
+    return names - {None} or ({"a node"} if names else set())
 
 
 def cores(job: Allocation) -> list[int]:

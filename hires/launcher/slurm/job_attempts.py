@@ -21,7 +21,7 @@ from hires.core.errors import EditedError, RunError
 from hires.core.python_command import module_command
 from hires.core.store import attempts, file_names, frozen, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.core.store.file_names import attempt_dir, attempt_numbers
+from hires.core.store.file_names import attempt_dir, attempt_numbers, rank_logs
 from hires.launcher.end_reasons import restarts
 from hires.launcher.local.local_launcher import launch, leave, say
 from hires.launcher.ranks.places import Preemption
@@ -150,11 +150,16 @@ class JobRun:
         except RunError as error:
             leave(self.path, number, "failed", str(error))
             raise
+        folder = attempt_dir(self.path, number)
+
+        def logs() -> list[Path]:
+            return [*rank_logs(folder).values(), folder / file_names.LOGS / file_names.LAUNCHER_LOG]
+
         own = self.own  # no attempt of this job is added while this one runs
         places = dataclasses.replace(
             places,
             preemption=lambda: self._with_sequel(self.job.after_sigusr2(config.launcher.signal_s)),
-            termination=lambda: (why := self.job.after_sigterm()) and self._with_sequel(why),
+            termination=lambda: (why := self.job.after_sigterm(logs())) and self._with_sequel(why),
             is_cancelled=lambda: any(attempt.is_cancelled for attempt in own),
         )
         ranks: dict[str, Any] = {}

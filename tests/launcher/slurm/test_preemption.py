@@ -71,6 +71,33 @@ def test_what_slurm_says_tells_who_ended_the_job(scontrol, job, nodes, reason, q
         assert "n2 went down" in found.cause
 
 
+OF_SRUN = "srun: error: Node failure on n2"
+OF_DAEMON = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2031-01-02T03:04:05 DUE TO "
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "told"),
+    [
+        (OF_SRUN, "node", "n2 went down"),
+        (OF_DAEMON + "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node", "a node went down"),
+        (OF_DAEMON + "PREEMPTION ***", "preempted", "was preempted"),
+        ("this rank prints: srun: error: Node failure on n2", "preempted", "was preempted"),
+        ("", "preempted", "was preempted"),
+    ],
+)
+def test_node_that_is_back_when_slurm_is_queried_is_known_by_the_logs(
+    scontrol, tmp_path, words, reason, told
+):
+    """Its attempt ended as preempted: Slurm showed both nodes as if nothing had happened."""
+    scontrol("JobId=7 JobState=COMPLETING Restarts=1", *UP)
+    logs = [tmp_path / f"rank000{rank}.log" for rank in range(3)]
+    logs[0].write_text("srun: Job step aborted\n")
+    logs[1].write_text(f"step 3\n{words}\nTerminated\n")
+    found = JOB.after_sigterm(logs)  # the third log is missing
+    assert (found.reason, found.requeued) == (reason, True)
+    assert told in found.cause
+
+
 def test_earlier_starts_of_the_same_job_are_no_sign(scontrol, monkeypatch):
     scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
