@@ -2,31 +2,101 @@
 
 from __future__ import annotations
 
-from hires.engine.verify import KINDS, summary
+import math
 
-GOOD = {"output": 1e-14, "loss": 0.0, "gradients": 1e-13, "parameters": 1e-15}
-NAMES = ["output/0", "loss/", "gradients/a.weight", "parameters/a.weight"]
+import pytest
+import torch
+from torch import nn
+
+from hires.core.config.run_config import from_dict
+from hires.engine import verify
+from hires.engine.verify import KINDS, noise_of, reference_step, summary, words
+
+GOOD = {"output/0": 1e-14, "loss/0": 0.0, "gradients/a.weight": 1e-13, "parameters/a.weight": 1e-15}
 
 
 def test_largest_error_of_all_ranks_decides():
     lines = [
-        {"rank": 0, "errors": GOOD, "names": NAMES},
-        {"rank": 1, "errors": {**GOOD, "gradients": 2e-10}, "names": NAMES},
+        {"rank": 0, "errors": GOOD},
+        {"rank": 1, "errors": {**GOOD, "gradients/a.weight": 2e-10}},
+        {"rank": 2, "errors": GOOD},
     ]
-    answer = summary(lines, NAMES)
+    answer = summary(lines, [*GOOD])
     assert answer["ok"] is False
-    assert answer["max_rel_err"] == 2e-10
-    assert list(answer["errors"]) == list(KINDS)
+    assert answer["max_rel_err"] == answer["errors"]["gradients"] == 2e-10
+    assert list(answer["errors"]) == list(answer["worst"]) == list(KINDS)
+    assert words(answer["worst"]["gradients"]) == (
+        "gradients/a.weight by 2.00e-10, allowed is 1e-10"
+    )
 
 
 def test_kind_that_neither_side_has_is_not_said_to_be_equal():
-    answer = summary([{"rank": 0, "errors": GOOD, "names": NAMES}], NAMES)
+    answer = summary([{"rank": 0, "errors": GOOD}], [*GOOD])
     assert answer["ok"] is True
     assert answer["errors"]["running_stats"] is None
+    assert answer["worst"]["running_stats"] is None
 
 
 def test_tensor_that_no_rank_compared_is_wrong():
     # A gradient owned by nobody went unnoticed, since only what ranks held was looked at.
-    answer = summary([{"rank": 0, "errors": GOOD, "names": NAMES}], [*NAMES, "gradients/b.weight"])
+    answer = summary([{"rank": 0, "errors": GOOD}], [*GOOD, "gradients/b.weight"])
     assert answer["ok"] is False
-    assert answer["errors"]["gradients"] == float("inf")
+    assert answer["errors"]["gradients"] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("noise", "ok"), [(0.0, False), (1e-10, False), (3e-10, True), (1.0, True), (math.inf, True)]
+)
+def test_noise_excuses_ten_times_itself(noise, ok):
+    errors = {**GOOD, "gradients/bias": 2e-9}
+    answer = summary([{"rank": 0, "errors": errors}], [*errors], {"gradients/bias": noise})
+    assert answer["ok"] is ok
+    assert answer["by_noise"] == (["gradients/bias"] if ok else [])
+
+
+def test_noise_never_excuses_what_is_wrong():
+    errors = {**GOOD, "gradients/bias": 2e-6}
+    assert not summary([{"rank": 0, "errors": errors}], [], dict.fromkeys(errors, 1.0))["ok"]
+    errors = {**GOOD, "gradients/other": 2e-10}
+    assert not summary([{"rank": 0, "errors": errors}], [], {"gradients/bias": 1.0})["ok"]
+
+
+def _step_of(monkeypatch, net: nn.Module, batch: int = 4):
+    config = from_dict({
+        "image": 16, "batch": batch, "steps": 3, "precision": {"name": "fp64"},
+        "data": {"classes": 4, "length": 16},
+    })  # fmt: skip
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+
+    def whole(config):
+        net.load_state_dict(state)
+        net.zero_grad(set_to_none=True)
+        return net.double().train()
+
+    monkeypatch.setattr(verify, "whole_model", whole)
+    return config, reference_step(config)
+
+
+def net_of(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def test_bias_before_a_norm_is_noise_and_its_weight_is_not(monkeypatch):
+    # verify said NOT equal: the gradient of such a bias is a sum of terms that cancel.
+    net = net_of(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    config, reference = _step_of(monkeypatch, net)
+    noise = noise_of(config, {n: t.clone() for n, t in reference.items()}, draws=False)
+    assert noise["gradients/0.bias"] > 0
+    assert noise["gradients/0.weight"] < 1e-12
+    assert max(error for name, error in noise.items() if name.startswith("output/")) < 1e-12
+
+
+def test_network_that_treats_its_samples_differently_has_the_noise_of_an_ulp(monkeypatch):
+    class Cumulative(nn.Module):
+        def forward(self, x):
+            return x.cumsum(0)
+
+    config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Cumulative()))
+    noise = noise_of(config, {n: t.clone() for n, t in reference.items()}, draws=False)
+    assert max(noise.values()) < 1e-10

@@ -31,8 +31,8 @@ def test_verification_that_differs_ends_with_its_reason(tmp_path, monkeypatch):
     run = rundir.create(config, plan.to_dict(), ["hires", "verify"])
     outcome = local_launcher.launch(run, 0, args=("--verify",), module="tests.helpers.wrong_rank")
     assert (outcome.state, outcome.reason) == ("failed", "parity")
-    assert "the layout differs from one process by" in outcome.cause
-    assert "parameters" in outcome.cause
+    assert "the layout differs from one process: " in outcome.cause
+    assert "parameters/" in outcome.cause
     left = json.loads((run.attempt_dir / "exit.json").read_text())
     assert (left["state"], left["reason"]) == ("failed", "parity")
     assert json.loads((run.attempt_dir / "verify.json").read_text())["ok"] is False

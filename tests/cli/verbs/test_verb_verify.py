@@ -21,13 +21,19 @@ def rank_0_finds(monkeypatch):
     """Stands for the ranks: writes verify.json and remembers the frozen config."""
     seen = {}
 
-    def finds(worst: float, **more: float | None):
+    def finds(worst: float, noise: float | None = None, **more: float | None):
         def launch(path, attempt, *, args, on_line):
             assert args == ("--verify",)
             seen["path"] = path
             seen["config"] = yaml.safe_load((path / "config.yaml").read_text())
             errors = {**ERRORS, "gradients": worst, **more}
-            answer = {"ok": worst <= 1e-10, "max_rel_err": worst, "errors": errors}
+            allowed = max(1e-10, 10 * (noise or 0))
+            each = {}
+            for kind, error in errors.items():
+                facts = {"name": f"{kind}/a", "error": error, "noise": noise, "allowed": allowed}
+                each[kind] = None if error is None else {**facts, "ok": error <= allowed}
+            answer = {"ok": worst <= allowed, "max_rel_err": worst, "errors": errors}
+            answer |= {"worst": each, "by_noise": ["gradients/a"] if noise else []}
             (path / f"a{attempt}" / "verify.json").write_text(json.dumps(answer))
             code = 0 if answer["ok"] else 1
             state = "done" if answer["ok"] else "failed"
@@ -56,6 +62,15 @@ def test_unequal_layout_exits_1(hires, rank_0_finds):
     assert answer.code == 1
     assert "too large" in answer.out
     assert "NOT equal" in answer.out
+
+
+def test_noise_of_float64_is_equal_and_named(hires, rank_0_finds):
+    rank_0_finds(2e-9, noise=1e-9)
+    answer = hires("verify", *SMALL, "parallel=sp")
+    assert answer.code == 0
+    assert "ok: noise" in answer.out
+    assert "judged by their noise" in answer.out
+    assert answer.out.rstrip().endswith("gradients/a")
 
 
 def test_json_is_what_rank_0_wrote(hires, rank_0_finds):
