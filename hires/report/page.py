@@ -9,6 +9,7 @@ import base64
 import hashlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hires
@@ -35,10 +36,11 @@ _MAX_VALUES = 6  # values that a line lists before it counts the others
 _MAX_ATTEMPTS = 20
 _MAX_KEYS = 80
 _MAX_RANKS = 64
+ARRANGED = Column("arranged", "arranged")
 HEADLINE = (
     CAMPAIGN,
     Column("layout", "layout"),
-    Column("point", "point"),
+    ARRANGED,
     RANKS,
     Column("img_per_s_median", "median", "img/s", digits=2),
     Column("speedup", "over single", "x", digits=2),
@@ -48,9 +50,16 @@ HEADLINE = (
 
 
 def render(
-    frames: Frames, tables: Sequence[Table], plots: Sequence[Plot], title: str | None
+    frames: Frames,
+    tables: Sequence[Table],
+    plots: Sequence[Plot],
+    narrow: Sequence[Plot],
+    title: str | None,
 ) -> str:
-    """Returns the page as HTML; without a ``title`` its heading names the campaigns."""
+    """Returns the page as HTML; without a ``title`` its heading names the campaigns.
+
+    ``narrow`` are the same plots for narrow windows.
+    """
     from markupsafe import Markup
 
     script, css = ((FOLDER / n).read_text(encoding="utf-8") for n in ("script.js", "style.css"))
@@ -73,6 +82,7 @@ def render(
         "figures": [plot for plot in plots if plot.figure is not None],
         # matplotlib has escaped the texts of a drawing.
         "svg": lambda plot: Markup(figures.inline(plot)),
+        "narrow": {plot.name: plot for plot in narrow if plot.figure is not None},
         "missing": figures.missing(plots),
         "tables": tables,
         "max_rows": MAX_ROWS,
@@ -134,16 +144,27 @@ def headline(frames: Frames) -> Table:
     rows: list[Row] = []
     every = group_key(frames.points, RIVALS)
     for row, rivals in zip(plain_rows(points), group_key(points, RIVALS), strict=True):
-        words = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
-        words += f", batch {row['batch'] or '?'}, {row['task'] or '?'}"
         arranged = measured_points.distinction(row, frames.points[every == rivals], ("arranged",))
-        rows.append({**row, "point": ", ".join(filter(None, (words, arranged)))})
-    first = 0 if points["campaign"].nunique() > 1 else 1
-    title = "Layouts side by side, each the median over its attempts by the latest commit"
+        rows.append({**row, "arranged": arranged or None})
+    columns = [*HEADLINE[0 if points["campaign"].nunique() > 1 else 1 :]]
+    if not any(row["arranged"] for row in rows):
+        columns.remove(ARRANGED)
+    title = "Layouts side by side"
+    table = table_of("headline", title, columns, rows, missing="No run is complete.")
+    return replace(table, caption=_work_words(rows, others))
+
+
+def _work_words(rows: Sequence[Row], others: int) -> str:
+    """Returns what the layouts of the headline were run with, and how many were not."""
+    if not rows:
+        return ""
+    words = " ".join(str(rows[0][key] or "?") for key in ("model", "image", "precision"))
+    text = f"{words}, batch {rows[0]['batch'] or '?'}, {rows[0]['task'] or '?'}"
+    text += "; medians over the attempts of each by the latest commit"
     if others:
         more = "1 more layout was" if others == 1 else f"{others} more layouts were"
-        title += f"; {more} not run with this work"
-    return table_of("headline", title, HEADLINE[first:], rows, missing="No run is complete.")
+        text += f". {more} not run with this work"
+    return f"{text}."
 
 
 def run_card(run: Run, number: int) -> dict[str, Any]:

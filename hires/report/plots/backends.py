@@ -26,7 +26,7 @@ _KINDS = {
 class _Link(NamedTuple):
     label: str
     host: str
-    look: dict[str, str]  # options of ``Axes.plot``
+    look: dict[str, Any]  # options of ``Axes.plot``
     latency_s: float
     bytes_per_s: float
 
@@ -43,7 +43,7 @@ def links(data: PlotData) -> Drawing | str:
     measured = [link for bench in data.benches for link in _links(bench)]
     if not measured:
         return "no record of `hires bench simulate --out DIR` lies beside the runs"
-    fig, [[times, rates]] = style.figure(1, 2, 3.2)
+    fig, [times, rates] = style.panels(2, 2, 2.7)
     for link in measured:
         took_s = link.latency_s + _SIZES / link.bytes_per_s
         times.plot(_SIZES, 1e6 * took_s, label=link.label, **link.look)

@@ -10,6 +10,7 @@ import functools
 import io
 import logging
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ MAX_PANELS = 6
 """Combinations of network and precision that fit into a figure; the others are in the tables."""
 MAX_LABEL = 60  # characters of a run's label in captions
 MAX_RANKS = 64  # ranks of a run that are drawn one by one; more would be thinner than a line
+_SMALL_LETTERS = 17  # of the setting, on an inch
 _COLOURS = {
     style.INK: "currentColor",
     style.MUTED: "var(--muted)",
@@ -152,16 +154,20 @@ def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[
     return register
 
 
-def draw(data: PlotData) -> list[Plot]:
-    """Returns all plots in the order of the page, each with its figure or why it has none."""
+def draw(data: PlotData, inches: float | None = None) -> list[Plot]:
+    """Returns all plots in the order of the page, each with its figure or why it has none.
+
+    Figures are ``inches`` wide; None: as wide as the page shows them.
+    """
     plots = []
     for _, plot in sorted(PLOTS.items()):
         try:
-            with style.styled():
+            with style.styled(inches or (style.WIDE if plot.wide else style.WIDTH)):
                 drawing = plot.draw(data)
                 if isinstance(drawing, str):
                     plots.append(replace(plot, missing=drawing))
                     continue
+                style.mark_log_axes(drawing.figure)
                 _add_setting(drawing.figure, drawing.setting or data.frames.setting)
             plots.append(replace(plot, **drawing._asdict()))
         except Exception as error:  # run folders may hold anything
@@ -193,7 +199,8 @@ def encoded(plot: Plot, form: str) -> bytes | None:
 def inline(plot: Plot) -> str:
     """Returns the SVG of a drawn plot in the page's colours, its ids beginning with its name."""
     kept = _HEAD.sub("", (encoded(plot, "svg") or b"").decode())
-    kept = _ID.sub(rf"\g<1>{plot.name}-", kept.replace("xlink:href", "href"))
+    width = plot.figure.get_size_inches()[0] if plot.figure is not None else 0
+    kept = _ID.sub(rf"\g<1>{plot.name}-{width:.0f}-", kept.replace("xlink:href", "href"))
     for ours, pages in _COLOURS.items():
         kept = kept.replace(ours, pages)
     return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
@@ -207,9 +214,10 @@ def page_colour(layout: str) -> str:
 
 def _add_setting(figure: Figure, setting: str) -> None:
     """Writes below a figure where it was measured."""
-    height = figure.get_size_inches()[1]
-    below = 0.2 / height
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(setting, int(width * _SMALL_LETTERS)) or [""]
+    below = (0.08 + 0.12 * len(lines)) / height
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(0, below, 1, 1 - below))
     look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": style.MUTED}
-    figure.text(0.995, 0.04 / height, setting, **look)
+    figure.text(0.995, 0.04 / height, "\n".join(lines), **look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections import defaultdict
 
@@ -26,11 +27,17 @@ def curves(data: PlotData) -> Drawing | str:
         return "no run that is drawn recorded a loss for more than one step"
     fig, [[axis]] = style.figure(1, 1, 3.2)
     words = []
-    for run, losses in runs:
+    drawn: collections.Counter[str] = collections.Counter()
+    for place, (run, losses) in enumerate(runs):
         steps, values = thinned(losses)
-        every = max(1, len(steps) // 12)
-        look = style.layout_style(run.layout).of_line
-        axis.plot(steps, values, **look, markevery=every, label=style.short(run.label))
+        # Markers of curves that lie on each other take turns.
+        every = max(1, len(steps) // 12, min(len(runs), len(steps) - 1))
+        look = style.layout_style(run.layout).of_further_line(drawn[run.layout])
+        drawn[run.layout] += 1
+        look |= {"markevery": (place * every // len(runs), every)}
+        # Dashes lie on whole lines, so that both are seen.
+        look |= {"zorder": 2.0 if look["ls"] == "-" else 2.1, "label": style.short(run.label)}
+        axis.plot(steps, values, **look)
         words.append(f"{run.label} {losses[min(losses)]:.4g} to {losses[max(losses)]:.4g}")
     axis.set(xlabel="step", ylabel="loss")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -49,7 +56,7 @@ def error(data: PlotData) -> Drawing | str:
     rows["layout"] = rows["layout"].fillna("?")
     parts = {name: rows[rows["precision"] == name] for name in sorted(set(rows["precision"]))}
     names = sorted(parts, key=lambda name: numeric(parts[name], "first_loss_error").median())
-    fig, [axes] = style.figure(1, 2, 3.3, sharey=True)
+    fig, axes = style.panels(2, 2, 2.7, sharey=True)
     titles = {"first_loss_error": "first step: same weights", "last_loss_error": "last step"}
     layouts = sorted(set(rows["layout"]))
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
@@ -64,7 +71,8 @@ def error(data: PlotData) -> Drawing | str:
         axis.set_xticks(range(len(names)), names)
         axis.set(xlim=(-0.5, len(names) - 0.5), title=title)
         style.no_grid(axis, "x")
-    axes[0].set_ylabel("relative error of the loss")
+    for axis in axes if style.width() < style.WIDTH else axes[:1]:
+        axis.set_ylabel("relative error of the loss")
     style.legend(fig, axes)
     worst = "; ".join(
         f"{name} {numeric(parts[name], 'first_loss_error').max():.1e} beside "

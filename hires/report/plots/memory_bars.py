@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -11,7 +13,8 @@ from hires.report.load.measured_points import group_key, point_name
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
-_LETTERS_PER_INCH = 13  # of a title
+_LETTERS_PER_INCH = 12  # of a title
+_BAR = 0.3  # inches that the bar of a rank takes at least, its gap included
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
 
 
@@ -26,16 +29,19 @@ def per_rank(data: PlotData) -> Drawing | str:
     if not runs:
         return "no run recorded the memory of its ranks"
     widths = [max(2, len(rows)) + 1 for _, rows in runs]
-    fig, [axes] = style.figure(1, len(runs), 3.4, sharey=True, width_ratios=widths)
-    words = []
-    for axis, width, (drawn, rows) in zip(axes, widths, runs, strict=True):
+    lines = _lines_of(widths)
+    fig, axes = style.rows_of(lines, 2.8)
+    words, rooms = [], [style.width() * w / sum(line) for line in lines for w in line]
+    for axis, inches, (drawn, rows) in zip(axes, rooms, runs, strict=True):
         _stack(axis, rows)
-        room = max(8, int(style.WIDTH * _LETTERS_PER_INCH * width / sum(widths)))
-        axis.set_title(style.short(drawn.label, room), fontsize=8.5)
-        axis.set_xlabel("rank" if len(runs) < 4 or len(rows) > 2 else "")
+        axis.set_title(style.short(drawn.label, int(inches * _LETTERS_PER_INCH)), fontsize=8.5)
+        axis.set_xlabel("rank" if inches > 0.6 else "")
         peak = numeric(rows, "peak_bytes").max()
         words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
-    axes[0].set_ylabel("MiB")
+    for axis, inside in zip(
+        axes, [place for line in lines for place in range(len(line))], strict=True
+    ):
+        axis.set_ylabel("" if inside else "MiB")
     style.legend(fig, axes)
     text = f"Measured peak; a dash is the prediction. Fullest rank in MiB: {'; '.join(words)}."
     errors = numeric(memory, "error_percent").dropna()
@@ -51,11 +57,11 @@ def per_rank(data: PlotData) -> Drawing | str:
 def largest_image(data: PlotData) -> Drawing | str:
     """Draws the image sizes of each layout: those that ran, and those that memory refused."""
     frame = _images(data.frames)
-    refused = frame["refused"]
-    if frame["pixels"].nunique() < 2 and not refused.any():
-        return "all runs have one image size, and memory refused none"
+    if not frame["refused"].any():
+        return "memory refused no image, so the largest one that fits is not known"
     groups = [part for _, part in frame.groupby(group_key(frame, _PANEL))]
-    groups.sort(key=lambda part: (-int(part["refused"].any()), -part["pixels"].nunique()))
+    groups = [part for part in groups if part["refused"].any()]
+    groups.sort(key=lambda part: -part["pixels"].nunique())
     shown = groups[:MAX_PANELS]
     most = max(part["layout"].nunique() for part in shown)
     fig, axes = style.panels(len(shown), 2 if len(shown) > 1 else 1, 0.9 + 0.36 * most)
@@ -71,11 +77,19 @@ def largest_image(data: PlotData) -> Drawing | str:
         caption += f" {heading}: {_image_bars(axis, part)}."
         axis.set_ylim(most - 0.5, -0.5)  # bars are equally high everywhere
     style.legend(fig, axes)
-    if not refused.any():
-        caption += " Memory refused none, so larger images may fit."
     if len(groups) > len(shown):
         caption += f" The tables have {len(groups) - len(shown)} more of such combinations."
     return Drawing(fig, caption)
+
+
+def _lines_of(widths: Sequence[int]) -> list[list[int]]:
+    """Returns the panels of each line, as many as have room for their bars."""
+    lines: list[list[int]] = [[]]
+    for width in widths:
+        if lines[-1] and (sum(lines[-1]) + width) * _BAR > style.width():
+            lines.append([])
+        lines[-1].append(width)
+    return lines
 
 
 def _stack(axis: Axes, rows: pd.DataFrame) -> None:
@@ -90,10 +104,11 @@ def _stack(axis: Axes, rows: pd.DataFrame) -> None:
         if key == "rest" or (part > 0).any():
             axis.bar(ranks, part, 0.72, bottom=bottom, color=colour, hatch=hatch, label=label)
         bottom = bottom + part.fillna(0)
-    axis.plot(
-        ranks, numeric(rows, "predicted_bytes") / MIB, ls="", marker="_", ms=14, mew=2.2,
-        color=style.INK, label="predicted",
-    )  # fmt: skip
+    if rows["predicted_bytes"].notna().any():
+        axis.plot(
+            ranks, numeric(rows, "predicted_bytes") / MIB, ls="", marker="_", ms=14, mew=2.2,
+            color=style.INK, label="predicted",
+        )  # fmt: skip
     axis.set_xticks(ranks if len(ranks) <= 16 else ranks[:: len(ranks) // 8])
     axis.set_xlim(min(ranks) - 0.7, max(ranks) + 0.7)
     style.no_grid(axis, "x")
@@ -118,6 +133,7 @@ def _images(frames: Frames) -> pd.DataFrame:
     frame["refused"] = frame["refused"].astype(bool)
     frame["pixels"] = numeric(frame, "height") * numeric(frame, "width")
     frame["edge"] = frame["pixels"] ** 0.5
+    frame["batch"] = numeric(frame, "batch").astype("Int64")  # None among them made it 8.0
     return frame
 
 
@@ -147,6 +163,6 @@ def _image_bars(axis: Axes, part: pd.DataFrame) -> str:
             )  # fmt: skip
             too_large += [f"{layout} {image}" for image in dict.fromkeys(refused["image"])]
     style.named_rows(axis, layouts)
-    axis.set_xlabel("edge of a square image with as many pixels [pixels]", fontsize=8)
+    axis.set_xlabel("edge of a square of as many pixels", fontsize=8)
     text = f"largest {', '.join(largest[:10])}" if largest else "none ran to the end"
     return f"{text}; too large: {', '.join(too_large[:10])}" if too_large else text

@@ -26,7 +26,11 @@ def grid(data: PlotData) -> Drawing | str:
     runs = [(drawn, plan) for drawn, plan in data.plans if plan.stages[0].num_tiles > 1]
     if not runs:
         return "no run that is drawn cuts the image into tiles"
-    fig, axes = style.panels(len(runs), 3, 2.4)
+    columns = min(len(runs), 3)
+    shapes = [plan.graph.input_shape[2:] for _, plan in runs]
+    tall = max(height / width for height, width in shapes)
+    room = style.width() / min(columns, max(1, int(style.width() / 2.2)))  # of a panel
+    fig, axes = style.panels(len(runs), columns, min(3.6, max(1.6, (room - 0.7) * tall + 0.6)))
     words = []
     for axis, (drawn, plan) in zip(axes, runs, strict=True):
         halo = _draw_tiles(axis, plan)
@@ -51,7 +55,9 @@ def between_ranks(data: PlotData) -> Drawing | str:
     for axis, (drawn, sent) in zip(axes, matrices, strict=True):
         image = _draw_matrix(axis, sent, most)
         axis.set_title(style.short(drawn.label, 22), fontsize=8.5)
-    bar = fig.colorbar(image, ax=axes, shrink=0.8, aspect=18, pad=0.02)
+    below = style.width() < style.WIDTH / 2  # one matrix a line, and the scale below them
+    side: dict[str, Any] = {"location": "bottom"} if below else {"shrink": 0.8, "aspect": 18}
+    bar = fig.colorbar(image, ax=axes, pad=0.02, **side)
     bar.set_label("MiB/step")
     bar.outline.set_visible(False)
     totals = "; ".join(f"{drawn.label} {size(sum(map(sum, sent)))}" for drawn, sent in matrices)

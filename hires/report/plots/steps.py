@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, WAIT, StepSpans, length_s
 from hires.plan.plan import Plan
@@ -45,7 +46,9 @@ def split_step(data: PlotData) -> Drawing | str:
             axis.barh(places, times_ms[part], 0.8, left=left_ms[part], **look)
     axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
     axis.invert_yaxis()
-    axis.set_xlabel("mean of the last steps after the warm-up [ms]")
+    axis.set_xlabel("mean step after the warm-up [ms]")
+    axis.set_xlim(right=1.05 * float(times_ms.sum(axis=1).max()) or 1.0)
+    axis.xaxis.set_major_locator(MaxNLocator(max(3, int(style.width()))))
     style.no_grid(axis, "y")
     style.legend(fig, [axis], 5)
     words = "; ".join(_split_words(drawn, ranks) for drawn, ranks in runs)

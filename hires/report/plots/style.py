@@ -10,9 +10,11 @@ Source:
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import itertools
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,21 +49,29 @@ class LayoutStyle(NamedTuple):
         """The options of ``Axes.plot``."""
         return {"color": self.colour, "marker": self.marker, "ls": self.line}
 
+    def of_further_line(self, number: int) -> dict[str, Any]:
+        """The options of the next lines of one layout in a figure; 0 is its first line."""
+        if not number:
+            return self.of_line
+        dashes = (0, (1, 1 + number))
+        return self.of_line | {"ls": dashes, "markerfacecolor": PAPER, "markeredgewidth": 1.4}
+
 
 _FAMILIES = (
-    # Parts that the layout's name must hold; the first row that fits decides.
-    ({"sp", "gems"}, LayoutStyle(VERMILION, "D", "xx")),
-    ({"sp", "pp"}, LayoutStyle(BLUE, "P", "++")),
-    ({"sp", "lp"}, LayoutStyle(BLUE, "X", "+")),
-    ({"sp"}, LayoutStyle(GREEN, "s", "//")),
-    ({"gems"}, LayoutStyle(PURPLE, "d", "\\\\")),
-    ({"pp"}, LayoutStyle(SKY, "^", "--")),
-    ({"lp"}, LayoutStyle(YELLOW, "v", "||")),
-    ({"local_dp"}, LayoutStyle(ORANGE, "<", "|")),
-    ({"dp"}, LayoutStyle(ORANGE, "h", "x")),
+    # Parts that the layout's name must hold; the first row that fits decides. Dashes are points of
+    # line and gap, so that lines that lie on each other can be told apart.
+    ({"sp", "gems"}, LayoutStyle(VERMILION, "D", "xx", (0, (7, 2)))),
+    ({"sp", "pp"}, LayoutStyle(BLUE, "P", "++", (0, (4, 1.5, 1, 1.5)))),
+    ({"sp", "lp"}, LayoutStyle(BLUE, "X", "+", (0, (2, 1.5)))),
+    ({"sp"}, LayoutStyle(GREEN, "s", "//", (0, (5, 1.5)))),
+    ({"gems"}, LayoutStyle(PURPLE, "d", "\\\\", (0, (6, 2, 1, 2)))),
+    ({"pp"}, LayoutStyle(SKY, "^", "--", (0, (3, 1.5)))),
+    ({"lp"}, LayoutStyle(YELLOW, "v", "||", (0, (3, 1.5, 1, 1.5, 1, 1.5)))),
+    ({"local_dp"}, LayoutStyle(ORANGE, "<", "|", (0, (8, 2)))),
+    ({"dp"}, LayoutStyle(ORANGE, "h", "x", (0, (4, 2)))),
     ({"single"}, LayoutStyle(BLACK, "o", "")),
 )
-_OTHERS = (PURPLE, SKY, YELLOW, ORANGE)
+_OTHERS = tuple(itertools.product((PURPLE, SKY, YELLOW, ORANGE), (">", "8", "H", "p")))
 _REPLICATED = {"local_dp": ("p", (0, (1, 1.5))), "dp": ("*", (0, (5, 2)))}  # marker, dashes
 
 KINDS = {
@@ -87,7 +97,22 @@ PARTS = {
 }
 """Label, colour and hatch of each use of memory, from the bottom of a bar to its top."""
 
-WIDTH = 7.6  # inches: the text column of a page on screen, or two columns of a paper
+WIDTH = 7.6
+"""Inches of a figure: the text column of a page on screen, or two columns of a paper."""
+WIDE = 10.5
+"""Inches of a figure that takes all of a page on screen."""
+COLUMN = 3.3
+"""Inches: one column of a paper, or a telephone."""
+_LEAST = 2.2
+"""Inches that a panel needs beside others; with less room panels stand below each other."""
+_LETTER = 0.072
+"""Inches of a letter of a legend, about."""
+_width: contextvars.ContextVar[float] = contextvars.ContextVar("width", default=WIDTH)
+
+
+def width() -> float:
+    """Returns the inches of the figures that are drawn now."""
+    return _width.get()
 
 
 def layout_style(layout: str) -> LayoutStyle:
@@ -105,41 +130,78 @@ def layout_style(layout: str) -> LayoutStyle:
             marker, line = _REPLICATED[replicated]
             return LayoutStyle(family.colour, marker, family.hatch * 2, line)
     # An unknown name gets a colour by its letters: not unique, but always the same.
-    return LayoutStyle(_OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)], ">", "-", "--")
+    colour, marker = _OTHERS[zlib.crc32(layout.encode()) % len(_OTHERS)]
+    return LayoutStyle(colour, marker, "-", "--")
 
 
-def styled() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which matplotlib has the defaults of reports."""
-    # The site's own settings hold where the file says nothing.
-    return mpl.style.context(Path(__file__).with_name("report.mplstyle"))
+@contextlib.contextmanager
+def styled(inches: float = WIDTH) -> Iterator[None]:
+    """Gives matplotlib the defaults of reports, and figures a width."""
+    token = _width.set(inches)
+    try:
+        # The site's own settings hold where the file says nothing.
+        with mpl.style.context(Path(__file__).with_name("report.mplstyle")):
+            yield
+    finally:
+        _width.reset(token)
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
     """Returns an empty figure, ``height`` in inches, and its (rows, columns) array of axes."""
-    fig = Figure(figsize=(WIDTH, height), layout="constrained")
+    fig = Figure(figsize=(width(), height), layout="constrained")
     return fig, fig.subplots(rows, columns, squeeze=False, **more)
 
 
-def panels(count: int, columns: int = 2, height: float = 2.6) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of ``count`` panels in rows of ``columns``, each row ``height`` inches."""
-    columns = min(count, columns)
-    rows = math.ceil(count / columns)
-    fig, axes = figure(rows, columns, height * rows + 0.6)
-    for unused in axes.flat[count:]:
-        unused.set_axis_off()
-    return fig, list(axes.flat[:count])
+def panels(
+    count: int, columns: int = 2, height: float = 2.6, **more: Any
+) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of ``count`` panels, each row ``height`` inches.
+
+    At most ``columns`` stand side by side, fewer where the figure is narrow. Rows are filled.
+    """
+    rows = math.ceil(count / max(1, min(columns, int(width() / _LEAST))))
+    columns = math.ceil(count / rows)
+    fig = Figure(figsize=(width(), height * rows + 0.6), layout="constrained")
+    last = count - columns * (rows - 1)
+    grid = fig.add_gridspec(rows, math.lcm(columns, last))
+    axes: list[Axes] = []
+    for place in range(count):
+        row = place // columns
+        span = grid.ncols // (columns if row < rows - 1 else last)
+        at = place % columns * span
+        shared = {name: axes[0] if axes and on else None for name, on in more.items()}
+        axes.append(fig.add_subplot(grid[row, at : at + span], **shared))
+        if more.get("sharey") and at:
+            axes[-1].tick_params(labelleft=False)
+    return fig, axes
+
+
+def rows_of(lines: Sequence[Sequence[float]], height: float) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of lines of panels, given the widths of these; all share one y axis."""
+    fig = Figure(figsize=(width(), height * len(lines) + 0.6), layout="constrained")
+    axes: list[Axes] = []
+    for place, widths in enumerate(lines):
+        grid = fig.add_gridspec(len(lines), 1)[place].subgridspec(
+            1, len(widths), width_ratios=widths
+        )
+        for column in range(len(widths)):
+            axes.append(fig.add_subplot(grid[0, column], sharey=axes[0] if axes else None))
+            axes[-1].tick_params(labelleft=not column)
+    return fig, axes
 
 
 def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
-    """Puts one legend for all axes above them, each label once."""
+    """Puts one legend for all axes above them, each label once, in as many columns as fit."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
+        each = _LETTER * max(map(len, handles)) + 0.5
+        columns = max(1, min(columns, len(handles), int(width() / each)))
         fig.legend(
-            list(handles.values()), list(handles), loc="outside upper left",
-            ncols=min(columns, len(handles)), handlelength=1.8, columnspacing=1.2,
+            list(handles.values()), list(handles), loc="outside upper left", ncols=columns,
+            handlelength=2.6, columnspacing=1.2,
         )  # fmt: skip
 
 
@@ -170,6 +232,14 @@ def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
     if base == 10 and 0 < low < high < 1000 * low:
         # Fewer than three powers of ten: values can only be read with labels between them.
         scale.set_major_locator(LogLocator(base, subs=(1.0, 2.0, 5.0)))
+
+
+def mark_log_axes(fig: Figure) -> None:
+    """Says in the label of a logarithmic axis that it is one."""
+    for axis in fig.axes:
+        for scale, name in ((axis.xaxis, axis.get_xscale()), (axis.yaxis, axis.get_yscale())):
+            if name == "log" and (label := scale.get_label_text()):
+                scale.set_label_text(f"{label}, log scale")
 
 
 def short(name: str, length: int = 26) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pandas as pd
@@ -26,19 +27,24 @@ def by_layout(data: PlotData) -> Drawing | str:
     if bars["layout"].nunique() < 2:
         return "no network and image was run to the end in two layouts"
     bars = bars.assign(bar=[point_name(row, bars) for row in plain_rows(bars)])
-    groups = sorted(bars.groupby("precision", dropna=False), key=lambda g: str(g[0]))[:4]
-    names = list(bars.groupby("bar")["img_per_s_median"].max().sort_values().index)[-MAX_BARS:]
-    fig, [axes] = style.figure(1, len(groups), 1.2 + 0.3 * len(names), sharey=True)
-    for axis, (precision, part) in zip(axes, groups, strict=True):
-        best = part[part["bar"].isin(names)].drop_duplicates("bar")
+    groups = sorted(bars.groupby("precision", dropna=False), key=lambda g: str(g[0]))
+    # A precision in which one layout was run compares nothing.
+    groups = [(name, part) for name, part in groups if part["layout"].nunique() > 1][:4]
+    if not groups:
+        return "no network, image and precision was run to the end in two layouts"
+    shown = {name: _slowest_first(part) for name, part in groups}
+    tallest = max(map(len, shown.values()))
+    fig, axes = style.panels(len(groups), 2, 1.1 + 0.3 * tallest)
+    for axis, (precision, best) in zip(axes, shown.items(), strict=True):
         middle, low, high = _spread(best)
         looks = [style.layout_style(layout) for layout in best["layout"]]
         axis.barh(
-            list(map(names.index, best["bar"])), middle, 0.66, xerr=[low, high],
+            range(len(best)), middle, 0.66, xerr=[low, high],
             color=[look.colour for look in looks], hatch=[look.hatch for look in looks],
             error_kw={"ecolor": style.INK, "elinewidth": 1.0, "capsize": 2.5},
         )  # fmt: skip
-        style.named_rows(axis, names)
+        style.named_rows(axis, list(best["bar"]))
+        axis.set_ylim(-0.6, tallest - 0.4)  # bars are equally high everywhere
         axis.set(title=str(precision), xlabel="images/s")
     first = plain_rows(bars)[0]
     work = f"{first['model']}, {first['image']} pixels, {first['task']}, batch {first['batch']}"
@@ -49,6 +55,12 @@ def by_layout(data: PlotData) -> Drawing | str:
     return Drawing(fig, f"{work}. {SPREAD}. Fastest: {words[-1]}; slowest: {words[0]}.")
 
 
+def _slowest_first(part: pd.DataFrame) -> pd.DataFrame:
+    """Returns the fastest of the bars of one name each, at most ``MAX_BARS`` of them."""
+    best = part.sort_values("img_per_s_median", kind="stable").drop_duplicates("bar", keep="last")
+    return best.tail(MAX_BARS)
+
+
 @plot(20, "throughput_by_image", "Throughput against image size")
 def by_image(data: PlotData) -> Drawing | str:
     """Draws throughput against image size, one line for each layout and number of ranks."""
@@ -57,7 +69,7 @@ def by_image(data: PlotData) -> Drawing | str:
     panels = list(frame.groupby(group_key(frame, _PANEL)))
     panels.sort(key=lambda item: (-item[1]["pixels"].nunique(), -len(item[1])))
     parts = [part for _, part in sorted(panels[:MAX_PANELS], key=lambda item: str(item[0]))]
-    parts = [part for part in parts if part["pixels"].nunique() > 1]
+    parts = [part for part in parts if _most_points(part, "pixels") > 1]
     if not parts:
         return "no network and precision was run to the end with two image sizes"
     fig, axes = style.panels(len(parts), 2 if len(parts) > 1 else 1, 2.9)
@@ -66,10 +78,12 @@ def by_image(data: PlotData) -> Drawing | str:
         # A layout on several numbers of ranks has a line for each.
         several = part.groupby("layout")["ranks"].transform("nunique") > 1
         keys = ["layout", part["ranks"].where(several)]
-        lines = part.sort_values("pixels").groupby(keys, dropna=False)
-        for (layout, ranks), line in lines:
-            label = style.short(layout) + (f" on {ranks}" if pd.notna(ranks) else "")
-            _draw_line(axis, line, "pixels", layout, label)
+        drawn: collections.Counter[str] = collections.Counter()
+        for (layout, ranks), line in part.sort_values("pixels").groupby(keys, dropna=False):
+            if line["pixels"].nunique() > 1:  # one point is no line
+                label = style.short(layout) + (f" on {ranks}" if pd.notna(ranks) else "")
+                _draw_line(axis, line, "pixels", layout, label, drawn[layout])
+                drawn[layout] += 1
         _label_images(axis, part)
         row = plain_rows(part)[0]
         heading = style.short(", ".join(work_name(row, frame, ("model", "precision", "task"))), 48)
@@ -92,11 +106,13 @@ def by_ranks(data: PlotData) -> Drawing | str:
     frame = _points(data.frames)
     frame = frame[frame["ranks"].notna()]
     works = [part for _, part in frame.groupby(group_key(frame, ("campaign", *WORK)))]
-    works = [part for part in works if part["ranks"].nunique() > 1]
+    works = [part for part in works if _most_points(part, "ranks") > 1]
     if not works:
-        return "no network, image, batch and precision was run on different numbers of ranks"
+        return (
+            "no layout of one network, image, batch and precision was run on two numbers of ranks"
+        )
     work = max(works, key=lambda part: (part["ranks"].nunique(), *measured_points.weight(part)))
-    fig, [[speed, share]] = style.figure(1, 2, 3.4)
+    fig, [speed, share] = style.panels(2, 2, 2.8)
     words = _draw_scaling(speed, share, work)
     style.legend(fig, [speed])
     row = plain_rows(work)[0]
@@ -122,6 +138,8 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
     share.plot(worlds, [100.0] * len(worlds), **dashed)
     words = []
     for layout, line in work.sort_values("ranks").groupby("layout"):
+        if line["ranks"].nunique() < 2:  # one point is no line
+            continue
         _draw_line(speed, line, "ranks", layout, style.short(layout))
         ranks = numeric(line, "ranks")
         percent = 100 * numeric(line, "img_per_s_median") / (ideal * ranks)
@@ -150,13 +168,22 @@ def _points(frames: Frames) -> pd.DataFrame:
     return kept
 
 
-def _draw_line(axis: Axes, line: pd.DataFrame, key: str, layout: str, label: str) -> None:
-    """Draws medians over a column, with bars from p10 to p90."""
+def _draw_line(
+    axis: Axes, line: pd.DataFrame, key: str, layout: str, label: str, number: int = 0
+) -> None:
+    """Draws medians over a column, with bars from p10 to p90; ``number`` is of a layout's lines."""
     middle, low, high = _spread(line)
+    look = style.layout_style(layout).of_further_line(number)
     axis.errorbar(
-        numeric(line, key), middle, yerr=[low, high], **style.layout_style(layout).of_line,
+        numeric(line, key), middle, yerr=[low, high], **look,
         elinewidth=1.0, capsize=2.5, label=label,
     )  # fmt: skip
+
+
+def _most_points(part: pd.DataFrame, key: str) -> int:
+    """Returns on how many values of a column the line with most points has one."""
+    ranks = part["ranks"] if key != "ranks" else part["layout"]
+    return int(part.groupby([part["layout"], ranks], dropna=False)[key].nunique().max())
 
 
 def _spread(line: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:

@@ -64,8 +64,8 @@ def test_headline_is_of_one_size_of_image(tmp_path):
     runs = [report_run(tmp_path, name) for name in ("single", "sp rows")]
     runs.append(report_run(tmp_path, "sp+gems", image=96))
     assert {row["layout"] for row in rows_of(*runs)} == {"single", "sp"}
-    title = page.headline(frames.load(runs)).title
-    assert title.endswith("; 1 more layout was not run with this work")
+    caption = page.headline(frames.load(runs)).caption
+    assert caption.endswith("latest commit. 1 more layout was not run with this work.")
 
 
 def test_efficiency_is_of_one_batch(tmp_path):
