@@ -26,6 +26,7 @@ from hires.launcher.slurm import batch, job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
+from hires.launcher.status.state import states
 
 ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (JobNode("n1", "a", "127.0.0.1"),))
@@ -122,6 +123,23 @@ def wait_for_ranks(runs: list[Path], attempt: int = 0) -> None:
     while not all(log.exists() and "listens" in log.read_text() for log in logs):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("pack", [1, 2])
+def test_run_that_was_edited_while_it_waited_ends_with_the_reason(submitted, cluster, pack):
+    # It ran 2 steps under the name of a run of 3.
+    runs = submitted(2, pack)
+    config = runs[0] / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 3", "steps: 2"))
+    folder = runs[0].parent / "arrays" / "0"
+    code, out = finished(folder, SLURM_ARRAY_TASK_ID="0")
+    assert code == 2, out
+    assert ends(runs[:1]) == [["edited"]]
+    assert ends(runs[1:]) == [["done"] if pack == 2 else []]
+    cause = json.loads((runs[0] / "a0" / "exit.json").read_text())["cause"]
+    assert "config.yaml was edited after the run was planned" in cause
+    [state] = states(runs[:1])
+    assert (state.state, state.reason) == ("failed", "edited")
 
 
 def test_element_runs_the_run_that_its_index_names(submitted, cluster):

@@ -1,0 +1,91 @@
+"""Is a longer run offered to go on where a shorter one was saved, and does it?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from hires.cli.planning import shapes_of
+from hires.core.store import checkpoints, naming
+from tests.cli.conftest import SMALL
+
+pytestmark = pytest.mark.usefixtures("traced", "fake_ranks")
+BASE = tuple(word for word in SMALL if not word.startswith("steps="))
+
+
+def run_of(steps: int) -> Path:
+    [run] = [
+        file.parent
+        for file in Path("results").glob("default/*/config.yaml")
+        if yaml.safe_load(file.read_text())["steps"] == steps
+    ]
+    return run
+
+
+@pytest.fixture
+def saved(hires, graph) -> Path:
+    """A checkpoint of a run of three steps."""
+    assert hires("run", *BASE, "steps=3").code == 0
+    place = checkpoints.place(run_of(3).absolute(), 3)
+    place.mkdir(parents=True)
+    zeros = {name: np.zeros(shape, np.uint8) for name, shape in shapes_of(graph).items()}
+    save_file(zeros, place / "stage00.safetensors")
+    files = {file.name: file.stat().st_size for file in place.iterdir()}
+    made = checkpoints.Checkpoint(place, 3, 0, "train", "", files)
+    (place / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    return place
+
+
+def continues(run: Path) -> str | None:
+    return yaml.safe_load((run / "config.yaml").read_text())["checkpoint"]["continues"]
+
+
+def test_checkpoint_of_a_shorter_run_is_offered_and_used(hires, saved):
+    answer = hires("run", *BASE, "steps=5", "--dry-run")
+    offer = "was saved after step 3: with --continue this run goes on there"
+    assert f"note: {saved.parents[1].name} {offer}" in answer.err
+    assert continues(run_of(5)) is None
+    answer = hires("run", *BASE, "steps=5", "--continue")
+    assert answer.code == 0, answer.err
+    assert f"goes on where {saved.parents[1].name} was after step 3" in answer.err
+    assert continues(run_of(5)) == str(saved)
+    assert naming.identity({"checkpoint": {"continues": "x"}}) == {}
+
+
+def test_run_of_other_keys_or_fewer_steps_is_not_offered_it(hires, saved):
+    for words in (("steps=5", "seed=1"), ("steps=3", "measure.warmup=0", "seed=2")):
+        assert "with --continue" not in hires("run", *BASE, *words, "--dry-run").err
+    answer = hires("run", *BASE, "steps=5", "seed=1", "--continue", "--dry-run")
+    assert "nothing to continue" in answer.err
+    assert answer.code == 0
+
+
+def test_points_of_a_sweep_go_on_where_the_shorter_one_was_saved(hires, saved):
+    answer = hires("sweep", *BASE, "steps=4,5", "--continue")
+    assert answer.code == 0, answer.err
+    assert [continues(run_of(steps)) for steps in (4, 5)] == [str(saved)] * 2
+
+
+def test_failed_run_is_retried_from_the_checkpoint_of_a_shorter_one(hires, saved, fake_ranks):
+    fake_ranks({"0": "exit 3"})
+    assert hires("run", *BASE, "steps=5").code == 1
+    fake_ranks({})
+    answer = hires("retry", "--continue")
+    assert answer.code == 0, answer.err
+    assert continues(run_of(5)) == str(saved)
+
+
+def test_lineage_is_shown(hires, saved):
+    hires("run", *BASE, "steps=5", "--continue")
+    file = run_of(5) / "record.json"
+    record = json.loads(file.read_text())
+    record["lineage"] = [{"run": "short-0a", "step": 3}, {"run": "first-0b", "step": 1}]
+    file.write_text(json.dumps(record))
+    answer = hires("show", run_of(5).name)
+    words = "it continues short-0a up to step 3, which continues first-0b up to step 1"
+    assert words in answer.out
