@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.losses import LOSSES
-from hires.plan.graph import Graph, Node, describe
-from hires.plan.operators.operator_table import uses_batch_statistics
-from hires.plan.partition import layer_starts, scaled
+from hires.plan.graph import Graph, describe
+from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied_uses
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
@@ -197,26 +196,22 @@ def _image_remedy(config: RunConfig, shape: list[int]) -> str:
 
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
     """Returns an error for every two stages apart in which training would change a parameter."""
-    users: dict[str, list[tuple[int, Node]]] = {}
-    for stage in stages if training else ():
-        for node in graph.nodes[stage.first : stage.last]:
-            for name in node.params:
-                if graph.params[name].trainable or uses_batch_statistics(node):
-                    users.setdefault(name, []).append((stage.index, node))
+    stage_of = {n.name: s.index for s in stages for n in graph.nodes[s.first : s.last]}
     tied: dict[tuple[int, int], list[str]] = {}
+    users = tied_uses(graph, graph.nodes) if training else {}
     for name, uses in users.items():
-        first, last = uses[0][0], uses[-1][0]
+        first, last = (stage_of[node.name] for node in (uses[0], uses[-1]))
         if first != last:
             tied.setdefault((first, last), []).append(name)
-    findings = []
+    findings, most = [], len(starts_between_ties(graph))
     for (first, last), names in tied.items():
-        one, other = (describe(users[names[0]][index][1]) for index in (0, -1))
+        one, other = (describe(users[names[0]][index]) for index in (0, -1))
         more = len(names) - SHOWN
         shown = names[:SHOWN] + ([f"{more} more"] if more > 0 else [])
         subject = f"{', '.join(shown[:-1])} and {shown[-1]} are" if shown[1:] else f"{shown[0]} is"
         text = (
-            f"{subject} used by stages {first} ({one}) and {last} ({other}); cut so that "
-            f"one stage holds both, or use fewer stages"
+            f"{subject} used by stages {first} ({one}) and {last} ({other}); use "
+            f"parallel.stages={most}{' or fewer' if most > 1 else ''}, without parallel.balance"
         )
         findings.append(Finding("error", "parallel.balance", text))
     return findings

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_table import uses_batch_statistics
 from hires.plan.plan import Plan, Stage
 
 SLACK = 1.05
@@ -52,12 +53,18 @@ def layer_starts(graph: Graph) -> list[int]:
     return starts
 
 
-def partition(graph: Graph, num_ranks: list[int], balance: list[int] | None) -> list[int]:
+def partition(
+    graph: Graph, num_ranks: list[int], balance: list[int] | None, training: bool = False
+) -> list[int]:
     """Returns the index of every stage's first node, then the number of nodes.
 
-    ``num_ranks`` share each stage; ``balance`` is layers per stage, None: by FLOPs.
+    ``num_ranks`` share each stage; ``balance`` is layers per stage, None: by FLOPs, and in training
+    all uses of a parameter in one stage if that is possible.
     """
     starts, costs = layer_starts(graph), cut_costs(graph)
+    if balance is None and training:
+        apart = starts_between_ties(graph)
+        starts = apart if len(apart) >= len(num_ranks) else starts
     before = [0, *itertools.accumulate(node.flops for node in graph.nodes)]
     total = [before[start] for start in [*starts, len(graph.nodes)]]
     if balance is not None:
@@ -65,6 +72,28 @@ def partition(graph: Graph, num_ranks: list[int], balance: list[int] | None) -> 
     else:
         chosen = cheapest_cuts(total, [costs[start] or 0 for start in starts], num_ranks)
     return [*(starts[index] for index in chosen), len(graph.nodes)]
+
+
+def starts_between_ties(graph: Graph) -> list[int]:
+    """Returns the starts of layers at which a cut leaves all uses of each parameter on one side.
+
+    A recurrent block that is applied three times:    conv | [step] [step] [step] | head
+    """
+    barred: set[int] = set()
+    for uses in tied_uses(graph, graph.nodes).values():
+        first, last = (graph.position[node.name] for node in (uses[0], uses[-1]))
+        barred.update(range(first + 1, last + 1))
+    return [start for start in layer_starts(graph) if start not in barred]
+
+
+def tied_uses(graph: Graph, nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """Returns the users, in order, of every parameter that a training step changes."""
+    users: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in node.params:
+            if graph.params[name].trainable or uses_batch_statistics(node):
+                users.setdefault(name, []).append(node)
+    return users
 
 
 def scaled(balance: list[int], layers: int) -> list[int]:

@@ -82,7 +82,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
     cuts = [*zip(config.parallel.grids, config.parallel.shards, strict=True)]
     num_ranks = [rows * cols * shards for (rows, cols), shards in cuts]
-    bounds = partition(graph, num_ranks, config.parallel.balance)
+    bounds = partition(graph, num_ranks, config.parallel.balance, config.task.name == "train")
     starts = set(layer_starts(graph))
     stages: list[Stage] = []
     for index, (first, last) in enumerate(itertools.pairwise(bounds)):

@@ -143,8 +143,8 @@ def test_parameter_of_two_stages_is_named_with_both_users():
     [(key, text)] = errors(planned(twice, parallel={"stages": 3}, **TIED))
     assert key == "parallel.balance"
     assert text == (
-        "w is used by stages 0 (conv2d (conv2d)) and 1 (conv2d_1 (conv2d)); cut so that one stage "
-        "holds both, or use fewer stages"
+        "w is used by stages 0 (conv2d (conv2d)) and 1 (conv2d_1 (conv2d)); use "
+        "parallel.stages=2 or fewer, without parallel.balance"
     )
 
 
@@ -167,6 +167,8 @@ def test_two_stages_that_share_parameters_are_one_finding():
 
 def test_tied_parameter_is_fine_within_a_stage_and_where_nothing_learns():
     assert planned(twice, parallel={"stages": 2, "balance": [2, 1]}, **TIED).ok
+    # The cut that balances best would part them: it was made, and refused.
+    assert planned(twice, parallel={"stages": 2}, **TIED).stages[0].num_layers == 2
     # Each stage may hold a copy that never changes; this was refused.
     assert planned(twice, "infer", {"stages": 3}, **TIED).ok
     frozen = {**TIED, "w": nn.Parameter(TIED["w"].detach(), requires_grad=False)}
