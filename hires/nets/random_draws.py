@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-CHUNK = 2**18
+CHUNK = 2**16
 """Numbers that are mixed at once: their 64 bits stay in the cache."""
 
 Places = Sequence[range]
@@ -67,6 +67,10 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places = places
         self._draws = itertools.count(draw)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would import torch's compiler: 4 s and 76 MiB in every rank
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -81,7 +85,10 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def numbers(
         self, shape: Sequence[int], dtype: torch.dtype, finish: Finish, device: Any
     ) -> Tensor:
-        """Returns the next draw: what ``finish`` makes of numbers in [0, 1), float64 of 53 bits."""
+        """Returns the next draw: what ``finish`` makes of numbers in [0, 1), float64 of 53 bits.
+
+        ``shape`` is that of the part; the places may name its dims in finer ones.
+        """
         places: Places = [range(size) for size in shape]
         whole = shape
         if self.places is not None:
@@ -90,7 +97,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         per_sample = count // self.samples if count % self.samples == 0 else count
         key = key_of(self.seed, self.step, next(self._draws))
         out = torch.empty([len(held) for held in places], dtype=dtype, device=device)
-        return fill(out, key, places, whole, finish, self.first_sample * per_sample)
+        first = self.first_sample * per_sample
+        return fill(out, key, places, whole, finish, first).view(shape)
 
 
 def key_of(*numbers: int) -> int:
