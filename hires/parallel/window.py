@@ -13,6 +13,7 @@ The window holds its padding already, so the kernel runs with padding 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,23 @@ class Window:
                 blank = blank + 0 * weight.sum()
             return blank if bias is None else blank + bias.view(1, -1, 1, 1)
         return self.kernel(self, window, args)
+
+    @functools.cached_property
+    def taps(self) -> dict[int, list[Taps]]:
+        """By dim the first tap of every output row, the second ones ..., in rows of the window.
+
+        Where a row has fewer taps than others, its last one is repeated with the weight 0.
+        """
+        by_dim = {}
+        for dim, axis in enumerate(self.axes, start=2):
+            if axis.kind in RESAMPLINGS:
+                out, first = self.out[2 * dim - 4 : 2 * dim - 2], self.rect[2 * dim - 4]
+                rows = [axis.taps(index) for index in range(*out)]
+                most = max(map(len, rows))
+                filled = (taps + [(taps[-1][0], 0.0)] * (most - len(taps)) for taps in rows)
+                moved = ([(row - first, weight) for row, weight in taps] for taps in filled)
+                by_dim[dim] = [list(taps) for taps in zip(*moved, strict=True)]
+        return by_dim
 
     def _without_crop(self) -> Rect:
         # A convolution of stride 2 may end one row before the tile. Without that row the window
@@ -183,7 +201,7 @@ def _resample(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     for dim, axis in enumerate(w.axes, start=2):
         if axis.kind not in RESAMPLINGS:  # roll along the other dim
             continue
-        taps = _taps(w, dim)
+        taps = w.taps[dim]
         if len(taps) == 1:  # a copy of rows
             wide = wide.index_select(dim, _rows(taps, x)[0])
             continue
@@ -203,21 +221,10 @@ def _max_of_bins(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     # Along the columns, then along the rows: of equal maxima the first row by row has the gradient,
     # as in torch. Shorter bins repeat their last row.
     for dim in (3, 2):
-        rows = _rows(_taps(w, dim), x)
+        rows = _rows(w.taps[dim], x)
         apart = torch.unflatten(x.index_select(dim, rows.flatten()), dim, rows.shape)
         x = apart.max(dim).values  # the first of equal ones
     return x
-
-
-def _taps(w: Window, dim: int) -> list[Taps]:
-    # The first tap of every output row, the second ones ..., in rows of the window. Where a row has
-    # fewer taps than others, its last one is repeated with the weight 0.
-    axis, first = w.axes[dim - 2], w.rect[2 * dim - 4]
-    of_rows = [axis.taps(index) for index in range(*w.out[2 * dim - 4 : 2 * dim - 2])]
-    most = max(map(len, of_rows))
-    filled = (taps + [(taps[-1][0], 0.0)] * (most - len(taps)) for taps in of_rows)
-    moved = ([(row - first, weight) for row, weight in taps] for taps in filled)
-    return [list(taps) for taps in zip(*moved, strict=True)]
 
 
 def _rows(taps: list[Taps], x: Tensor) -> Tensor:

@@ -152,5 +152,21 @@ class Unused(nn.Module):
         return F.dropout(x, 0.3)
 
 
+def test_drawing_leaves_the_compiler_out():
+    # Torch wraps other modes in a function that imports its compiler: 4 s and 76 MiB in every rank.
+    assert not hasattr(Draws.__torch_dispatch__, "__wrapped__")
+
+
+def test_places_may_be_factors_of_dims():
+    # Tokens (n, H W, C) of a tile: rows and columns are factors of one dim.
+    whole, parts = (2, 20, 3), (2, 4, 5, 3)
+    with Draws(0, 0, 0, 2):
+        expected = torch.rand(whole)
+    places = [range(2), range(1, 3), range(2, 5), range(3)]
+    with Draws(0, 0, 0, 2, places=lambda shape: (places, parts)):
+        made = torch.rand(2, 6, 3)
+    assert torch.equal(made, expected.view(parts)[:, 1:3, 2:5].reshape(2, 6, 3))
+
+
 def test_draws_without_use_count():
     check_tiles(Unused(), (2, 4, 9, 7), (2, 2))
