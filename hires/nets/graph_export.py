@@ -22,7 +22,7 @@ from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
 from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
 from hires.nets.written_values import written_value
 from hires.plan.graph import INPUT, Graph, Node, Parameter
-from hires.plan.operators.operator_facts import facts_of, flops_of, is_random
+from hires.plan.operators.operator_facts import facts_of, flops_of, gradient_inputs, is_random
 
 COUNTER = "num_batches_tracked"
 """The one buffer that a network may write to; the engine counts once a step."""
@@ -36,6 +36,14 @@ def written(name: str) -> ConfigError:
         f"the network's forward pass writes to {name}; hires keeps only the running statistics of "
         f"norms: compute it without writing to parameters or buffers"
     )
+
+
+SIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "view_as.default": ("reshape.default", "shape", {}),
+    "reshape_as.default": ("reshape.default", "shape", {}),
+    "expand_as.default": ("expand.default", "size", {"implicit": False}),
+}
+"""Operator that reads a size from another tensor -> the one with the size as an argument."""
 
 
 class GraphWriter:
@@ -88,8 +96,8 @@ class GraphWriter:
         graph = Graph(live[::-1], output, input_shape, facts)
         for made in graph.nodes:
             trainable = any(facts[name].trainable for name in made.params)
-            above = any(map(graph.needs_grad, made.inputs))
-            floating = made.dtype is None or "float" in made.dtype
+            above = any(map(graph.needs_grad, gradient_inputs(made)))
+            floating = made.dtype is None or "float" in made.dtype or "complex" in made.dtype
             ends = facts_of(made.kind).ends_gradient or made.name in self.no_grad
             made.needs_grad = floating and (trainable or above) and not ends
         return graph
@@ -169,6 +177,9 @@ class GraphWriter:
                 f"{layer_of(node) or 'the top level'}); use torch.where or a fixed size"
             )
         dtype = name_of(like.dtype) if isinstance(like, Tensor) else None
+        if op in SIZED:  # the other tensor, which may lie on other ranks, has told its size
+            op, size, more = SIZED[op]
+            args = {"self": args["self"], size: shape, **more}
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
         if is_random(made):
             made.draw = next(self.draws)

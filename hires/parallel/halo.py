@@ -56,7 +56,8 @@ class Exchange:
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
         self.own, self.size = context.own(size), (size[0], size[1])
-        self.dtype, self.tiles = context.dtype, context.tiles
+        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(op.value))
+        self.tiles = context.tiles
 
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
         """Returns the pixels that travel; ``values`` keep them until the last reader has come."""

@@ -22,12 +22,6 @@ def view(x: Tensor, size: list[int] | torch.dtype) -> Tensor:
     return x.contiguous().view(size) if isinstance(size, torch.dtype) else x.reshape(size)
 
 
-@SUBSTITUTES.register("view_as")
-def view_as(x: Tensor, other: Tensor) -> Tensor:
-    """Returns the numbers in the shape of another tensor."""
-    return x.reshape(other.shape)
-
-
 @SUBSTITUTES.register("view_as_complex")
 def view_as_complex(x: Tensor) -> Tensor:
     """Returns pairs of numbers, which must lie side by side, as complex ones."""

@@ -90,7 +90,10 @@ class Window:
         if self.blank:
             # The sum ties the zeros to the window, so that its exchange also runs backward: the
             # neighbours wait for the messages of a tile that makes no pixel, too.
-            blank: Tensor = window.new_zeros(self.shape) + 0 * window.sum()
+            blank = window.new_zeros(self.shape)
+            if not window.is_floating_point():  # a mask, which has no gradient
+                return blank
+            blank = blank + 0 * window.sum()
             bias, weight = args.get("bias"), args.get("weight")
             if isinstance(weight, Tensor) and not weight.is_leaf:  # computed, so shared by tiles
                 blank = blank + 0 * weight.sum()

@@ -70,10 +70,15 @@ def _incoming(graph: Graph, stage: Stage, value: str) -> str:
 
 
 def is_map(graph: Graph, value: str) -> bool:
-    """Whether a value is made of the images and has pixels for tiles to share."""
+    """Whether a value is made of the images and has pixels for tiles to share.
+
+    Complex numbers are a spectrum.
+    """
     if value == INPUT:
         return True
     shape = graph.by_name[value].shape or []
+    if "complex" in (graph.by_name[value].dtype or ""):
+        return False
     return len(shape) == 4 and shape[2] * shape[3] > 1 and value in graph.of_images
 
 

@@ -25,6 +25,7 @@ import itertools
 import math
 
 from hires.plan.graph import Graph, Node, Rect
+from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Stage
 from hires.plan.rules import TILED, Rule
 from hires.plan.tiling import cover, inside, loans, need_of, own_rects, window_loans
@@ -143,7 +144,8 @@ def ran_back(graph: Graph, stage: Stage) -> set[str]:
     for node in reversed(graph.nodes[stage.first : stage.last]):
         readers = graph.consumers.get(node.name, [])
         leaves = node.name == graph.output or any(index >= stage.last for index in readers)
-        inner = (graph.nodes[i].name in found for i in readers if i < stage.last)
+        behind = (graph.nodes[index] for index in readers if index < stage.last)
+        inner = (r.name in found and node.name in gradient_inputs(r) for r in behind)
         if node.needs_grad and (leaves or any(inner)):
             found.add(node.name)
     return found

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import extents_of, halos_of, map_grid, map_shape, ran_back, widen
+from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Edge, Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE, Rule, rule_in
 from hires.plan.tiling import area, intersect, is_empty, loans, own_rects, pieces_of_map, split
@@ -129,7 +130,7 @@ def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[Comm
     for node in graph.nodes[stage.first : stage.last]:
         rule, back = rules[node.name], node.name in backward
         tiled = [name for name in node.inputs if stage.layout[name] == TILED]
-        for name in node.inputs if tiled and back else ():
+        for name in gradient_inputs(node) if tiled and back else ():
             if stage.layout[name] == WHOLE and graph.needs_grad(name):
                 size = math.prod(graph.shape(name))
                 ops.append(CommOp(node.name, "share", name, elements=size, back=True))

@@ -76,6 +76,8 @@ class OperatorFacts:
     """Whether it moves no bytes."""
     may_share: bool = False
     """Whether its value may lie in its input's memory although its schema declares no alias."""
+    like: str = ""
+    """The argument that is read for its size and type alone: no gradient flows to it."""
     same_value: bool = False
     """Whether its value equals its input, so that it is left out of the graph."""
     in_place: bool = False
@@ -115,6 +117,12 @@ def is_random(node: Node) -> bool:
 def draws_apart(node: Node) -> bool:
     """Whether a node draws random numbers that would differ from rank to rank."""
     return is_random(node) and not facts_of(node.kind).positional
+
+
+def gradient_inputs(node: Node) -> list[str]:
+    """Returns the values that a node reads and to which its gradient flows."""
+    like = node.args.get(facts_of(node.kind).like)
+    return [value for value in node.inputs if like != {"value": value}]
 
 
 def flops_of(node: Node, weight: list[int] | None, source: list[int]) -> int:

@@ -195,7 +195,8 @@ declare(
     "logical_and logical_or logical_not logical_xor clone _to_copy",
     pointwise(),
 )
-declare("to type_as", pointwise(may_share=True))
+declare("to type_as", pointwise(may_share=True, like="other"))
+declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
@@ -279,7 +280,8 @@ declare("view", OperatorFacts((), "sizes", "size", view=True))
 declare("expand _unsafe_view", OperatorFacts((), "sizes", "size"))
 declare("reshape", OperatorFacts((), "sizes", "shape", view=True, may_share=True))
 declare("squeeze unsqueeze", OperatorFacts(view=True))
-declare("expand_as reshape_as unflatten view_as", OperatorFacts(may_share=True))
+declare("unflatten", OperatorFacts(may_share=True))
+declare("as_strided view_as_complex", OperatorFacts(view=True))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
 declare("contiguous", OperatorFacts(same_value=True, may_share=True))
