@@ -123,13 +123,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def add_memory(self, config: RunConfig, plan: Plan, budget: Budget | None = None) -> None:
         """Adds the memory of every rank to a plan, and an error if it does not fit.
 
-        With a budget the error holds the changes that would. A prediction that fails is a warning.
+        With a budget the error holds the changes that would. A step that a rank cannot run is an
+        error, too; a prediction that fails for another reason is a warning.
         """
         if not plan.ok:
             return
         began_s = time.monotonic()
         try:
             plan.memory = self._forecast(config, plan)
+        except PlanError as error:  # a rank cannot run it
+            plan.findings.append(Finding("error", "model", str(error)))
+            return
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"
             plan.findings.append(Finding("warning", "memory", text))

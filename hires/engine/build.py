@@ -6,6 +6,7 @@ import collections
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +126,7 @@ def whole_model(config: RunConfig) -> nn.Module:
     model = build_model(config.model, config.seed)
     materialise(model, [*model.state_dict()], config.seed)
     cast(named_tensors(model).values(), image_dtype(config))
+    cast_constants(model, image_dtype(config))
     return model.train(config.task.name == "train")
 
 
@@ -148,6 +150,22 @@ def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
         if tensor.is_floating_point():
             order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
             tensor.data = tensor.data.to(dtype).contiguous(memory_format=order)
+
+
+def cast_constants(model: nn.Module, dtype: torch.dtype) -> None:
+    """Brings tensors that modules hold as attributes, or in lists and dicts, to a type."""
+
+    def changed(item: Any) -> Any:
+        if isinstance(item, Tensor) and not isinstance(item, nn.Parameter):
+            return item.to(dtype) if item.is_floating_point() else item
+        if type(item) in (list, tuple):
+            return type(item)(map(changed, item))
+        return {k: changed(v) for k, v in item.items()} if type(item) is dict else item
+
+    for module in model.modules():
+        for name, item in list(vars(module).items()):
+            if name not in ("_parameters", "_buffers", "_modules"):
+                vars(module)[name] = changed(item)
 
 
 def _counters(contexts: list[Context], tensors: dict[str, Tensor]) -> list[tuple[Tensor, int]]:

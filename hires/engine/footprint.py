@@ -37,16 +37,17 @@ from torch.utils._pytree import tree_iter
 
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import HiresError, PlanError
 from hires.engine.build import assemble, cast, contexts_of, named_tensors, names_of
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
+from hires.engine.trace_check import check_trace
 from hires.nets.build_network import build_model
 from hires.nets.custom import error_line, own_sources, source_hashes
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
-from hires.plan.graph import Rect
+from hires.plan.graph import Graph, Rect
 from hires.plan.memory import RankMemory
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
@@ -106,6 +107,19 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
     return RankMemory(**parts)
+
+
+def traced(config: RunConfig) -> Graph:
+    """Returns the graph of a config's network; a user's is compared with its module.
+
+    The networks of hires are compared by its tests. ConfigError: it cannot be traced, or differs.
+    """
+    if config.model.name != "custom":
+        return trace_config(config)
+    model = build_model(config.model, config.seed)
+    graph = trace_config(config, model)
+    graph.unchecked = check_trace(model, graph, config.task.name == "train")
+    return graph
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -245,7 +259,7 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if name == "trace":
             config = from_dict(values)
-            graph = trace_config(config).to_dict()
+            graph = traced(config).to_dict()
             is_custom = config.model.name == "custom"
             network = own_sources(str(config.model.target)) if is_custom else []
             sources = source_hashes() if is_custom else {}
@@ -254,7 +268,7 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
             ranks = footprint(from_dict(values["config"]), Plan.from_dict(values["plan"]))
             return {"memory": [memory.to_dict() for memory in ranks]}
         except Exception as error:  # a user's network and FakeTensorMode raise any type
-            raise RunError(error_line(error)) from error
+            raise PlanError(f"a rank cannot run its step: {error_line(error)}") from error
     except HiresError as error:
         return {"error": {"type": type(error).__name__, "text": str(error)}}
 

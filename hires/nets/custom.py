@@ -154,6 +154,7 @@ def _made(function: Callable[..., Any], target: str, args: dict[str, Any]) -> An
 
 
 def error_line(error: BaseException) -> str:
-    """Returns an error of the user's code in one line."""
+    """Returns an error of the user's code in one line, with the operator that raised it."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return " ".join([text, *(f"({note})" for note in getattr(error, "__notes__", []))])

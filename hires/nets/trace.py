@@ -55,13 +55,14 @@ def trace(
     return GraphWriter(exported, tensors, names).write(input_shape)
 
 
-def trace_config(config: RunConfig) -> Graph:
+def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
     """Returns the graph of the network and microbatch that a config describes.
 
-    ConfigError: it cannot be traced; the message offers a larger image if that can be.
+    ``model`` is its network, built if it is left out. ConfigError: it cannot be traced; the message
+    offers a larger image if that can be.
     """
     samples = max(1, config.batch // config.parallel.pieces)
-    model = build_model(config.model, config.seed)
+    model = build_model(config.model, config.seed) if model is None else model
 
     def trace_of(height: int, width: int) -> Graph:
         shape = [samples, config.model.channels, height, width]

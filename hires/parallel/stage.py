@@ -26,7 +26,7 @@ from hires.nets.constants import constant_tensor
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
-from hires.plan.graph import Node
+from hires.plan.graph import Node, describe
 from hires.plan.operators.operator_facts import draws_apart, facts_of
 from hires.plan.rules import TILED
 
@@ -92,17 +92,22 @@ class Segment:
         self.inputs = [name for name in reads if name not in made]
         in_place = _in_place(nodes, self.outputs, context.stage.extents)
         last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
-        self._steps: list[tuple[str, Operator, list[str]]] = []
+        self._steps: list[tuple[Node, Operator, list[str]]] = []
         for index, node in enumerate(nodes):
             overwrites = node.name in in_place
             run = _overwriting(node) if overwrites else compile_node(node, context, tensors)
             dead = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
-            self._steps.append((node.name, run, dead))
+            self._steps.append((node, run, dead))
 
     def run(self, values: Values) -> dict[str, Tensor]:
         """Returns the outputs from the inputs; ``values`` is used up."""
-        for name, run, dead in self._steps:
-            values[name] = run(values)
+        for node, run, dead in self._steps:
+            try:
+                values[node.name] = run(values)
+            except Exception as error:
+                notes = [*getattr(error, "__notes__", []), f"in {describe(node)}"]
+                error.__notes__ = notes  # type: ignore[attr-defined]
+                raise
             for one in dead:
                 del values[one]
         return {name: values[name] for name in self.outputs}

@@ -153,6 +153,17 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
     return findings
 
 
+def check_trace(graph: Graph) -> list[Finding]:
+    """Returns a note if the graph was not compared with the network's module."""
+    if not graph.unchecked:
+        return []
+    text = (
+        f"the graph was not compared with the network's module: {graph.unchecked}; `hires verify` "
+        f"on a smaller image or network does it"
+    )
+    return [Finding("note", "model.target", text)]
+
+
 def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     """Returns an error if no loss can be computed from the network's output."""
     made, shape = graph.by_name[graph.output], graph.shape(graph.output)

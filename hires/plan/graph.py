@@ -100,6 +100,8 @@ class Graph:
     input_shape: list[int]
     """(n, C, H, W) of one microbatch."""
     params: dict[str, Parameter] = field(default_factory=dict)
+    unchecked: str = ""
+    """Why it was not compared with the user's module; empty if it was."""
 
     @functools.cached_property
     def by_name(self) -> dict[str, Node]:

@@ -44,7 +44,11 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         gradients=gradient_mode(config, parallel.num_ranks),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
-        findings=[*checks.check_numbers(config), *checks.check_output(config, graph)],
+        findings=[
+            *checks.check_numbers(config),
+            *checks.check_output(config, graph),
+            *checks.check_trace(graph),
+        ],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)
     uncut = checks.check_cuts(parallel, graph)

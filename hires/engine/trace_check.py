@@ -1,0 +1,356 @@
+"""Compares the graph of a user's network with its module: outputs, gradients, running statistics.
+
+A graph holds operators, whose gradient is torch's own. What a network adds to that, such as a
+``torch.autograd.Function`` with a gradient of its own or a hook on a tensor, is lost when it is
+traced, and the network would train wrongly. So its first trace is tried out, in float64:
+
+    small image --> module         outputs, gradients, statistics --.
+               '--> graph, as one process runs it              -----+-- equal but for rounding?
+
+The image is the smallest on which the network has the operators of the traced size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hires.comm import rehearsal
+from hires.core.errors import ConfigError
+from hires.engine.build import cast, cast_constants, contexts_of, named_tensors
+from hires.nets.custom import error_line
+from hires.nets.trace import trace
+from hires.parallel.stage import StageModule
+from hires.plan.conversions import convert
+from hires.plan.graph import INPUT, Graph
+from hires.plan.layout import connect
+from hires.plan.memory import machine_bytes
+from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.plan import Plan, Stage
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-2}
+"""Largest difference, relative to the largest value of a tensor, without a look at the noise."""
+FLOOR = 1e-4
+"""Tensors below this part of the largest of their kind are compared with that part."""
+NOISE = 100
+"""Times the change that the last bit of every number makes, which is no difference either."""
+CHEAP = 5e8
+"""Operations of a forward pass that take less than a second."""
+MOST = {torch.float64: 1e10, torch.float32: 5e10}
+"""Those with which a comparison takes about ten seconds; float32 serves where float64 is dear."""
+PER_NUMBER = 20
+"""Operations that take as long as to write one number of a value."""
+LEAST_SIDE, LEAST_VALUES = 16, 16
+"""Of an image that is made smaller, and of a channel that a batch norm normalises."""
+
+Tensors = dict[str, Tensor]
+Errors = dict[str, float]
+
+
+def check_trace(model: nn.Module, graph: Graph, training: bool) -> str:
+    """Compares a graph with its module, which it uses up.
+
+    Returns why that was not done, else nothing; raises ConfigError if the two differ.
+    """
+    if training:
+        _refuse_gradient_hooks(model)
+    with _one_thread():  # more of them wait for each other where other processes compute, too
+        return _checked(model, graph, training)
+
+
+def _checked(model: nn.Module, graph: Graph, training: bool) -> str:
+    numbers = sum(p.numel() for p in model.parameters()) * (3 if training else 1)
+    problem: Exception | None = None
+    for dtype in TOLERANCE:
+        num_bytes = numbers * dtype.itemsize
+        if num_bytes > (machine_bytes() or math.inf) / 2:
+            continue
+        small = _small_graph(model, graph, training, dtype)
+        if small is None:
+            continue
+        trial = _Trial(model, small, training, dtype)
+        try:
+            expected = trial.of_module()
+        except Exception as error:  # the user's network raises any type; some refuse float64
+            problem = error
+            continue
+        trial.compare(expected)
+        return ""
+    if problem is not None:
+        raise ConfigError(f"the network fails on an image of random numbers: {error_line(problem)}")
+    if num_bytes > (machine_bytes() or math.inf) / 2:
+        return f"its parameters and gradients would take {num_bytes / 2**30:.1f} GiB"
+    return "no smaller image has the same operators, and this one would take minutes"
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _refuse_gradient_hooks(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ConfigError(
+                f"the network has a gradient hook on its parameter {name}, which would see the "
+                f"gradient of one rank alone; use an operation in the forward pass instead"
+            )
+
+
+def _small_graph(
+    model: nn.Module, graph: Graph, training: bool, dtype: torch.dtype
+) -> Graph | None:
+    """Returns the graph of a small image with the operators of the traced one, if there is one."""
+    kinds = {node.kind for node in graph.nodes}
+    for shape in _shapes(graph, MOST[dtype]):
+        try:
+            small = trace(model, shape, training, dtype)
+        except ConfigError:
+            continue  # too small for the network, or no network for this type
+        norms = [small.shape(node.inputs[0]) for node in small.nodes if uses_batch_statistics(node)]
+        values = min((shape[0] * math.prod(shape[2:]) for shape in norms), default=LEAST_VALUES)
+        if shape == graph.input_shape or (
+            values >= LEAST_VALUES and {node.kind for node in small.nodes} == kinds
+        ):
+            return small
+    return None
+
+
+def _shapes(graph: Graph, most: float) -> Iterator[list[int]]:
+    """Yields shapes of images from cheap ones up to the traced one, unless that is dear."""
+    samples, channels, height, width = graph.input_shape
+    work = sum(node.flops + PER_NUMBER * node.num_elements for node in graph.nodes)
+    few = min(samples, 2)
+    scale = math.sqrt(CHEAP * samples / (few * work))
+    scale = max(scale, LEAST_SIDE / min(height, width))
+    while scale < 1:
+        step = 16 if scale * min(height, width) <= 16 else 32
+        sides = [-(-round(side * scale) // step) * step for side in (height, width)]
+        if few * work * scale**2 / samples <= most:
+            yield [few, channels, min(sides[0], height), min(sides[1], width)]
+        scale *= 2
+    if work <= most:
+        yield graph.input_shape
+
+
+@dataclass
+class _Trial:
+    # One comparison; random numbers, and what else must be equal on both sides, follow from 0.
+    model: nn.Module
+    graph: Graph
+    training: bool
+    dtype: torch.dtype
+    changes: bool = False  # whether the module's output is another at each call
+    watch: _GradientHooks = field(default_factory=lambda: _GradientHooks())
+
+    def __post_init__(self) -> None:
+        self.model.train(self.training)
+        self.tensors = named_tensors(self.model)
+        cast(self.tensors.values(), self.dtype)
+        cast_constants(self.model, self.dtype)
+        self.limit = TOLERANCE[self.dtype]
+        self.random = torch.Generator().manual_seed(0)
+        if self.training:
+            for parameter in self.model.parameters():
+                self._spread(parameter.data)
+        self.images = torch.rand(self.graph.input_shape, generator=self.random).to(self.dtype)
+        output = self.graph.shape(self.graph.output)
+        self.factor = torch.randn(output, generator=self.random).to(self.dtype)
+
+    def of_module(self) -> Tensors:
+        """Returns what the module computes."""
+
+        def watched(images: Tensor) -> Tensor:
+            output: Tensor = self.model(images)
+            self.watch.note(output)
+            return output
+
+        with self.watch:
+            expected = self._computed(watched)
+        again = {"output": self._computed(self.model, backward=False)["output"]}
+        self.changes = _errors(again, {"output": expected["output"]})["output"] > self.limit
+        return expected
+
+    def of_graph(self) -> Tensors:
+        """Returns what one process of hires computes."""
+        graph, dtype = self.graph, str(self.dtype).removeprefix("torch.")
+        stage, actions = Stage(0, 0, len(graph.nodes), [1, 1], 0), ["F0", "B0"]
+        plan = Plan(graph, [stage], [], 1, 1, self.training, dtype, [actions[: 1 + self.training]])
+        plan.graph, _ = convert(graph, plan.stages)
+        connect(plan.graph, plan.stages)
+        with rehearsal(0, shared_memory=False):
+            [context] = contexts_of(plan, 0)
+        module = StageModule(context, self.tensors)
+        return self._computed(lambda images: module.forward({INPUT: images})[graph.output])
+
+    def compare(self, expected: Tensors) -> None:
+        """Raises ConfigError if the graph computes something else than the module."""
+        try:
+            found = self.of_graph()
+        except Exception as error:  # an operator that a rank could not run
+            raise ConfigError(
+                f"the network cannot run on channels-last images: {error_line(error)}"
+            ) from error
+        errors = _errors(found, expected)
+        if max(errors.values()) <= self.limit and not self.changes:
+            return
+        noise = _errors(self._perturbed(), expected)
+        allowed = {n: max(self.limit, min(NOISE * e, max(10 * e, 0.1))) for n, e in noise.items()}
+        worse = {n: e for n, e in errors.items() if self.changes or not e <= allowed[n]}
+        if worse:
+            name = "output" if "output" in worse else max(worse, key=worse.__getitem__)
+            raise ConfigError(self._message(name, found, expected))
+
+    def _computed(self, call: Callable[[Tensor], Tensor], backward: bool = True) -> Tensors:
+        buffers = {n: t.clone() for n, t in self.tensors.items() if not isinstance(t, nn.Parameter)}
+        images = self.images.contiguous(memory_format=torch.channels_last)
+        same = _SameRandomNumbers()  # type: ignore[no-untyped-call]
+        with same, torch.enable_grad():  # also in inference: a network may register hooks
+            output = call(images.clone())
+            if self.training and backward and output.requires_grad:
+                torch.autograd.backward([output], [self.factor])
+        found = {"output": output.detach()}
+        for name, tensor in self.tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                if self.training and tensor.requires_grad:
+                    grad, tensor.grad = tensor.grad, None
+                    found[f"the gradient of {name}"] = torch.zeros(()) if grad is None else grad
+            elif tensor.is_floating_point():
+                found[name] = tensor.clone()
+                tensor.copy_(buffers[name])
+        return found
+
+    def _perturbed(self) -> Tensors:
+        # What the module computes if the last bit of every number is another.
+        for parameter in self.model.parameters():
+            if parameter.is_floating_point():
+                last = torch.finfo(self.dtype).eps * torch.randn_like(parameter)
+                parameter.data.mul_(1 + last)
+        return self._computed(self.model)
+
+    def _spread(self, values: Tensor) -> None:
+        # First weights that are all alike, as zeros, would hide gradients that pass through them.
+        if values.is_floating_point() and (values == values.mean()).all():
+            values += 0.1 * torch.rand(values.shape, generator=self.random).to(values)
+
+    def _message(self, name: str, found: Tensors, expected: Tensors) -> str:
+        one, other = _alike(found[name], expected[name])
+        index = int(_difference(one, other).argmax())
+        graph, module = one.flatten()[index].item(), other.flatten()[index].item()
+        size = "x".join(map(str, self.graph.input_shape))
+        return (
+            f"the network cannot be traced exactly: of random images of {size} its graph makes "
+            f"{graph:.6g} where the module makes {module:.6g}, in {name}; "
+            f"{self._cause(name)}"
+        )
+
+    def _cause(self, name: str) -> str:
+        if self.changes:
+            return (
+                "the module itself returns something else at each call: it draws random numbers "
+                "of Python or NumPy, or keeps a state between calls"
+            )
+        if name.startswith("the gradient") and self.watch.seen:
+            return (
+                f"{', '.join(self.watch.seen)} changes the gradient, and a graph holds operators "
+                f"with their own gradients only; write it with those, as x + (f(x) - x).detach() "
+                f"for f with the gradient of x"
+            )
+        return "please report it with the network: hires computes an operator of it differently"
+
+
+def _errors(found: Tensors, expected: Tensors) -> Errors:
+    # By tensor, relative to its largest value or to a part of the largest of its kind.
+    sizes = {name: _size(tensor) for name, tensor in expected.items()}
+    gradients = [size for name, size in sizes.items() if name.startswith("the gradient")]
+    floor = FLOOR * max(gradients, default=0.0)
+    errors = {}
+    for name, tensor in expected.items():
+        scale = max(sizes[name], floor if name.startswith("the gradient") else 0.0)
+        error = _size(_difference(found[name], tensor))
+        errors[name] = error / scale if scale else error
+    return errors
+
+
+def _difference(one: Tensor, other: Tensor) -> Tensor:
+    """Returns how far numbers differ: 0 where both are the same infinity, or no number."""
+    one, other = _alike(one, other)
+    difference = (one - other).abs()
+    if not bool(difference.sum().isfinite()):
+        same = (one == other) | (one.isnan() & other.isnan())
+        difference = difference.masked_fill(same, 0).nan_to_num(math.inf)
+    return difference
+
+
+def _alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    # A gradient that is missing is a zero.
+    return (one, other.expand_as(one)) if one.dim() else (one.expand_as(other), other)
+
+
+def _size(tensor: Tensor) -> float:
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    return largest if math.isfinite(largest) else float(tensor.nan_to_num(0.0).abs().max())
+
+
+class _SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes every random operator draw the same numbers, whatever the order of its tensor."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operator."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        torch.manual_seed(0)
+        plain = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
+        made = func(*plain, **kwargs)
+        if args and isinstance(args[0], Tensor) and made is plain[0]:
+            return args[0].copy_(plain[0])
+        return made
+
+
+class _GradientHooks(TorchFunctionMode):
+    """Collects what changes gradients in a module's forward pass, in words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, None] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs a function."""
+        if func is Tensor.register_hook:
+            self.seen["a hook on a tensor (register_hook)"] = None
+        return func(*args, **(kwargs or {}))
+
+    def note(self, output: Tensor) -> None:
+        """Adds the autograd functions of the user's that an output comes from."""
+        seen, ahead = set(), [output.grad_fn]
+        while ahead:
+            function = ahead.pop()
+            if function is None or function in seen:
+                continue
+            seen.add(function)
+            kind = type(function)
+            if isinstance(function, BackwardCFunction):
+                name = kind.__name__.removesuffix("Backward")
+                hook = name == "BackwardHookFunction"
+                what = "a backward hook of a module" if hook else f"autograd.Function {name}"
+                self.seen[what] = None
+            ahead += [following for following, _ in function.next_functions]

@@ -1,0 +1,238 @@
+"""The graph of a user's network is compared with its module before anything runs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
+from hires.core.errors import ConfigError
+from hires.engine import trace_check
+from hires.engine.footprint import reply_to
+from hires.engine.trace_check import check_trace
+from hires.nets.build_network import build_model
+from hires.nets.trace import trace
+from hires.plan.graph import Graph
+from hires.plan.planner import make_plan
+from tests.helpers.custom_nets import cells, drops, scaled, zoo
+
+SHAPE = [2, 3, 20, 24]
+
+
+class StraightThrough(torch.autograd.Function):
+    """A sign with the gradient of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Returns the signs."""
+        return torch.sign(x - 0.3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Returns the gradient as it comes."""
+        return grad
+
+
+class Middle(nn.Module):
+    """A classifier with some computation in its middle."""
+
+    def __init__(self, middle: Any = None, **parts: Any) -> None:
+        super().__init__()
+        self.conv1, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+        self.middle = middle or (lambda net, x: x)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, 5)."""
+        x = self.middle(self, F.relu(self.norm(self.conv1(x))))
+        return self.head(self.conv2(x).mean((2, 3)))
+
+
+def straight_through(net: Any, x: Tensor) -> Tensor:
+    return StraightThrough.apply(x)
+
+
+def straight_through_in_operators(net: Any, x: Tensor) -> Tensor:
+    return x + (torch.sign(x - 0.3) - x).detach()
+
+
+def hooked(net: Any, x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: grad * 2)
+    return x
+
+
+def checked(net: nn.Module, training: bool = True, shape: list[int] = SHAPE) -> str:
+    torch.manual_seed(0)
+    return check_trace(net, trace(net, shape, training), training)
+
+
+def refusal(net: nn.Module, training: bool = True) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(net, training)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("middle", "cause"),
+    [
+        (straight_through, "autograd.Function StraightThrough changes the gradient"),
+        (hooked, "a hook on a tensor (register_hook) changes the gradient"),
+    ],
+)
+def test_gradient_that_a_graph_would_lose_is_an_error(middle, cause):
+    # The network trained with another gradient, and nothing was said.
+    text = refusal(Middle(middle))
+    assert "the network cannot be traced exactly: of random images of 2x3x20x24 its graph" in text
+    assert "in the gradient of conv1.weight" in text or "in the gradient of norm." in text
+    assert cause in text
+    assert "write it with those, as x + (f(x) - x).detach()" in text
+    checked(Middle(middle), training=False)  # the forward pass is the same
+
+
+def test_backward_hook_of_a_module_is_an_error():
+    net = Middle()
+    net.conv2.register_full_backward_hook(lambda module, grads, _: (grads[0] * 2,))
+    assert "a backward hook of a module changes the gradient" in refusal(net)
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hook_on_a_parameter_is_an_error(hook):
+    # On a rank it would see a part of the gradient.
+    net = Middle()
+    getattr(net.conv1.weight, hook)(lambda gradient: None)
+    assert "has a gradient hook on its parameter conv1.weight" in refusal(net)
+    checked(net, training=False)
+
+
+class Counts(nn.Module):
+    """A state outside of the buffers."""
+
+    calls = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns more at each call."""
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Middle(lambda net, x: x * random.random()),
+        Middle(lambda net, x: net.counts(x), counts=Counts()),
+    ],
+)
+def test_network_that_is_another_at_each_call_is_an_error(net):
+    text = refusal(net)
+    assert "in output; the module itself returns something else at each call" in text
+
+
+class Normal(nn.Module):
+    """A network with its own ideas of layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x by way of views that a channels-last map does not have."""
+        y = x.contiguous().view(x.size(0), -1).view_as(x)
+        y = y.permute(0, 2, 3, 1).contiguous().view(x.size(0), -1, x.size(1))
+        return y.view(x.size(0), x.size(2), x.size(3), -1).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Middle(straight_through_in_operators),
+        Middle(lambda net, x: F.dropout(F.dropout2d(x, 0.3), 0.4)),
+        Middle(lambda net, x: F.alpha_dropout(x, 0.4) + 0.1 * torch.randn_like(x)),
+        Middle(lambda net, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.8).div_(0.8)),
+        Middle(lambda net, x: net.own(x), own=Normal()),
+        Middle(lambda net, x: net.conv2(x.float())),  # fails in float64
+        Middle(lambda net, x: F.conv2d(x, net.kernel, padding=1), kernel=torch.randn(8, 8, 3, 3)),
+        Middle(lambda net, x: torch.where(x > 1, x / 0, x).nan_to_num(0.0, 1.0, 0.0)),
+        *(cells(), drops(), scaled()),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_network_that_is_what_its_graph_is_passes(net, training):
+    before = {name: t.clone() for name, t in net.state_dict().items() if "running" in name}
+    assert checked(net, training) == ""
+    after = net.state_dict()
+    assert all(torch.equal(t.double(), after[name].double()) for name, t in before.items())
+
+
+def test_first_weights_of_zero_hide_nothing():
+    # Behind a factor of zero, as many residual branches begin, all gradients were zero: equal.
+    net = Middle(lambda net, x: x + net.gain * StraightThrough.apply(x))
+    net.gain = nn.Parameter(torch.zeros(1))
+    assert "StraightThrough" in refusal(net)
+
+
+def test_large_image_is_compared_on_a_small_one(monkeypatch):
+    shapes = []
+    monkeypatch.setattr(
+        trace_check,
+        "trace",
+        lambda net, shape, *rest: shapes.append(shape) or trace(net, shape, *rest),
+    )
+    assert checked(zoo(dense=True), shape=[4, 3, 4096, 2048]) == ""
+    [[samples, channels, height, width]] = shapes
+    assert (samples, channels) == (2, 3)
+    assert height <= 2 * width
+    assert width <= 256
+
+
+class FixedSize(nn.Module):
+    """A network of one size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 256, 7, padding=3)
+        self.place = nn.Parameter(torch.randn(1, 1, size, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Adds a place to every pixel."""
+        return self.conv(x) + self.place
+
+
+def test_comparison_that_would_take_minutes_is_left_out_with_a_note(monkeypatch):
+    graph = trace(FixedSize(1024), [2, 3, 1024, 1024], training=True)
+    graph.unchecked = check_trace(FixedSize(1024), graph, training=True)
+    assert graph.unchecked.startswith("no smaller image has the same operators")
+    notes = [f for f in make_plan(RunConfig(), graph).findings if f.key == "model.target"]
+    assert "the graph was not compared with the network's module: no smaller" in notes[0].text
+    monkeypatch.setattr(trace_check, "machine_bytes", lambda: 1000)
+    assert checked(Middle()) == "its parameters and gradients would take 0.0 GiB"
+
+
+def test_networks_of_hires_are_their_graphs():
+    for name in ("preact_resnet", "unet", "edsr"):
+        keys = {"n": 1, "levels": 2, "width": 4, "blocks": 2}
+        config = RunConfig(image=[32, 24], batch=2, model=ModelConfig(name, classes=3, **keys))
+        model = build_model(config.model, 0).to_empty(device="cpu")
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        assert checked(model, shape=[2, 3, 32, 24]) == ""
+
+
+def test_front_end_hears_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = ModelConfig("custom", target=f"{__name__}:straight", classes=5)
+    config = RunConfig(image=[20, 24], batch=2, model=model)
+    error = reply_to({"trace": to_dict(config)})["error"]
+    assert error["type"] == "ConfigError"
+    assert "StraightThrough" in error["text"]
+    config.model.target = f"{__name__}:Middle"
+    answer = Graph.from_dict(reply_to({"trace": to_dict(config)})["graph"])
+    assert answer.unchecked == ""
+
+
+def straight() -> nn.Module:
+    """Returns a network that hires cannot train."""
+    return Middle(straight_through)
