@@ -28,6 +28,8 @@ from hires.comm import rehearsal
 from hires.core.errors import ConfigError
 from hires.engine.build import cast, cast_constants, contexts_of, named_tensors
 from hires.nets.custom import error_line
+from hires.nets.network_call import without_checkpoints
+from hires.nets.random_draws import Draws
 from hires.nets.trace import trace
 from hires.parallel.stage import StageModule
 from hires.plan.conversions import convert
@@ -219,7 +221,13 @@ class _Trial:
         buffers = {n: t.clone() for n, t in self.tensors.items() if not isinstance(t, nn.Parameter)}
         images = self.images.contiguous(memory_format=torch.channels_last)
         same = _SameRandomNumbers()  # type: ignore[no-untyped-call]
-        with same, torch.enable_grad():  # also in inference: a network may register hooks
+        draws = Draws(0, 0, 0, len(images))  # what the random operators of a graph draw
+        with (
+            same,
+            draws,
+            without_checkpoints(),
+            torch.enable_grad(),
+        ):  # also in inference: a network may register hooks
             output = call(images.clone())
             if self.training and backward and output.requires_grad:
                 torch.autograd.backward([output], [self.factor])

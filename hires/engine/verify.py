@@ -28,6 +28,7 @@ from hires.core.store.reading import read_lines
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.loader import whole_microbatches
 from hires.engine.optimizer import optimizer_of
+from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.loss import plain_loss
 from hires.plan.operators.operator_facts import is_random
@@ -138,7 +139,8 @@ def reference_step(config: RunConfig, way: str = "") -> Tensors:
                 images = torch.nextafter(images, torch.where(images > 0, math.inf, -math.inf))
             elif way == "reversed":
                 images, target = images.flip(0), target.flip(0)
-            with Draws(config.seed, 0, index * len(images), len(images)):
+            draws = Draws(config.seed, 0, index * len(images), len(images))
+            with draws, without_checkpoints():
                 output = model(images)
             kept = output.detach()
             tensors[f"output/{index}"] = kept.flip(0) if way == "reversed" else kept

@@ -14,7 +14,6 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
+
+from hires.nets.network_call import without_checkpoints
 
 
 def export_network(
@@ -86,8 +86,7 @@ class _CopiedConstants(TorchFunctionMode):
 def _plain_calls() -> Iterator[None]:
     # What torch.export would lose or turn into something else: ``tensor.data`` would become a
     # constant, and a checkpointed part (``use_reentrant=True``) would have no gradient.
-    run = lambda function, preserve, *args: function(*args)  # noqa: E731
-    with mock.patch.object(CheckpointFunction, "apply", run), _DetachedData():
+    with without_checkpoints(), _DetachedData():
         yield
 
 

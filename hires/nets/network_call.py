@@ -15,14 +15,20 @@ How it takes them, and what it returns, are keys of the config:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from hires.core.config.run_config import IMAGES
 from hires.core.errors import ConfigError
+
+NEWER_CHECKPOINT = "_checkpoint_without_reentrant_generator"
+"""What torch does around a part with ``use_reentrant=False``."""
 
 
 def on_images(net: nn.Module, inputs: Any, output: str | None) -> nn.Module:
@@ -71,6 +77,26 @@ def chosen(returned: Any, output: str | None) -> Any:
         f"the network returns a {type(returned).__name__} of {len(tensors)} tensors: {names}; "
         f"choose one, as model.output={next(iter(tensors))}{given}"
     )
+
+
+@contextlib.contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Runs the parts of networks that ``torch.utils.checkpoint`` would compute twice once.
+
+    The second run is part of the backward pass, and would draw random numbers of its own.
+    """
+
+    def once(function: Any, preserve: bool, *args: Any) -> Any:
+        del preserve
+        return function(*args)
+
+    def nothing(*args: Any, **named: Any) -> Iterator[None]:
+        del args, named
+        yield  # where the part runs
+
+    reentrant = mock.patch.object(checkpoint.CheckpointFunction, "apply", once)
+    with reentrant, mock.patch.object(checkpoint, NEWER_CHECKPOINT, nothing):
+        yield
 
 
 def _arguments(inputs: Any, images: Tensor) -> tuple[list[Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
 from hires.core.errors import ConfigError
@@ -135,6 +136,11 @@ def test_network_that_is_another_at_each_call_is_an_error(net):
     assert "in output; the module itself returns something else at each call" in text
 
 
+def part() -> nn.Module:
+    """Returns a part with random numbers."""
+    return nn.Sequential(nn.Conv2d(8, 8, 1), nn.Dropout(0.4), nn.Tanh())
+
+
 class Normal(nn.Module):
     """A network with its own ideas of layout."""
 
@@ -153,6 +159,9 @@ class Normal(nn.Module):
         Middle(lambda net, x: F.alpha_dropout(x, 0.4) + 0.1 * torch.randn_like(x)),
         Middle(lambda net, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.8).div_(0.8)),
         Middle(lambda net, x: net.own(x), own=Normal()),
+        # The second run of a checkpointed part would draw other numbers.
+        Middle(lambda net, x: checkpoint(net.part, x, use_reentrant=True), part=part()),
+        Middle(lambda net, x: checkpoint(net.part, x, use_reentrant=False), part=part()),
         Middle(lambda net, x: net.conv2(x.float())),  # fails in float64
         Middle(lambda net, x: F.conv2d(x, net.kernel, padding=1), kernel=torch.randn(8, 8, 3, 3)),
         Middle(lambda net, x: torch.where(x > 1, x / 0, x).nan_to_num(0.0, 1.0, 0.0)),
