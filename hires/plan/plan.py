@@ -144,6 +144,10 @@ class Stage:
         return self.num_tiles * self.shards
 
 
+_MAX_COUNT = 10**6
+"""Of ranks, microbatches or nodes of the network: more are no plan of hires."""
+
+
 @dataclass
 class Plan:
     """What decides a step, as ``plan.json`` holds it."""
@@ -291,7 +295,10 @@ class Plan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
-        """Returns the plan that :meth:`to_dict` described; PlanError: by another schema."""
+        """Returns the plan that :meth:`to_dict` described.
+
+        PlanError: it is of another schema, or damaged.
+        """
         if values.get("schema") != SCHEMA:
             raise PlanError(
                 f"plan.json has schema {values.get('schema')!r}, this hires reads {SCHEMA}; "
@@ -299,12 +306,32 @@ class Plan:
             )
         # An older hires wrote fewer facts; what it left out has its default.
         kept = {f.name: values[f.name] for f in dataclasses.fields(Plan) if f.name in values}
-        kept["graph"] = Graph.from_dict(values["graph"])
-        stages = values["stages"]
-        kept["stages"] = [Stage(**{**s, "comm": [CommOp(**o) for o in s["comm"]]}) for s in stages]
-        kept["edges"] = [Edge(**item) for item in values["edges"]]
-        kept["findings"] = [Finding(**item) for item in values["findings"]]
-        return Plan(**kept)
+        try:
+            kept["graph"] = Graph.from_dict(values["graph"])
+            stages = values["stages"]
+            kept["stages"] = [
+                Stage(**{**s, "comm": [CommOp(**o) for o in s["comm"]]}) for s in stages
+            ]
+            kept["edges"] = [Edge(**item) for item in values["edges"]]
+            kept["findings"] = [Finding(**item) for item in values["findings"]]
+            plan = Plan(**kept)
+            plan._check_counts()
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            raise PlanError(f"plan.json is damaged ({why}); make the run again") from None
+        return plan
+
+    def _check_counts(self) -> None:
+        """Raises ValueError if a number over which loops go is none, or is absurd."""
+        counts = [self.num_replicas, self.num_microbatches, self.num_pairs, *self.graph.input_shape]
+        for stage in self.stages:
+            counts += [*stage.tiles, stage.shards, stage.first_rank + 1, stage.last - stage.first]
+        wrong = [n for n in counts if type(n) is not int or not 0 < n <= _MAX_COUNT]
+        if wrong or self.num_directions not in (1, 2) or type(self.num_directions) is not int:
+            raise ValueError(f"a count is {[*wrong, self.num_directions][0]!r}")
+        for action in (action for actions in self.schedule for action in actions):
+            if action[0] not in "FB" or not 0 <= int(action[1:]) < self.total_microbatches:
+                raise ValueError(f"an action is {action!r}")
 
 
 def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate[Plan, P], T]:

@@ -70,6 +70,14 @@ def read_plan(run_dir: StrPath) -> Values:
     return reading.read_json(Path(run_dir) / file_names.PLAN, needed=True)
 
 
+def read_world(run_dir: StrPath) -> int:
+    """Returns how many ranks the frozen plan has; raises RunError if it cannot be read."""
+    world = read_plan(run_dir).get("world")
+    if type(world) is not int or world < 1:
+        raise RunError(f"{Path(run_dir) / file_names.PLAN} is damaged: its world is {world!r:.40}")
+    return world
+
+
 def read_record(folder: StrPath) -> Values | None:
     """Returns the record in the folder of a run or attempt; None if there is none yet.
 
@@ -92,10 +100,11 @@ def other_schema(record: Values) -> str:
 
 def done_attempt(run_dir: StrPath) -> int | None:
     """Returns the attempt that completed a run; None if none did, or if its record is damaged."""
-    with contextlib.suppress(RunError, KeyError, TypeError, ValueError):
-        record = read_record(run_dir)
-        if record is not None and record.get("state") == "done":
-            return int(record["attempt"])
+    with contextlib.suppress(RunError):
+        record = read_record(run_dir) or {}
+        attempt = record.get("attempt")
+        if record.get("state") == "done" and type(attempt) is int and attempt >= 0:
+            return attempt
     return None
 
 

@@ -127,7 +127,7 @@ def done_attempts(path: StrPath) -> list[int]:
 def frozen_folder(path: StrPath) -> Path:
     """Returns the absolute path of a run folder; raises RunError if there is none at ``path``."""
     path = Path(path).absolute()
-    if not file_names.is_file(path / file_names.CONFIG):
+    if not os.path.lexists(path / file_names.CONFIG):
         raise RunError(f"{path} is no run folder: it holds no config.yaml")
     return path
 
@@ -151,7 +151,7 @@ def locate(name: str, results: StrPath = "results") -> Path:
         ConfigError: no run, or more than one, goes by this name.
     """
     results = Path(results)
-    if file_names.is_file(Path(name) / file_names.CONFIG):
+    if os.path.lexists(Path(name) / file_names.CONFIG):  # what is wrong with it is said later
         return Path(name).absolute()
     runs = sorted(results.glob(f"*/*/{file_names.CONFIG}"))
     folders = [file.parent for file in runs if not file.parent.name.startswith(".")]

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = rundir.frozen_folder(folder)
         with running_elsewhere.alone(path):
             number = attempts.next_attempt(path)
-        config, world = records.read_config(path), int(records.read_plan(path)["world"])
+        config, world = records.read_config(path), records.read_world(path)
         say(f"{path.name}: attempt {number}, {world} ranks")
         places = launcher_of(config).rank_places(config, world, command)
         return local_launcher.launch(path, number, places=places, aloud=True).exit_code

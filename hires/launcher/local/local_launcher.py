@@ -60,7 +60,7 @@ def launch(
         return _told(own, end) if aloud else end
     config = records.read_config(run_dir)
     if places is None:
-        places = launcher_of(config).rank_places(config, int(records.read_plan(run_dir)["world"]))
+        places = launcher_of(config).rank_places(config, records.read_world(run_dir))
     if aloud:
         on_line = RunProgress(len(places.ranks), config.batch, config.steps).printer(say)
     job = Launch(run_dir, attempt, config, module, args, places, on_line)

@@ -64,7 +64,7 @@ class JobRun:
     @cached_property
     def world(self) -> int:
         """How many ranks it has; a RunError: the plan cannot be read."""
-        return int(records.read_plan(self.path)["world"])
+        return records.read_world(self.path)
 
     @cached_property
     def needs(self) -> Sequence[float]:

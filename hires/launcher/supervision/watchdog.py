@@ -96,9 +96,8 @@ def investigate(
     ages_s = {rank: max(0.0, now_s - at) for rank, at in heartbeat.heartbeats(folder).items()}
     hang = Hang(folder, answers, silent, 0, ages_s)
     with contextlib.suppress(RunError):
-        values = records.read_plan(run_dir)
-        hang.world = int(values.get("world", 0))
-        with contextlib.suppress(HiresError, KeyError, TypeError):  # another hires wrote it
+        values, hang.world = records.read_plan(run_dir), records.read_world(run_dir)
+        with contextlib.suppress(HiresError):  # another hires wrote it
             hang.stall = stall(Plan.from_dict(values), answers, hang.world)
     with contextlib.suppress(RunError):
         write_atomically(folder / file_names.HANG, hang.page())
