@@ -6,10 +6,10 @@ imported torch, and end with this process, with Ctrl-C, when one fails, and when
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +25,7 @@ import torch
 from hires import comm
 from hires.core import log as logs
 from hires.core.errors import HiresError, RunError
+from hires.core.ranks import ports
 from hires.core.ranks.world import World
 from hires.engine.memory_meter import keep_memory
 
@@ -71,13 +72,12 @@ def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iter
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # a free port
-        port = int(probe.getsockname()[1])
     deadline = time.monotonic() + timeout_s
+    reserved = contextlib.ExitStack()
     waiting: dict[Connection, int] = {}
     ranks: list[BaseProcess] = []
     try:
+        port = reserved.enter_context(ports.reserve(0))  # other programs may look for ports, too
         for rank in range(num_ranks):
             ours, theirs = context.Pipe(duplex=False)
             world = World(rank, num_ranks, rank, num_ranks, "127.0.0.1", port, 0)
@@ -99,6 +99,7 @@ def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iter
                 else:
                     yield value
     finally:
+        reserved.close()
         for process in filter(lambda started: started.pid, ranks):
             process.kill()
             process.join()

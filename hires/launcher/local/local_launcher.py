@@ -12,6 +12,7 @@ from typing import Any
 
 from hires.core import units
 from hires.core.errors import ConfigError, EditedError, RunError
+from hires.core.ranks import ports
 from hires.core.store import attempts, file_names, frozen, provenance, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
@@ -19,7 +20,6 @@ from hires.core.store.reading import printable
 from hires.core.store.run_index import write_exit
 from hires.data.content import is_unchanged
 from hires.launcher.interface import OnLine, Outcome, launcher_of
-from hires.launcher.ranks import ports
 from hires.launcher.ranks.places import RankPlaces
 from hires.launcher.ranks.rank_group import Launch
 from hires.launcher.status.run_progress import RunProgress

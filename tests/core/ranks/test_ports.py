@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.launcher.ranks import ports
+from hires.core.ranks import ports
 
 
 def chosen(port):
@@ -39,7 +39,7 @@ def test_two_launchers_never_have_one_port(choice):
     """Both may bind it as long as nobody listens; ranks of one run would then join the other."""
     own = chosen(0) if choice == "own" else 0
     code = (
-        "from hires.launcher.ranks import ports\n"
+        "from hires.core.ranks import ports\n"
         f"with ports.reserve({own}) as port: print(port, flush=True); input()\n"
     )
     with subprocess.Popen(
