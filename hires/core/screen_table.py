@@ -27,12 +27,14 @@ def screen_lines(
     names: Sequence[str],
     keep: Sequence[int] = (),
     rule: str = "",
+    indent: int = 0,
 ) -> tuple[list[str], list[str]]:
     """Returns the lines of a table in ``width``, and what is missing in words, if anything is.
 
     A column named ``state`` is in colours if the output takes them; ``rule`` is drawn below the
-    headings, which stand on it.
+    headings, which stand on it. The caller writes ``indent`` characters before every line.
     """
+    width = None if width is None else width - indent
     fit = fitted(rows, width, sides, keep)
     tall = max(head.count("\n") for head in fit.rows[0])
     fit.rows[0] = ["\n" * (tall - head.count("\n")) + head for head in fit.rows[0]]
@@ -47,7 +49,7 @@ def screen_lines(
         lines.insert(tall + 1, rule * max(map(columns_of, lines)))
     parts = [f"left out: {', '.join(names[place] for place in fit.lost)}"] if fit.lost else []
     parts += [] if fit.is_whole else ["texts are shortened"]
-    all_of_it = f"COLUMNS={fit.needs + 1} shows all"
+    all_of_it = f"COLUMNS={fit.needs + indent} shows all"
     note = f"({'; '.join([*parts, all_of_it])})" if parts else ""
     return lines, textwrap.wrap(note, width or len(note) or 1)
 

@@ -15,6 +15,19 @@ from tests.helpers.report_runs import report_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 
+_SHARE = """
+const svg = arguments[0].querySelector('svg').getBoundingClientRect();
+return svg.width / arguments[1].clientWidth;
+"""
+"""Of the width of a figure's box, which its plot takes."""
+_SCROLLED = """
+const box = arguments[0];
+box.scrollLeft = box.scrollWidth;
+const frame = box.getBoundingClientRect(), heads = box.querySelector('tr').cells;
+return [heads[heads.length - 1].getBoundingClientRect().right - frame.right,
+        heads[0].getBoundingClientRect().left - frame.left];
+"""
+"""Pixels of the last column behind the right edge, and of the first behind the left one."""
 MOST_CLASHES = 2
 """Texts of plots that may touch: fonts differ from machine to machine."""
 
@@ -81,7 +94,10 @@ def test_captions_and_marks_stand_on_every_figure(opened):
         assert "CPU" in opened.run("return arguments[0].querySelector('svg').textContent", figure)
 
 
-@pytest.mark.parametrize("width", [400, 800, 1600])
+WIDTHS = [400, 800, 1200, 1600]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_overlaps_and_the_page_never_scrolls_sideways(opened, width, dark):
     opened.resize(width, dark=dark)
@@ -91,8 +107,28 @@ def test_nothing_overlaps_and_the_page_never_scrolls_sideways(opened, width, dar
     assert opened.console() == []
 
 
-def test_texts_of_plots_do_not_lie_on_each_other(opened):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_texts_of_plots_do_not_lie_on_each_other(opened, width):
+    opened.resize(width)
     assert opened.clashing_texts()[MOST_CLASHES:] == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_plots_fill_their_boxes_and_are_not_cut(opened, width):
+    opened.resize(width)
+    for figure in opened.all("figure"):
+        [plot] = [one for one in figure.find_elements("class name", "plot") if one.is_displayed()]
+        share = opened.run(_SHARE, plot, figure)
+        assert 0.85 < share <= 1.0, figure.get_attribute("id")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_column_of_a_table_is_reached_and_the_first_stays(opened, width):
+    opened.resize(width)
+    for scroll in opened.all(".scroll"):
+        last, first = opened.run(_SCROLLED, scroll)
+        assert last <= 1, scroll.get_attribute("aria-label")
+        assert first >= -1, scroll.get_attribute("aria-label")
 
 
 def test_a_click_sorts_and_another_turns_it_round(opened):

@@ -79,8 +79,7 @@ def print_table(
     names = [column.title for column in drawn]
     sides = "".join("r" if column.numeric else "l" for column in drawn)
     places = [place for key in keep for place, column in enumerate(drawn) if column.key == key]
-    room = None if width is None else width - 1
-    lines, note = screen_lines(table, room, sides, names, places, rule="─")
+    lines, note = screen_lines(table, width, sides, names, places, rule="─", indent=1)
     print("\n".join([*(f" {line}".rstrip() for line in [*lines, *note]), ""]))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from hires.core.text_table import aligned
+from hires.core import terminal
+from hires.core.screen_table import screen_lines
+from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room
 from hires.plan.plan import Plan
@@ -17,6 +20,7 @@ Facts = dict[str, Any]
 MAX_REPLICAS = 8
 """With more than this, one stands for all."""
 _MOST = 8  # problems of one proof
+_INDENT = 2  # characters before the lines of a section
 _WIDTH = 24  # characters of a full bar; all columns together fit 80
 _PARTS = (
     ("params_bytes", "P", "parameters"),
@@ -29,7 +33,12 @@ _PARTS = (
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
     """Returns the text of a plan; ``limit`` is the most bytes that a rank may need."""
-    findings = finding_lines(plan["findings"])
+    width = terminal.columns()
+    findings = [
+        part
+        for line in finding_lines(plan["findings"])
+        for part in (textwrap.wrap(line, width - _INDENT) if width else [line])
+    ]
     if not any(stage["num_layers"] for stage in plan["stages"]):
         return ["findings", *(f"  {line}" for line in findings)]
     who = "stage" if plan["num_directions"] == 1 else "rank"
@@ -100,7 +109,7 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
         counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
         backends = ", ".join(proof["backends"]) or "-"
         rows.append((proof["semantics"], backends, posted, right, *counted))
-    lines = aligned(rows)
+    lines, note = _fitted(rows, (3,))
     shown = [lines[0]]
     for line, proof in zip(lines[1:], proofs, strict=True):
         # A problem has a line for each rank that waits.
@@ -108,7 +117,7 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
         if len(proof["problems"]) > _MOST:
             problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
         shown += "\n    ".join([line, *problems]).split("\n")
-    return shown
+    return [*shown, *note]
 
 
 def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
@@ -180,4 +189,11 @@ def _stage_lines(plan: Facts) -> list[str]:
         tiles = "x".join(map(str, stage["tiles"]))
         costs = (count(stage["flops"]), count(stage["params"]))
         rows.append([*map(str, layers), tiles, str(stage["shards"]), *costs])
-    return aligned(rows)
+    lines, note = _fitted(rows, (4, 5))
+    return [*lines, *note]
+
+
+def _fitted(rows: Sequence[Sequence[str]], keep: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Returns a table as wide as the screen, and what is missing in words."""
+    width, sides = terminal.columns(), sides_of(rows)
+    return screen_lines(rows, width, sides, rows[0], keep, indent=_INDENT)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hires.cli.screens.show_plan import finding_lines, message_lines, placement_lines, proof_lines
+from hires.cli.screens.show_plan import (
+    finding_lines,
+    message_lines,
+    placement_lines,
+    plan_lines,
+    proof_lines,
+)
+from tests.helpers.small_plans import plan_of
 
 
 def facts(replicas: int, *tiles: list[int]) -> dict:
@@ -118,3 +125,19 @@ def test_failed_proof_lists_what_it_found_up_to_a_limit():
         *["    rank 2 waits"] * 7,
         "    and 2 more; --json shows all",
     ]
+
+
+def test_tables_and_findings_of_a_plan_fit_a_narrow_screen(monkeypatch):
+    plan = plan_of(tiles=[2, 1], stages=3, directions=2, schedule="gems").to_dict()
+    plan["findings"] = [{"severity": "note", "key": "memory", "text": "a sentence " * 30}]
+    for stage in plan["stages"]:
+        stage["last_layer"] = "layer4.1.a_long_name_of_a_layer.conv2"
+    whole = plan_lines(plan, ["F0"])
+    assert max(map(len, whole)) > 300  # in a file a finding is one line
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = plan_lines(plan, ["F0"])
+    assert max(map(len, narrow)) <= 80
+    [note] = [line for line in narrow if "shows all" in line]
+    assert "  (texts are shortened; COLUMNS=" in note or "left out" in note
+    stages = narrow[narrow.index("stages") + 1]
+    assert stages.split()[:3] == ["stage", "layers", "from"]

@@ -144,7 +144,7 @@ def test_small_screen_shows_what_is_not_done_and_cuts_long_notes():
     assert shown[1].endswith("...")
     assert max(map(len, shown[:-3])) <= 80
     assert shown[-3] == "... and 26 more"
-    assert shown[-2] == "(texts are shortened; COLUMNS=458 shows all)"
+    assert shown[-2] == "(texts are shortened; COLUMNS=457 shows all)"
     assert shown[-1] == "31 runs: 30 done, 1 failed"
 
 
