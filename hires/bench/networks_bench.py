@@ -253,11 +253,12 @@ def _cells(row: Row, columns: list[str]) -> dict[str, str]:
     }
     for name in columns:
         key = next((key for key in row["layouts"] if key.partition(":")[0] == name), name)
-        error = row["layouts"].get(key, {}).get("max_rel_err")
+        answer = row["layouts"].get(key, {})
+        error = answer.get("max_rel_err")
         cells[name] = "-" if error is None else f"{error:.1e}"
-        cells[name] += key.removeprefix(name).replace(":", "")
+        cells[name] += "*" * bool(answer.get("by_noise")) + key.removeprefix(name).replace(":", "")
     whole = {name: None for answer in row["layouts"].values() for name in answer["gathered"]}
-    return {**cells, "computed whole": ", ".join(whole) or "-", "seconds": f"{row['seconds']:.0f}"}
+    return {**cells, "gathered for": ", ".join(whole) or "-", "seconds": f"{row['seconds']:.0f}"}
 
 
 BENCHMARK = Benchmark("networks", __doc__, NetworksOptions, measure, _tables, _DATA["note"], _facts)
