@@ -10,6 +10,7 @@ means of the image in :mod:`hires.parallel.image_kernels`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,13 +24,16 @@ from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
+from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.window import Window
+from hires.plan.factor_rules import on_tile
+from hires.plan.factors import local_size
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
-from hires.plan.halos import is_list
+from hires.plan.halos import is_list, on_one_map
 from hires.plan.operators.operator_facts import draws_apart, is_random
 from hires.plan.operators.operator_table import updates_statistics
-from hires.plan.rules import SHARDED, TILED, WHOLE, rule_in, shard_args
+from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in, shard_args
 
 
 def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
@@ -41,7 +45,9 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
         return _windowed(node, context, _binder(node, tensors))
-    if rule.kind in ("norm", "reduce"):
+    if rule.fit is not None and rule.fit.dims is not None:
+        node = on_tile(node, rule.fit.dims, context.extent(node.name))
+    if rule.kind in ("norm", "reduce") and rule.fit is None:
         run = IMAGE_KERNELS[node.kind](node, context, _binder(node, tensors))
     else:
         run = _alone(node, context, tensors)
@@ -55,6 +61,9 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     if is_random(node) and not draws_apart(node):
         run = _drawn(run, node, context)
     tiled = stage.num_tiles > 1 and rule.result == TILED
+    if rule.kind == "reduce" and rule.fit is not None:
+        parts = _with_operands(run, node, context)
+        return lambda values: sum_over_tiles(parts(values), context, node.name)
     return _with_operands(run, node, context) if tiled else run
 
 
@@ -79,8 +88,14 @@ def _drawn(run: Operator, node: Node, context: Context) -> Operator:
     places = [range(size) for size in whole]
     layout = context.stage.layout.get(node.name)
     if layout == TILED:
-        r0, r1, c0, c1 = context.extent(node.name)
-        places[2:] = range(r0, r1), range(c0, c1)
+        # Of every factor: in a row, the factors of all dims are the whole value's numbers.
+        rect = context.extent(node.name)
+        dims = dims_of(context.plan.graph, context.stage, node.name)
+        whole, places = [], []
+        for factor in itertools.chain.from_iterable(dims):
+            first = rect[2 * factor.axis] if factor.axis is not None else 0
+            whole.append(factor.size)
+            places.append(range(first, first + local_size(factor, rect)))
     elif layout == SHARDED:
         places[0] = range(*context.samples)
 
@@ -132,15 +147,16 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
     #     borrowed                                  | h |     fewer: the others are borrowed
     #
     # A tile holds more than it owns where one halo exchange serves several layers. An operand that
-    # all tiles hold whole is shared: its gradient is the sum over the tiles. Lists of tensors are
-    # made of own pixels.
+    # all tiles hold whole is shared: its gradient is the sum over the tiles. Lists of tensors and
+    # values that are no maps are made of own pixels.
     graph, layout = context.plan.graph, context.stage.layout
-    exchanges, makes_map = _exchanges(node, context), not is_list(graph, node.name)
+    exchanges, makes_map = _exchanges(node, context), layout[node.name] == TILED
     shared = _comm_of(node, context, "share")
 
     def fit_of(name: str) -> Callable[[Values], Tensor] | None:
         held = context.extent(name)
-        wanted = context.extent(node.name) if makes_map else context.own(graph.shape(name)[2:])
+        one_map = makes_map and on_one_map(graph, context.stage, node.name, name)
+        wanted = context.extent(node.name) if one_map else context.own_of(name)
         if name not in exchanges:
             return None if wanted == held else lambda v: part(v[name], held, wanted)
         # The gradient of an operand may be another operand's too: nothing is added to it.
@@ -149,6 +165,7 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
         return lambda v: gather_window(v[name], exchange.borrow(v, node.name), frame)
 
     maps = [n for n in node.inputs if layout[n] == TILED and not is_list(graph, n)]
+    maps = [n for n in maps if n not in context.stage.factors]
     fits = {name: fit for name in maps if (fit := fit_of(name)) is not None}
     if not shared and not fits:
         return run

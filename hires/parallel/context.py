@@ -11,6 +11,7 @@ from hires.comm import Group
 from hires.parallel.cursor import Cursor
 from hires.plan.graph import Rect
 from hires.plan.groups import tile_group
+from hires.plan.halos import map_shape
 from hires.plan.layout import Box, held_by
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.tiling import own_rect, split
@@ -65,13 +66,17 @@ class Context:
         if value in self.stage.extents:
             r0, r1, c0, c1 = self.stage.extents[value][self.tile]
             return r0, r1, c0, c1
-        return self.own(self.plan.graph.shape(value)[2:])
+        return self.own_of(value)
 
-    def held(self, value: str) -> Box:
-        """Returns the part of a value that this slot holds."""
-        return _held_by(self.plan, self.stage, value)[self.tile]
+    def own_of(self, value: str) -> Rect:
+        """Returns the rectangle that this slot's tile owns of the map of a value in tiles."""
+        return self.own([*map_shape(self.plan.graph, self.stage, value)[2:]])
+
+    def held(self, value: str, edge: int = -1) -> Box:
+        """Returns the part of a value that this slot holds; of its map, as it crosses an edge."""
+        return _held_by(self.plan, self.stage, value, edge)[self.tile]
 
 
 @derived
-def _held_by(plan: Plan, stage: Stage, value: str) -> list[Box]:
-    return held_by(plan.graph, stage, value)
+def _held_by(plan: Plan, stage: Stage, value: str, edge: int) -> list[Box]:
+    return held_by(plan.graph, stage, value, plan.edges[edge].factors if edge >= 0 else None)

@@ -20,8 +20,10 @@ from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.halo import Piece, new_map, new_part, part, paste
 from hires.parallel.image_kernels import Operator, Values
+from hires.parallel.map_views import from_map, tile_of, to_map
 from hires.plan.graph import Node, Rect
 from hires.plan.halos import map_grid, map_shape
+from hires.plan.rules import TILED, dims_of
 from hires.plan.tiling import own_rect
 
 CONVERSIONS: Registry[Callable[[Node, Context, dict[str, Tensor]], Operator]] = Registry(
@@ -31,24 +33,21 @@ CONVERSIONS: Registry[Callable[[Node, Context, dict[str, Tensor]], Operator]] = 
 
 
 class _Conversion:
-    # One conversion on one rank. Values are seen as maps (n, C, rows, cols); to shards the samples
-    # of a value are rows of one map.
-    def __init__(self, node: Node, context: Context, value: str) -> None:
-        stage = context.stage
+    # One conversion on one rank. Messages are pieces of the map (n, C, rows, cols) of the value
+    # that the ranks divide; to shards its samples are the rows.
+    def __init__(self, node: Node, context: Context, divided: str) -> None:
+        graph, stage = context.plan.graph, context.stage
         self.node, self.cursor, self.tiles = node.name, context.cursor, context.tiles
-        *self.first_dims, rows, cols = map_shape(context.plan.graph, stage, value)
+        self.dims = dims_of(graph, stage, divided)
+        _, _, rows, cols = map_shape(graph, stage, divided)
         self.whole: Rect = (0, rows, 0, cols)
         self.own = own_rect([rows, cols], map_grid(stage), context.tile)
-        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(value))
+        is_map = stage.layout[divided] == TILED and divided not in stage.factors
+        self.order = torch.channels_last if is_map else torch.preserve_format
+        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(divided))
         comm = [(n, op) for n, op in enumerate(stage.comm) if op.node == node.name]
         self.number = comm[0][0] if comm else None
         self.returns = bool(comm) and comm[0][1].back  # whether gradients travel
-        assert node.shape is not None
-        self.shape: list[int] = node.shape
-
-    def map_of(self, x: Tensor, rect: Rect) -> Tensor:
-        """Returns what this rank holds of a value as a map of these rows and columns."""
-        return x.reshape(*self.first_dims, rect[1] - rect[0], rect[3] - rect[2])
 
     def exchange(self, x: Tensor, held: Rect, back: bool) -> list[Piece]:
         """Sends parts of a map of which this rank holds a rectangle; returns what arrives."""
@@ -59,27 +58,28 @@ class _Conversion:
         return [] if self.number is None else self.cursor.waits(self.number, back)
 
     def gather(self, own: Tensor, back: bool = False) -> Tensor:
-        """Returns the whole map of which every rank holds a part; of gradients if ``back``."""
-        sent = own.to(self.dtype)
+        """Returns the whole value of which every rank holds a part; of gradients if ``back``."""
+        sent = to_map(own, self.dims, self.own).to(self.dtype)
         pieces = [(self.own, sent), *self.exchange(sent, self.own, back)]
         whole = new_part(sent, self.whole)
         paste(whole, self.whole, pieces, self.whole)
-        return whole.to(own.dtype)
+        return from_map(whole, self.dims, self.whole).to(own.dtype)
 
     def keep_own(self, whole: Tensor) -> Tensor:
-        """Returns a copy of this rank's part, so that the whole map need not be kept."""
-        return part(whole, self.whole, self.own).clone(memory_format=torch.channels_last)
+        """Returns a copy of this rank's part, so that the whole value need not be kept."""
+        return tile_of(whole, self.dims, self.own).clone(memory_format=self.order)
 
     def sum_own(self, whole: Tensor) -> Tensor:
         """Returns the sum of the gradients that all ranks have for this rank's part."""
-        own = self.keep_own(whole)
-        for rect, grad in self.exchange(whole.to(self.dtype), self.whole, back=True):
+        sent = to_map(whole, self.dims, self.whole).to(self.dtype)
+        own = part(sent, self.whole, self.own).to(whole.dtype, copy=True)
+        for rect, grad in self.exchange(sent, self.whole, back=True):
             part(own, self.own, rect).add_(grad)
-        return own
+        return from_map(own, self.dims, self.own)
 
 
 class _Gather(torch.autograd.Function):
-    # (n, C, h, w) -> (n, C, H, W)
+    # what a tile holds -> the whole value
     @staticmethod
     def forward(ctx: Any, own: Tensor, conversion: _Conversion) -> Tensor:
         ctx.conversion = conversion
@@ -93,7 +93,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Crop(torch.autograd.Function):
-    # (n, C, H, W) -> (n, C, h, w)
+    # the whole value -> what a tile holds
     @staticmethod
     def forward(ctx: Any, whole: Tensor, conversion: _Conversion) -> Tensor:
         ctx.conversion = conversion
@@ -111,30 +111,25 @@ def _gather(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operato
     held = context.extent(value) if context.stage.num_tiles > 1 else conversion.own
 
     def run(values: Values) -> Tensor:
-        own = part(conversion.map_of(values[value], held), held, conversion.own)
-        whole: Tensor = _Gather.apply(own, conversion)  # type: ignore[no-untyped-call]
-        return whole.reshape(conversion.shape)
+        own = part(values[value], held, conversion.own)
+        return _Gather.apply(own, conversion)  # type: ignore[no-any-return,no-untyped-call]
 
     return run
 
 
 @CONVERSIONS.register("crop")
 def _crop(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    assert node.shape is not None
-    shape, [source] = node.shape, node.args.values()
+    [source] = node.args.values()
+    conversion = _Conversion(node, context, node.name)
     if "param" in source:  # each tile has a part of its gradient, summed at the end of the step
-        tensor, whole = tensors[source["param"]], (0, shape[2], 0, shape[3])
-        own = context.own(shape[2:])
-        return lambda values: part(tensor.reshape(shape), whole, own)
-    value, tiled = source["value"], context.stage.num_tiles > 1
-    conversion = _Conversion(node, context, value)
+        tensor = tensors[source["param"]]
+        return lambda values: tile_of(tensor, conversion.dims, conversion.own)
+    value = source["value"]
 
     def run(values: Values) -> Tensor:
-        x = conversion.map_of(values[value], conversion.whole)
         if conversion.returns:
-            return _Crop.apply(x, conversion)  # type: ignore[no-any-return,no-untyped-call]
-        own = conversion.keep_own(x)
-        return own if tiled else own.reshape(-1, *shape[1:])
+            return _Crop.apply(values[value], conversion)  # type: ignore[no-any-return,no-untyped-call]
+        return conversion.keep_own(values[value])
 
     return run
 

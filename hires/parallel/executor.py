@@ -24,8 +24,10 @@ from hires.parallel.context import Context
 from hires.parallel.gradients import GradientSync
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of
+from hires.parallel.map_views import from_map, to_map
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
+from hires.plan.factors import Dims, map_shape, unpack
 from hires.plan.graph import INPUT
 from hires.plan.layout import Box
 
@@ -236,6 +238,9 @@ class SlotPass:
         sent = (edge for edge in plan.edges if edge.source == stage and edge.back)
         self.roots = list(dict.fromkeys(edge.value for edge in sent))
         """Values whose gradient comes back."""
+        crossing = (e for e in enumerate(plan.edges) if stage in (e[1].source, e[1].target))
+        self.numbers = {edge.value: number for number, edge in crossing}
+        """Of an edge that each value crosses."""
         self.is_last = stage == len(plan.stages) - 1
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
@@ -286,17 +291,49 @@ class SlotPass:
 
     def sent(self, send: Event, made: dict[str, Tensor]) -> Tensor:
         """Returns what a send takes of the values or gradients that a pass has made."""
-        tensor = _view(made[send.value].detach(), self.context.held(send.value), send)
-        return tensor.to(self.context.dtype)
+        number = send.part.number
+        tensor, held = made[send.value].detach(), self.context.held(send.value, number)
+        if dims := self._dims(number, held):
+            tensor = to_map(tensor, dims, held[2:])
+        return _view(tensor, held, send).to(self.context.dtype)
+
+    def _dims(self, edge: int, held: Box) -> Dims | None:
+        # Of a value whose map crosses an edge, for the samples that this slot holds.
+        factors = self.context.plan.edges[edge].factors
+        if not factors:
+            return None
+        (first, *others), *rest = unpack(factors)
+        samples = held.n1 - held.n0
+        return (first._replace(size=samples) if first.axis is None else first, *others), *rest
 
     def _joined(self, value: str, arrived: Arrived, add: bool = False) -> Tensor:
         # This slot's part of a value, or of its gradient. Where one message brings all of it, its
         # buffer is the value: nothing is copied.
-        pieces = [(event, tensor) for event, tensor in arrived if event.value == value]
-        held, shape = self.context.held(value), self.context.plan.graph.shape(value)
+        # Several edges may bring its gradient, as parts of different maps.
+        by_map: dict[str, list[tuple[Event, Tensor]]] = {}
+        for event, tensor in arrived:
+            if event.value == value:
+                key = str(self.context.plan.edges[event.part.number].factors)
+                by_map.setdefault(key, []).append((event, tensor))
+        if not by_map:  # nothing came, but zeros of its shape are wanted
+            return self._joined_map(value, [], add, self.numbers[value])
+        first, *others = (
+            self._joined_map(value, pieces, add, pieces[0][0].part.number)
+            for pieces in by_map.values()
+        )
+        return first + sum(others) if others else first
+
+    def _joined_map(self, value: str, pieces: Arrived, add: bool, edge: int) -> Tensor:
+        held = self.context.held(value, edge)
+        dims = self._dims(edge, held)
+        shape = self.context.plan.graph.shape(value) if dims is None else map_shape(dims)
         box = (held.n1 - held.n0, *shape[1:]) if shape else ()
         if len(shape) == 4:
             box = held.n1 - held.n0, shape[1], held.r1 - held.r0, held.c1 - held.c0
+        whole = self._assembled(held, box, pieces, add)
+        return whole if dims is None else from_map(whole, dims, held[2:])
+
+    def _assembled(self, held: Box, box: tuple[int, ...], pieces: Arrived, add: bool) -> Tensor:
         if len(pieces) == 1 and pieces[0][1].shape == box:
             return pieces[0][1]
         whole = self.empty(box)

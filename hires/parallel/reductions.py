@@ -111,6 +111,14 @@ def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
     return run
 
 
+def sum_over_tiles(own: Tensor, context: Context, node: str) -> Tensor:
+    """Returns the sum of what all tiles computed at a node, the same bits on each."""
+    place = tiles_of_ranks(context).index(context.tile)
+    sent = own.to(wide(own))
+    gathered: Tensor = _GatherTiles.apply(sent, context.cursor, node, place)  # type: ignore[no-untyped-call]
+    return gathered.sum(0).to(own.dtype)
+
+
 class _GatherTiles(torch.autograd.Function):
     # Each tile's numbers -> those of all tiles, stacked in rank order so that all compute the same
     # bits of them. Each tile has the complete gradient: its own numbers take their part.

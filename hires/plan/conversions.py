@@ -21,16 +21,43 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
+from hires.plan.factor_rules import Fit
+from hires.plan.factors import (
+    Dims,
+    axes_of,
+    cropped,
+    divided,
+    is_cut,
+    is_map,
+    map_dims,
+    map_shape,
+    pack,
+    shape_of,
+    unpack,
+)
 from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.map_labels import is_plain, labels_of
 from hires.plan.operators.operator_facts import draws_apart, facts_of
+from hires.plan.operators.products import Ref
 from hires.plan.plan import Stage
-from hires.plan.rules import CROP, GATHER, SHARDED, TILED, WHOLE, rule_in, rule_of
+from hires.plan.rules import (
+    CROP,
+    GATHER,
+    SHARDED,
+    TILED,
+    WHOLE,
+    Rule,
+    dims_of,
+    rule_in,
+    rule_of,
+)
 
 EXPAND = "expand.default"
 
-Refused = list[tuple[Stage, Node]]
+Refused = list[tuple[Stage, Node]]  # and the stage that would compute it
 
 
 def convert(graph: Graph, stages: list[Stage], gather: bool = True) -> tuple[Graph, Refused]:
@@ -40,12 +67,13 @@ def convert(graph: Graph, stages: list[Stage], gather: bool = True) -> tuple[Gra
     stages, and the nodes that no rank can compute; without ``gather`` also those computed whole.
     """
     result = Graph([], graph.output, graph.input_shape, graph.params)
-    refused: Refused = []
-    bounds = [0]
+    labels, refused, bounds = labels_of(graph), Refused(), [0]
     for stage in stages:
         nodes = graph.nodes[stage.first : stage.last]
-        stage.layout = {name: _incoming(graph, stage, name) for name in _reads(nodes)}
-        builder = _Builder(graph, result, stage, gather)
+        stage.layout, stage.factors = {}, {}
+        builder = _Builder(graph, result, stage, labels, gather)
+        for name in _reads(nodes):
+            builder.receive(name, stages)
         refused += [(stage, node) for node in nodes if not builder.add(node)]
         bounds.append(len(result.nodes))
     if len(result.nodes) == len(graph.nodes):
@@ -61,62 +89,91 @@ def _reads(nodes: list[Node]) -> list[str]:
     return [name for name in read if name not in made]
 
 
-def _incoming(graph: Graph, stage: Stage, value: str) -> str:
-    """Returns how a value that an earlier stage made arrives."""
-    if stage.shards > 1:
-        batched = graph.shape(value)[:1] == graph.input_shape[:1]
-        return SHARDED if batched and value in graph.of_images else WHOLE
-    return TILED if stage.num_tiles > 1 and is_map(graph, value) else WHOLE
-
-
-def is_map(graph: Graph, value: str) -> bool:
-    """Whether a value is made of the images and has pixels for tiles to share.
-
-    Complex numbers are a spectrum.
-    """
-    if value == INPUT:
-        return True
-    shape = graph.by_name[value].shape or []
-    if "complex" in (graph.by_name[value].dtype or ""):
-        return False
-    return len(shape) == 4 and shape[2] * shape[3] > 1 and value in graph.of_images
-
-
 class _Builder:
     """Appends the nodes of one stage to a network, each behind the conversions that it needs."""
 
-    def __init__(self, graph: Graph, result: Graph, stage: Stage, gather: bool) -> None:
+    def __init__(
+        self, graph: Graph, result: Graph, stage: Stage, labels: dict[str, Dims], gather: bool
+    ) -> None:
         self.graph, self.result, self.stage, self.gather = graph, result, stage, gather
+        self.labels = labels if stage.num_tiles > 1 else {}
         self.divided = SHARDED if stage.shards > 1 else TILED
         # Value -> the names under which it lies divided and whole.
-        self.forms = {value: {how: value} for value, how in stage.layout.items()}
+        self.forms: dict[str, dict[str, str]] = {}
+        self.crops: dict[tuple[Ref, Dims], str] = {}
+
+    def receive(self, value: str, stages: list[Stage]) -> None:
+        """Decides how a value that an earlier stage made arrives."""
+        stage, how, dims = self.stage, WHOLE, self._would(value)
+        made = (one.factors[value] for one in stages[: stage.index] if value in one.factors)
+        maps = [map_shape(unpack(one)) for one in made]
+        if stage.shards > 1:
+            batch = self.graph.input_shape[:1]
+            batched = self.graph.shape(value)[:1] == batch and all(m[:1] == batch for m in maps)
+            how = SHARDED if batched and value in self.graph.of_images else WHOLE
+        elif dims is not None:
+            how = TILED if all(one == map_shape(dims) for one in maps) else WHOLE
+        self._lay(value, value, how, dims)
 
     def add(self, node: Node) -> bool:
         """Appends a node; False: no rank can compute it."""
+        if self.stage.num_tiles > 1:
+            tiled = self._tiled(node)
+            rule = rule_of(node, self.graph, tiled)
+            if rule is None or (rule.kind == "whole" and node.name in self.paying):
+                lifted = self._lifted(node) | tiled
+                later = None if draws_apart(node) else rule_of(node, self.graph, lifted)
+                if later is not None and later.result == TILED:
+                    rule, tiled = later, lifted
+            if rule is not None:
+                self._add_ruled(node, rule, tiled)
+                return True
+            return self._add_whole(node)
+        return self._add_undivided(node) or self._add_whole(node)
+
+    def _add_undivided(self, node: Node) -> bool:
+        """Appends a node of one rank or of shards, if there is a rule."""
         forms = {value: self.forms[value] for value in node.inputs}
         names = {value: form.get(self.divided) or form[WHOLE] for value, form in forms.items()}
         candidate = _renamed(node, names)
         rule = rule_in(self.stage, candidate, self.result)
-        if rule is not None and not (rule.kind == "whole" and self._pays(node)):
+        if rule is not None:
             shards = self.stage.shards > 1
             if shards and rule.kind == "whole":
                 self._append_whole(candidate)
             else:
                 self._append(candidate, SHARDED if shards else rule.result)
-            return True
-        if self.stage.num_tiles > 1 and not draws_apart(node) and self._add_cropped(node):
-            return True
-        missing = [value for value, form in forms.items() if WHOLE not in form]
+        return rule is not None
+
+    def _add_ruled(self, node: Node, rule: Rule, tiled: dict[str, Dims]) -> None:
+        """Appends a node whose operands are brought into the forms that its rule names."""
+        fit = rule.fit or Fit(None)
+        names: dict[str, str] = {}
+        params: dict[str, str] = {}
+        for value in node.inputs:
+            if value in tiled and value not in fit.gathered:
+                form = self.forms[value].get(TILED)
+                names[value] = form or self._crop(("value", value), tiled[value])
+                self.forms[value].setdefault(TILED, names[value])
+            else:
+                names[value] = self._whole(value)
+        for ref, dims in fit.crops.items():
+            made = params if ref[0] == "param" else names
+            made[ref[1]] = self._crop(ref, dims, fit.dims)
+        self._append(_renamed(node, names, params), rule.result, fit.dims)
+
+    def _add_whole(self, node: Node) -> bool:
+        missing = [value for value in node.inputs if WHOLE not in self.forms[value]]
         if self._is_refused(node, missing):
             # How its value would lie, so that what follows is judged as well.
+            names = {value: next(iter(self.forms[value].values())) for value in node.inputs}
             image = node.shape is None or len(node.shape) == 4
-            self._append(candidate, self.divided if missing and image else WHOLE)
+            how = self.divided if missing and image else WHOLE
+            dims = None if node.shape is not None else self._would(node.name)
+            self._append(_renamed(node, names), how if dims or node.shape else WHOLE, dims)
             return False
-        for value in missing:
-            name, args = f"{value}.gather{self.stage.index}", {"input": {"value": value}}
-            self.forms[value][WHOLE] = self._convert(name, GATHER, args, self.graph.shape(value))
-        whole = {value: self.forms[value][WHOLE] for value in node.inputs}
-        self._append_whole(_renamed(node, whole))
+        names = {value: self._whole(value) for value in node.inputs}
+        self._append_whole(_renamed(node, names))
         return True
 
     @functools.cached_property
@@ -127,27 +184,38 @@ class _Builder:
         """
         last, found = self.stage.last, set[str]()
         nodes = self.graph.nodes[self.stage.first : last]
-        layout = {v: self._would_lie(v) for node in nodes for v in (node.name, *node.inputs)}
         for node in reversed(nodes):
             readers = [i for i in self.graph.consumers.get(node.name, []) if i < last]
             multiplies = facts_of(node.kind).multiplies is not None
             if multiplies or any(self.graph.nodes[index].name in found for index in readers):
-                rule = rule_of(node, self.graph, layout)
+                dims = {value: self._would(value) for value in node.inputs}
+                large = {v: d for v, d in dims.items() if d is not None and self._is_large(d)}
+                rule = rule_of(node, self.graph, large) if large else None
                 if rule is not None and rule.result == TILED:
                     found.add(node.name)
         return found
 
-    def _pays(self, node: Node) -> bool:
-        maps = any(is_map(self.graph, value) for value in node.inputs)
-        return self.stage.num_tiles > 1 and maps and node.name in self.paying
+    def _is_large(self, dims: Dims) -> bool:
+        sizes = zip(map_shape(dims)[2:], self.stage.tiles, strict=True)
+        return all(size >= parts for size, parts in sizes)
 
-    def _would_lie(self, value: str) -> str:
-        if value != INPUT and self.graph.by_name[value].shape is None:
-            return TILED
-        if not is_map(self.graph, value):
-            return WHOLE
-        rows_and_cols = zip(self.graph.shape(value)[2:], self.stage.tiles, strict=True)
-        return TILED if all(size >= parts for size, parts in rows_and_cols) else WHOLE
+    def _would(self, value: str) -> Dims | None:
+        """Returns the dims of a value if it lay in tiles; None: it has no pixels to share."""
+        label = self.labels.get(value)
+        if label is None:
+            return None
+        if value == INPUT or (is_plain(label) and map_shape(label)[2:] != [1, 1]):
+            return map_dims(shape_of(label), self.stage.tiles)
+        return divided(label, self.stage.tiles)
+
+    def _tiled(self, node: Node) -> dict[str, Dims]:
+        forms = ((value, self.forms[value].get(TILED)) for value in node.inputs)
+        return {v: dims_of(self.result, self.stage, form) for v, form in forms if form is not None}
+
+    def _lifted(self, node: Node) -> dict[str, Dims]:
+        """Returns the dims of the operands that tiles could crop; lists are cropped one by one."""
+        tensors = (v for v in node.inputs if v == INPUT or self.graph.by_name[v].shape is not None)
+        return {v: dims for v in tensors if (dims := self._would(v)) is not None}
 
     def _is_refused(self, node: Node, missing: list[str]) -> bool:
         if draws_apart(node):
@@ -155,55 +223,31 @@ class _Builder:
         lists = any(self.graph.by_name[v].shape is None for v in missing if v != INPUT)
         return bool(missing) and (lists or not self.gather)
 
-    def _add_cropped(self, node: Node) -> bool:
-        """Appends a node with its whole operands cropped to tiles, if that gives it a rule."""
-        before, forms = len(self.result.nodes), {v: dict(self.forms[v]) for v in node.inputs}
-        names = {value: self._cropped(value, node) for value in node.inputs}
-        params = {param: self._cropped_param(param, node) for param in node.params}
-        candidate = _renamed(node, names, {p: name for p, name in params.items() if name})
-        tiled = any(self.stage.layout[name] == TILED for name in candidate.inputs)
-        rule = rule_of(candidate, self.result, self.stage.layout) if tiled else None
-        if rule is not None and rule.result == TILED:
-            self._append(candidate, TILED)
-            return True
-        self.forms |= forms
-        for undone in self.result.nodes[before:]:
-            del self.result.by_name[undone.name], self.stage.layout[undone.name]
-        del self.result.nodes[before:]
-        return False
-
-    def _cropped(self, value: str, node: Node) -> str:
-        """Returns the name of an operand in tiles if it has pixels, else its own."""
+    def _whole(self, value: str) -> str:
+        """Returns the name under which every tile holds all of a value."""
         forms = self.forms[value]
-        if TILED in forms or (value != INPUT and self.graph.by_name[value].shape is None):
-            return forms.get(TILED) or forms[WHOLE]
-        shape, source = self.graph.shape(value), {"value": forms[WHOLE]}
-        size = map_size(shape, node)
-        if size is not None and shape[-2:] != size:
-            return self._expand_and_crop(value, source, shape, size)
-        if size is not None or is_map(self.graph, value):
-            forms[TILED] = self._crop(value, source, shape)
-        return forms.get(TILED) or forms[WHOLE]
+        if WHOLE not in forms:
+            args, shape = {"input": {"value": forms[self.divided]}}, self.graph.shape(value)
+            forms[WHOLE] = self._convert(f"{value}.gather", GATHER, args, shape)
+        return forms[WHOLE]
 
-    def _cropped_param(self, param: str, node: Node) -> str | None:
-        """Returns the name of a parameter's part in tiles if it has pixels, else None."""
-        shape, source = self.graph.params[param].shape, {"param": param}
-        size = map_size(shape, node)
-        if size is None or shape[-2:] == size:
-            return None if size is None else self._crop(param, source, shape)
-        return self._expand_and_crop(param, source, shape, size)
+    def _crop(self, ref: Ref, dims: Dims, made: Dims | None = None) -> str:
+        """Returns the name of an operand's part in tiles, for a result of dims ``made``.
 
-    def _expand_and_crop(
-        self, value: str, source: dict[str, str], shape: list[int], size: list[int]
-    ) -> str:
-        expanded = [*shape[:-2], *size]
-        args = {"self": source, "size": expanded, "implicit": False}
-        made = self._convert(f"{value}.expand{self.stage.index}", EXPAND, args, expanded)
-        return self._crop(value, {"value": made}, expanded)
-
-    def _crop(self, value: str, source: dict[str, str], shape: list[int]) -> str:
-        name = f"{value}.crop{self.stage.index}"
-        return self._convert(name, CROP, {"input": source}, [1] * (4 - len(shape)) + shape)
+        An operand with rows alone is expanded to columns first, so that its tiles are a map.
+        """
+        key = ref, dims
+        if key not in self.crops:
+            kind, name = ref
+            source = {kind: name if kind == "param" else self._whole(name)}
+            if made is not None and len(axes_of(dims)) < len(axes_of(made)):
+                shape = _expanded(shape_of(dims), made)
+                args = {"self": source, "size": shape, "implicit": False}
+                source = {"value": self._convert(f"{name}.expand", EXPAND, args, shape)}
+                dims = cropped(shape, made)
+            args, shape = {"input": source}, shape_of(dims)
+            self.crops[key] = self._convert(f"{name}.crop", CROP, args, shape, dims)
+        return self.crops[key]
 
     def _append_whole(self, node: Node) -> None:
         """Appends a node that every rank computes alike; shards then keep their own samples."""
@@ -219,10 +263,12 @@ class _Builder:
         self._append(self._conversion(node.name, CROP, args, shape), SHARDED)
         self.forms[node.name][WHOLE] = whole
 
-    def _convert(self, name: str, op: str, args: dict[str, Any], shape: list[int]) -> str:
+    def _convert(
+        self, name: str, op: str, args: dict[str, Any], shape: list[int], dims: Dims | None = None
+    ) -> str:
         """Appends a node that brings a value into another form; returns its name."""
-        node = self._conversion(self._unused(name), op, args, shape)
-        self._append(node, WHOLE if op in (GATHER, EXPAND) else TILED)
+        node = self._conversion(self._unused(f"{name}{self.stage.index}"), op, args, shape)
+        self._append(node, WHOLE if dims is None else TILED, dims)
         return node.name
 
     def _unused(self, name: str) -> str:
@@ -241,25 +287,25 @@ class _Builder:
             node.dtype, node.needs_grad = held.dtype, held.trainable
         return node
 
-    def _append(self, node: Node, how: str) -> None:
+    def _append(self, node: Node, how: str, dims: Dims | None = None) -> None:
         self.result.append(node)
-        self.stage.layout[node.name] = how
-        self.forms[node.name] = {how: node.name}
+        self._lay(node.name, node.name, how, dims)
+
+    def _lay(self, value: str, name: str, how: str, dims: Dims | None) -> None:
+        self.stage.layout[name] = how
+        self.forms[value] = {how: name}
+        is_list = value != INPUT and self.result.by_name[name].shape is None
+        if how == TILED and dims is not None and (is_list or not is_map(dims)):
+            self.stage.factors[name] = pack(dims)
 
 
-def map_size(shape: list[int], node: Node) -> list[int] | None:
-    """Returns rows and columns of a node's map if an operand of this shape has any of them.
-
-    Only operands of what computes every number alone are broadcast to the map.
-    """
-    size, made = shape[-2:], node.shape or []
-    if len(made) != 4 or len(shape) > 4 or all(length == 1 for length in size):
-        return None
-    facts = facts_of(node.kind)
-    if "pointwise" not in facts.tiling or facts.vectors:
-        return made[2:] if size == made[2:] and len(shape) == 4 else None
-    fits = all(length in (1, of) for length, of in zip(size[::-1], made[::-1], strict=False))
-    return made[2:] if fits else None
+def _expanded(shape: list[int], made: Dims) -> list[int]:
+    """Returns the shape of an operand with all rows and columns of a result."""
+    first = next(place for place, dim in enumerate(made) if is_cut(dim))
+    rank = max(len(shape), len(made) - first)
+    own = [1] * (rank - len(shape)) + shape
+    pairs = zip(own, made[len(made) - rank :], strict=True)
+    return [math.prod(f.size for f in dim) if is_cut(dim) else size for size, dim in pairs]
 
 
 def _renamed(node: Node, values: dict[str, str], params: dict[str, str] | None = None) -> Node:

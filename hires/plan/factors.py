@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hires.plan.graph import Rect
 
@@ -36,18 +36,23 @@ class Factor(NamedTuple):
 
     size: int
     axis: int | None = None
-    """``ROWS`` or ``COLUMNS`` of the map, if tiles cut them; None: every tile holds all."""
+    """``ROWS`` or ``COLUMNS`` of a map; None: neither."""
+    parts: int = 1
+    """Tiles that share them; 1: every tile holds all."""
 
 
 Dim = tuple[Factor, ...]
-"""Factors of one dim, in normal form: an uncut dim is one factor, and what may be merged is."""
+"""Factors of one dim; a size of 1 adds none, and neighbours that may be merged are one."""
 Dims = tuple[Dim, ...]
 
 
 def map_dims(shape: Sequence[int], grid: Sequence[int]) -> Dims:
     """Returns the dims of an ordinary map (n, C, H, W) on a grid of tiles."""
-    axes = (None, None, *(axis if grid[axis] > 1 else None for axis in (ROWS, COLUMNS)))
-    return tuple((Factor(size, axis),) for size, axis in zip(shape, axes, strict=True))
+    image = zip(shape[2:], (ROWS, COLUMNS), grid, strict=True)
+    factors = (
+        Factor(n, axis, parts) if max(n, parts) > 1 else Factor(n) for n, axis, parts in image
+    )
+    return (Factor(shape[0]),), (Factor(shape[1]),), *((factor,) for factor in factors)
 
 
 def whole_dims(shape: Sequence[int]) -> Dims:
@@ -55,38 +60,64 @@ def whole_dims(shape: Sequence[int]) -> Dims:
     return tuple((Factor(size),) for size in shape)
 
 
+def pack(dims: Dims) -> list[list[list[int | None]]]:
+    """Returns dims as lists for JSON."""
+    return [[list(factor) for factor in dim] for dim in dims]
+
+
+def unpack(lists: Sequence[Sequence[Sequence[Any]]]) -> Dims:
+    """Returns the dims that :func:`pack` wrote."""
+    return tuple(tuple(Factor(*factor) for factor in dim) for dim in lists)
+
+
+def divided(dims: Dims, grid: Sequence[int]) -> Dims | None:
+    """Returns dims as the tiles of a grid share them; None if their map lacks what is cut."""
+    axes = {factor.axis for dim in dims for factor in dim}
+    if any(parts > 1 and axis not in axes for axis, parts in enumerate(grid)):
+        return None
+    return tuple(
+        tuple(f if f.axis is None else f._replace(parts=grid[f.axis]) for f in dim) for dim in dims
+    )
+
+
+def axes_of(dims: Dims) -> set[int]:
+    """Returns which of rows and columns tiles cut."""
+    return {f.axis for dim in dims for f in dim if f.axis is not None and f.parts > 1}
+
+
 def is_cut(dim: Dim) -> bool:
     """Whether tiles hold a part of a dim."""
-    return any(factor.axis is not None for factor in dim)
+    return any(factor.parts > 1 for factor in dim)
 
 
 def shape_of(dims: Dims) -> list[int]:
     """Returns the shape of the complete value."""
-    return [math.prod(factor.size for factor in dim) for dim in dims]
+    return [*map(_size, dims)]
 
 
 def local_shape(dims: Dims, rect: Rect) -> list[int]:
     """Returns the shape of the part that holds a rectangle of the map."""
-    return [math.prod(_local(factor, rect) for factor in dim) for dim in dims]
+    return [math.prod(local_size(factor, rect) for factor in dim) for dim in dims]
 
 
 def local_factors(dims: Dims, rect: Rect) -> list[int]:
     """Returns the size of every factor, of all dims in order, in a rectangle of the map."""
-    return [_local(factor, rect) for dim in dims for factor in dim]
+    return [local_size(factor, rect) for dim in dims for factor in dim]
 
 
-def regrouped(dims: Dims, shape: Sequence[int], grid: Sequence[int]) -> Dims | None:
+def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
     """Returns the dims after a reshape; None if tiles would not hold their part of the result."""
-    if 0 in shape or any(f.size == 1 for dim in dims for f in dim if f.axis is not None):
+    factors = [factor for dim in dims for factor in dim]
+    if 0 in shape or any(factor.size == 1 < factor.parts for factor in factors):
         return None
-    left = [*reversed(_normal([factor for dim in dims for factor in dim], grid))]  # outermost last
+    left = [*reversed(_normal(factors))]  # the outermost last
     result: list[Dim] = []
     for size in shape:
         own: list[Factor] = []
         while size > 1:
             factor = left.pop()
             if size % factor.size:
-                halves = _halves(factor, size, grid)
+                halves = _halves(factor, size)
                 if halves is None:
                     return None
                 factor, inner = halves
@@ -117,9 +148,18 @@ def map_shape(dims: Dims) -> list[int]:
     return shape
 
 
-def is_map(dims: Dims, grid: Sequence[int]) -> bool:
-    """Whether a value is an ordinary map (n, C, H, W)."""
-    return len(dims) == 4 and dims == map_dims(shape_of(dims), grid)
+def is_map(dims: Dims) -> bool:
+    """Whether tiles hold a value as an ordinary map (n, C, H, W)."""
+    if len(dims) != 4 or is_cut(dims[0]) or is_cut(dims[1]):
+        return False
+    image = ((dims[2], ROWS), (dims[3], COLUMNS))
+    return all(len(dim) == 1 and dim[0].axis == axis for dim, axis in image if is_cut(dim))
+
+
+def as_map(dims: Dims) -> Dims:
+    """Returns the dims of an ordinary map as :func:`map_dims` has them."""
+    grid = [math.prod(factor.parts for factor in dim) for dim in dims[2:]]
+    return map_dims(shape_of(dims), grid)
 
 
 def aligned(operands: Sequence[Dims], rank: int) -> Dims | None:
@@ -130,13 +170,42 @@ def aligned(operands: Sequence[Dims], rank: int) -> Dims | None:
     result: list[Dim] = [(Factor(1),)] * rank
     for dims in operands:
         for place, dim in enumerate(dims, start=rank - len(dims)):
-            other = result[place]
-            if other == (Factor(1),):
-                result[place] = dim
-            elif dim not in ((Factor(1),), other):
+            both = merged(result[place], dim)
+            if both is None:
                 return None
-    axes = [factor.axis for dim in result for factor in dim if factor.axis is not None]
-    return tuple(result) if len(axes) == len(set(axes)) else None
+            result[place] = both
+    return with_each_axis_once(result)
+
+
+def merged(dim: Dim, other: Dim) -> Dim | None:
+    """Returns the dim to which two of aligned operands are broadcast; None: they lie apart."""
+    if dim == other or other == (Factor(1),):
+        return dim
+    if dim == (Factor(1),):
+        return other
+    if is_cut(dim) or is_cut(other):
+        return None
+    return dim if any(factor.axis is not None for factor in dim) else other
+
+
+def with_each_axis_once(dims: Sequence[Dim]) -> Dims | None:
+    """Returns dims where rows that are there twice are plain the second time; None if both are cut.
+
+    Columns that are not cut are compared with columns, for example.
+    """
+    seen: dict[int, int] = {}  # axis -> tiles that share it
+    result: list[Dim] = []
+    for dim in dims:
+        own: list[Factor] = []
+        for factor in dim:
+            again = factor.axis is not None and factor.axis in seen
+            if again and max(factor.parts, seen[factor.axis or 0]) > 1:
+                return None
+            if factor.axis is not None:
+                seen[factor.axis] = factor.parts
+            own.append(Factor(factor.size) if again else factor)
+        result.append(tuple(_normal(own)))
+    return tuple(result)
 
 
 def cropped(shape: Sequence[int], to: Dims) -> Dims:
@@ -149,30 +218,34 @@ def cropped(shape: Sequence[int], to: Dims) -> Dims:
     return tuple(dim if size == full else (Factor(size),) for size, dim, full in sizes)
 
 
-def _local(factor: Factor, rect: Rect) -> int:
+def local_size(factor: Factor, rect: Rect) -> int:
+    """Returns how much of a factor a rectangle of the map holds."""
     if factor.axis is None:
         return factor.size
     return rect[2 * factor.axis + 1] - rect[2 * factor.axis]
 
 
-def _normal(factors: Sequence[Factor], grid: Sequence[int]) -> list[Factor]:
-    """Merges each factor with the one inside it, if it is whole and no tile's border moves."""
-    merged: list[Factor] = []
+def _size(dim: Dim) -> int:
+    return math.prod(factor.size for factor in dim)
+
+
+def _normal(factors: Sequence[Factor]) -> list[Factor]:
+    """Merges each factor with the one inside it, if that is plain and no tile's border moves."""
+    found: list[Factor] = []
     for factor in factors:
-        outer = merged[-1] if merged else Factor(1)
-        even = outer.axis is None or outer.size % grid[outer.axis] == 0
-        if merged and factor.axis is None and (even or factor.size == 1):
-            merged[-1] = Factor(outer.size * factor.size, outer.axis)
-        elif outer == Factor(1) and merged:
-            merged[-1] = factor
+        outer = found[-1] if found else None
+        if outer is None or outer == Factor(1):
+            found[-1:] = [factor]
+        elif factor.axis is None and (factor.size == 1 or outer.size % outer.parts == 0):
+            found[-1] = outer._replace(size=outer.size * factor.size)
         else:
-            merged.append(factor)
-    return merged
+            found.append(factor)
+    return found
 
 
-def _halves(factor: Factor, size: int, grid: Sequence[int]) -> tuple[Factor, Factor] | None:
+def _halves(factor: Factor, size: int) -> tuple[Factor, Factor] | None:
     """Splits a factor into an outer one of some size and an inner one, if no tile's border cuts."""
     inner, rest = divmod(factor.size, size)
-    if rest or (factor.axis is not None and size % grid[factor.axis]):
+    if rest or size % factor.parts:
         return None
-    return Factor(size, factor.axis), Factor(inner)
+    return factor._replace(size=size), Factor(inner)

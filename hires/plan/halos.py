@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 
+from hires.plan import factors
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Stage
-from hires.plan.rules import TILED, Rule
+from hires.plan.rules import TILED, Rule, dims_of
 from hires.plan.tiling import cover, inside, loans, need_of, own_rects, window_loans
 
 BORDER_SHARE = 1 / 32
@@ -61,7 +61,7 @@ def halos_of(
             needs[key] = [cover(a, b) for a, b in zip(before, wanted, strict=True)]
     ops: dict[str, list[CommOp]] = {}
     for key, op in found.items():
-        op.messages = loans(graph.shape(op.value)[2:], stage.tiles, needs[key])
+        op.messages = loans(map_shape(graph, stage, op.value)[2:], stage.tiles, needs[key])
         ops.setdefault(op.node, []).append(op)
     return ops
 
@@ -90,12 +90,12 @@ def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
 def map_shape(graph: Graph, stage: Stage, value: str) -> tuple[int, int, int, int]:
     """Returns (n, C, H, W) of a value as the ranks of a stage divide it, by rows and columns.
 
-    To shards a value is one map with a row for each sample; :func:`map_grid` divides it.
+    :func:`map_grid` divides it.
     """
-    if stage.shards > 1:
-        samples, *rest = graph.shape(value)
-        return 1, 1, samples, math.prod(rest)
-    n, channels, rows, cols = [1] * (4 - len(graph.shape(value))) + graph.shape(value)
+    if value in stage.factors or stage.shards > 1:
+        n, channels, rows, cols = factors.map_shape(dims_of(graph, stage, value))
+    else:
+        n, channels, rows, cols = graph.shape(value)
     return n, channels, rows, cols
 
 
@@ -113,21 +113,29 @@ def extents_of(graph: Graph, stage: Stage, value: str) -> list[Rect]:
     """Returns the rectangle of a tiled value that each tile holds; at least what it owns."""
     if value in stage.extents:
         return [(r[0], r[1], r[2], r[3]) for r in stage.extents[value]]
-    return own_rects(graph.shape(value)[2:], stage.tiles)
+    return own_rects(map_shape(graph, stage, value)[2:], stage.tiles)
 
 
 def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule) -> list[Rect]:
     """Returns the rectangle of a value that each tile must see to compute what it holds of a node.
 
-    What is reduced over the whole image is made of own pixels.
+    What is reduced over the whole image, or is no map of the same size, is made of own pixels.
     """
-    if rule.result != TILED:
-        return own_rects(graph.shape(value)[2:], stage.tiles)
+    own = own_rects(map_shape(graph, stage, value)[2:], stage.tiles)
+    if rule.result != TILED or not (rule.axes or on_one_map(graph, stage, node.name, value)):
+        return own
     made = extents_of(graph, stage, node.name)
     if rule.kind != "window":
         return made
     assert rule.axes is not None
     return [need_of(rule.axes, rect) for rect in made]
+
+
+def on_one_map(graph: Graph, stage: Stage, *values: str) -> bool:
+    """Whether values in tiles are maps (n, C, H, W) of one size, whose tiles may hold more."""
+    if is_list(graph, *values) or not stage.factors.keys().isdisjoint(values):
+        return False
+    return len({tuple(graph.shape(value)[2:]) for value in values}) == 1
 
 
 def is_list(graph: Graph, *values: str) -> bool:
@@ -181,6 +189,9 @@ def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
     tile owns no pixel.
     """
     if rule.result != TILED or rule.kind == "crop" or is_list(graph, node.name, *node.inputs):
+        return False
+    tiled = [value for value in node.inputs if stage.layout[value] == TILED]
+    if rule.axes is None and not on_one_map(graph, stage, node.name, *tiled):
         return False
     if node.name == graph.output or graph.consumers.get(node.name, [0])[-1] >= stage.last:
         return False

@@ -9,10 +9,13 @@ rank gets each number that it needs once, and the gradient takes the way back.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.halos import extents_of, halos_of, map_grid, map_shape, ran_back, widen
+from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widen
+from hires.plan.halos import map_shape as stage_map_shape
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Edge, Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE, Rule, rule_in
@@ -57,26 +60,34 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
 def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
     """Returns the messages that bring a value to a later stage, and its gradient back."""
     layouts = source.layout[value], target.layout[value]
+    factors = source.factors.get(value) or target.factors.get(value) or []
     if layouts == (TILED, TILED):
-        samples = graph.shape(value)[0]
-        size = graph.shape(value)[2:]
+        samples, _, *size = map_shape(unpack(factors)) if factors else graph.shape(value)
         pieces = pieces_of_map(size, source.tiles, own_rects(size, target.tiles))
         messages = [[s, t, 0, samples, *rect] for s, t, *rect in pieces]
-        return Edge(value, source.index, target.index, False, messages, messages if back else [])
-    held, wanted = held_by(graph, source, value), held_by(graph, target, value)
+        ends = value, source.index, target.index
+        return Edge(*ends, False, messages, messages if back else [], factors)
+    held, wanted = (held_by(graph, stage, value, factors) for stage in (source, target))
     messages = _pieces(held, wanted, layouts[0])
     # A value that is made from parameters gets from each shard a part of its gradient; if its own
     # ranks are shards too, they add their parts up with those of the parameters.
     parts = layouts[1] == WHOLE and target.shards > 1 and source.shards == 1
     returns = _pieces(wanted, held, "parts" if parts else layouts[1])
-    returned = [[s, t, *box] for t, s, *box in returns]
+    returned = [[s, t, *box] for t, s, *box in returns] if back else []
     whole = TILED not in layouts
-    return Edge(value, source.index, target.index, whole, messages, returned if back else [])
+    return Edge(value, source.index, target.index, whole, messages, returned, factors)
 
 
-def held_by(graph: Graph, stage: Stage, value: str) -> list[Box]:
-    """Returns the part of a value that each rank of a stage holds."""
-    samples, *rest = graph.shape(value) or [1]
+def held_by(
+    graph: Graph, stage: Stage, value: str, factors: Sequence[Any] | None = None
+) -> list[Box]:
+    """Returns the part of a value that each rank of a stage holds.
+
+    Samples and pixels are those of its map; where all hold the whole value, ``factors`` say which
+    of its dims these are if it is no map (n, C, H, W).
+    """
+    factors = factors or stage.factors.get(value)
+    samples, *rest = (map_shape(unpack(factors)) if factors else graph.shape(value)) or [1]
     layout = stage.layout[value]
     if layout == TILED:
         return [Box(0, samples, *rect) for rect in own_rects(rest[1:], stage.tiles)]
@@ -94,7 +105,7 @@ def shares_of(plan: Plan, stage: Stage, value: str) -> list[float]:
     if not shape or not math.prod(shape):
         return [1.0] * stage.num_ranks
     if stage.layout[value] == TILED:
-        pixels = shape[2] * shape[3]
+        pixels = math.prod(stage_map_shape(plan.graph, stage, value)[2:])
         rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
         return [area(rect) / pixels for rect in rects]
     return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
@@ -153,10 +164,11 @@ def _conversion(graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool) 
     """
     if not node.inputs:  # a parameter's gradients are summed at the end of the step
         return []
-    [value] = node.inputs
-    size, shards = map_shape(graph, stage, value)[2:], stage.shards > 1
+    value = node.name if rule.kind == "crop" else node.inputs[0]  # what the ranks divide
+    size, shards = stage_map_shape(graph, stage, value)[2:], stage.shards > 1
     rows = loans(size, map_grid(stage), [(0, size[0], 0, size[1])] * stage.num_ranks)
-    way_back = back and graph.needs_grad(value) and shards == (rule.kind == "gather")
+    needs_grad = graph.needs_grad(node.inputs[0])
+    way_back = back and needs_grad and shards == (rule.kind == "gather")
     if rule.kind == "crop":
         rows = [[target, source, *rect] for source, target, *rect in rows]
         if not way_back:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hires.core.errors import PlanError
+from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, plain
 from hires.plan.schedule import Pipeline, timeline
 
@@ -90,11 +91,13 @@ class Edge:
     messages: list[list[int]]
     back: list[list[int]]
     """The same for the gradient, which goes target -> source; empty if there is none."""
+    factors: list[list[list[Any]]] = field(default_factory=list)
+    """Of its dims, as in ``Stage.factors``, where its map travels instead of itself."""
 
     def shape(self, graph: Graph, row: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of a message."""
         _, _, n0, n1, r0, r1, c0, c1 = row
-        shape = graph.shape(self.value)
+        shape = map_shape(unpack(self.factors)) if self.factors else graph.shape(self.value)
         if not self.whole:
             return n1 - n0, shape[1], r1 - r0, c1 - c0
         # A number, made from a parameter, has no samples.
@@ -130,6 +133,9 @@ class Stage:
     makes."""
     extents: dict[str, list[list[int]]] = field(default_factory=dict)
     """Value -> [row0, row1, col0, col1] for each tile, where tiles compute more than they own."""
+    factors: dict[str, list[list[list[Any]]]] = field(default_factory=dict)
+    """Value -> [size, axis, parts] of the factors of each dim (``hires.plan.factors``), where a
+    value in tiles is no map of (n, C, H, W)."""
 
     __hash__ = object.__hash__  # by identity, for derived facts
 

@@ -22,11 +22,14 @@ Source:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hires.plan.factor_rules import Fit, Reading, fit_of
+from hires.plan.factors import ROWS, Dims, Factor, as_map, is_map, map_dims, unpack, whole_dims
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import draws_apart, facts_of
 from hires.plan.operators.operator_table import updates_statistics
@@ -54,6 +57,8 @@ class Rule:
     """``window`` only: which pixels of the one input each output pixel depends on."""
     elements: int = 0
     """``norm`` and ``reduce``: numbers that the ranks add up."""
+    fit: Fit | None = None
+    """What follows from the factors of dims, if the rule does."""
 
     @property
     def result(self) -> str:
@@ -67,51 +72,56 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
         return Rule("whole")
     if node.kind in (GATHER, CROP):
         return Rule("gather" if node.kind == GATHER else "crop")
-    rule = shard_rule if stage.shards > 1 else rule_of
-    return rule(node, graph, stage.layout)
+    if stage.shards > 1:
+        return shard_rule(node, graph, stage.layout)
+    tiled = (name for name in node.inputs if stage.layout[name] == TILED)
+    return rule_of(node, graph, {name: dims_of(graph, stage, name) for name in tiled})
 
 
-def rule_of(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
-    """Returns the rule of a node that reads TILED and WHOLE values; None if tiles have none."""
+def dims_of(graph: Graph, stage: Stage, value: str) -> Dims:
+    """Returns the dims of a value that ranks divide; of a list, those of its elements.
+
+    To shards a value is one map with a row for each sample.
+    """
+    held = stage.factors.get(value)
+    if held is not None:
+        return unpack(held)
+    if stage.shards > 1:
+        samples, *rest = graph.shape(value)
+        return (Factor(samples, ROWS, stage.shards),), *whole_dims(rest)
+    return map_dims(graph.shape(value), stage.tiles)
+
+
+def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
+    """Returns the rule of a node that reads some values in tiles; None if tiles have none."""
     if draws_apart(node):
         return None  # also behind the global pool, where all tiles must compute alike
-    tiled = [name for name in node.inputs if layout[name] == TILED]
     if not tiled:
         return Rule("whole")
-    rules = (
-        _TILINGS[way](node, graph, tiled)
-        for way in facts_of(node.kind).tiling
-        if way not in _ONE_MAP or _reads_only(node, graph, tiled)
-    )
+    rules = (_rule(way, node, graph, tiled) for way in facts_of(node.kind).tiling)
     return next((rule for rule in rules if rule is not None), None)
+
+
+def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
+    if way in _OF_MAPS:
+        return _OF_MAPS[way](node, graph, [*tiled]) if _reads_only(node, tiled) else None
+    if way == "constant":
+        return Rule("constant")
+    fit = fit_of(way, Reading(node, graph, tiled))
+    if fit is None:
+        return None
+    if fit.dims is None:
+        return Rule("reduce", elements=node.num_elements, fit=fit)
+    if is_map(fit.dims):
+        return Rule("pointwise", fit=dataclasses.replace(fit, dims=as_map(fit.dims)))
+    # The loss is computed from maps or whole values, and the output is stored as such.
+    return Rule("pointwise", fit=fit) if node.name != graph.output else None
 
 
 def window_axes_of(node: Node, graph: Graph) -> Axes | None:
     """Returns which pixels of its input a node reads; None if it reads no window of an image."""
     window = facts_of(node.kind).window
     return None if window is None else window.axes(node, graph.shape(node.inputs[0]), graph)
-
-
-def _pointwise(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    """Tiled operands have the result's map size, others no rows or columns at all."""
-    if len(graph.shape(tiled[0])) != 4 or node.shape is None:
-        return None
-    if any(graph.shape(name)[2:] != node.shape[2:] for name in tiled):
-        return None
-    others = [graph.shape(name) for name in node.inputs if name not in tiled]
-    if not facts_of(node.kind).vectors:
-        others += [graph.params[name].shape for name in node.params]
-    aligned = all(length == 1 for shape in others for length in shape[-2:])
-    return Rule("pointwise") if aligned else None
-
-
-def _channels(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    """All operands are tiles, and the dims are the channels alone."""
-    if len(graph.shape(tiled[0])) != 4 or tiled != node.inputs or node.params:
-        return None
-    dims = _dims(node)
-    channels = bool(dims) and not set(dims) - {1, -3} and node.args.get("keepdim", True)
-    return Rule("pointwise") if channels else None
 
 
 def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
@@ -153,17 +163,13 @@ def _floating(graph: Graph, value: str) -> bool:
     return "float" in (dtype or "")
 
 
-_TILINGS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
-    "pointwise": _pointwise,
-    "channels": _channels,
+_OF_MAPS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "window": _window,
     "statistics": _statistics,
     "reduction": _reduction,
-    "constant": lambda node, graph, tiled: Rule("constant"),
-    "element": lambda node, graph, tiled: Rule("pointwise"),
 }
-"""Way of the table -> (node, network, values that it reads in tiles) -> rule, None if not so."""
-_ONE_MAP = ("window", "statistics", "reduction")  # for nodes that read one map and no other
+"""Ways of the table for nodes that read one map (n, C, H, W) and no other: (node, network, values
+that it reads in tiles) -> rule, None if not so. The other ways follow from factors."""
 
 
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
@@ -207,15 +213,19 @@ def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:
     return {**node.args, facts.argument: [samples, *node.args[facts.argument][1:]]}
 
 
-def _reads_only(node: Node, graph: Graph, tiled: list[str]) -> bool:
+def _reads_only(node: Node, tiled: dict[str, Dims]) -> bool:
     """Whether a map is read as the first argument and by no other.
 
     Weights may be whole values that the network computes: their gradients are shared.
     """
     (_, first), *others = node.args.items()
     read = {key: arg["value"] for key, arg in others if isinstance(arg, dict) and "value" in arg}
-    alone = read.keys() <= {"weight", "bias"} and not {*read.values()} & {*tiled}
-    return first == {"value": tiled[0]} and alone and len(graph.shape(tiled[0])) == 4
+    alone = read.keys() <= {"weight", "bias"} and tiled.keys().isdisjoint(read.values())
+    return (
+        alone
+        and len(tiled) == 1
+        and all(first == {"value": name} and is_map(dims) for name, dims in tiled.items())
+    )
 
 
 def _dims(node: Node) -> list[int | None]:

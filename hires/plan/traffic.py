@@ -54,8 +54,8 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
             yield PassTraffic(kind, makers, readers, back, rows, sizes)
         for stage in plan.stages:
             for op, way_back in pass_comm(plan, stage, back):
-                numbers = math.prod(map_shape(graph, stage, op.value)[:2])
-                each = numbers * BYTES[plan.dtype_of(op.value)]
+                numbers = map_shape(graph, stage, op.value)[:2] if op.moves_pixels else [0]
+                each = math.prod(numbers) * BYTES[plan.dtype_of(op.value)]
                 sizes = [(r1 - r0) * (c1 - c0) * each for _, _, r0, r1, c0, c1 in op.messages]
                 to_all = op.elements * wide
                 yield PassTraffic(op.kind, stage, stage, way_back, op.messages, sizes, to_all)

@@ -21,7 +21,7 @@ from hires.plan.graph import INPUT, Graph
 from hires.plan.halos import wanted_rects
 from hires.plan.layout import connect
 from hires.plan.plan import Plan, Stage
-from hires.plan.rules import TILED, rule_of
+from hires.plan.rules import TILED, rule_in
 from hires.plan.tiling import cover, own_rects
 
 FUSED = 1000
@@ -55,7 +55,7 @@ def laid_out(graph: Graph, grid: tuple[int, int], fuse: int = FUSED) -> tuple[Gr
     held = [(0, 0, 0, 0)] * stage.num_tiles
     for index in graph.consumers[INPUT]:
         node = graph.nodes[index]
-        rule = rule_of(node, graph, stage.layout)
+        rule = rule_in(stage, node, graph)
         assert rule is not None
         wanted = wanted_rects(graph, stage, node, INPUT, rule)
         held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]

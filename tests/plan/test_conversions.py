@@ -78,7 +78,7 @@ def test_one_gather_serves_all_readers_and_the_tiles_stay():
         x = n.conv(x)
         return x.flip(2) + x.flip(3) + x
 
-    plan = planned(forward, **CONV)
+    plan = planned(forward, tiles=(2, 2), **CONV)
     assert [line for line in ways(plan) if "." in line] == ["conv.gather0 whole", "add.crop0 tiled"]
     assert ways(plan)[-1] == "add_1 tiled"
 
@@ -98,7 +98,7 @@ def test_small_map_stays_whole_on_its_way_to_a_classifier():
 def test_parameter_with_rows_or_columns_is_cropped(shape):
     # A position embedding passed for pointwise, although no tile has a parameter of its size.
     position = nn.Parameter(torch.ones(shape))
-    plan = planned(lambda n, x: n.conv(x) + n.position, position=position, **CONV)
+    plan = planned(lambda n, x: n.conv(x) + n.position, tiles=(2, 2), position=position, **CONV)
     assert plan.stages[0].layout["add"] == "tiled"
     assert plan.graph.by_name["position.crop0"].shape[-2:] == list(IMAGE)
     # Nothing travels but the gradient of a whole value that is made from the parameter.
@@ -203,7 +203,7 @@ def test_shards_gather_samples_and_keep_their_own_at_once():
     ]
     gather, _ = plan.stages[0].comm
     assert (gather.kind, gather.back) == ("gather", True)  # each shard has a part of the gradient
-    assert gather.messages == [[1, 0, 1, 2, 0, 650], [0, 1, 0, 1, 0, 650]]
+    assert gather.messages == [[1, 0, 1, 2, 0, 1], [0, 1, 0, 1, 0, 1]]
 
 
 def test_vector_of_as_many_numbers_as_samples_is_no_column_of_samples():

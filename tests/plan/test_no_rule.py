@@ -17,7 +17,6 @@ REFUSED: dict[str, tuple[Forward, dict[str, Any]]] = {
     "flatten": (lambda n, x: x.flatten(1), {}),
     "permute": (lambda n, x: x.permute(0, 2, 3, 1), {}),
     "select": (lambda n, x: x[:, :, 0], {}),
-    "slice": (lambda n, x: x[1:], {}),
     "cat": (lambda n, x: torch.cat([x, x], dim=2), {}),
     "softmax": (lambda n, x: x.softmax(3), {}),
     "mean": (lambda n, x: x.mean(2, keepdim=True), {}),
@@ -52,10 +51,11 @@ def test_random_numbers_behind_the_global_pool_are_refused():
     assert "(rrelu: " in findings[0].text
 
 
-def test_whole_value_is_not_concatenated_to_tiles():
+def test_whole_value_is_cropped_where_it_is_concatenated_to_tiles():
     forward = lambda n, x: torch.cat([F.avg_pool2d(x, 9), x.mean((2, 3), keepdim=True)], 1)  # noqa: E731
-    _, findings = tiled(traced(forward, shape=(2, 4, 9, 9)))
-    assert "(cat: " in findings[0].text
+    stage, findings = tiled(traced(forward, shape=(2, 4, 9, 9)))
+    assert not findings
+    assert stage.layout["mean.crop0"] == stage.layout["cat"] == "tiled"
 
 
 def deep(n: Any, x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_one_finding_names_the_first_of_each_kind_and_one_remedy():
     _, [finding] = tiled(graph)
     assert finding.text == (
         "tiles cannot divide turn1 (flip: reads the order of the pixels) and 1 more of its kind, "
-        "flatten (flatten: moves pixels to other dims); turn1 belongs to the first layer, so this "
+        "fc (linear: multiplies along rows or columns); turn1 belongs to the first layer, so this "
         "network cannot begin with tiles; use parallel.gather=auto"
     )
 
@@ -96,7 +96,7 @@ def test_finding_in_a_later_stage_names_the_join_before_it():
     finding = lay_out(graph, [one, two])[-1]
     assert finding.key == "parallel.spatial_stages"
     assert finding.text == (
-        "tiles cannot divide flatten (flatten: moves pixels to other dims); "
+        "tiles cannot divide fc (linear: multiplies along rows or columns); "
         "parallel.spatial_stages=1 joins the tiles before stage 1 (it begins at c)"
     )
 

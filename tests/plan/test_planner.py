@@ -121,7 +121,7 @@ def test_all_findings_come_at_once():
     )
     keys = [key for key, _ in errors(plan)]
     assert keys == ["batch", "parallel.tiles", "model", "parallel.gather"]
-    with pytest.raises(PlanError, match=r"batch=2 .*flip.*flatten"):
+    with pytest.raises(PlanError, match=r"batch=2 .*flip.*linear"):
         plan.require_ok()
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.plan.rules import rule_of, window_axes_of
+from hires.plan.rules import rule_in, window_axes_of
 from hires.plan.tiling import Axes, need_of, own_rect
 from tests.helpers.tiny_nets import Forward, Net, tiled, traced
 
@@ -22,7 +22,7 @@ def rules(forward: Forward, training: bool = True, **parts: Any) -> list[tuple[s
     assert not findings
     found = []
     for node in graph.nodes:
-        rule = rule_of(node, graph, stage.layout)
+        rule = rule_in(stage, node, graph)
         assert rule is not None
         assert rule.result == stage.layout[node.name]
         found.append((node.kind, rule.kind, rule.axes))

@@ -10,10 +10,25 @@ from typing import Literal
 
 from hires.core.registry import Registry
 from hires.plan.graph import Graph, Node
+from hires.plan.operators.products import Product
 from hires.plan.tiling import Axes
 
 Tiling = Literal[
-    "pointwise", "channels", "window", "statistics", "reduction", "constant", "element"
+    "pointwise",
+    "channels",
+    "last dims",
+    "joined",
+    "regrouped",
+    "permuted",
+    "expanded",
+    "repeated",
+    "strided",
+    "product",
+    "window",
+    "statistics",
+    "reduction",
+    "constant",
+    "element",
 ]
 """How tiles compute an operator; ``hires.plan.rules`` has the condition of each.
 
@@ -70,6 +85,10 @@ class OperatorFacts:
     multiplies: Literal["output", "input"] | None = None
     """A product with a weight: one multiply-add for each number of its output (or input) and each
     number of ``weight[0]``. Others cost one operation for each number of their value."""
+    product: Callable[[Node, Graph], Product] | None = None
+    """Its operands dim by dim; required by the tiling ``product``."""
+    drops: bool = False
+    """Whether its results lack the dim along which it works, without an argument that says so."""
     vectors: bool = False
     """Whether a vector operand has one number per channel; elsewhere its dim is the columns."""
     view: bool = False

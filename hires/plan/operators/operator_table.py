@@ -17,6 +17,7 @@ import math
 from typing import Any
 
 from hires.plan.graph import Graph, Node
+from hires.plan.operators import products
 from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
 from hires.plan.tiling import Axes, Axis
 
@@ -159,7 +160,9 @@ declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(_pad))
 declare("roll", windowed(window=WindowFacts(_roll)))
 declare(
     "slice",
-    OperatorFacts(("channels", "window"), "samples", window=WindowFacts(_slice, ring=0.0)),
+    OperatorFacts(
+        ("window", "channels", "strided"), "samples", window=WindowFacts(_slice, ring=0.0)
+    ),
 )
 declare(
     "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
@@ -200,7 +203,7 @@ declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
-declare("channel_shuffle", OperatorFacts(("pointwise",), "samples"))
+declare("channel_shuffle", OperatorFacts(("pointwise",), "samples", vectors=True))
 
 drawn = functools.partial(pointwise, positional=True)
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
@@ -244,9 +247,14 @@ declare(
     OperatorFacts(("statistics",), "statistics", statistics=_mean_and_variance, overwritable=True),
 )
 declare(
-    "group_norm instance_norm layer_norm",
+    "group_norm instance_norm",
     OperatorFacts(("statistics",), "samples", statistics=_mean_and_variance),
 )
+declare(
+    "layer_norm",
+    OperatorFacts(("last dims", "statistics"), "samples", statistics=_mean_and_variance),
+)
+declare("rms_norm", OperatorFacts(("last dims",), "samples"))
 
 
 def _order_of(node: Node) -> int:
@@ -256,9 +264,13 @@ def _order_of(node: Node) -> int:
 
 
 declare(
-    "cat chunk split split_with_sizes softmax log_softmax glu cumsum",
+    "chunk split split_with_sizes softmax log_softmax glu cumsum",
     OperatorFacts(("channels",), "dims"),
 )
+declare("cat stack", OperatorFacts(("joined",), "dims"))
+declare("unbind select", OperatorFacts(("channels",), "dims", drops=True))
+declare("index_select", OperatorFacts(("channels",), "dims"))
+declare("flip", OperatorFacts(("channels",), "dims", "dims"))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
 declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
 declare("amax amin", reduced(reduction=lambda node: 2))
@@ -267,7 +279,21 @@ declare("linalg_vector_norm norm", reduced(reduction=_order_of))
 pooled = functools.partial(OperatorFacts, ("reduction", "window"), "samples", "output_size")
 declare("adaptive_avg_pool2d", pooled(reduction=lambda node: 1, window=WindowFacts(_bins)))
 declare("adaptive_max_pool2d", pooled(reduction=lambda node: 3, window=WindowFacts(_bins)))
-declare("linear", OperatorFacts(sharding="samples", multiplies="output"))
+
+
+def _drops_weights(node: Node) -> bool:
+    return bool(node.args["dropout_p"] > 0)
+
+
+product = functools.partial(OperatorFacts, ("product",))
+declare("linear", product("samples", multiplies="output", product=products.linear))
+declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
+declare("einsum", product(product=products.einsum))
+declare("tensordot", product(product=products.tensordot))
+declare(
+    "scaled_dot_product_attention",
+    product("samples", random=_drops_weights, product=products.attention),
+)
 
 
 def _draws(node: Node) -> bool:
@@ -275,13 +301,20 @@ def _draws(node: Node) -> bool:
 
 
 declare("getitem", OperatorFacts(("element",), "element", view=True, may_share=True))
-declare("flatten", OperatorFacts((), "dims", "start_dim", view=True, may_share=True))
-declare("view", OperatorFacts((), "sizes", "size", view=True))
-declare("expand _unsafe_view", OperatorFacts((), "sizes", "size"))
-declare("reshape", OperatorFacts((), "sizes", "shape", view=True, may_share=True))
-declare("squeeze unsqueeze", OperatorFacts(view=True))
-declare("unflatten", OperatorFacts(may_share=True))
-declare("as_strided view_as_complex", OperatorFacts(view=True))
+
+moved = functools.partial(OperatorFacts, view=True)
+"""Makes an entry: pixels stay in their tile, in another order of dims (``hires.plan.factors``)."""
+
+declare("flatten", moved(("regrouped",), "dims", "start_dim", may_share=True))
+declare("view", moved(("regrouped",), "sizes", "size"))
+declare("_unsafe_view", moved(("regrouped",), "sizes", "size"))
+declare("reshape", moved(("regrouped",), "sizes", "shape", may_share=True))
+declare("squeeze unsqueeze", moved(("regrouped",)))
+declare("unflatten", moved(("regrouped",), may_share=True))
+declare("as_strided view_as_complex", moved())
+declare("permute transpose t numpy_T mT movedim swapaxes swapdims", moved(("permuted",)))
+declare("repeat", OperatorFacts(("repeated",)))
+declare("expand", OperatorFacts(("expanded",), "sizes", "size"))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
 declare("contiguous", OperatorFacts(same_value=True, may_share=True))

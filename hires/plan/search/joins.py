@@ -164,7 +164,7 @@ def _fewer(graph: Graph, stages: list[Stage], listed: bool) -> Change:
     stage, starts = stages[0], [*layer_starts(graph), len(graph.nodes)]
     grid = list(stage.tiles)
     for node in graph.nodes[: min(starts[1], stage.last)]:
-        if stage.layout[node.name] == TILED and node.shape is not None and node.shape[0] > 0:
+        if _is_map(stage, node) and node.shape is not None:
             grid = [max(1, min(pair)) for pair in zip(grid, node.shape[2:], strict=True)]
     later = _vanishes(graph, stage, grid, starts[1]) if grid != [1, 1] else None
     others = [other.tiles for other in stages[1 : _spatial(stages)]] if later is None else []
@@ -177,11 +177,16 @@ def _fewer(graph: Graph, stages: list[Stage], listed: bool) -> Change:
 def _vanishes(graph: Graph, stage: Stage, grid: list[int], first: int = 0) -> Node | None:
     """Returns the first node of a stage, from ``first`` on, whose map is too small for a grid."""
     for node in graph.nodes[max(first, stage.first) : stage.last]:
-        if stage.layout[node.name] == TILED and node.shape is not None and node.shape[0] > 0:
+        if _is_map(stage, node) and node.shape is not None:
             rows, cols = node.shape[2:]
             if rows < grid[0] or cols < grid[1]:
                 return node
     return None
+
+
+def _is_map(stage: Stage, node: Node) -> bool:
+    tiled = stage.layout[node.name] == TILED and node.name not in stage.factors
+    return tiled and node.shape is not None and node.shape[0] > 0
 
 
 def _spatial(stages: list[Stage]) -> int:

@@ -1,0 +1,230 @@
+"""A tile that follows the rules makes its part of what torch makes of the whole, for every node."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.parallel.compile_node import _local
+from hires.parallel.map_views import tile_of
+from hires.plan.factor_rules import Fit, Reading, fit_of, on_tile
+from hires.plan.factors import Dims, is_map, map_dims, map_shape, whole_dims
+from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.operators.operator_facts import facts_of
+from hires.plan.tiling import own_rects
+from tests.helpers.tiny_nets import Forward, Net, traced
+
+WAYS = ("window", "statistics", "global mean")  # of maps alone: they are tested elsewhere
+
+
+class Walk:
+    """The nodes of a network, each computed whole and, from its whole operands, by every tile."""
+
+    def __init__(self, graph: Graph, model: nn.Module, images: Tensor, grid: tuple[int, int]):
+        self.graph, self.grid = graph, grid
+        self.tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.values: dict[str, Any] = {INPUT: images}
+        self.dims: dict[str, Dims] = {INPUT: map_dims(images.shape, grid)}
+        self.fits: dict[str, Fit | None] = {}
+        for node in graph.nodes:
+            # ``view`` of what lies in memory in another order is a reshape.
+            whole = on_tile(node, whole_dims(node.shape), (0, 1, 0, 1)) if node.shape else node
+            self.values[node.name] = _local(whole, self.tensors)(self.values)
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        tiled = {name: self.dims[name] for name in node.inputs if name in self.dims}
+        reading = Reading(node, self.graph, tiled)
+        ways = [way for way in facts_of(node.kind).tiling if way not in WAYS]
+        fits = (fit_of(way, reading) for way in ways) if tiled else iter(())
+        fit = self.fits[node.name] = next((fit for fit in fits if fit is not None), None)
+        if fit is None:
+            return
+        parts = self.parts(node, fit)
+        whole = self.values[node.name]
+        if fit.dims is None:
+            assert torch.allclose(sum(parts), whole, atol=1e-12)  # type: ignore[arg-type]
+            return
+        self.dims[node.name] = fit.dims
+        if isinstance(whole, Tensor):
+            for part, rect in zip(parts, self.rects(fit.dims), strict=True):
+                expected = tile_of(whole, fit.dims, rect)
+                assert part.shape == expected.shape, node.name
+                assert torch.allclose(part, expected, atol=1e-12), node.name
+
+    def rects(self, dims: Dims) -> list[Any]:
+        return own_rects(map_shape(dims)[2:], self.grid)
+
+    def parts(self, node: Node, fit: Fit) -> list[Any]:
+        made = []
+        for tile in range(self.grid[0] * self.grid[1]):
+            values, tensors = dict(self.values), dict(self.tensors)
+            cut = {("value", n): d for n, d in self.dims.items() if n in node.inputs}
+            cut = {ref: dims for ref, dims in cut.items() if ref[1] not in fit.gathered}
+            for (kind, name), dims in {**cut, **fit.crops}.items():
+                held = values if kind == "value" else tensors
+                held[name] = self.cut(held[name], dims, tile)
+            dims = fit.dims
+            here = node if dims is None else on_tile(node, dims, self.rects(dims)[tile])
+            made.append(_local(here, tensors)(values))
+        return made
+
+    def cut(self, whole: Any, dims: Dims, tile: int) -> Any:
+        if isinstance(whole, Tensor):
+            return tile_of(whole, dims, self.rects(dims)[tile])
+        parts = []
+        for tensor in whole:  # the dims of a list are those of its elements, but for sizes
+            sizes = whole_dims(tensor.shape)
+            cut = [any(f.axis is not None for f in dim) for dim in dims]
+            own = tuple(d if c else s for d, s, c in zip(dims, sizes, cut, strict=True))
+            parts.append(tile_of(tensor, own, self.rects(own)[tile]))
+        return parts
+
+
+def walk(
+    forward: Forward, shape: tuple[int, ...], grid: tuple[int, int] = (2, 2), **parts: Any
+) -> Walk:
+    torch.manual_seed(0)
+    graph = traced(forward, shape, **parts)
+    model = Net(forward, **copy.deepcopy(parts)).double()
+    return Walk(graph, model, torch.randn(shape, dtype=torch.float64), grid)
+
+
+def convnext(n: Any, x: Tensor) -> Tensor:
+    y = n.norm(x.permute(0, 2, 3, 1))
+    y = n.down(F.gelu(n.up(y))) * n.gamma
+    return x + y.permute(0, 3, 1, 2)
+
+
+def channel_shuffle(n: Any, x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=1)
+    y = torch.cat((a, b * 2), 1)
+    size, channels, height, width = y.shape
+    y = y.view(size, 2, channels // 2, height, width).transpose(1, 2).contiguous()
+    return y.view(size, channels, height, width)
+
+
+def attention(n: Any, x: Tensor) -> Tensor:
+    size, channels, height, width = x.shape
+    tokens = x.flatten(2).transpose(1, 2) + n.position
+    qkv = n.qkv(tokens).reshape(size, -1, 3, 2, channels // 2).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)
+    weights = (q @ k.transpose(-2, -1) * 0.3).softmax(-1)
+    y = (weights @ v).transpose(1, 2).reshape(size, -1, channels)
+    y = y + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return y.transpose(1, 2).reshape(size, channels, height, width)
+
+
+def windows(n: Any, x: Tensor) -> Tensor:
+    size, channels, height, width = x.shape
+    x = x.permute(0, 2, 3, 1)
+    parts = x.view(size, height // 3, 3, width // 3, 3, channels).permute(0, 1, 3, 2, 4, 5)
+    parts = parts.reshape(-1, 9, channels)
+    q, k, v = n.qkv(parts).view(-1, 9, 3, 2, channels // 2).permute(2, 0, 3, 1, 4)
+    weights = q @ k.transpose(-2, -1) + n.bias
+    count = height // 3 * (width // 3)
+    weights = weights.view(size, count, 2, 9, 9) + n.mask.unsqueeze(1).unsqueeze(0)
+    weights = weights.view(-1, 2, 9, 9).softmax(-1)
+    y = (weights @ v).transpose(1, 2).reshape(-1, 9, channels)
+    y = y.view(size, height // 3, width // 3, 3, 3, channels).permute(0, 1, 3, 2, 4, 5)
+    return y.reshape(size, height, width, channels).permute(0, 3, 1, 2)
+
+
+def channels_first_attention(n: Any, x: Tensor) -> Tensor:
+    size, channels, height, width = x.shape
+    flat = x.view(size, channels, -1)
+    energy = torch.bmm(flat.permute(0, 2, 1), flat * 0.5).softmax(-1)
+    y = torch.bmm(flat * 2, energy.permute(0, 2, 1))
+    by_channel = torch.bmm(flat, (flat + 1).permute(0, 2, 1)).softmax(-1)
+    y = y + torch.bmm(by_channel, flat)
+    return y.view(size, channels, height, width)
+
+
+def einsums(n: Any, x: Tensor) -> Tensor:
+    y = torch.einsum("nchw,dc->ndhw", x, n.weight) + torch.einsum("...hw,k->...hw", x, n.gamma)
+    gram = torch.einsum("nchw,ndhw->ncd", x, y)
+    y = torch.einsum("ncd,ndhw->nchw", gram, x)
+    y = y + torch.tensordot(x, n.weight, ([1], [0])).movedim(-1, 1)
+    return y + x.mT.transpose(2, 3)
+
+
+def merging(n: Any, x: Tensor) -> Tensor:
+    x = x.permute(0, 2, 3, 1)
+    parts = [x[:, 0::2, 0::2, :], x[:, 1::2, 0::2, :], x[:, 0::2, 1::2, :], x[:, 1::2, 1::2, :]]
+    return n.reduction(n.norm(torch.cat(parts, -1))).permute(0, 3, 1, 2)
+
+
+def lists(n: Any, x: Tensor) -> Tensor:
+    a, b = x.flatten(2).split([1, 3], dim=1)
+    both = torch.stack((a.squeeze(1), b.select(1, 0)), dim=-1).flip(-1)
+    both = both.repeat(1, 1, 2).index_select(2, n.index)
+    whole = torch.cat((both, n.scale.expand(2, both.shape[1], 2)), -1)
+    whole = whole.mean(-1, keepdim=True).expand(-1, -1, 4)
+    return whole.transpose(1, 2).unflatten(2, (x.shape[2], x.shape[3]))
+
+
+P = nn.Parameter
+CASES: dict[str, tuple[Forward, tuple[int, ...], dict[str, Any], set[str]]] = {
+    "convnext": (
+        convnext,
+        (2, 4, 5, 7),
+        {
+            "norm": nn.LayerNorm(4),
+            "up": nn.Linear(4, 8),
+            "down": nn.Linear(8, 4),
+            "gamma": P(torch.rand(4)),
+        },
+        set(),
+    ),
+    "channel shuffle": (channel_shuffle, (2, 6, 5, 7), {}, set()),
+    "attention": (
+        attention,
+        (2, 4, 5, 3),
+        {"qkv": nn.Linear(4, 12), "position": P(torch.rand(1, 15, 4))},
+        set(),
+    ),
+    "windows": (
+        windows,
+        (2, 4, 6, 12),
+        {
+            "qkv": nn.Linear(4, 12),
+            "bias": P(torch.rand(2, 9, 9)),
+            "mask": P(torch.rand(8, 9, 9)),
+        },
+        set(),
+    ),
+    "channels first": (channels_first_attention, (2, 3, 5, 4), {}, {"softmax"}),
+    "einsum": (
+        einsums,
+        (2, 4, 5, 4),
+        {"weight": P(torch.rand(4, 4)), "gamma": P(torch.rand(3))},
+        set(),
+    ),
+    "merging": (
+        merging,
+        (2, 4, 4, 8),
+        {"reduction": nn.Linear(16, 8), "norm": nn.LayerNorm(16)},
+        set(),
+    ),
+    "lists": (
+        lists,
+        (2, 4, 5, 4),
+        {"index": nn.Parameter(torch.tensor([2, 0]), False), "scale": P(torch.rand(1, 1, 1))},
+        {"expand"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("grid", [(2, 2), (2, 1), (1, 2)])
+def test_every_node_is_made_in_parts(name, grid):
+    forward, shape, parts, whole = CASES[name]
+    walked = walk(forward, shape, grid, **parts)
+    tiled = [node for node in walked.graph.nodes if not walked.dims.keys().isdisjoint(node.inputs)]
+    assert {node.kind for node in tiled if walked.fits[node.name] is None} <= whole
+    assert is_map(walked.dims[walked.graph.output])
