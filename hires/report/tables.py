@@ -25,6 +25,7 @@ from hires.report.columns import (
     Column,
     Table,
     memory_rows,
+    safe_csv,
     table_of,
     values,
 )
@@ -85,7 +86,7 @@ def write_tables(folder: StrPath, tables: Iterable[Table]) -> list[Path]:
     """Writes tables as CSV and Markdown, and returns the files; RunError: it cannot write one."""
     files = []
     for table in tables:
-        for ending, data in (("csv", table.to_csv()), ("md", table.to_markdown())):
+        for ending, data in (("csv", safe_csv(table)), ("md", table.to_markdown())):
             files.append(Path(folder) / f"{table.name}.{ending}")
             write_atomically(files[-1], data)
     return files

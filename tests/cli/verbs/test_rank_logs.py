@@ -12,7 +12,13 @@ import pytest
 from hires.cli.verbs.verb_logs import RankLogs
 from hires.core.errors import RunError
 from hires.launcher.status import run_progress
-from hires.launcher.status.run_progress import MetricsTail, ProgressEnds, read_ends
+from hires.launcher.status.run_progress import (
+    MAX_LINE,
+    FileTail,
+    MetricsTail,
+    ProgressEnds,
+    read_ends,
+)
 
 
 @pytest.fixture
@@ -124,3 +130,18 @@ def test_logs_of_earlier_attempts_are_forgotten(run):
     with (run / "a0/logs/rank0000.log").open("a") as file:
         file.write("10:00:09.000 late\n")
     assert list(logs.read(1)) == []
+
+
+def test_line_that_is_too_long_is_shown_in_part_and_the_next_is_whole(tmp_path):
+    """A log without line breaks of 1 GiB was read into memory as one line."""
+    log = tmp_path / "rank0000.log"
+    with log.open("wb") as file:
+        file.write(b"first\n")
+        file.truncate(3 * MAX_LINE)
+    tail = FileTail(log)
+    first, cut = tail.lines()
+    assert (first, len(cut)) == (b"first\n", MAX_LINE)
+    with log.open("ab") as file:
+        file.write(b"end of it\nnext\n")
+    assert list(tail.lines()) == [b"next\n"]
+    assert list(tail.lines()) == []
