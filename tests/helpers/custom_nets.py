@@ -275,3 +275,71 @@ def slim_resnet(depth: int = 18, classes: int = 4) -> nn.Module:
             continue
         setattr(net.get_submodule(parent), leaf, thin)
     return net
+
+
+class Tokens(nn.Module):
+    """Rows and columns in other dims: ConvNeXt, channel shuffle, attention, windows of pixels."""
+
+    def __init__(self, size: tuple[int, int], window: int, dense: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.gamma = nn.Parameter(torch.rand(8))
+        self.shuffled = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.position = nn.Parameter(torch.randn(1, size[0] * size[1], 8) / 3)
+        self.reduce = nn.Conv2d(8, 8, 2, stride=2)
+        self.q, self.kv, self.out = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.bias = nn.Parameter(torch.randn(2, window**2, window**2) / 3)
+        self.head = nn.Conv2d(8, 5, 3, padding=1)
+        self.window, self.dense = window, dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, 5), or (n, 5, H, W) if dense."""
+        x = self.stem(x)
+        y = self.norm(x.permute(0, 2, 3, 1))
+        y = self.down(F.gelu(self.up(y))) * self.gamma
+        x = x + y.permute(0, 3, 1, 2)
+        n, channels, height, width = x.shape
+        y = x.view(n, 2, channels // 2, height, width).transpose(1, 2).contiguous()
+        x = x + self.shuffled(y.view(n, channels, height, width))
+        x = x + self._attended(x)
+        first, x = x, self._windows(x)
+        # Attention of channels: a sum over the image.
+        flat = x.flatten(2)
+        weights = torch.einsum("ncp,ndp->ncd", flat, flat * 0.1).softmax(-1)
+        x = first + (weights @ flat).view_as(x)
+        x = self.head(x)
+        return x if self.dense else x.flatten(2).transpose(1, 2).mean(1)
+
+    def _attended(self, x: Tensor) -> Tensor:
+        # SegFormer: queries of all pixels, keys and values of fewer.
+        n, channels, height, width = x.shape
+        tokens = x.flatten(2).transpose(1, 2) + self.position
+        fewer = self.reduce(x).flatten(2).transpose(1, 2)
+        q = self.q(tokens).reshape(n, -1, 2, channels // 2).transpose(1, 2)
+        k, v = self.kv(self.norm(fewer)).reshape(n, -1, 2, 2, channels // 2).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v)
+        y = y + (q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v
+        y = self.out(y.transpose(1, 2).reshape(n, -1, channels))
+        return y.transpose(1, 2).reshape(n, channels, height, width)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        # Swin: attention within windows; those that reach beyond the image are padded.
+        size = self.window
+        n, channels, height, width = x.shape
+        rows, cols = -(-height // size), -(-width // size)
+        y = F.pad(x, (0, cols * size - width, 0, rows * size - height)).permute(0, 2, 3, 1)
+        y = y.view(n, rows, size, cols, size, channels).permute(0, 1, 3, 2, 4, 5)
+        y = y.reshape(-1, size**2, channels)
+        q, k, v = self.qkv(y).view(-1, size**2, 3, 2, channels // 2).permute(2, 0, 3, 1, 4)
+        y = (q @ k.transpose(-2, -1) + self.bias).softmax(-1) @ v
+        y = y.transpose(1, 2).reshape(-1, rows, cols, size, size, channels)
+        y = y.permute(0, 1, 3, 2, 4, 5).reshape(n, rows * size, cols * size, channels)
+        return y.permute(0, 3, 1, 2)[:, :, :height, :width]
+
+
+def tokens(size: tuple[int, int], window: int, dense: bool = False) -> nn.Module:
+    """Returns the network whose tiles hold values of many shapes."""
+    return Tokens(size, window, dense)
