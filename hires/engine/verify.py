@@ -31,6 +31,7 @@ from hires.engine.optimizer import optimizer_of
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.loss import plain_loss
+from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import is_random
 
 TOLERANCE = 1e-10
@@ -44,6 +45,8 @@ MOST_NOISE = 1e-6
 """No noise excuses a larger difference."""
 SYMMETRIC = 1e-8
 """If the output of reversed samples differs by more, the network treats its samples differently."""
+
+CASTS = ("to", "_to_copy", "type_as")
 
 KINDS = ("output", "loss", "gradients", "parameters", "running_stats")
 Tensors = dict[str, Tensor]
@@ -77,8 +80,9 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         lines = read_lines(attempt / file_names.VERIFY_LINES)
         answer = summary(lines, wanted)
         if not answer["ok"] and math.isfinite(answer["max_rel_err"]):
-            draws = any(map(is_random, engine.context.plan.graph.nodes))
-            answer = summary(lines, wanted, noise_of(config, reference, draws))
+            graph = engine.context.plan.graph
+            draws = any(map(is_random, graph.nodes))
+            answer = summary(lines, wanted, noise_of(config, reference, draws, lowers(graph)))
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
     if rank == 0 and not answer["ok"]:
@@ -109,17 +113,27 @@ def summary(
     return _judged({**dict.fromkeys(wanted, math.inf), **errors}, noise)
 
 
-def noise_of(config: RunConfig, reference: Tensors, draws: bool) -> dict[str, float]:
+def lowers(graph: Graph) -> bool:
+    """Whether a network computes a part in float32, as an attention behind ``x.float()``."""
+    casts = [node for node in graph.nodes if node.kind in CASTS and node.dtype == "float32"]
+    return any(node.needs_grad or node.name in graph.of_images for node in casts)
+
+
+def noise_of(
+    config: RunConfig, reference: Tensors, draws: bool, lowers: bool = False
+) -> dict[str, float]:
     """Returns by how much one process differs from itself, by ``kind/name``.
 
-    A network that ``draws`` masks draws them for the place of a sample: it is not reversed.
+    A network that ``draws`` masks draws them for the place of a sample: it is not reversed. In one
+    that ``lowers`` a part to float32, an ulp of float64 is lost: it is moved by one of float32.
     """
     noise, largest = dict.fromkeys(reference, 0.0), _largest(reference)
-    for way in ("nudged",) if draws else ("nudged", "reversed"):
+    nudged, most = ("nudged in float32", MOST_NOISE) if lowers else ("nudged", SYMMETRIC)
+    for way in (nudged,) if draws else (nudged, "reversed"):
         again = reference_step(config, way)
         errors = {name: _error(again[name], t, name, largest) for name, t in reference.items()}
         outputs = (error for name, error in errors.items() if name.startswith("output/"))
-        if max(outputs, default=0.0) <= SYMMETRIC:
+        if max(outputs, default=0.0) <= most:
             noise = {name: max(error, errors[name]) for name, error in noise.items()}
     return noise
 
@@ -127,7 +141,8 @@ def noise_of(config: RunConfig, reference: Tensors, draws: bool) -> dict[str, fl
 def reference_step(config: RunConfig, way: str = "") -> Tensors:
     """Returns everything that one process computes in one step, by ``kind/name``.
 
-    ``way``: with the samples of each microbatch ``reversed``, or every pixel ``nudged`` by an ulp.
+    ``way``: with the samples of each microbatch ``reversed``, or every pixel ``nudged`` by an ulp,
+    its own or, ``nudged in float32``, that of float32.
     """
     model, training = whole_model(config), config.task.name == "train"
     replicas = range(config.parallel.replicas)
@@ -135,8 +150,10 @@ def reference_step(config: RunConfig, way: str = "") -> Tensors:
     tensors: Tensors = {}
     with torch.set_grad_enabled(training):
         for index, (images, target) in enumerate(microbatches):
-            if way == "nudged":
-                images = torch.nextafter(images, torch.where(images > 0, math.inf, -math.inf))
+            if way.startswith("nudged"):
+                pixels = images.float() if way == "nudged in float32" else images
+                towards = torch.where(pixels > 0, math.inf, -math.inf).to(pixels.dtype)
+                images = torch.nextafter(pixels, towards).to(images)
             elif way == "reversed":
                 images, target = images.flip(0), target.flip(0)
             draws = Draws(config.seed, 0, index * len(images), len(images))

@@ -10,7 +10,8 @@ from torch import nn
 
 from hires.core.config.run_config import from_dict
 from hires.engine import verify
-from hires.engine.verify import KINDS, noise_of, reference_step, summary, words
+from hires.engine.verify import KINDS, lowers, noise_of, reference_step, summary, words
+from hires.nets.trace import trace
 
 GOOD = {"output/0": 1e-14, "loss/0": 0.0, "gradients/a.weight": 1e-13, "parameters/a.weight": 1e-15}
 
@@ -100,3 +101,22 @@ def test_network_that_treats_its_samples_differently_has_the_noise_of_an_ulp(mon
     config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Cumulative()))
     noise = noise_of(config, {n: t.clone() for n, t in reference.items()}, draws=False)
     assert max(noise.values()) < 1e-10
+
+
+class Float32Mean(nn.Module):
+    """As the attention of many networks: it sums in float32, whatever type it is given."""
+
+    def forward(self, x):
+        return x.float().mean((2, 3), keepdim=True).to(x.dtype) + x
+
+
+def test_network_that_computes_in_float32_has_its_noise(monkeypatch):
+    # EfficientViT and DINOv2 were "NOT equal": an ulp of float64 vanishes in their own float32.
+    net = net_of(nn.Conv2d(3, 8, 3), Float32Mean())
+    assert lowers(trace(net, [2, 3, 16, 16], training=True, dtype=torch.float64))
+    assert not lowers(trace(net_of(), [2, 8, 16, 16], training=True, dtype=torch.float64))
+    config, reference = _step_of(monkeypatch, net)
+    clones = {n: t.clone() for n, t in reference.items()}
+    assert max(noise_of(config, clones, draws=False).values()) < 1e-10
+    noise = noise_of(config, clones, draws=False, lowers=True)
+    assert 1e-9 < noise["gradients/0.weight"] < 1e-6
