@@ -6,9 +6,9 @@ more steps can go on where one with fewer was saved.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from hires.cli.screens.screen import print_activity
@@ -25,16 +25,19 @@ _KNOWN, _CONTENTS = "images", "contents"
 
 
 class EarlierRuns:
-    """The runs of a campaign, as they are when the first one is looked for."""
+    """The runs beside those of a command, as they are when the first one is looked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
+        self._by_slug: dict[Path, dict[Path, Frozen]] = {}
 
-    @cached_property
-    def _runs(self) -> dict[Path, Frozen]:
-        files = sorted(self.folder.glob(f"[!.]*/{file_names.FROZEN}"))
-        held = {file.parent: frozen.read(file.parent) for file in files}
-        return {path: one for path, one in held.items() if one is not None}
+    def _like(self, path: Path) -> dict[Path, Frozen]:
+        """Returns the other runs whose network, image, layout and precision are those of a path."""
+        slug = path.with_name(path.name.rpartition("-")[0])
+        if slug not in self._by_slug:
+            pattern = f"{glob.escape(slug.name)}-*/{file_names.FROZEN}"
+            held = {f.parent: frozen.read(f.parent) for f in sorted(slug.parent.glob(pattern))}
+            self._by_slug[slug] = {path: one for path, one in held.items() if one is not None}
+        return {other: one for other, one in self._by_slug[slug].items() if other != path}
 
     def changes(self, path: Path, config: RunConfig, inputs: RunInputs) -> str | None:
         """Returns how a run that is not there yet differs from the latest one of the same config.
@@ -44,7 +47,7 @@ class EarlierRuns:
         if not inputs.digests or path.exists():
             return None
         own = frozen.frozen_of(config, {}, inputs)
-        twins = {p: one for p, one in self._runs.items() if one.config == own.config and p != path}
+        twins = {other: one for other, one in self._like(path).items() if one.config == own.config}
         if not twins:
             return None
         last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
@@ -62,8 +65,8 @@ class EarlierRuns:
         own = frozen.frozen_of(config, {}, inputs)
         there = [
             checkpoint
-            for other, one in self._runs.items()
-            if other != path and own.continues(one)
+            for other, one in self._like(path).items()
+            if own.continues(one)
             for checkpoint in checkpoints.whole_checkpoints(other)[0]
             if checkpoint.step < config.steps
         ]

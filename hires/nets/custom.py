@@ -7,6 +7,7 @@ built, and all that are neither of Python, of hires nor installed (a forward pas
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -65,7 +66,9 @@ def own_sources(target: str) -> list[dict[str, str]]:
     sources = []
     for name, path in sorted(_source_files()):
         installed = _is_installed(path) and name.partition(".")[0] not in {package} - {"torch"}
-        if not installed and name != "__main__":
+        if installed or name == "__main__":
+            continue
+        with contextlib.suppress(OSError):  # of an archive, or gone
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             sources.append({"module": name, "path": str(path), "sha256": sha256})
     return sources

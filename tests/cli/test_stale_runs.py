@@ -59,6 +59,10 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     assert f"net.py changed since {first.name} (complete): this is a new run" in answer.err
     assert len(runs()) == 2
     assert (first / "record.json").read_text() == record
+    answer = hires("show", first.name, "--reproduce")
+    assert ["net.py", "its", "source", "edited"] in [
+        line.split() for line in answer.out.splitlines()
+    ]
     net.write_text("relu")  # the old numbers are those of the old network, and are there
     answer = hires("run", *CUSTOM)
     assert f"complete since an earlier time: {first.absolute()}" in answer.err

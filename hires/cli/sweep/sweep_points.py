@@ -171,7 +171,7 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool =
     ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved.
     """
     runs: set[Path] = set()
-    earlier: dict[Path, EarlierRuns] = {}
+    earlier = EarlierRuns()
     listed: list[SweepPoint] = []
     for point in show_planning(points.listed):
         if point.config is not None:
@@ -181,8 +181,7 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool =
                 point.path = path = run_path(point.config, point.inputs)
                 point.done = done_attempts(path)
                 if wanted is None or len(point.done) < wanted:
-                    others = earlier.setdefault(path.parent, EarlierRuns(path.parent))
-                    begun = begin(point.config, path, point.inputs, others, go_on)
+                    begun = begin(point.config, path, point.inputs, earlier, go_on)
                     point.config, point.notes = begun
                     point.planned = planner.packed(point.config)
                     point.reason = point.planned.refusal

@@ -86,7 +86,7 @@ def main(args: Namespace) -> int:
     code = 0
     here: list[FrozenRun] = []
     jobs: dict[str, list[FrozenRun]] = {}
-    earlier: dict[Path, EarlierRuns] = {}
+    earlier = EarlierRuns()
     by_path = {state.path: state for state in ended if state.path}
     for path, state in by_path.items():  # all are checked before the first one starts
         try:
@@ -111,14 +111,11 @@ def main(args: Namespace) -> int:
     return _run_here(here, by_path, seen) or code
 
 
-def _continued(
-    path: Path, config: RunConfig, earlier: dict[Path, EarlierRuns]
-) -> tuple[RunConfig, list[str]]:
+def _continued(path: Path, config: RunConfig, earlier: EarlierRuns) -> tuple[RunConfig, list[str]]:
     held = frozen.read(path)
     if held is None:  # an older hires made it
         return config, ["it is not known which runs it may continue: begin it anew"]
-    others = earlier.setdefault(path.parent, EarlierRuns(path.parent))
-    return begin(config, path, held.inputs, others, go_on=True)
+    return begin(config, path, held.inputs, earlier, go_on=True)
 
 
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:

@@ -68,8 +68,8 @@ def main(args: Namespace) -> int:
                 print(f"complete since an earlier time: {path} {again}", file=sys.stderr)
                 _print(path, args.json)
                 return 0
-            seen, earlier = last_number(path), EarlierRuns(path.parent)
-            config, notes = begin(config, path, inputs, earlier, getattr(args, "continue"))
+            seen, go_on = last_number(path), getattr(args, "continue")
+            config, notes = begin(config, path, inputs, EarlierRuns(), go_on)
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
             plan = planner.plan(config)

@@ -15,7 +15,7 @@ from hires.cli.screens.show_plan import placement_lines
 from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
-from hires.core.store import checkpoints, file_names, provenance
+from hires.core.store import checkpoints, file_names, frozen, provenance
 from hires.core.store.file_names import attempt_dir
 from hires.core.store.reading import text
 from hires.core.store.records import read_plan, read_record
@@ -156,6 +156,9 @@ def _reproduce(path: Path, as_json: bool) -> None:
     then = {name: value for name, value in origin(run.provenance).items() if value is not None}
     now = {name: value for name, value in origin(provenance.collect()).items() if name in then}
     changed = named_differences([then], [now])
+    held = frozen.read(path)
+    for file in [] if held is None else frozen.edited_sources(held.inputs):
+        changed.append(Difference(text(Path(file).name) or "?", "its source", "edited"))
     if as_json:
         print(json.dumps({"reproduce": line, "changed": [asdict(c) for c in changed]}, indent=2))
         return

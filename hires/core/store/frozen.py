@@ -132,12 +132,17 @@ def require_unchanged(run: StrPath) -> None:
                 f"under a wrong name; undo the edit, or start a run of its own with the values "
                 f"that you want{_again(run)}"
             )
-    edited = [f.path for f in frozen.inputs.network if _sha256(Path(f.path)) != f.sha256]
+    edited = edited_sources(frozen.inputs)
     if edited:
         raise EditedError(
             f"{_listed(edited)} of the network has changed since the run was planned; undo the "
             f"edit, or start it as a run of its own{_again(run)}"
         )
+
+
+def edited_sources(inputs: RunInputs) -> list[str]:
+    """Returns the paths of the network's source files that are not as they were."""
+    return [file.path for file in inputs.network if _sha256(Path(file.path)) != file.sha256]
 
 
 def network_changes(old: RunInputs, new: RunInputs) -> str | None:

@@ -59,7 +59,9 @@ Pair = tuple[str, ComparedPoint, ComparedPoint]  # label of a point, and its run
 
 def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
     """Returns the points of two sets of runs, those that only B has last."""
-    configs = [[run.identity(SEED, *_shared_inputs(side)) for run in side] for side in (a, b)]
+    # Networks are edited between A and B: their source parts runs only if a side has several.
+    inputs = () if _differ_in_inputs(a) or _differ_in_inputs(b) else INPUTS.values()
+    configs = [[run.identity(SEED, *inputs) for run in side] for side in (a, b)]
     about = set()
     for key in {key for side in configs for config in side for key in config} - {*WORK}:
         ours, theirs = ({config.get(key) for config in side} for side in configs)
@@ -74,12 +76,11 @@ def pair(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
     return [(labels[key], *sides) for key, sides in points.items()]
 
 
-def _shared_inputs(runs: Sequence[Run]) -> Sequence[str]:
-    """Returns the contents that keep no two of some runs apart, as most do: networks are edited."""
-    keys = tuple(INPUTS.values())
+def _differ_in_inputs(runs: Sequence[Run]) -> bool:
+    """Whether two of some runs differ in the contents that their configs name, and in no key."""
     every = {tuple(sorted(run.identity(SEED).items())) for run in runs}
-    rest = {tuple(item for item in config if item[0] not in keys) for config in every}
-    return keys if len(rest) == len(every) else ()
+    keys = INPUTS.values()
+    return len({tuple(pair for pair in one if pair[0] not in keys) for one in every}) < len(every)
 
 
 def points(runs: Sequence[Run]) -> list[tuple[str, ComparedPoint]]:

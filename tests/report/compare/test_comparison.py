@@ -62,6 +62,31 @@ def test_sides_with_other_batches_are_compared_per_image(tmp_path, before):
     assert any("per image" in note for note in made.notes)
 
 
+def made_from(run, source):
+    """Gives a run the digest of its network's source."""
+    for path in (run / "record.json", run / "a0" / "record.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "inputs": {"network": source}}))
+    return run
+
+
+def test_runs_before_and_after_an_edit_of_the_network_are_pairs(tmp_path):
+    sides = []
+    for campaign, sources in (("before", "ab"), ("after", "cd")):
+        runs = [compared_run(tmp_path, [steps()], campaign=campaign, batch=n) for n in (4, 8)]
+        sides.append([made_from(run, one) for run, one in zip(runs, sources, strict=True)])
+    made = compare(*sides)
+    assert len(made.results) == 2
+    assert ("model.source", "a, b", "c, d") in [(d.what, d.a, d.b) for d in made.config]
+
+
+def test_runs_of_two_sources_on_one_side_are_two_points(tmp_path, before):
+    runs = [compared_run(tmp_path, [steps()], campaign=name) for name in ("one", "two")]
+    made_from(before, "a")
+    made = compare([before], [made_from(run, one) for run, one in zip(runs, "ab", strict=True)])
+    assert len(made.results) == 1
+    assert any("only in B" in note for note in made.notes)
+
+
 def test_sides_with_other_images_are_not_compared(tmp_path, before):
     after = compared_run(tmp_path, [steps()], campaign="after", image=96)
     with pytest.raises(ConfigError, match=r"other work, by image \(\[224,224\] and \[96,96\]\)"):
