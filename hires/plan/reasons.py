@@ -32,8 +32,10 @@ def why_whole(node: Node, graph: Graph, stage: Stage) -> str:
         return "reads a list of maps"
     if node.kind in REASONS:
         return REASONS[node.kind]
+    if node.kind.startswith("fft_"):
+        return "mixes all rows and columns"
     if node.kind not in OPERATORS:
-        return "is not in the table of operators"
+        return "no entry in the table of operators"
     if "pad" in args:
         mode = args.get("mode", "constant")
         return f"{mode} padding" if mode != "constant" else "pads channels or samples"

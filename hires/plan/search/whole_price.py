@@ -7,6 +7,7 @@ from typing import NamedTuple
 from hires.core.units import size
 from hires.plan.event import BYTES
 from hires.plan.graph import Node
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import CROP, GATHER, WHOLE
 from hires.plan.search.joins import end_before, nodes_in_words
@@ -49,7 +50,8 @@ def whole_nodes(plan: Plan, stage: Stage) -> WholeNodes:
 def _note(
     plan: Plan, stage: Stage, whole: WholeNodes, sent: dict[int, int], listed: bool
 ) -> Finding:
-    numbers = [node.num_elements * BYTES[plan.dtype_of(node.name)] for node in whole.nodes]
+    made = [node for node in whole.nodes if not facts_of(node.kind).view]
+    numbers = [node.num_elements * BYTES[plan.dtype_of(node.name)] for node in made]
     held = sum(numbers) if plan.training else max(numbers)
     flops = sum(node.flops for node in whole.nodes)
     share = flops / max(1, sum(node.flops for node in plan.nodes(stage.index)))
