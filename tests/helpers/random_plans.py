@@ -18,7 +18,7 @@ CHANNELS = 2
 
 
 def random_graph(rng: random.Random, samples: int, size: list[int], num_layers: int) -> Graph:
-    """Returns convolutions with norms, activations and skips, and a classifier behind them."""
+    """Returns convolutions with norms, skips and what tiles cannot divide, and a classifier."""
     image = [samples, CHANNELS, *size]
     made: list[Made] = []
     maps: dict[str, list[int]] = {}
@@ -34,6 +34,9 @@ def random_graph(rng: random.Random, samples: int, size: list[int], num_layers: 
         skips = [name for name, other in maps.items() if other == shape]
         if skips and rng.random() < 0.6:
             made.append(_node(f"add{layer}", "add", [last, rng.choice(skips)], shape, {}))
+            last = made[-1][0].name
+        if rng.random() < 0.15:  # computed whole
+            made.append(_node(f"flip{layer}", "flip", [last], shape, {"dims": [2]}))
             last = made[-1][0].name
         maps[last] = shape
     pooled = shape[:2]
