@@ -217,6 +217,17 @@ def _normal(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
     )
 
 
+def _bell(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
+    # normal(mean, std): two tensors, a tensor and a number, or numbers and a size.
+    mean, std = args["mean"], args.get("std", 1.0)
+    if "size" in args:
+        keys = {key: args[key] for key in ("dtype", "device") if key in args}
+        out = torch.empty(args["size"], **keys)
+    else:
+        out = torch.empty_like(mean + std)
+    return _write(draws, out, True).mul_(std).add_(mean)
+
+
 def _write(draws: Draws, out: Tensor, normal: bool) -> Tensor:
     def finish(u: Tensor) -> Tensor:
         if normal:
@@ -245,4 +256,8 @@ _DRAWN: dict[Any, Callable[[Draws, Any, dict[str, Any]], Any]] = {
     _aten.uniform_.default: _spread,
     _aten.normal_functional.default: _normal,
     _aten.normal_.default: _normal,
+    _aten.normal.float_float: _bell,
+    _aten.normal.Tensor_float: _bell,
+    _aten.normal.float_Tensor: _bell,
+    _aten.normal.Tensor_Tensor: _bell,
 }

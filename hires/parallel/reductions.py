@@ -191,8 +191,8 @@ def _extreme(largest: bool) -> tuple[Any, Any]:
     return local, combine
 
 
-declare("amax", *_extreme(largest=True))
-declare("amin", *_extreme(largest=False))
+declare("amax max", *_extreme(largest=True))
+declare("amin min", *_extreme(largest=False))
 
 
 def _first_maximum(x: Tensor, r: Reduced) -> Tensor:

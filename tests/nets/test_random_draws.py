@@ -80,6 +80,9 @@ def masks(samples: int, first: int = 0, step: int = 0) -> list[Tensor]:
             torch.bernoulli(torch.full_like(x, 0.25)),
             torch.empty_like(x).uniform_(-1, 1),
             torch.empty_like(x).normal_(2, 3),
+            torch.normal(1.0, 2.0, x.shape),
+            torch.normal(x, 2 * x),
+            torch.normal(x, 2.0),
         ]
 
 
@@ -131,6 +134,7 @@ DROPS: dict[str, Forward] = {
     "uniform": lambda n, x: x + torch.empty_like(x).uniform_(-1, 1),
     "bell": lambda n, x: x * torch.zeros_like(x).normal_(1, 0.5),
     "in place": lambda n, x: F.dropout2d(F.dropout(x * 2, 0.3, inplace=True), 0.3, inplace=True),
+    "numbers": lambda n, x: x * torch.normal(1.0, 0.5, (2, 4, 1, 1), dtype=x.dtype),
     "noise": lambda n, x: x + torch.randn_like(x) * torch.rand_like(x),
     "behind the mean": lambda n, x: F.dropout(x.mean((2, 3)), 0.5),
     "one row": lambda n, x: F.dropout2d(x[:, :, :3], 0.5) + F.dropout(x[:, :, :3], 0.5),

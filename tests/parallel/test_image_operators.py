@@ -87,6 +87,7 @@ REDUCTIONS: dict[str, Forward] = {
     "vector norm": lambda n, x: torch.linalg.vector_norm(x, 3, (2, 3)),
     "logsumexp": lambda n, x: x.logsumexp((2, 3)),
     "prod": lambda n, x: (1 + 0.01 * x).prod(),
+    "max of all": lambda n, x: x.max() - x.min() * x.sum((2, 3)),
     "response": lambda n, x: x * x.norm(p=2, dim=(2, 3), keepdim=True) + x.amax((2, 3), True),
 }
 
@@ -124,6 +125,8 @@ HAND_MADE: dict[str, Forward] = {
     "layer norm": lambda n, x: (x - x.mean(1, True)) / (x.var(1, keepdim=True) + 1e-6).sqrt(),
     "rms norm": lambda n, x: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6),
     "instance norm": lambda n, x: (x - x.mean((2, 3), True)) / (x.std((2, 3), keepdim=True) + 1e-6),
+    "channels": lambda n, x: x * torch.sigmoid(torch.max(x, 1, keepdim=True)[0]),
+    "two maps": lambda n, x: torch.max(x, -x),
     "gate": lambda n, x: x * torch.sigmoid(x.amax((2, 3), True) + x.mean((2, 3), True)),
 }
 

@@ -274,6 +274,10 @@ declare("flip", OperatorFacts(("channels",), "dims", "dims"))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
 declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
 declare("amax amin", reduced(reduction=lambda node: 2))
+declare(
+    "max min",  # of channels, of everything, or of two maps
+    OperatorFacts(("channels", "pointwise", "reduction"), "dims", reduction=lambda node: 2),
+)
 declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
 declare("linalg_vector_norm norm", reduced(reduction=_order_of))
 pooled = functools.partial(OperatorFacts, ("reduction", "window"), "samples", "output_size")
@@ -327,5 +331,5 @@ declare(
 )
 declare("rand_like randn_like", drawn(random=_draws, ends_gradient=True))
 declare("bernoulli uniform normal_functional", drawn(random=_draws, ends_gradient=True))
-declare("rand randn", drawn(tiling=(), sharding=None, random=_draws))
-declare("multinomial normal randint randint_like randperm rrelu", OperatorFacts(random=_draws))
+declare("rand randn normal", drawn(tiling=(), sharding=None, random=_draws))
+declare("multinomial randint randint_like randperm rrelu", OperatorFacts(random=_draws))
