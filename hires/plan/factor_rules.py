@@ -87,8 +87,10 @@ def fit_of(way: str, reading: Reading) -> Fit | None:
 
 
 def _pointwise(r: Reading) -> Fit | None:
-    facts = facts_of(r.node.kind)
-    dims = _result(r, aligned([*r.tiled.values()], len(r.node.shape or [])))
+    facts, rank = facts_of(r.node.kind), len(r.node.shape or [])
+    if any(len(dims) > rank for dims in r.tiled.values()):
+        return None  # max() of two maps is, of one map it is not
+    dims = _result(r, aligned([*r.tiled.values()], rank))
     if dims is None or (facts.vectors and is_cut(dims[1])):
         return None
     if facts.positional and "feature" in r.node.kind and not is_map(dims):
