@@ -164,7 +164,10 @@ class _Trial:
         self.tensors = named_tensors(self.model)
         cast(self.tensors.values(), self.dtype)
         cast_constants(self.model, self.dtype)
-        self.limit = TOLERANCE[self.dtype]
+        # A network may compute a part in less precision than the rest.
+        types = {getattr(torch, node.dtype) for node in self.graph.nodes if node.dtype}
+        least = max(torch.finfo(one).eps for one in (*types, self.dtype) if one.is_floating_point)
+        self.limit = min(max(TOLERANCE[self.dtype], 1e5 * least), TOLERANCE[torch.float32])
         self.random = torch.Generator().manual_seed(0)
         if self.training:
             for parameter in self.model.parameters():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from hires.nets.network_call import without_checkpoints
+
+LOUD = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
+"""Modules of torch that print what goes wrong in a trace."""
 
 
 def export_network(
@@ -48,7 +52,7 @@ def export_network(
         images = torch.empty(input_shape, dtype=dtype)
     with warnings.catch_warnings(), tracing(TracingContext(fakes)), _plain_calls():
         warnings.simplefilter("ignore")
-        with watched(copied):
+        with watched(copied), _quiet():
             return torch.export.export(copied, (images,), strict=False)
 
 
@@ -80,6 +84,20 @@ class _CopiedConstants(TorchFunctionMode):
         kind = self.dtype if tensor.is_floating_point() else tensor.dtype
         copies[id(tensor)] = tensor.detach().to(kind, copy=True)
         return copies[id(tensor)]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # Keeps torch from printing the error, which the caller answers in one line, and its trace.
+    loggers = [logging.getLogger(f"torch.{name}") for name in LOUD]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager

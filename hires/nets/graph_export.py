@@ -46,6 +46,23 @@ SIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Operator that reads a size from another tensor -> the one with the size as an argument."""
 
 
+def refuse_assigned(exported: ExportedProgram, assigned: dict[str, Tensor]) -> None:
+    """Raises ConfigError if a buffer was assigned what is computed from images or parameters.
+
+    A table that depends on nothing but shapes may be kept in a buffer: each call makes the same.
+    """
+    kinds = {spec.arg.name: spec.kind for spec in exported.graph_signature.input_specs}
+    for name, tensor in assigned.items():
+        storage, seen = storage_of(tensor), set[fx.Node]()
+        ahead = [one for one in exported.graph.nodes if storage_of(value_of(one)) == storage]
+        while ahead:
+            node = ahead.pop()
+            if node.op == "placeholder" and kinds[node.name] is not InputKind.CONSTANT_TENSOR:
+                raise written(name)
+            ahead += [one for one in node.all_input_nodes if one not in seen]
+            seen.update(node.all_input_nodes)
+
+
 class GraphWriter:
     """Turns an exported program of one forward pass into a graph.
 

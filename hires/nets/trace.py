@@ -8,6 +8,7 @@ flow that depends on shapes is resolved. Nothing is allocated.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -19,7 +20,7 @@ from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model
 from hires.nets.custom import error_line
 from hires.nets.fake_network import export_network
-from hires.nets.graph_export import COUNTER, GraphWriter, written
+from hires.nets.graph_export import COUNTER, GraphWriter, refuse_assigned
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)
@@ -34,8 +35,10 @@ def trace(
     It takes one microbatch of images, (n, C, H, W), and returns one tensor; ConfigError: why it
     cannot be traced. ``dtype`` is that of images, parameters and buffers.
     """
+    assigned: dict[str, Tensor] = {}
+    watched = functools.partial(_assignments, assigned)
     try:
-        exported = export_network(model, input_shape, training, dtype, _refused_assignments)
+        exported = export_network(model, input_shape, training, dtype, watched)
     except ConfigError:
         raise
     except Exception as error:  # torch.export raises whatever the forward pass raises
@@ -52,6 +55,7 @@ def trace(
     }
     names = {name: first.setdefault(id(tensor), name) for name, tensor in every.items()}
     tensors = {name: tensor for name, tensor in every.items() if names[name] == name}
+    refuse_assigned(exported, assigned)
     return GraphWriter(exported, tensors, names).write(input_shape)
 
 
@@ -83,15 +87,15 @@ def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
 
 
 @contextlib.contextmanager
-def _refused_assignments(model: nn.Module) -> Iterator[None]:
-    # Refuses a forward pass that assigns to a buffer, which torch.export may drop.
+def _assignments(assigned: dict[str, Tensor], model: nn.Module) -> Iterator[None]:
+    # Collects what a forward pass assigns to buffers, which torch.export may drop.
     paths = {module: path for path, module in model.named_modules()}
 
-    def refuse(module: nn.Module, name: str, buffer: Tensor | None) -> None:
-        if module in paths and name != COUNTER:
-            raise written(f"{paths[module]}.{name}".lstrip("."))
+    def keep(module: nn.Module, name: str, buffer: Tensor | None) -> None:
+        if module in paths and name != COUNTER and buffer is not None:
+            assigned[f"{paths[module]}.{name}".lstrip(".")] = buffer
 
-    handle = register_module_buffer_registration_hook(refuse)
+    handle = register_module_buffer_registration_hook(keep)
     try:
         yield
     finally:

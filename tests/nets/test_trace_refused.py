@@ -81,6 +81,8 @@ def assign(n: Any, x: Tensor) -> None:
         (lambda n, x: n.seen.add_(1), "counts.seen"),
         (lambda n, x: n.seen.view(-1)[0].add_(1), "counts.seen"),
         (assign, "counts.seen"),
+        (lambda n, x: setattr(n, "seen", x.mean((0, 2, 3))[:1]), "counts.seen"),
+        (lambda n, x: setattr(n, "seen", n.weight.detach() * 2), "counts.seen"),
         (lambda n, x: n.weight.detach().mul_(0.9), "counts.weight"),
     ],
 )
@@ -88,6 +90,18 @@ def test_write_to_a_buffer_or_parameter_is_refused(write, name):
     # It was left out in silence: the buffer of a rank stayed as it was.
     text = reason(lambda n, x: n.counts(x), counts=Counts(write))
     assert f"the network's forward pass writes to {name}" in text
+
+
+def test_table_that_depends_on_shapes_may_be_kept_in_a_buffer():
+    # Networks keep tables of positions so, and make them again if the image has another size.
+    def table(n: Any, x: Tensor) -> None:
+        n.seen = torch.arange(x.shape[2]).view(1, -1) * torch.tensor(2.0)
+
+    def forward(n: Any, x: Tensor) -> Tensor:
+        return n.counts(x) + n.counts.seen.sum()
+
+    graph = traced(forward, counts=Counts(table))
+    assert "counts.seen" not in graph.params
 
 
 def test_counter_of_a_norm_is_the_one_buffer_that_may_be_written():
