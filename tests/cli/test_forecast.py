@@ -10,7 +10,7 @@ import pytest
 from hires.cli.planning import Planner
 from hires.cli.tracing import cache_dir
 from hires.core.config.run_config import MemoryConfig, ModelConfig, RunConfig, TaskConfig
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
 from hires.plan.planner import make_plan
@@ -91,6 +91,19 @@ def test_cache_folder_follows_the_standard(monkeypatch):
     assert cache_dir() == Path.home() / ".cache" / "hires"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_dir() == Path.home() / ".cache" / "hires"
+
+
+def test_step_that_a_rank_cannot_run_is_an_error(graph):
+    # It was a warning, and the run died in its first step.
+    class Fails(Process):
+        def footprint(self, config, plan):
+            raise PlanError("a rank cannot run its step: RuntimeError: view (in layer1 (view))")
+
+    plan = forecast(CONFIG, Fails(graph))
+    assert not plan.ok
+    assert [f.text for f in plan.findings if f.severity == "error"] == [
+        "a rank cannot run its step: RuntimeError: view (in layer1 (view))"
+    ]
 
 
 def test_forecast_that_fails_is_a_warning(graph):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
 from hires.engine.footprint import reply_to
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, describe
+from hires.plan.planner import make_plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -59,6 +60,20 @@ def test_error_of_the_user_is_ananswer():
     assert error["type"] == "ConfigError"
     assert error["text"].startswith("model.target='nowhere:net' cannot be imported")
     assert "unknown key" in reply_to({"trace": {"imagee": 3}})["error"]["text"]
+
+
+def test_operator_that_a_rank_cannot_run_is_named_with_its_layer():
+    config = RunConfig(image=16, batch=2, model=ModelConfig("preact_resnet", n=1, classes=3))
+    plan = make_plan(config, Graph.from_dict(reply_to({"trace": to_dict(config)})["graph"]))
+    node = next(node for node in plan.graph.nodes if node.kind == "flatten")
+    node.args["start_dim"] = 7
+    question = {"config": to_dict(config), "plan": plan.to_dict()}
+    error = reply_to({"memory": json.loads(json.dumps(question))})["error"]
+    assert error["type"] == "PlanError"
+    assert error["text"].startswith(
+        "a rank cannot run its step: IndexError: Dimension out of range"
+    )
+    assert error["text"].endswith(f"(in {describe(node)})")
 
 
 def test_graph_of_a_network_of_hires_is_ananswer():
