@@ -246,10 +246,8 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
     """Replaces frozen files that differ; the old ones move to the last attempt that used them."""
     attempts = attempt_numbers(path)
     for name, text in files.items():
-        try:
-            old = (path / name).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            old = None
+        data = reading.read_bytes(path / name, [])
+        old = None if data is None else data.decode(errors="replace")
         if old == text:
             continue
         if old is not None and attempts and not name.endswith(".sh"):

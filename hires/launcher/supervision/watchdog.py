@@ -22,7 +22,7 @@ from pathlib import Path
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import RankStatus
-from hires.core.store import file_names, provenance, records
+from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.files import write_atomically
 from hires.launcher.status.run_progress import MetricsTail
 from hires.plan.plan import Plan
@@ -220,11 +220,10 @@ class Hang:
 
     def _frames(self, rank: int) -> list[str]:
         """Returns the innermost frames of a rank's main thread."""
-        path = heartbeat.stacks_file(self.attempt, rank)
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        data = reading.read_bytes(heartbeat.stacks_file(self.attempt, rank), [])
+        if data is None:
             return _NO_STACK
+        text = data.decode(errors="replace")
         main = text.rstrip().split("\n\n")[-1]  # the main thread comes last
         frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")]
         return frames[:SHOWN_FRAMES] or _NO_STACK
@@ -232,8 +231,5 @@ class Hang:
 
 def hang_head(attempt: Path) -> list[str]:
     """Returns the first part of an attempt's page, for the screen; nothing if there is none."""
-    try:
-        text = (attempt / file_names.HANG).read_text(encoding="utf-8")
-    except OSError:
-        return []
+    text = (reading.read_bytes(attempt / file_names.HANG, []) or b"").decode(errors="replace")
     return text.partition(_AFTER_HEAD)[0].rstrip().splitlines()

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import time
 
 import pytest
 
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.launcher.interface import Outcome
 from tests.launcher.conftest import alive, events, rank_pids
 
@@ -244,3 +245,30 @@ def test_ranks_that_speak_as_those_of_mvapich_do(fake_world, launch, tmp_path):
     program = script(tmp_path / "mpirun_rsh", words)
     run = fake_world("ok", "ok", "ok", name="mpirun", mpi="mvapich", mpirun=program)
     assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
+
+
+def test_strangers_neither_end_a_run_nor_keep_its_agents_out(fake_world, launch):
+    """One line without the key, or a connection that was left open, ended the supervisor."""
+    run = fake_world("ok", "ok", "ok", name="torchrun")
+    control, kept = run.attempt_dir / file_names.CONTROL, []
+
+    def attack():
+        while not control.exists():
+            time.sleep(0.01)
+        address = tuple(json.loads(control.read_text())["line"])
+        lines = (b"", b"[" * 50_000, b'{"rank":0,"key":"\\ud800"}\n', b"x" * 2**18, b"\xff\n")
+        with contextlib.suppress(OSError):  # the run has ended
+            for number in range(300):
+                kept.append(socket.create_connection(address, timeout=5))
+                with contextlib.suppress(OSError):
+                    kept[-1].sendall(lines[number % len(lines)])
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    assert launch(run).state == "done"
+    thread.join()
+    for stranger in kept:
+        stranger.close()
+    counts = [line["count"] for line in events(run, "callers_without_key")]
+    assert counts
+    assert counts == sorted(set(counts))
