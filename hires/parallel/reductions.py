@@ -34,15 +34,17 @@ from hires.parallel.image_kernels import (
     wide,
 )
 from hires.plan.graph import Node
+from hires.plan.halos import map_shape
 from hires.plan.rules import reduced_dims
 from hires.plan.tiling import own_rects
 
 
 class Reduced(NamedTuple):
-    """What one node reduces; dims are of the map (n, C, H, W)."""
+    """What one node reduces."""
 
     args: dict[str, Any]
     dims: list[int]
+    """Of the value, a map (n, C, H, W) or of any other dims."""
     keep: bool
     size: tuple[int, int]
     """Rows and columns of the map."""
@@ -64,7 +66,7 @@ class Reduction(NamedTuple):
     """How tiles compute an operator over the image."""
 
     local: Callable[[Tensor, Reduced], Tensor]
-    """Own pixels (n, C, h, w) -> what the tile sends, (...) or (numbers, ...)."""
+    """Own pixels -> what the tile sends, (...) or (numbers, ...)."""
     combine: Callable[[Tensor, Reduced], Any]
     """What all tiles sent, (tiles, ...) -> the value."""
 
@@ -83,15 +85,16 @@ def declare(names: str, local: Any, combine: Any) -> None:
 def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
     reduction, [source] = REDUCTIONS[node.kind], node.inputs
     shape = context.plan.graph.shape(source)
-    held, own = context.extent(source), context.own(shape[2:])
+    *_, rows, cols = map_shape(context.plan.graph, context.stage, source)
+    held, own = context.extent(source), context.own([rows, cols])
     dims = sorted(reduced_dims(node, shape))
     order = tiles_of_ranks(context)
-    rects = own_rects(shape[2:], context.stage.tiles)
+    rects = own_rects([rows, cols], context.stage.tiles)
     areas = [(r1 - r0) * (c1 - c0) for r0, r1, c0, c1 in (rects[tile] for tile in order)]
-    shares = torch.tensor(areas, dtype=torch.float64) / (shape[2] * shape[3])
+    shares = torch.tensor(areas, dtype=torch.float64) / (rows * cols)
     count = math.prod(shape[dim] for dim in dims)
     keep = bool(node.args.get("keepdim", "output_size" in node.args))
-    size, origin = (shape[2], shape[3]), (own[0], own[2])
+    size, origin = (rows, cols), (own[0], own[2])
     place = order.index(context.tile)
 
     def run(values: Values) -> Any:

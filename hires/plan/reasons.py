@@ -8,7 +8,7 @@ from hires.plan.plan import Stage
 from hires.plan.rules import TILED
 
 _KINDS = {
-    "moves pixels to other dims": "view reshape _unsafe_view view_as reshape_as flatten unflatten "
+    "moves pixels across the borders of tiles": "view reshape _unsafe_view view_as reshape_as flatten unflatten "
     "permute transpose t swapaxes movedim numpy_T squeeze unsqueeze expand expand_as unbind select "
     "stack unfold as_strided",
     "multiplies along rows or columns": "linear matmul mm bmm addmm baddbmm mv einsum tensordot",

@@ -13,6 +13,9 @@ computed; here is the condition that a node must meet for each, and the rule tha
     gather      the pixels that it lacks of a value      whole
     crop        its own pixels of a whole value          in tiles
 
+Values in tiles may have their rows and columns in any dims (:mod:`hires.plan.factors`); what
+follows from that alone is in :mod:`hires.plan.factor_rules`.
+
 Shards hold all pixels of some samples of a microbatch (``parallel.local_dp``), so they only add up
 statistics of the microbatch.
 
@@ -29,7 +32,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.plan.factor_rules import Fit, Reading, fit_of
-from hires.plan.factors import ROWS, Dims, Factor, as_map, is_map, map_dims, unpack, whole_dims
+from hires.plan.factors import (
+    ROWS,
+    Dims,
+    Factor,
+    as_map,
+    is_cut,
+    is_map,
+    map_dims,
+    unpack,
+    whole_dims,
+)
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import draws_apart, facts_of
 from hires.plan.operators.operator_table import updates_statistics
@@ -107,6 +120,8 @@ def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | 
         return _OF_MAPS[way](node, graph, [*tiled]) if _reads_only(node, tiled) else None
     if way == "constant":
         return Rule("constant")
+    if way == "reduction":
+        return _reduction(node, graph, tiled)
     fit = fit_of(way, Reading(node, graph, tiled))
     if fit is None:
         return None
@@ -139,12 +154,18 @@ def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule | None:
     return Rule("norm", elements=elements) if elements else Rule("pointwise")
 
 
-def _reduction(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
-    """It goes over all rows and columns, alone or with other dims, or to one cell."""
-    reduction, shape = facts_of(node.kind).reduction, graph.shape(tiled[0])
+def _reduction(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
+    """It goes over all rows and columns that are cut, alone or with other dims, or to one cell."""
+    [(value, factors), *others], first = tiled.items(), next(iter(node.args.values()))
+    if others or node.params or first != {"value": value}:
+        return None
+    reduction, shape = facts_of(node.kind).reduction, graph.shape(value)
     assert reduction is not None, f"the entry of {node.kind} has no reduction"
+    if "output_size" in node.args and not is_map(factors):
+        return None
     dims = reduced_dims(node, shape)
-    if node.params or not {2, 3} <= dims or not _floating(graph, tiled[0]):
+    cut = {dim for dim, factor in enumerate(factors) if is_cut(factor)}
+    if not cut <= dims or not _floating(graph, value):
         return None
     numbers = reduction(node) * math.prod(n for d, n in enumerate(shape) if d not in dims)
     return Rule("reduce", elements=numbers) if numbers else None
@@ -166,7 +187,6 @@ def _floating(graph: Graph, value: str) -> bool:
 _OF_MAPS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
     "window": _window,
     "statistics": _statistics,
-    "reduction": _reduction,
 }
 """Ways of the table for nodes that read one map (n, C, H, W) and no other: (node, network, values
 that it reads in tiles) -> rule, None if not so. The other ways follow from factors."""

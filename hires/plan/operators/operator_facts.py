@@ -32,7 +32,10 @@ Tiling = Literal[
 ]
 """How tiles compute an operator; ``hires.plan.rules`` has the condition of each.
 
-``pointwise``: every number alone. ``channels``: along ``argument``, if that is the channels.
+``pointwise``: every number alone. ``channels``: along ``argument``, if tiles do not cut that dim.
+``last dims``: along the last ones. ``joined``: several, along such a dim or a new one.
+``regrouped``, ``permuted``, ``expanded``, ``repeated``, ``strided``: a reshape, another order of
+dims, copies, every k-th row; pixels stay in their tile. ``product``: along the dims of ``product``.
 ``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
 ``reduction``: a sum, maximum ... of the image, after which every tile holds the whole value.
 ``constant``: of the type of its input, whatever that holds. ``element``: one tensor of a list.
@@ -166,7 +169,10 @@ are gathered, every tile computes it alike, and what follows is cropped to tiles
 (`parallel.gather`). `hires plan` names it, its price, and the stage cut that avoids it.
 
 * **In tiles**: how tiles of an image compute it (`parallel.tiles`). *pointwise*: each number alone,
-  from operands with equal maps or of one pixel. *channels*: along `dim`, if that is the channels.
+  from operands with equal maps, of one pixel, or whole ones, which are cropped. *channels*, *last
+  dims*, *joined*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*, *repeated*,
+  *strided*: as long as every pixel stays in its tile; rows and columns may be any dims (tokens,
+  windows, n x H x W x C). *product*: from own rows; keys and values of attention are gathered.
   *window*: from own pixels and a halo. *statistics*, *reduction*: tiles exchange a few numbers of
   the image first. Random numbers follow from the place of each number in the batch.
 * **In shards**: how ranks that divide the samples compute it (`parallel.local_dp`). *samples*: each
