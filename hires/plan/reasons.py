@@ -8,9 +8,9 @@ from hires.plan.plan import Stage
 from hires.plan.rules import TILED
 
 _KINDS = {
-    "moves pixels across the borders of tiles": "view reshape _unsafe_view view_as reshape_as flatten unflatten "
-    "permute transpose t swapaxes movedim numpy_T squeeze unsqueeze expand expand_as unbind select "
-    "stack unfold as_strided",
+    "moves pixels across the borders of tiles": "view reshape _unsafe_view view_as reshape_as "
+    "flatten unflatten permute transpose t swapaxes movedim numpy_T squeeze unsqueeze "
+    "expand expand_as unbind select stack unfold as_strided",
     "multiplies along rows or columns": "linear matmul mm bmm addmm baddbmm mv einsum tensordot",
     "compares every pixel with every other": "scaled_dot_product_attention cdist",
     "reads the order of the pixels": "flip roll rot90 cumsum cumprod sort argsort topk gather "

@@ -170,8 +170,8 @@ are gathered, every tile computes it alike, and what follows is cropped to tiles
 
 * **In tiles**: how tiles of an image compute it (`parallel.tiles`). *pointwise*: each number alone,
   from operands with equal maps, of one pixel, or whole ones, which are cropped. *channels*, *last
-  dims*, *joined*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*, *repeated*,
-  *strided*: as long as every pixel stays in its tile; rows and columns may be any dims (tokens,
+  dims*, *joined*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*,
+  *repeated*, *strided*: if every pixel stays in its tile; rows and columns may be any dims (tokens,
   windows, n x H x W x C). *product*: from own rows; keys and values of attention are gathered.
   *window*: from own pixels and a halo. *statistics*, *reduction*: tiles exchange a few numbers of
   the image first. Random numbers follow from the place of each number in the batch.
