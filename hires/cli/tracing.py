@@ -69,7 +69,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
         if answer.get("sources") is not None:
             keep("trace", key, answer)
-        self.networks[key] = [build(SourceFile, one) for one in answer["network"]]
+        self.networks[key] = [build(SourceFile, one) for one in answer.get("network", ())]
         return Graph.from_dict(answer["graph"])
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
