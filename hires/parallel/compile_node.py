@@ -4,7 +4,7 @@
 
 The rule of the node says what it needs of other ranks. Torch's own operator computes what needs
 nothing of them. The kernels of windows are in :mod:`hires.parallel.window`, those of norms and
-means of the image in :mod:`hires.parallel.image_kernels`.
+means of the image are registered in :mod:`hires.parallel.image_kernels`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-r"""Computes norms and means, which need sums over all tiles or shards of the image.
+r"""Computes batch norm, which needs the statistics of all tiles or shards, and shares values.
 
-A new norm is one function here, registered under its ATen name, beside its entry in
-``hires.plan.operators``.
+Norms of each sample are in :mod:`hires.parallel.sample_norms`, sums and maxima of the image in
+:mod:`hires.parallel.reductions`. All are registered here under their ATen names.
 
 Batch normalisation in training has the statistics of the whole microbatch. Every tile computes mean
 and variance of its own pixels; the tiles exchange them in one message and combine them with the
