@@ -46,7 +46,9 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     if rule.kind == "window":
         return _windowed(node, context, _binder(node, tensors))
     if rule.fit is not None and rule.fit.dims is not None:
-        node = on_tile(node, rule.fit.dims, context.extent(node.name))
+        shards = stage.shards > 1
+        rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
+        node = on_tile(node, rule.fit.dims, rect)
     if rule.kind in ("norm", "reduce") and rule.fit is None:
         run = IMAGE_KERNELS[node.kind](node, context, _binder(node, tensors))
     else:

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hires.plan.factor_rules import Fit, Reading, fit_of
+from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of
 from hires.plan.factors import (
     ROWS,
     Dims,
@@ -86,7 +86,7 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
     if node.kind in (GATHER, CROP):
         return Rule("gather" if node.kind == GATHER else "crop")
     if stage.shards > 1:
-        return shard_rule(node, graph, stage.layout)
+        return shard_rule(node, graph, stage.layout) or _rule_of_samples(node, graph, stage)
     tiled = (name for name in node.inputs if stage.layout[name] == TILED)
     return rule_of(node, graph, {name: dims_of(graph, stage, name) for name in tiled})
 
@@ -212,7 +212,7 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         # Shards divide dim 0, whatever it means; with fewer dims it lines up with another one.
         alone = alone and all(len(graph.shape(name)) == num_dims for name in divided)
     elif facts.sharding == "dims":
-        dims, num_dims = _dims(node), len(graph.shape(divided[0]))
+        dims, num_dims = _dims(node), len(graph.shape(divided[0])) + (node.kind == "stack")
         alone = not whole and bool(dims) and all(d is not None and d % num_dims for d in dims)
     elif facts.sharding == "sizes":
         alone = node.args[facts.argument][0] in (batch, -1)
@@ -223,6 +223,27 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     # A norm of each sample has running statistics of all of them.
     alone = alone and not (facts.sharding == "samples" and updates_statistics(node))
     return Rule("pointwise") if alone else None
+
+
+def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:
+    """Returns the rule that follows from factors alone, where dim 0 stays the samples."""
+    facts = facts_of(node.kind)
+    read = {name: dims_of(graph, stage, name) for name in node.inputs if _is_tensor(graph, name)}
+    divided = {name: dims for name, dims in read.items() if stage.layout[name] == SHARDED}
+    if facts.sharding is not None or draws_apart(node) or node.shape is None or not divided:
+        return None
+    samples = next(iter(divided.values()))[0]
+    for way in facts.tiling:
+        fit = fit_of(way, Reading(node, graph, divided)) if way in WAYS else None
+        if fit is not None and fit.dims and not (fit.crops or fit.gathered):
+            first, *others = fit.dims
+            if first == samples and not any(map(is_cut, others)):
+                return Rule("pointwise", fit=fit)
+    return None
+
+
+def _is_tensor(graph: Graph, value: str) -> bool:
+    return value not in graph.by_name or graph.by_name[value].shape is not None
 
 
 def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:

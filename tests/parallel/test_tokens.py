@@ -32,6 +32,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tiles join to shards": keys(
         UNEVEN, 3, parallel={"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "local_dp": 2}
     ),
+    "shards alone": keys(UNEVEN, 3, parallel={"stages": 2, "local_dp": 2}),
     "two grids": keys(ALIGNED, 2, parallel={"tiles": [[2, 1], [1, 2]], "stages": 3}),
 }
 

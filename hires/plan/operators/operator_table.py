@@ -296,7 +296,7 @@ declare("einsum", product(product=products.einsum))
 declare("tensordot", product(product=products.tensordot))
 declare(
     "scaled_dot_product_attention",
-    product("samples", random=_drops_weights, product=products.attention),
+    product(random=_drops_weights, product=products.attention),
 )
 
 
