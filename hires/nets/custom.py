@@ -29,6 +29,8 @@ from hires.nets.network_call import on_images
 _STARTED_NS = time.time_ns()
 _OWN = Path(hires.__file__).parent
 _PYTHON = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_GENERATED = ("_remote_module_non_scriptable",)
+"""Modules that torch writes into a temporary folder when torch.distributed.nn is imported."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _imported_to_build: set[str] = set()
 """Names of the modules that networks imported while they were built by this process."""
@@ -97,7 +99,7 @@ def _source_files() -> Iterator[tuple[str, Path]]:
     """Yields the names and files of all imported modules but those of hires."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not Path(file).is_absolute():
+        if not isinstance(file, str) or not Path(file).is_absolute() or name in _GENERATED:
             continue  # torch.ops and the like name files that are not there
         if not Path(file).is_relative_to(_OWN) and name.partition(".")[0] != "hires":
             yield name, Path(file)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,3 +111,17 @@ def test_key_holds_what_decides_the_trace():
     assert key(seed=1) == key(seed=2)
     custom = ModelConfig("custom", target="net:net")
     assert key(seed=1, model=custom) != key(seed=2, model=custom)
+
+
+def test_files_that_torch_generates_are_no_source_of_a_network():
+    # They lie in a temporary folder that goes with the process: no trace was ever the same.
+    code = (
+        "import torch.distributed.nn, json, sys\n"
+        "from hires.nets.custom import own_sources, source_hashes\n"
+        "assert '_remote_module_non_scriptable' in sys.modules\n"
+        "print(json.dumps([own_sources('torch.nn:Identity'), source_hashes()]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [[], {}]
