@@ -83,7 +83,8 @@ def fitted(
     """Returns the columns of rows that fit into ``width`` characters; None: all of them.
 
         run        state   img/s   note            80 characters
-        run        state   img/s   note            60: texts are shortened, to LEAST or the heading
+        run        state   img/s   note            60: texts are shortened, down to LEAST characters
+                                                   or the heading; the first to half of the width
         run        state   img/s                   40: then columns go, the last ones first
 
     Columns whose ``align`` is ``r`` hold numbers, which are never shortened. Those in ``keep`` stay
@@ -99,6 +100,8 @@ def fitted(
         full if side == "r" else min(full, max(LEAST, _widest(head)))
         for full, side, head in zip(widths, align, rows[0], strict=True)
     ]
+    if align[0] == "l":  # a name that is cut says little
+        least[0] = min(widths[0], max(least[0], width // 2))
     places = [p for p in places if any(row[p] not in ("", "-") for row in rows[1:])] or places
     order, spare = places[:1], width - least[places[0]]
     for place in dict.fromkeys([*(place for place in keep if place in places), *places]):

@@ -33,7 +33,8 @@ MOST_CLASHES = 2
 
 
 def column(opened, table, name):
-    heads = [head.text.split(" [")[0] for head in opened.all(f"#table-{table} th button")]
+    texts = (" ".join(head.text.split()) for head in opened.all(f"#table-{table} th button"))
+    heads = [text.split(" [")[0] for text in texts]
     place = heads.index(name) + 1
     rows = opened.all(f"#table-{table} tbody tr")
     cells = opened.all(f"#table-{table} tbody tr td:nth-child({place})")

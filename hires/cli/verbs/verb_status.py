@@ -25,7 +25,7 @@ from hires.launcher.status.state import states
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")
 _SIDES = "lllrrrrll"
-_KEEP = tuple(map(TITLES.index, ("state", "step", "note", "left", "img/s", "campaign")))
+_KEEP = ("state", "step", "left", "img/s", "note")
 """Columns that stay longest where the screen is narrow."""
 _CLEAR = "\x1b[H\x1b[2J"
 _EXAMPLES = (
@@ -75,7 +75,9 @@ def lines(states: Sequence[RunState], width: int | None, height: int | None = No
     if len(states) == 1 and width and max(map(len, aligned(rows))) > width:  # of one all is shown
         facts = [fact for fact in zip(*rows, strict=True) if fact[1] not in ("", "-")]
         return [*aligned(folded(facts, width), "ll"), count(states)]
-    table, note = screen_lines(rows, width, _SIDES, TITLES, _KEEP)
+    several = {"campaign"} if len({state.campaign for state in shown}) > 1 else set()
+    keep = [TITLES.index(name) for name in (*_KEEP[:3], *several, *_KEEP[3:])]
+    table, note = screen_lines(rows, width, _SIDES, TITLES, keep)
     if len(shown) < len(states):
         table.append(f"... and {len(states) - len(shown)} more")
     return [*table, *note, count(states)]

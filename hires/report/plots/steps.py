@@ -20,7 +20,7 @@ PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)
 """Parts of a step; together they are as long as the step."""
 MAX_TIMELINES = 4  # runs whose time lines fit into a figure
 _FINEST = 1 / 1500  # share of a step; spans of one kind with a smaller gap are drawn as one
-_NAMED = 1 / 40  # share of a step from which a pass has room for its name
+_NAME = 0.2  # inches of a pass that has room for its name
 _MISSING = f"no run drawn kept the time line of its last steps, or all have over {MAX_RANKS} ranks"
 
 
@@ -131,6 +131,7 @@ def split_rank(
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
+    room_s = took_s * _NAME / style.width()
     for rank in ranks:
         # Halos and batch statistics lie inside passes, and are drawn over them.
         for level, (kind, (label, colour, hatch)) in enumerate(style.KINDS.items()):
@@ -150,7 +151,7 @@ def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> N
                 label=label, zorder=2 + level / 10,
             )  # fmt: skip
         for span in rank.spans:
-            if span.kind in (FORWARD, BACKWARD) and span.duration_s > _NAMED * took_s:
+            if span.kind in (FORWARD, BACKWARD) and span.duration_s > room_s:
                 axis.annotate(
                     span.action, (1e3 * span.begin_s, rank.rank), xytext=(2, 0),
                     textcoords="offset points", fontsize=6.5, va="center",
