@@ -62,6 +62,12 @@ def test_noise_never_excuses_what_is_wrong():
     assert not summary([{"rank": 0, "errors": errors}], [], {"gradients/bias": 1.0})["ok"]
 
 
+def test_noise_of_float32_excuses_more_than_that_of_float64():
+    errors, noise = {**GOOD, "gradients/bias": 4e-6}, {"gradients/bias": 3e-6}
+    assert not summary([{"rank": 0, "errors": errors}], [], noise)["ok"]
+    assert summary([{"rank": 0, "errors": errors}], [], noise, verify.MOST_NOISE_FLOAT32)["ok"]
+
+
 def _step_of(monkeypatch, net: nn.Module, batch: int = 4):
     config = from_dict({
         "image": 16, "batch": batch, "steps": 3, "precision": {"name": "fp64"},
