@@ -146,8 +146,7 @@ class TracedMemory:
             span = {"dim": dim, "start": start, "end": end, "step": given.get("step", 1)}
             return self._emit("slice_scatter.default", into | span, like, origin)
         if name == "select":
-            args = into | {"dim": given["dim"], "index": given["index"]}
-            return self._emit("select_scatter.default", args, like, origin)
+            return self._selected_back(old, new, given["dim"], given["index"], like, origin)
         if name == "diagonal":
             args = into | {key: given[key] for key in ("offset", "dim1", "dim2")}
             return self._emit("diagonal_scatter.default", args, like, origin)
@@ -166,11 +165,20 @@ class TracedMemory:
         into = {"self": self._refs[whole], "src": self._refs[piece]}
         dim = call.arguments.get("dim", 0) % like.dim()
         if call.name == "unbind":
-            args = into | {"dim": dim, "index": index}
-            return self._emit("select_scatter.default", args, like, origin)
+            return self._selected_back(into["self"], into["src"], dim, index, like, origin)
         start = sum(one.shape[dim] for one in sizes[:index])
         span = {"dim": dim, "start": start, "end": start + sizes[index].shape[dim], "step": 1}
         return self._emit("slice_scatter.default", into | span, like, origin)
+
+    def _selected_back(
+        self, old: Ref, new: Ref, dim: int, index: int, like: Tensor, origin: fx.Node
+    ) -> Ref:
+        # As a slice of one, which tiles can compute where the dim is not cut.
+        dim, index = dim % like.dim(), index % like.shape[dim]
+        args = {"self": new, "dim": dim}
+        one = self._emit("unsqueeze.default", args, like.narrow(dim, 0, 1), origin)
+        into = {"self": old, "src": one, "dim": dim, "start": index, "end": index + 1, "step": 1}
+        return self._emit("slice_scatter.default", into, like, origin)
 
 
 def value_of(node: fx.Node) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from hires.plan.rules import rule_in, window_axes_of
 from hires.plan.tiling import Axes, need_of, own_rect
@@ -89,9 +89,18 @@ def test_dropout_in_evaluation_is_no_obstacle(drop):
     assert [kind for _, kind, _ in rules(lambda n, x: n.drop(x), False, drop=drop)] == ["pointwise"]
 
 
+def write_to_channels(n: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, :2] = y[:, 2:] + 1
+    y[:, 3:] = 0
+    y[:, -2] = y[:, 0]
+    return y
+
+
 @pytest.mark.parametrize(
     "forward",
     [
+        write_to_channels,
         lambda n, x: 1 - x,
         lambda n, x: 1 / (x + 2),
         lambda n, x: torch.where(x > 0, x, 0.5 * x),

@@ -267,7 +267,7 @@ declare(
     "chunk split split_with_sizes softmax log_softmax glu cumsum",
     OperatorFacts(("channels",), "dims"),
 )
-declare("cat stack", OperatorFacts(("joined",), "dims"))
+declare("cat stack slice_scatter", OperatorFacts(("joined",), "dims"))
 declare("unbind select", OperatorFacts(("channels",), "dims", drops=True))
 declare("index_select", OperatorFacts(("channels",), "dims"))
 declare("flip", OperatorFacts(("channels",), "dims", "dims"))
