@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -247,8 +248,8 @@ def test_planner_of_a_run_that_was_only_frozen_counts_if_it_is_the_latest(fake_w
 def test_plan_of_another_hires_may_be_allowed(fake_world, cluster, capfd):
     run = fake_world("ok")
     planned_by_another(run)
-    path = run.path / "config.yaml"
-    path.write_text(path.read_text().replace("other_code: false", "other_code: true"))
+    config = records.read_config(run.path)
+    rundir.refreeze(run.path, replace(config, launcher=replace(config.launcher, other_code=True)))
     assert batch.main([str(run.path), "0"]) == 0
     assert "planned by hires 0.0.1 (abc) and runs with" in capfd.readouterr().out
 
