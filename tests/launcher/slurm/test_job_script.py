@@ -134,7 +134,7 @@ def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
 
 
 def test_odd_names_are_names_and_no_commands(runs):
-    odd = "it's $(touch oops) `touch oops`; touch oops\ntouch oops #\"&"
+    odd = "it's $(touch oops) `touch oops`; touch oops #\"&"
     runs.hires("run", *TINY, *TWO, f"campaign={_quoted(odd)}", "--wait")
     assert runs.run.parent.name == odd
     job = ask("sbatch", "--parsable", str(runs.run / "job.sbatch"))  # by hand: a new attempt
