@@ -144,7 +144,8 @@ def ask(hires, name: str, words: tuple[str, ...]) -> str:
     text = answer.out + answer.err
     if answer.code not in range(5):
         return f"exit code {answer.code}"
-    if "Traceback" in text:
+    # A run that fails shows the last lines of a rank's log.
+    if "Traceback" in text and name not in ("run", "retry"):
         return f"a traceback: {text[-300:]}"
     if ESCAPES & set(text):
         return f"escapes: {[line for line in text.splitlines() if ESCAPES & set(line)][:2]}"
