@@ -63,7 +63,7 @@ class _Conversion:
         pieces = [(self.own, sent), *self.exchange(sent, self.own, back)]
         whole = new_part(sent, self.whole)
         paste(whole, self.whole, pieces, self.whole)
-        return from_map(whole, self.dims, self.whole).to(own.dtype)
+        return usual_strides(from_map(whole, self.dims, self.whole).to(own.dtype))
 
     def keep_own(self, whole: Tensor) -> Tensor:
         """Returns a copy of this rank's part, so that the whole value need not be kept."""
@@ -76,6 +76,18 @@ class _Conversion:
         for rect, grad in self.exchange(sent, self.whole, back=True):
             part(own, self.own, rect).add_(grad)
         return from_map(own, self.dims, self.own)
+
+
+def usual_strides(x: Tensor) -> Tensor:
+    """Returns a channels-last map of one sample with the strides of an allocated one, as a view.
+
+    A reshape leaves any stride to a dim of length 1, and by that of the samples torch 2.13 takes
+    channels-last gradients for contiguous ones: ``native_batch_norm_backward`` mixed the channels.
+    """
+    if x.dim() != 4 or x.shape[0] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    _, channels, rows, cols = x.shape
+    return x.as_strided(x.shape, (rows * cols * channels, 1, cols * channels, channels))
 
 
 class _Gather(torch.autograd.Function):

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from hires.parallel.conversion_kernels import usual_strides
 from tests.helpers.layouts import verified
 
 pytestmark = pytest.mark.dist
@@ -69,3 +72,20 @@ def test_samples_that_depend_on_each_other_equal_one_process(name: str, tmp_path
     batch = 4 * SHARDS[name].get("directions", 1)
     answer = verified(tmp_path, batch=batch, parallel=SHARDS[name], **keys)
     assert answer["ok"], answer
+
+
+def test_gradient_of_one_sample_has_the_strides_of_a_channels_last_map():
+    # After a reshape the samples had a stride of 6, and batch norm mixed the channels of such a
+    # gradient: no network of one sample was right where tiles cropped a norm of a whole map.
+    grad = (
+        torch.randn(9, 8, 6, dtype=torch.float64)
+        .permute(2, 0, 1)
+        .as_strided((1, 6, 9, 8), (6, 1, 48, 6))
+    )
+    x, bias = torch.randn(1, 6, 9, 8, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    bias.requires_grad_()
+    y = F.batch_norm(x, None, None, torch.ones_like(bias), bias, training=True)
+    y.backward(usual_strides(grad))
+    assert usual_strides(grad).stride() == (432, 1, 48, 6)
+    assert bias.grad is not None
+    assert torch.allclose(bias.grad, grad.sum((0, 2, 3)))
