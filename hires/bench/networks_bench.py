@@ -80,7 +80,7 @@ class NetworksOptions:
 
 
 @dataclass(frozen=True)
-class Network:
+class BenchedNetwork:
     """A row: a network, and what is run."""
 
     library: str
@@ -113,7 +113,7 @@ def measure(options: NetworksOptions) -> Results:
         )
 
 
-def chosen(options: NetworksOptions) -> list[Network]:
+def chosen(options: NetworksOptions) -> list[BenchedNetwork]:
     """Returns the rows that the options name; ConfigError: there are none, or their form."""
     data = {**_DATA, **read_yaml(options.file)} if options.file else _DATA
     changed = dict(_override(word) for word in options.overrides)
@@ -123,7 +123,7 @@ def chosen(options: NetworksOptions) -> list[Network]:
         more = {f"{ONE_MORE}: {turn}": layout for turn, layout in itertools.islice(turns, 1)}
         if any(fnmatch.fnmatch(f"{library}/{name}", pattern) for pattern in patterns):
             settings = {**data["every"], **settings_of(row), **changed}
-            networks.append(Network(library, name, settings, {**data["layouts"], **more}))
+            networks.append(BenchedNetwork(library, name, settings, {**data["layouts"], **more}))
     if not networks:
         raise ConfigError(f"--only {options.only!r} matches no LIBRARY/NAME of the networks")
     return networks
@@ -155,7 +155,7 @@ def _override(word: str) -> tuple[str, Any]:
     return key, yaml.safe_load(value)
 
 
-def compared(network: Network, options: NetworksOptions) -> Row:
+def compared(network: BenchedNetwork, options: NetworksOptions) -> Row:
     """Returns the row of a network: what it is, and each layout's answer."""
     start = time.monotonic()
     row: Row = {"library": network.library, "network": network.name, "layouts": {}}
