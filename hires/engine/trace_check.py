@@ -16,17 +16,14 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hires.comm import rehearsal
 from hires.core.errors import ConfigError
 from hires.engine.build import cast, cast_constants, contexts_of, named_tensors
+from hires.engine.module_modes import GradientHooks, SameRandomNumbers
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
@@ -157,7 +154,7 @@ class _Trial:
     training: bool
     dtype: torch.dtype
     changes: bool = False  # whether the module's output is another at each call
-    watch: _GradientHooks = field(default_factory=lambda: _GradientHooks())
+    watch: GradientHooks = field(default_factory=GradientHooks)
 
     def __post_init__(self) -> None:
         self.model.train(self.training)
@@ -223,7 +220,7 @@ class _Trial:
     def _computed(self, call: Callable[[Tensor], Tensor], backward: bool = True) -> Tensors:
         buffers = {n: t.clone() for n, t in self.tensors.items() if not isinstance(t, nn.Parameter)}
         images = self.images.contiguous(memory_format=torch.channels_last)
-        same = _SameRandomNumbers()  # type: ignore[no-untyped-call]
+        same = SameRandomNumbers()  # type: ignore[no-untyped-call]
         draws = Draws(0, 0, 0, len(images))  # what the random operators of a graph draw
         with (
             same,
@@ -315,53 +312,3 @@ def _alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 def _size(tensor: Tensor) -> float:
     largest = float(tensor.abs().max()) if tensor.numel() else 0.0
     return largest if math.isfinite(largest) else float(tensor.nan_to_num(0.0).abs().max())
-
-
-class _SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes every random operator draw the same numbers, whatever the order of its tensor."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Runs an operator."""
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
-        torch.manual_seed(0)
-        plain = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
-        made = func(*plain, **kwargs)
-        if args and isinstance(args[0], Tensor) and made is plain[0]:
-            return args[0].copy_(plain[0])
-        return made
-
-
-class _GradientHooks(TorchFunctionMode):
-    """Collects what changes gradients in a module's forward pass, in words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, None] = {}
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Runs a function."""
-        if func is Tensor.register_hook:
-            self.seen["a hook on a tensor (register_hook)"] = None
-        return func(*args, **(kwargs or {}))
-
-    def note(self, output: Tensor) -> None:
-        """Adds the autograd functions of the user's that an output comes from."""
-        seen, ahead = set(), [output.grad_fn]
-        while ahead:
-            function = ahead.pop()
-            if function is None or function in seen:
-                continue
-            seen.add(function)
-            kind = type(function)
-            if isinstance(function, BackwardCFunction):
-                name = kind.__name__.removesuffix("Backward")
-                hook = name == "BackwardHookFunction"
-                what = "a backward hook of a module" if hook else f"autograd.Function {name}"
-                self.seen[what] = None
-            ahead += [following for following, _ in function.next_functions]

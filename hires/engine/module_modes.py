@@ -1,0 +1,61 @@
+"""Modes around a plain module: equal random numbers, and what changes its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes every random operator draw the same numbers, whatever the order of its tensor."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operator."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        torch.manual_seed(0)
+        plain = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
+        made = func(*plain, **kwargs)
+        if args and isinstance(args[0], Tensor) and made is plain[0]:
+            return args[0].copy_(plain[0])
+        return made
+
+
+class GradientHooks(TorchFunctionMode):
+    """Collects what changes gradients in a module's forward pass, in words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, None] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs a function."""
+        if func is Tensor.register_hook:
+            self.seen["a hook on a tensor (register_hook)"] = None
+        return func(*args, **(kwargs or {}))
+
+    def note(self, output: Tensor) -> None:
+        """Adds the autograd functions of the user's that an output comes from."""
+        seen, ahead = set(), [output.grad_fn]
+        while ahead:
+            function = ahead.pop()
+            if function is None or function in seen:
+                continue
+            seen.add(function)
+            kind = type(function)
+            if isinstance(function, BackwardCFunction):
+                name = kind.__name__.removesuffix("Backward")
+                hook = name == "BackwardHookFunction"
+                what = "a backward hook of a module" if hook else f"autograd.Function {name}"
+                self.seen[what] = None
+            ahead += [following for following, _ in function.next_functions]
