@@ -107,6 +107,9 @@ class _Builder:
         stage, how, dims = self.stage, WHOLE, self._would(value)
         made = (one.factors[value] for one in stages[: stage.index] if value in one.factors)
         maps = [map_shape(unpack(one)) for one in made]
+        before = (s for s in stages[: stage.index] if s.layout.get(value) == TILED)
+        if dims is not None and any(value not in one.factors for one in before):
+            dims = map_dims(self.graph.shape(value), stage.tiles)  # it lies as an ordinary map
         if stage.shards > 1:
             batch = self.graph.input_shape[:1]
             batched = self.graph.shape(value)[:1] == batch and all(m[:1] == batch for m in maps)
