@@ -32,7 +32,7 @@ from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.loss import plain_loss
 from hires.plan.graph import Graph
-from hires.plan.operators.operator_facts import is_random
+from hires.plan.operators.operator_facts import facts_of, is_random
 
 TOLERANCE = 1e-10
 FLOOR = 1e-4
@@ -45,8 +45,6 @@ MOST_NOISE, MOST_NOISE_FLOAT32 = 1e-6, 1e-4
 """No noise excuses a larger difference, the second where the network computes in float32."""
 SYMMETRIC = 1e-8
 """If the output of reversed samples differs by more, the network treats its samples differently."""
-
-CASTS = ("to", "_to_copy", "type_as")
 
 KINDS = ("output", "loss", "gradients", "parameters", "running_stats")
 Tensors = dict[str, Tensor]
@@ -121,7 +119,9 @@ def summary(
 
 def lowers(graph: Graph) -> bool:
     """Whether a network computes a part in float32, as an attention behind ``x.float()``."""
-    casts = [node for node in graph.nodes if node.kind in CASTS and node.dtype == "float32"]
+    casts = [
+        node for node in graph.nodes if facts_of(node.kind).converts and node.dtype == "float32"
+    ]
     return any(node.needs_grad or node.name in graph.of_images for node in casts)
 
 

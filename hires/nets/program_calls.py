@@ -71,7 +71,7 @@ class Call(NamedTuple):
         name = schema.name.split("::")[1]
         writes = any(written) and name not in ONLY_SHAPE
         name = name.removesuffix("_") if name in ONLY_SHAPE else name
-        if name in ("to", "type_as"):  # a device, or another tensor's type
+        if facts_of(name).converts and facts_of(name).may_share:  # also to another tensor's type
             return cls(target, "to", "dtype", _conversion(node), aliases)
         return cls(target, name, target._overloadname, arguments, aliases, writes)
 

@@ -20,20 +20,10 @@ from torch import Tensor, fx
 
 from hires.core.errors import ConfigError
 from hires.nets.program_calls import Call, layer_of
+from hires.plan.operators.operator_facts import facts_of
 
 Ref = dict[str, Any]
 """``{"value": name}`` or ``{"param": name}``."""
-
-RESHAPES = {
-    *("view", "_unsafe_view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel"),
-    *("squeeze", "unsqueeze", "contiguous", "atleast_1d", "atleast_2d", "atleast_3d"),
-}
-"""Views that hold all numbers of what they show in the same order."""
-TRANSPOSES = {
-    *("permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims"),
-    *("numpy_T", "mT", "mH", "matrix_H"),
-}
-"""Views with the dims in another order."""
 
 
 class Emit(Protocol):
@@ -133,10 +123,10 @@ class TracedMemory:
         shown = value_of(view)
         if (shown.dtype, shown.shape, shown.stride()) == (like.dtype, like.shape, like.stride()):
             return new
-        if name in RESHAPES:
+        if "regrouped" in facts_of(name).tiling:  # all numbers in the same order
             args = {"self": new, "shape": list(like.shape)}
             return self._emit("reshape.default", args, like, origin)
-        if name in TRANSPOSES:
+        if "permuted" in facts_of(name).tiling:
             args = {"self": new, "dims": _inverse_dims(call, like.dim())}
             return self._emit("permute.default", args, like, origin)
         into = {"self": old, "src": new}

@@ -96,6 +96,8 @@ class OperatorFacts:
     """Whether a vector operand has one number per channel; elsewhere its dim is the columns."""
     view: bool = False
     """Whether it moves no bytes."""
+    converts: bool = False
+    """Whether it may give its input another type."""
     may_share: bool = False
     """Whether its value may lie in its input's memory although its schema declares no alias."""
     like: str = ""

@@ -195,10 +195,11 @@ declare(
     "exp expm1 log log1p log2 sqrt rsqrt sin cos atan erf "
     "floor ceil round trunc frac fmod remainder maximum minimum lerp addcmul addcdiv "
     "eq ne lt le gt ge isnan nan_to_num where masked_fill "
-    "logical_and logical_or logical_not logical_xor clone _to_copy",
+    "logical_and logical_or logical_not logical_xor clone",
     pointwise(),
 )
-declare("to type_as", pointwise(may_share=True, like="other"))
+declare("_to_copy", pointwise(converts=True))
+declare("to type_as", pointwise(may_share=True, like="other", converts=True))
 declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
@@ -313,10 +314,16 @@ declare("flatten", moved(("regrouped",), "dims", "start_dim", may_share=True))
 declare("view", moved(("regrouped",), "sizes", "size"))
 declare("_unsafe_view", moved(("regrouped",), "sizes", "size"))
 declare("reshape", moved(("regrouped",), "sizes", "shape", may_share=True))
-declare("squeeze unsqueeze", moved(("regrouped",)))
+declare(
+    "squeeze unsqueeze ravel atleast_1d atleast_2d atleast_3d view_as reshape_as",
+    moved(("regrouped",), may_share=True),
+)
 declare("unflatten", moved(("regrouped",), may_share=True))
 declare("as_strided view_as_complex", moved())
-declare("permute transpose t numpy_T mT movedim swapaxes swapdims", moved(("permuted",)))
+declare(
+    "permute transpose t numpy_T mT mH matrix_H movedim moveaxis swapaxes swapdims",
+    moved(("permuted",)),
+)
 declare("repeat", OperatorFacts(("repeated",)))
 declare("expand", OperatorFacts(("expanded",), "sizes", "size"))
 
