@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.python_command import code_command
-from hires.launcher.ranks import ports
+from hires.core.ranks import ports
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -99,7 +99,9 @@ class JsonConnection:
 
     def wait(self, timeout_s: float) -> None:
         """Returns when something has arrived, or after ``timeout_s`` seconds."""
-        select.select([self.socket], [], [], timeout_s)
+        poll = select.poll()  # select takes no file numbered 1024 or above
+        poll.register(self.socket, select.POLLIN)
+        poll.poll(1000 * timeout_s)
 
     def close(self) -> None:
         """Closes the connection."""
