@@ -128,8 +128,8 @@ def compare_runs(
     if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
         metrics = [per_image(metric) for metric in metrics]
         comparison.notes.append(
-            "the sides have other batches: throughput and step time are per image, memory is that "
-            "of the batch, and the last losses are after other numbers of images"
+            "the sides have other batches: throughput and step time are per image, memory and loss "
+            "are not comparable"
         )
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])

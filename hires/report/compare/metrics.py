@@ -27,6 +27,7 @@ class Metric:
     """Returns the numbers of a complete attempt in the base unit: one a step, or one for all. A
     number that is not finite is NaN."""
     units: Mapping[str, float]  # units that references may use, each in base units
+    incomparable: str = ""  # why numbers of the two sides are not comparable; empty if they are
 
     def shown(self, value: float | None) -> float | None:
         """Returns a number of the base unit in the unit in which it is shown."""
@@ -76,9 +77,11 @@ METRICS = {
 
 
 def per_image(metric: Metric) -> Metric:
-    """Returns a metric that does not grow with the batch, for sides with other batches."""
-    if metric.name != "step_time":
+    """Returns a metric for sides with other batches: of an image, or not comparable."""
+    if metric.name == "throughput":
         return metric
+    if metric.name != "step_time":
+        return replace(metric, incomparable="the sides have other batches; compare equal ones")
 
     def values(record: Record) -> list[float]:
         images = count(record.get("images_per_step")) or 0

@@ -189,7 +189,7 @@ def _without_numbers(
         return UNKNOWN, UNKNOWN, f"B: {metric.name} is missing ({why})"
     if state in _FAILED and isinstance(a, ComparedPoint) and a.trouble()[0] not in _FAILED:
         return WORSE, state, f"B: {cause or state}"
-    return None
+    return (UNKNOWN, "not comparable", metric.incomparable) if metric.incomparable else None
 
 
 def _missing(point: ComparedPoint, repeats: Sequence[Repeat]) -> str | None:

@@ -62,6 +62,21 @@ def test_sides_with_other_batches_are_compared_per_image(tmp_path, before):
     assert any("per image" in note for note in made.notes)
 
 
+def test_memory_and_loss_of_other_batches_are_not_comparable(tmp_path, before):
+    # The memory of a batch of 4 was called worse than that of 2, with exit code 4.
+    after = compared_run(tmp_path, [steps()], peaks=[200 << 20], campaign="after", batch=8)
+    made = compare([before], [after], "memory", "loss")
+    assert verdicts(made) == [("not comparable", "unknown")] * 2
+    assert not made.is_worse
+    assert not made.is_decided
+    assert "other batches" in made.results[0].sentence()
+
+
+def test_run_of_another_batch_that_fails_is_worse(tmp_path, before):
+    after = failed_run(tmp_path, campaign="after", batch=8)
+    assert compare([before], [after], "memory").is_worse
+
+
 def made_from(run, source):
     """Gives a run the digest of its network's source."""
     for path in (run / "record.json", run / "a0" / "record.json"):
