@@ -6,8 +6,8 @@ whose numbers are part of the graph. What ran under ``torch.no_grad`` ends in a 
 
 from __future__ import annotations
 
-import itertools
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
 from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
 from hires.nets.written_values import written_value
 from hires.plan.graph import INPUT, Graph, Node, Parameter
-from hires.plan.operators.operator_facts import facts_of, flops_of, gradient_inputs, is_random
+from hires.plan.operators.operator_facts import facts_of, flops_of, gradient_inputs, num_draws
 
 COUNTER = "num_batches_tracked"
 """The one buffer that a network may write to; the engine counts once a step."""
@@ -82,7 +82,7 @@ class GraphWriter:
         self.memory = TracedMemory(self._emit)
         self.shapes: dict[str, list[int] | None] = {}
         self.made: list[Node] = []
-        self.draws = itertools.count()
+        self.draws = 0
         self.firsts: set[fx.Node] = set()  # of whose values only the first is read
         self.numbers: dict[str, float] = {}  # constants without dims
         self.no_grad: set[str] = set()  # values that were made without gradients
@@ -198,8 +198,9 @@ class GraphWriter:
             op, size, more = SIZED[op]
             args = {"self": args["self"], size: shape, **more}
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
-        if is_random(made):
-            made.draw = next(self.draws)
+        made.seeded = torch.Tag.nondeterministic_seeded in _tags_of(op)
+        if count := num_draws(made):
+            made.draw, self.draws = self.draws, self.draws + count
         weights = [self.facts[param].shape for param in made.params]
         weights += [self.shapes[value] or [] for value in made.inputs[1:]]  # that it computes
         weight = next((shape for shape in weights if len(shape) > 1), None)
@@ -262,6 +263,11 @@ class GraphWriter:
                 f"buffers, as {target}; register them with register_buffer"
             )
         return {"param": name}
+
+
+def _tags_of(op: str) -> Collection[torch.Tag]:
+    name, overload = op.split(".")
+    return getattr(getattr(getattr(torch.ops.aten, name, None), overload, None), "tags", ())
 
 
 def _only_first_is_read(node: fx.Node) -> bool:

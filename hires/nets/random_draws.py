@@ -77,6 +77,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Runs an operator, or draws for it."""
         draw = _DRAWN.get(func)
         if draw is None:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                next(self._draws)  # it draws on its own, but counts like the others
             return func(*args, **(kwargs or {}))
         given = {**(kwargs or {}), "generator": None}
         names = [argument.name for argument in func._schema.arguments]
@@ -217,6 +219,17 @@ def _normal(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
     )
 
 
+def _exponential(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
+    # By the inverse of its distribution; never 0, because a Gumbel number is its logarithm.
+    out = _output(func, args["self"])
+    least = max(2.0**-54, torch.finfo(out.dtype).tiny)
+
+    def finish(u: Tensor) -> Tensor:
+        return torch.log1p(-u).neg_().div_(args.get("lambd", 1.0)).clamp_(min=least)
+
+    return out.copy_(draws.numbers(out.shape, out.dtype, finish, out.device))
+
+
 def _bell(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
     # normal(mean, std): two tensors, a tensor and a number, or numbers and a size.
     mean, std = args["mean"], args.get("std", 1.0)
@@ -254,6 +267,8 @@ _DRAWN: dict[Any, Callable[[Draws, Any, dict[str, Any]], Any]] = {
     _aten.randn_like.default: _fresh,
     _aten.uniform.default: _spread,
     _aten.uniform_.default: _spread,
+    _aten.exponential.default: _exponential,
+    _aten.exponential_.default: _exponential,
     _aten.normal_functional.default: _normal,
     _aten.normal_.default: _normal,
     _aten.normal.float_float: _bell,

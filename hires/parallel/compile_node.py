@@ -60,7 +60,7 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
             once = {name: count_once(tensors[name], context.tile) for name in both}
             return _alone(node, context, {**tensors, **once})(values)
 
-    if is_random(node) and not draws_apart(node):
+    if is_random(node):
         run = _drawn(run, node, context)
     tiled = stage.num_tiles > 1 and rule.result == TILED
     if rule.kind == "reduce" and rule.fit is not None:
@@ -108,10 +108,11 @@ def _drawn(run: Operator, node: Node, context: Context) -> Operator:
         return [*places[:2], *map(range, sizes[2:])] if single else places, sizes
 
     samples = context.plan.graph.input_shape[0]
+    shared = None if draws_apart(node) else places_of  # others compute whole values alone
 
     def run_drawn(values: Values) -> Any:
         place = context.step, context.first_sample
-        with Draws(context.seed, *place, samples, node.draw, places_of):
+        with Draws(context.seed, *place, samples, node.draw, shared):
             return run(values)
 
     return run_drawn

@@ -68,6 +68,8 @@ class Node:
     """Whether a gradient flows into its value."""
     draw: int = -1
     """Which random draw of the forward pass it is, those without use included; -1: none."""
+    seeded: bool = False
+    """Whether torch declares that the operator draws random numbers."""
 
     @functools.cached_property
     def inputs(self) -> list[str]:

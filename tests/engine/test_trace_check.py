@@ -158,6 +158,12 @@ class Normal(nn.Module):
         Middle(lambda net, x: F.dropout(F.dropout2d(x, 0.3), 0.4)),
         Middle(lambda net, x: F.alpha_dropout(x, 0.4) + 0.1 * torch.randn_like(x)),
         Middle(lambda net, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.8).div_(0.8)),
+        Middle(  # an operator that draws twice, and one that is not drawn by place
+            lambda net, x: F.dropout(
+                torch.poisson(x.detach().abs()) + net.rows(x.flatten(0, 1))[0].view_as(x), 0.3
+            ),
+            rows=nn.LSTM(SHAPE[3], SHAPE[3], 3, dropout=0.3),
+        ),
         Middle(lambda net, x: net.own(x), own=Normal()),
         # The second run of a checkpointed part would draw other numbers.
         Middle(lambda net, x: checkpoint(net.part, x, use_reentrant=True), part=part()),

@@ -83,6 +83,7 @@ def masks(samples: int, first: int = 0, step: int = 0) -> list[Tensor]:
             torch.normal(1.0, 2.0, x.shape),
             torch.normal(x, 2 * x),
             torch.normal(x, 2.0),
+            torch.empty_like(x).exponential_(2.0),
         ]
 
 
@@ -104,9 +105,13 @@ def test_dropout_keeps_its_share_and_its_mean():
     with Draws(3, 0, 0, 8):
         y = F.dropout(x, 0.3)
         bell = torch.randn(8, 16, 64, 64)
+        waits = torch.empty_like(x).exponential_(0.5)
     assert float((y == 0).float().mean()) == pytest.approx(0.3, abs=0.003)
     assert float(y.mean()) == pytest.approx(1, abs=0.005)
     assert float(bell.mean()) == pytest.approx(0, abs=0.005)
+    assert float(waits.mean()) == pytest.approx(2, abs=0.02)
+    assert float(waits.std()) == pytest.approx(2, abs=0.02)
+    assert float(waits.min()) > 0
     assert float(bell.std()) == pytest.approx(1, abs=0.005)
 
 
@@ -135,6 +140,7 @@ DROPS: dict[str, Forward] = {
     "bell": lambda n, x: x * torch.zeros_like(x).normal_(1, 0.5),
     "in place": lambda n, x: F.dropout2d(F.dropout(x * 2, 0.3, inplace=True), 0.3, inplace=True),
     "numbers": lambda n, x: x * torch.normal(1.0, 0.5, (2, 4, 1, 1), dtype=x.dtype),
+    "gumbel": lambda n, x: F.gumbel_softmax(x, dim=1),
     "noise": lambda n, x: x + torch.randn_like(x) * torch.rand_like(x),
     "behind the mean": lambda n, x: F.dropout(x.mean((2, 3)), 0.5),
     "one row": lambda n, x: F.dropout2d(x[:, :, :3], 0.5) + F.dropout(x[:, :, :3], 0.5),

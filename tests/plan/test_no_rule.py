@@ -45,10 +45,24 @@ def test_tiles_as_weight_are_refused():
     assert "(conv2d: " in findings[0].text
 
 
-def test_random_numbers_behind_the_global_pool_are_refused():
+@pytest.mark.parametrize(
+    ("kind", "forward"),
+    [
+        ("rrelu", lambda n, x: F.rrelu(x, training=True)),
+        ("poisson", lambda n, x: x + torch.poisson(x.detach().abs())),  # as torch declares
+        ("lstm", lambda n, x: n.op(x)[0]),
+    ],
+)
+def test_random_numbers_behind_the_global_pool_are_refused(kind, forward):
     # All tiles compute the head alike, but each would draw other numbers.
-    _, findings = tiled(traced(lambda n, x: F.rrelu(x.mean((2, 3)), training=True)))
-    assert "(rrelu: " in findings[0].text
+    op = nn.LSTM(4, 8, num_layers=2, dropout=0.3)
+    _, findings = tiled(traced(lambda n, x: forward(n, x.mean((2, 3))), op=op))
+    assert f"({kind}: draws random numbers" in findings[0].text
+
+
+def test_layers_without_dropout_behind_the_global_pool_are_computed_by_all_tiles():
+    _, findings = tiled(traced(lambda n, x: n.op(x.mean((2, 3)))[0], op=nn.LSTM(4, 8, 2)))
+    assert not findings
 
 
 def test_whole_value_is_cropped_where_it_is_concatenated_to_tiles():

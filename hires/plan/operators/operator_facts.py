@@ -80,8 +80,8 @@ class OperatorFacts:
     this use cannot be tiled."""
     reduction: Callable[[Node], int] | None = None
     """Numbers that each tile sends for every number of a ``reduction``; 0: this use is none."""
-    random: Callable[[Node], bool] | None = None
-    """Whether a node draws random numbers."""
+    random: Callable[[Node], int] | None = None
+    """How many times a node draws random numbers; None: as torch declares (``Node.seeded``)."""
     positional: bool = False
     """Whether its random numbers follow from their place in the batch, on all ranks alike
     (``hires.nets.random_draws``); those of others would differ from rank to rank."""
@@ -132,10 +132,15 @@ def facts_of(kind: str) -> OperatorFacts:
     return OPERATORS.get(kind) or UNKNOWN
 
 
+def num_draws(node: Node) -> int:
+    """Returns how many times a node draws random numbers, each time for a whole tensor."""
+    draws = facts_of(node.kind).random
+    return int(node.seeded if draws is None else draws(node))
+
+
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
-    draws = facts_of(node.kind).random
-    return draws is not None and draws(node)
+    return num_draws(node) > 0
 
 
 def draws_apart(node: Node) -> bool:

@@ -305,6 +305,11 @@ def _draws(node: Node) -> bool:
     return bool(node.args.get("training", True))
 
 
+def _drops_between_layers(node: Node) -> int:
+    drops = node.args["train"] and node.args["dropout"] > 0
+    return node.args["num_layers"] - 1 if drops else 0
+
+
 declare("getitem", OperatorFacts(("element",), "element", view=True, may_share=True))
 
 moved = functools.partial(OperatorFacts, view=True)
@@ -337,6 +342,7 @@ declare(
     OperatorFacts(("constant",), "sizes", "size", ends_gradient=True),
 )
 declare("rand_like randn_like", drawn(random=_draws, ends_gradient=True))
-declare("bernoulli uniform normal_functional", drawn(random=_draws, ends_gradient=True))
+declare("bernoulli uniform normal_functional exponential", drawn(random=_draws, ends_gradient=True))
 declare("rand randn normal", drawn(tiling=(), sharding=None, random=_draws))
+declare("lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers))
 declare("multinomial randint randint_like randperm rrelu", OperatorFacts(random=_draws))
