@@ -28,6 +28,7 @@ from hires.core.errors import HiresError, RunError
 from hires.core.ranks import ports
 from hires.core.ranks.world import World
 from hires.engine.memory_meter import keep_memory
+from hires.nets.custom import error_line
 
 Job = Callable[..., Any]
 _VALUE, _DONE, _ERROR = "value", "done", "error"
@@ -148,12 +149,17 @@ def _rank(
         comm.barrier()
     except HiresError as error:
         end = (_ERROR, f"{type(error).__name__}: {error}")
-    except Exception:
-        end = (_ERROR, traceback.format_exc())
+    except Exception as error:
+        end = (_ERROR, traceback_of(error))
     pipe.send(end)
     pipe.close()
     sys.stderr.flush()
     os._exit(0)  # threads of a broken transport must not keep it alive
+
+
+def traceback_of(error: Exception) -> str:
+    """Returns the traceback of an error; its last line is the error with its notes."""
+    return "".join([*traceback.format_exception(error), error_line(error)])
 
 
 def _end_with_parent() -> None:

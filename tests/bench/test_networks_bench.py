@@ -15,6 +15,7 @@ from hires.bench.networks_bench import (
     chosen,
     reason_of,
 )
+from hires.bench.ranks import traceback_of
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
@@ -78,6 +79,13 @@ def test_reason_of_a_traceback_is_its_last_line():
     text = "rank 1 failed: Traceback (most recent call last):\n  File ...\nValueError: too small\n"
     assert reason_of(text) == "ValueError: too small"
     assert len(reason_of("x" * 1000)) < 400
+
+
+def test_reason_of_an_error_with_a_note_is_the_error_with_its_note():
+    error = RuntimeError("sizes differ\nhere and there")
+    error.__notes__ = ["in fc (linear)"]  # as a stage adds
+    text = f"rank 1 failed: {traceback_of(error)}"
+    assert reason_of(text) == "RuntimeError: sizes differ (in fc (linear))"
 
 
 @pytest.mark.dist
