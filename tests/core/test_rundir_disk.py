@@ -53,7 +53,7 @@ def test_two_hundred_creations_at_once(tmp_path):
 
 def test_readers_never_see_half_a_folder(config):
     path = Path(config.results) / "default" / naming.run_name(config)
-    wanted = {"config.yaml", "plan.json", "launch.sh", "a0"}
+    wanted = {"config.yaml", "plan.json", "launch.sh", "frozen.json", "a0"}
     seen, stop = [], threading.Event()
 
     def look():
@@ -142,6 +142,6 @@ def test_results_on_a_read_only_file_system():
         rundir.create(RunConfig(results="/proc/hires"), PLAN, ARGV)
 
 
-def test_campaign_with_a_name_that_is_too_long(config):
+def test_folder_with_a_name_that_is_too_long(config):
     with pytest.raises(RunError, match="shorter campaign"):
-        rundir.create(replace(config, campaign="x" * 300), PLAN, ARGV)
+        rundir.create(replace(config, results=f"{config.results}/{'x' * 300}"), PLAN, ARGV)

@@ -138,7 +138,7 @@ def test_process_answers_graph_memory_and_errors():
     graph, memory, error = (json.loads(line) for line in done.stdout.splitlines())
     assert graph["graph"] == plan.graph.to_dict()
     assert memory["memory"][0]["peak_bytes"] > memory["memory"][0]["params_bytes"]
-    assert error["error"]["type"] == "RunError"
+    assert error["error"]["type"] == "PlanError"
 
 
 @pytest.mark.dist

@@ -49,7 +49,7 @@ def test_each_node_of_a_job_holds_its_own_ranks():
     plan.memory = [entry(50 * MIB), entry(70 * MIB), entry(10 * MIB)]
     launcher = LauncherConfig(name="slurm", nodes=2)
     fullest = 130 * MIB + 3 * LIBRARIES_BYTES
-    config = RunConfig(launcher=launcher, cluster=ClusterConfig(memory=fullest))
+    config = RunConfig(launcher=launcher, cluster=ClusterConfig(memory=f"{fullest}B"))
     room = room_of(config)
     needs = [(list(node.ranks), node.bytes) for node in room.per_node(plan)]
     assert needs == [([0, 1, 2], fullest), ([3, 4, 5], fullest)]

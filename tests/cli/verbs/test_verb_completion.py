@@ -62,7 +62,7 @@ def test_values_of_a_group(hires):
 def test_options_and_positionals(hires):
     assert offered(hires, "run", "--ag") == ["--again"]
     assert offered(hires, "list", "mod") == ["model"]
-    assert offered(hires, "data", "") == ["make"]
+    assert offered(hires, "data", "") == ["check", "make"]
     assert offered(hires, "nonsense", "x") == []
 
 

@@ -49,7 +49,7 @@ def test_defaults_are_not_shared():
     ("key", "choices"),
     [
         ("imagee", "batch, campaign, checkpoint, cluster, comm, data, image"),
-        ("parallel.tile", "balance, directions, halo, local_dp, microbatches, name"),
+        ("parallel.tile", "balance, directions, gather, halo, local_dp, microbatches, name"),
     ],
 )
 def test_unknown_key_is_answered_with_the_known_ones(key, choices):

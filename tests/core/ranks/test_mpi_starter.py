@@ -15,7 +15,7 @@ from hires.core.ranks import mpi_starter
 from hires.core.ranks.mpi_starter import Host, Numbers, numbers
 
 HOSTS = [Host("n1", 3), Host("n2", 2)]
-AGENT = f"{sys.executable} -m hires.launcher.ranks.agent"
+AGENT = f"{sys.executable} -P -m hires.launcher.ranks.agent"
 
 
 @pytest.fixture(autouse=True)
