@@ -15,7 +15,7 @@ for hires_module in @MODULES@; do  # a name that no script of the site sets
 done
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@ || exit 66
-if [ -n "$pythonpath" ]; then
-    export PYTHONPATH="$pythonpath${PYTHONPATH:+:$PYTHONPATH}"
-fi
+# Without empty entries: Python would import from the current folder for them.
+PYTHONPATH=$(printf %s "$pythonpath:${PYTHONPATH-}" | tr -s : | sed 's/^://; s/:$//')
+export PYTHONPATH
 # It takes this shell's place, or Slurm's signal before the time limit would not reach it.

@@ -8,9 +8,9 @@ pythonpath=@PYTHONPATH@
 
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@
-if [ -n "$pythonpath" ]; then
-    export PYTHONPATH="$pythonpath${PYTHONPATH:+:$PYTHONPATH}"
-fi
+# Without empty entries: Python would import from the current folder for them.
+PYTHONPATH=$(printf %s "$pythonpath:${PYTHONPATH-}" | tr -s : | sed 's/^://; s/:$//')
+export PYTHONPATH
 
 # One process per rank; Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
 @MODULE@ hires.launcher.local "$run_dir"

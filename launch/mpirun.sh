@@ -8,9 +8,9 @@ pythonpath=@PYTHONPATH@
 
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@
-if [ -n "$pythonpath" ]; then
-    export PYTHONPATH="$pythonpath${PYTHONPATH:+:$PYTHONPATH}"
-fi
+# Without empty entries: Python would import from the current folder for them.
+PYTHONPATH=$(printf %s "$pythonpath:${PYTHONPATH-}" | tr -s : | sed 's/^://; s/:$//')
+export PYTHONPATH
 
 # One supervisor, which runs the command after -- and adds the run folder and the attempt to it. The
 # command starts an agent for every rank, which starts the rank; its options may be changed here.

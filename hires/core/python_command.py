@@ -2,18 +2,27 @@
 
 ``python -m`` puts that folder first, where an ``html.py`` beside someone's data would run in the
 place of Python's own. A user's network in it is found all the same: ``hires.nets.custom`` adds the
-folder last. What stands in PYTHONPATH stays.
+folder last. A folder that PYTHONPATH names stays; an empty entry, which means the current folder
+and is mostly a mistake (``export PYTHONPATH=$PYTHONPATH:/lib``), is taken off by ``hires`` itself.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 _NO_FOLDER = ("-P",) if sys.version_info >= (3, 11) else ()
 """Python 3.10 has no such option: there ``hires`` itself takes the folder off the path when it is
 imported by ``python -m hires...``."""
-_FIRST = "import sys; '' in sys.path[:1] and sys.path.pop(0)\n"
+_FIRST = f"""\
+import sys
+'' in sys.path[:1] and sys.path.pop(0)
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+import hires
+del sys.path[0]
+"""
+"""What code begins with: the first import, which cleans the path, is of this hires."""
 
 
 def python() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,22 @@ import pytest
 
 from hires.cli.main import VERBS
 from hires.core.python_command import code_command, module_command
+from hires.core.store import launch_file
+from hires.launcher.ranks import spawn
 from tests.helpers.slurm_runs import REPOSITORY
 
 NAMES = (
     *("html", "torch", "json", "yaml", "numpy", "random", "pkgutil", "socket", "hydra", "PIL"),
-    *("sitecustomize", "usercustomize", "omegaconf", "tifffile", "filelock", "typing", "conf"),
+    *(
+        "sitecustomize",
+        "usercustomize",
+        "omegaconf",
+        "signal",
+        "tifffile",
+        "filelock",
+        "typing",
+        "conf",
+    ),
 )
 HOSTILE = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n"
 NETWORK = """
@@ -109,3 +121,60 @@ def test_path_of_the_user_stays(folder, monkeypatch):
     for command in (code_command(code), module_command("hires", "--version")):
         assert run(folder, command).returncode == 0
     assert str(folder / "own") in run(folder, code_command(code)).stdout
+
+
+WRITTEN = "import sys; print(*sys.path, sep='\\n'); import os; print(os.environ['PYTHONPATH'])"
+
+
+@pytest.fixture
+def dirty(folder, monkeypatch):
+    """Returns the hostile folder, which an empty entry of PYTHONPATH names."""
+    for name in ("sitecustomize", "usercustomize"):  # Python imports them before any program
+        (folder / f"{name}.py").unlink()
+    monkeypatch.setenv("PYTHONPATH", f":{REPOSITORY}:")
+    return folder
+
+
+def test_empty_entry_of_the_path_is_not_the_current_folder(dirty):
+    """``export PYTHONPATH=$PYTHONPATH:/lib`` of a profile executed a random.py beside the data."""
+    script = "import sys\nfrom hires.cli.main import main\nsys.exit(main())\n"  # as bin/hires is
+    (dirty / "bin").mkdir()
+    (dirty / "bin" / "hires").write_text(script)
+    (dirty / "hires" / "__init__.py").unlink()
+    (dirty / "hires").rmdir()  # else it is hires itself
+    done = run(dirty, [sys.executable, str(dirty / "bin" / "hires"), "plan", *SMALL])
+    assert done.returncode == 0, done.stderr
+    assert ran(dirty) == []
+
+
+def test_code_gets_no_empty_entry(dirty):
+    """It may be named hires, too: the path is clean before anything is imported from it."""
+    done = run(dirty, code_command("import random, json, socket\n" + WRITTEN))
+    assert done.returncode == 0, done.stderr
+    assert ran(dirty) == []
+    assert str(dirty) not in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1] == str(REPOSITORY)
+
+
+def test_current_folder_that_is_written_out_stays(dirty, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f":{REPOSITORY}:{dirty / 'own'}")
+    (dirty / "own").mkdir()
+    own = run(dirty / "own", code_command(WRITTEN)).stdout.splitlines()
+    assert str(dirty / "own") in own
+    assert own[-1] == f"{REPOSITORY}:{dirty / 'own'}"
+
+
+def test_checkout_that_only_the_empty_entry_names_is_found(dirty, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ":/nowhere")
+    done = run(REPOSITORY, [sys.executable, "-c", "import hires\n" + WRITTEN])
+    assert done.stdout.splitlines()[-2:] == [str(REPOSITORY), "/nowhere"]
+
+
+def test_children_and_scripts_get_no_empty_entry(dirty):
+    environ = {**os.environ, "PYTHONPATH": f"::{REPOSITORY}"}
+    with (dirty / "out").open("wb") as out:
+        number = out.fileno()
+        child = spawn.start(code_command(WRITTEN), environ, stdout=number, stderr=number)
+        assert child.wait(60) == 0
+    assert (dirty / "out").read_text().splitlines()[-1] == str(REPOSITORY)
+    assert f"pythonpath={REPOSITORY}\n" in launch_file.render(["hires"])

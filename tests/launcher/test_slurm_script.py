@@ -182,7 +182,10 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
 
 def test_environment_of_the_node_is_searched_behind_that_of_the_submission(run):
     bash(run / "job.sbatch", PYTHONPATH="/node")
-    assert f"|{run.parent}/lib:/node|" in (run / "job.log").read_bytes().decode()
+    bash(run / "job.sbatch", PYTHONPATH=":/other::/node:")
+    log = (run / "job.log").read_bytes().decode()
+    assert f"|{run.parent}/lib:/node|" in log
+    assert f"|{run.parent}/lib:/other:/node|" in log  # no entry is the current folder
 
 
 def test_node_that_does_not_see_the_run_folder_ends_with_66(run):

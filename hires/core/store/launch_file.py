@@ -17,6 +17,7 @@ from pathlib import Path
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.python_command import python
+from hires.core.python_path import without_empty_entries
 from hires.core.ranks import mpi_starter
 
 NO_FOLDER = 66
@@ -55,7 +56,7 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
         "COMMAND": " ".join(reproduce_line(argv).splitlines()),
         "FOLDER": [str(Path.cwd())],
         "MODULE": [*python(), "-m"],
-        "PYTHONPATH": [os.environ.get("PYTHONPATH", "")],
+        "PYTHONPATH": [without_empty_entries(os.environ.get("PYTHONPATH", ""))],
         "RUN": ".",
         **values,
     }

@@ -35,6 +35,7 @@ from typing import Any
 
 from hires.core.errors import RunError
 from hires.core.python_command import code_command, words_of
+from hires.core.python_path import without_empty_entries
 from hires.core.store.files import cannot_write
 
 MODULES = [
@@ -222,6 +223,8 @@ def start(
     listens; by default it would end the child. The streams are numbers of files; without ``stdin``
     nothing can be read. ``death_signal`` comes when this process, or the calling thread, ends.
     """
+    if "PYTHONPATH" in environ:  # also that of cluster.environment
+        environ = {**environ, "PYTHONPATH": without_empty_entries(environ["PYTHONPATH"])}
     with Path(os.devnull).open("rb") as nothing:
         stdin = nothing.fileno() if stdin is None else stdin
         if _current is not None and _current.fits(command, environ):
