@@ -14,6 +14,7 @@ from pathlib import Path
 from hires.cli.screens.screen import print_activity
 from hires.cli.tracing import cached, keep
 from hires.core.config.run_config import DataConfig, RunConfig
+from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen
 from hires.core.store.checkpoints import Checkpoint
 from hires.core.store.frozen import DataContent, Frozen, RunInputs
@@ -78,10 +79,16 @@ def begin(
 ) -> tuple[RunConfig, list[str]]:
     """Returns the config of a run that is to be made at ``path``, with notes on earlier runs.
 
-    With ``go_on`` it begins where a run of other steps was saved, unless it was saved itself.
+    With ``go_on`` it begins where a run of other steps was saved, unless it was saved itself;
+    ConfigError: its config says that it begins at step 0.
     """
-    notes = [earlier.changes(path, config, inputs)]
     saving = config.checkpoint
+    if go_on and saving.resume == "never":
+        raise ConfigError(
+            "--continue contradicts checkpoint.resume=never, with which a run begins at step 0; "
+            "leave one of them out"
+        )
+    notes = [earlier.changes(path, config, inputs)]
     if checkpoints.saved_step(path) or saving.resume == "never":
         return config, [note for note in notes if note]
     saved = earlier.continued(path, config, inputs)
@@ -94,10 +101,10 @@ def begin(
     elif go_on:
         saving = replace(saving, continues=str(saved.path))
         config = replace(config, checkpoint=saving)
-        notes.append(f"goes on where {saved.path.parents[1].name} was after step {saved.step}")
+        notes.append(f"goes on where {saved.run.name} was after step {saved.step}")
     else:
         notes.append(
-            f"{saved.path.parents[1].name} was saved after step {saved.step}: with --continue this "
+            f"{saved.run.name} was saved after step {saved.step}: with --continue this "
             f"run goes on there instead of beginning at step 0"
         )
     return config, [note for note in notes if note]

@@ -22,7 +22,7 @@ from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.store import checkpoints
-from hires.core.store.frozen import DataContent, RunInputs, SourceFile
+from hires.core.store.frozen import DataContent, RunInputs, SourceFile, frozen_of
 from hires.core.store.rundir import run_path
 from hires.data.folder import CONTENTS
 from hires.plan.graph import Graph
@@ -171,8 +171,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Refuses a checkpoint of another run that this one cannot begin with."""
         source = config.checkpoint.source
         if source is not None:
-            run = run_path(config, self.inputs(config))
-            candidates, _ = checkpoints.candidates(run, config)
+            inputs = self.inputs(config)
+            run = run_path(config, inputs)
+            candidates, _ = checkpoints.candidates(run, config, frozen_of(config, {}, inputs))
             others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
             checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
 

@@ -89,3 +89,34 @@ def test_lineage_is_shown(hires, saved):
     answer = hires("show", run_of(5).name)
     words = "it continues short-0a up to step 3, which continues first-0b up to step 1"
     assert words in answer.out
+
+
+def test_run_that_differs_in_more_is_refused_before_its_folder_is_made(hires, saved):
+    before = set(Path("results/default").iterdir())
+    answer = hires("run", *BASE, "steps=5", "seed=1", f"checkpoint.continues={saved}")
+    assert answer.code == 2
+    assert f"checkpoint.continues={saved} is of a run that differs in more" in answer.err
+    assert set(Path("results/default").iterdir()) == before
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_path_that_holds_no_checkpoint_is_refused(hires, saved, steps):
+    (run_of(3) / "record.json").unlink()
+    (saved / checkpoints.MANIFEST).unlink()  # its run folder is there, and it begins anew
+    answer = hires("run", *BASE, f"steps={steps}", "checkpoint.continues=foo")
+    assert answer.code == 2
+    assert f"checkpoint.continues={Path('foo').absolute()}: it is no checkpoint" in answer.err
+
+
+def test_named_run_is_continued_under_the_name_that_the_run_has_anyway(hires, saved):
+    answer = hires("run", *BASE, "steps=5", f"checkpoint.continues={saved.parents[1]}")
+    assert answer.code == 0, answer.err
+    named = run_of(5)
+    assert hires("run", *BASE, "steps=5", "--again", "--dry-run").code == 0
+    assert run_of(5) == named
+
+
+def test_contradicting_words_are_refused(hires, saved):
+    answer = hires("run", *BASE, "steps=5", "checkpoint.resume=never", "--continue")
+    assert answer.code == 2
+    assert "--continue contradicts checkpoint.resume=never" in answer.err

@@ -177,12 +177,26 @@ def test_limit_that_is_no_size_is_refused(limit):
         MemoryConfig(limit=limit)
 
 
-@pytest.mark.parametrize("limit", [4, 4.5, "4", "4096", 8 << 30])
+@pytest.mark.parametrize("limit", [4, 4.5, "4", "4096"])
 def test_limit_without_a_unit_is_refused(limit):
     # memory.limit=4 was 4 bytes, and every layout too large.
     with pytest.raises(ConfigError, match=rf"has no unit; write memory.limit={limit}GiB or "):
         MemoryConfig(limit=limit)
     assert MemoryConfig(limit=f"{limit}B").limit == f"{limit}B"
+
+
+@pytest.mark.parametrize(
+    ("limit", "offers"),
+    [
+        (4e9, "4GB or 3.73GiB (4000000000B for bytes)"),
+        (8 << 30, "8.59GB or 8GiB (8589934592B for bytes)"),
+        ("2000000", "2MB or 2MiB (2000000B for bytes)"),
+    ],
+)
+def test_limit_in_bytes_is_offered_with_a_unit(limit, offers):
+    with pytest.raises(ConfigError) as caught:
+        MemoryConfig(limit=limit)
+    assert str(caught.value).endswith(f"write memory.limit={offers}")
 
 
 def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes_none(graph):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,10 @@ def test_run_that_differs_in_more_is_not_continued(tmp_path, keys):
     run = make(tmp_path, steps=3, parallel=TILES)
     other = make(tmp_path, **{"parallel": TILES, "steps": 6, **keys})
     config = config_at(other)
-    saving = replace(config.checkpoint, continues=str(checkpoints.place(run, 2)))
+    place = checkpoints.place(run, 2)
+    place.mkdir(parents=True)
+    made = checkpoints.Checkpoint(place, 2, 0, "train", "", {})
+    (place / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    saving = replace(config.checkpoint, continues=str(place))
     with pytest.raises(ConfigError, match="differs in more than its steps"):
         checkpoints.candidates(other, replace(config, checkpoint=saving))

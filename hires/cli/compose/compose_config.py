@@ -42,8 +42,11 @@ def config_of(values: dict[str, Any]) -> RunConfig:
     # Ranks may start elsewhere, so folders that are read become absolute paths.
     if config.data.path:
         config.data.path = str(Path(config.data.path).expanduser().absolute())
-    if config.checkpoint.source:
-        config.checkpoint.resume = str(Path(config.checkpoint.source).expanduser().absolute())
+    saving = config.checkpoint
+    if saving.resume not in ("auto", "never"):
+        saving.resume = str(Path(saving.resume).expanduser().absolute())
+    if saving.continues:
+        saving.continues = str(Path(saving.continues).expanduser().absolute())
     config.results = str(Path(config.results).expanduser())
     return config
 

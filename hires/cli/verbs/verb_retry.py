@@ -32,7 +32,7 @@ from hires.launcher.status.state import states
 _NEVER = (RUNNING, INFEASIBLE)
 RETRIED = tuple(state for state in STATES if state not in _NEVER)
 """States of runs that may be run again."""
-FREE = [key for key in COSMETIC if key not in ("campaign", "results")]
+FREE = [key for key in COSMETIC if key not in ("campaign", "results", "checkpoint.continues")]
 """Keys that a retry may change."""
 States = dict[Path, RunState]
 """Run folder -> how the run ended."""
@@ -115,6 +115,8 @@ def _continued(path: Path, config: RunConfig, earlier: EarlierRuns) -> tuple[Run
     held = frozen.read(path)
     if held is None:  # an older hires made it
         return config, ["it is not known which runs it may continue: begin it anew"]
+    if config.checkpoint.resume == "never":  # of one run, perhaps among many
+        return config, ["it begins at step 0, as it was made with checkpoint.resume=never"]
     return begin(config, path, held.inputs, earlier, go_on=True)
 
 
@@ -128,6 +130,11 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
         key, equals, text = change.partition("=")
         if not equals or key not in config_keys():
             raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, FREE)}")
+        if key == "checkpoint.continues":
+            raise ConfigError(
+                f"--set {change}: `hires retry --continue` finds the checkpoint; to name it, use "
+                f"`{command} {shlex.quote(change)}`"
+            )
         if key not in FREE:
             raise ConfigError(
                 f"--set {change} makes another point, which is a run of its own: "

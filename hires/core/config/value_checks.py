@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
-from hires.core.units import parse_size
+from hires.core.units import GIB, MIB, bytes_without_unit, parse_size
 
 T = TypeVar("T")
 
@@ -135,10 +135,18 @@ def check_name(key: str, value: str) -> None:
 def _check_size(key: str, value: Any) -> None:
     if parse_size(value) is None:
         raise ConfigError(f"{key}={value!r} is no size; give a number and a unit, as 4GiB or 800MB")
-    if not str(value).strip()[-1].isalpha():
-        raise ConfigError(
-            f"{key}={value} has no unit; write {key}={value}GiB or {value}MiB ({value}B for bytes)"
-        )
+    num_bytes = bytes_without_unit(value)
+    if num_bytes is None:
+        return
+    if num_bytes < MIB:  # more than so many MiB is no computer's
+        offers = (f"{value}GiB", f"{value}MiB", f"{num_bytes}B")
+    else:
+        offers = (f"{num_bytes / 1e6:.0f}MB", f"{num_bytes / MIB:.0f}MiB", f"{num_bytes}B")
+        if num_bytes >= GIB:
+            offers = (f"{num_bytes / 1e9:.3g}GB", f"{num_bytes / GIB:.3g}GiB", offers[2])
+    raise ConfigError(
+        f"{key}={value} has no unit; write {key}={offers[0]} or {offers[1]} ({offers[2]} for bytes)"
+    )
 
 
 SIZE = {"check": _check_size}

@@ -23,6 +23,7 @@ from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, reading
 from hires.core.store.file_names import StrPath
+from hires.core.store.frozen import Frozen
 from hires.core.store.records import done_attempt
 
 FOLDER = file_names.CHECKPOINTS
@@ -57,6 +58,11 @@ class Checkpoint:
     def name(self) -> str:
         """``step000012``."""
         return self.path.name
+
+    @property
+    def run(self) -> Path:
+        """The run folder that it lies in."""
+        return self.path.absolute().parent.parent
 
     @property
     def num_bytes(self) -> int:
@@ -120,11 +126,14 @@ def saved_step(run_dir: StrPath) -> int:
     return max(_folders(run_dir), default=0)
 
 
-def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
+def candidates(
+    run_dir: StrPath, config: RunConfig, planned: Frozen | None = None
+) -> tuple[list[Checkpoint], list[str]]:
     """Returns the checkpoints at which an attempt begins, the best first; none: at step 0.
 
     A run that is complete has none: the attempt after it repeats the run. Beside them it returns
-    what is wrong with those of the run that are damaged.
+    what is wrong with those of the run that are damaged. ``planned`` is what will be frozen of a
+    run whose folder is not there yet, or is of an earlier plan.
 
     Raises:
         ConfigError: ``checkpoint.resume`` names something that this run cannot go on with.
@@ -134,20 +143,21 @@ def candidates(run_dir: StrPath, config: RunConfig) -> tuple[list[Checkpoint], l
     done = done_attempt(run_dir)
     there, damaged = whole_checkpoints(run_dir)
     own = [checkpoint for checkpoint in there if done is None or checkpoint.attempt > done]
-    if not own and config.checkpoint.continues is not None:
-        _require_same_series(Path(run_dir), Path(config.checkpoint.continues))
-    return own or _elsewhere(config), damaged
+    if own:
+        return own, damaged
+    others = _elsewhere(config)
+    if others and config.checkpoint.continues is not None:
+        _require_same_series(planned or frozen.read(run_dir), others[0])
+    return others, damaged
 
 
-def _require_same_series(run_dir: Path, checkpoint: Path) -> None:
-    """Refuses to continue a run that differs in more than its steps, as far as both are known."""
-    own, other = frozen.read(run_dir), frozen.read(checkpoint.parents[1])
-    if own is None and not (run_dir / file_names.CONFIG).exists():
-        return  # it is planned only now, by the command that chose the checkpoint
+def _require_same_series(own: Frozen | None, checkpoint: Checkpoint) -> None:
+    """Refuses to continue a run that differs in more than its steps, or may do so."""
+    other = frozen.read(checkpoint.run)
     if own is None or other is None or not own.continues(other):
         raise ConfigError(
-            f"checkpoint.continues={checkpoint} is of a run that differs in more than its steps; "
-            f"use checkpoint.resume={checkpoint} to begin with its parameters"
+            f"checkpoint.continues={checkpoint.path} is of a run that differs in more than its "
+            f"steps; use checkpoint.resume={checkpoint.path} to begin with its parameters"
         )
 
 

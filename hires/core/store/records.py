@@ -27,6 +27,7 @@ from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA, model_label
 from hires.core.store.reading import Values
+from hires.core.units import bytes_without_unit
 
 STATES = ("done", "failed", "cancelled", "lost")
 
@@ -57,8 +58,8 @@ def read_config(run_dir: StrPath) -> RunConfig:
     values = reading.read_yaml(path)
     for section, key in (("memory", "limit"), ("cluster", "memory")):
         held = values.get(section)
-        if isinstance(held, dict) and type(held.get(key)) is int:
-            held[key] = f"{held[key]}B"  # sizes could once be written without a unit
+        if isinstance(held, dict) and bytes_without_unit(held.get(key)) is not None:
+            held[key] = f"{bytes_without_unit(held[key])}B"  # they could once be without a unit
     try:
         return from_dict(values)
     except ConfigError as error:
@@ -133,9 +134,9 @@ def _build(
     """Returns the record of an attempt: seconds, bytes, and images per second."""
     held = frozen.read(own.run)
     world, lines = int(plan["world"]), own.metrics
-    before, run_begin = _steps_before(own, lines)
+    before, first = _steps_before(own, lines)
     steps, every = _by_step(lines), _by_step([*before, *lines])
-    wanted = range(run_begin, config.steps)
+    wanted = range(first["step"] if first else 0, config.steps)
     for rank in range(world if state == "done" else 0):
         recorded = sum(rank in every.get(step, {}) for step in wanted)
         if recorded < len(wanted):
@@ -162,7 +163,7 @@ def _build(
         },
         "samples": samples,
         "resumed": resumed,
-        "lineage": _lineage(config, run_begin),
+        "lineage": _lineage(config, first),
         "loss": _loss(every),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
@@ -184,14 +185,17 @@ def _build(
     }
 
 
-def _lineage(config: RunConfig, step: int) -> list[Values]:
-    """Returns the runs that a run continues, the nearest first, each with the step at which."""
-    if config.checkpoint.continues is None or not step:
+def _lineage(config: RunConfig, first: Values | None) -> list[Values]:
+    """Returns the runs that a run continues, the nearest first, each with the step at which.
+
+    ``first`` is the line of the checkpoint at which its first attempt began.
+    """
+    if config.checkpoint.continues is None or first is None or first["attempt"] is not None:
         return []
-    run = Path(config.checkpoint.continues).parents[1]
+    run = Path(first["checkpoint"]).parent.parent  # another run's checkpoint is named by its path
     before = reading.read_json(run / file_names.RECORD, []).get("lineage")
     held = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
-    return [{"run": run.name, "step": step}, *held]
+    return [{"run": run.name, "step": first["step"]}, *held]
 
 
 def _begin_of(lines: Sequence[Values]) -> Values | None:
@@ -199,10 +203,11 @@ def _begin_of(lines: Sequence[Values]) -> Values | None:
     return next((line for line in lines if line.get("kind") == "begin"), None)
 
 
-def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], int]:
-    """Returns the step lines of the earlier attempts that this one continues, and its first step.
+def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], Values | None]:
+    """Returns the step lines of the earlier attempts that this one continues.
 
-    Steps before the first one are another run's, whose checkpoint this run began with.
+    It also returns the line of the checkpoint at which the first of them began; None at step 0.
+    Steps before it are another run's.
     """
     steps: list[Values] = []
     begin, attempt = _begin_of(lines), own.number
@@ -211,7 +216,7 @@ def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], 
         before = Attempt(own.run, attempt, strict=True).metrics
         steps += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
         begin = _begin_of(before)
-    return steps, begin["step"] if begin else 0
+    return steps, begin
 
 
 def _by_step(lines: Sequence[Values]) -> dict[int, dict[int, Values]]:

@@ -112,6 +112,7 @@ def test_key_that_leaves_the_point_as_it_is_may_change(hires, runs):
         ("comm.timeout_s=-1", "must be above 0, and finite"),
         ("comm.timeout_s=soon", "comm.timeout_s='soon' must be a number"),
         ("comm.timeout_s", "there is no key"),
+        ("checkpoint.continues=foo", "`hires retry --continue` finds the checkpoint; to name it"),
         ("memory.limit=[", "the value cannot be read"),
     ],
 )

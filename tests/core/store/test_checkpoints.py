@@ -12,6 +12,7 @@ from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunCon
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
 from hires.core.store.checkpoints import Checkpoint, DamagedError, refuse_other_network, shapes_in
+from hires.core.store.frozen import RunInputs, frozen_of
 from tests.helpers.run_folders import saved_with
 
 CONFIG = RunConfig(steps=10, measure=MeasureConfig(warmup=0))
@@ -90,6 +91,36 @@ def test_path_without_checkpoints_is_refused(tmp_path, there):
         (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match=r"other: it is no checkpoint, and has none.*give the"):
         steps_of(tmp_path / "run", resuming(tmp_path / "other"))
+
+
+def continuing(place: Path) -> RunConfig:
+    """Returns a config that continues another run."""
+    return replace(CONFIG, checkpoint=CheckpointConfig(continues=str(place)))
+
+
+def test_run_to_continue_is_named_by_its_folder_or_by_a_checkpoint(tmp_path):
+    planned = frozen_of(CONFIG, {}, RunInputs())
+    saved = save(tmp_path / "other", 4)
+    (tmp_path / "other" / "frozen.json").write_text(planned.text())
+    for place in (saved, tmp_path / "other"):
+        there, _ = checkpoints.candidates(tmp_path / "run", continuing(place), planned)
+        assert [one.path for one in there] == [saved]
+        assert there[0].run == tmp_path / "other"
+
+
+@pytest.mark.parametrize("own", [None, frozen_of(replace(CONFIG, seed=1), {}, RunInputs())])
+def test_run_that_differs_in_more_than_its_steps_is_not_continued(tmp_path, own):
+    saved = save(tmp_path / "other", 4)
+    (tmp_path / "other" / "frozen.json").write_text(frozen_of(CONFIG, {}, RunInputs()).text())
+    with pytest.raises(ConfigError, match=r"differs in more than its steps; use checkpoint.resume"):
+        checkpoints.candidates(tmp_path / "run", continuing(saved), own)
+
+
+@pytest.mark.parametrize("place", ["foo", "/foo", "/"])
+def test_path_to_continue_without_checkpoints_is_refused(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"continues={place}: it is no checkpoint, and has none"):
+        checkpoints.candidates(tmp_path / "run", continuing(Path(place)))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, file_names, files, records, rundir
 from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
+from hires.core.units import parse_size
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -318,3 +319,23 @@ def test_confidence_interval_of_very_many_values():
     # The normal approximation: 1.96 * sqrt(n) / 2 on each side of the middle.
     assert abs(50_000 - 310 - low) < 3
     assert abs(50_000 + 310 - high) < 3
+
+
+def test_lineage_is_the_run_of_the_checkpoint_at_which_the_first_attempt_began(run, tmp_path):
+    config = records.read_config(run)
+    config.checkpoint.continues = str(tmp_path / "short")  # a run folder
+    rundir.refreeze(run.path, config)
+    place = tmp_path / "short" / "checkpoints" / "step000003"
+    tell_attempt(run, 0, [{**began(3, None), "checkpoint": str(place)}, *steps(3, 4)])
+    tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
+    assert records.finish(run, 1, "done")["lineage"] == [{"run": "short", "step": 3}]
+
+
+@pytest.mark.parametrize(
+    ("held", "num_bytes"),
+    [("4096", 4096), ("4000000000.0", 4 * 10**9), ("'4096'", 4096), ("4GiB", 4 << 30)],
+)
+def test_sizes_of_older_runs_without_a_unit_are_read(run, held, num_bytes):
+    file = run.path / "config.yaml"
+    file.write_text(file.read_text().replace("  limit: null\n", f"  limit: {held}\n"))
+    assert parse_size(records.read_config(run).memory.limit) == num_bytes
