@@ -10,6 +10,7 @@ import glob
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hires.cli.screens.screen import print_activity
 from hires.cli.tracing import cached, keep
@@ -55,8 +56,8 @@ class EarlierRuns:
         parts = [frozen.network_changes(twins[last].inputs, inputs)]
         before, now = twins[last].inputs.data, inputs.data
         if now is not None and (before is None or before.digest != now.digest):
-            old = None if before is None else cached(_CONTENTS, before.digest[:32])
-            parts.append(data_changes(old, cached(_CONTENTS, now.digest[:32]) or {}))
+            old = None if before is None else _digests_of(before)
+            parts.append(data_changes(old, _digests_of(now)))
         words = "; ".join(part for part in parts if part) or "its inputs changed"
         state = "" if done_attempt(last) is None else " (complete)"
         return f"{words} since {last.name}{state}: this is a new run"
@@ -116,7 +117,7 @@ def read_content(data: DataConfig) -> DataContent:
     key = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     held = cached(_KNOWN, key)
     pairs = held.items() if isinstance(held, dict) else ()
-    known = KnownFiles({n: (p[0], p[1]) for n, p in pairs if isinstance(p, list) and len(p) == 2})
+    known = KnownFiles({name: (entry[0], entry[1]) for name, entry in pairs if _is_known(entry)})
 
     def show(done: int, of: int) -> None:
         print_activity(f"reading the images: {done} of {of} ...")
@@ -125,6 +126,19 @@ def read_content(data: DataConfig) -> DataContent:
     if known.num_read:
         print_activity("")
         keep(_KNOWN, key, known.files)
-    if cached(_CONTENTS, content.digest[:32]) is None:
+    if _digests_of(content) is None:
         keep(_CONTENTS, content.digest[:32], digests)
     return content
+
+
+def _digests_of(content: DataContent) -> dict[str, str] | None:
+    """Returns the digest of each file by its name; None: the cache holds none, or damaged ones."""
+    held = cached(_CONTENTS, content.digest[:32])
+    if not isinstance(held, dict) or not all(isinstance(one, str) for one in held.values()):
+        return None
+    return held
+
+
+def _is_known(entry: Any) -> bool:
+    """Whether an entry of the cache is the marks of a file with its digest."""
+    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)

@@ -203,7 +203,8 @@ CONFIG_DIR = option(
     f"(default: the folder that the variable {CONF} names)",
 )
 CONTINUE = flag(
-    "--continue", "begin where a run that differs in its steps only was saved, not at step 0"
+    "--continue",
+    "begin where a run that differs in its steps only was saved before this command, not at step 0",
 )
 AFTER = tuple(
     option(

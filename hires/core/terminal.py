@@ -14,7 +14,7 @@ import sys
 from typing import TextIO
 
 NARROWEST = 20
-"""Fewer characters a line than this are not believed."""
+"""Characters a line; a smaller width is ignored."""
 GREEN, YELLOW, RED, CYAN = 32, 33, 31, 36
 """Colours of the terminal's own palette, readable on light and dark."""
 

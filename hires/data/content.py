@@ -1,7 +1,7 @@
 """Digests the images of a folder, so that a run of other images is another run.
 
     files of 16 GiB in all or less    name, content        a touched file changes nothing
-    more                              name, size, time     nobody waits for hours before step 1
+    more                              name, size, time     bounds the time before step 1
 
 A content is read once: a file with the size, the times and the inode that it had has the content
 that it had. What changed while it was read, or shortly before, is read again next time.
@@ -83,9 +83,9 @@ def is_unchanged(data: DataConfig, content: DataContent) -> bool:
     return content_of(data, KnownFiles())[0].digest == content.digest
 
 
-def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str]) -> str:
-    """Returns in words how the files of two contents differ; ``old`` is None if it is not known."""
-    if old is None:
+def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> str:
+    """Returns in words how the files of two contents differ; None: they are not known."""
+    if old is None or new is None:
         return "the images have changed"
     parts = []
     for verb, names in (

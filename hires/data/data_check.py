@@ -12,7 +12,8 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class DataReport:
     classes: dict[str, int]
     """Images of each class."""
     images: list[CheckedImage] = field(default_factory=list)
+    """Their paths are relative to the folder, where they lie in it."""
     findings: list[DataFinding] = field(default_factory=list)
 
     @property
@@ -95,28 +97,27 @@ def check_data(
         data = data or _kind_of(path)
         classes, others = listing(path, data)
         findings += _class_findings(root, data, classes)
+    inside = partial(_inside, root)
     report = DataReport(path, data, {name: len(files) for name, files in classes.items()})
     files = [*itertools.chain.from_iterable(classes.values())]
     for image in _checked(files, config):
-        report.images.append(image)
+        report.images.append(replace(image, path=inside(image.path)))
         progress(len(report.images), len(files))
-    label = {file: name for name, own in classes.items() for file in own}
+    label = {inside(file): name for name, own in classes.items() for file in own}
     findings += [
         *unreadable(report.images),
         *(size_findings(report.images, config) if sized else ()),
         *(pair_findings(report.images, root) if data == "pairs" else ()),
         *colour_findings(report.images),
         *same_pixels(report.images, label),
-        *same_names(files),
+        *same_names(map(inside, files)),
     ]
     if others:
         kinds = collections.Counter(suffix_of(file) or "no suffix" for file in others)
         text = f"ignored, because they are no images: {_counted(kinds)}"
-        findings.append(DataFinding(NOTE, text, others))
+        findings.append(DataFinding(NOTE, text, [*map(inside, others)]))
     order = (ERROR, WARNING, NOTE)
     report.findings = sorted(findings, key=lambda one: order.index(one.severity))
-    for finding in report.findings:
-        finding.files = [_relative(file, root) for file in finding.files]
     return report
 
 
@@ -144,7 +145,7 @@ def _class_findings(root: Path, data: str, classes: dict[str, list[str]]) -> Ite
     empty = [name for name, files in classes.items() if not files]
     if empty and len(empty) < len(classes):
         text = "classes without images, which would end a run; add some or remove the sub-folders"
-        yield DataFinding(ERROR, text, [str(root / name) for name in empty])
+        yield DataFinding(ERROR, text, empty)
     else:
         try:
             check_classes(root, data, classes)
@@ -166,8 +167,9 @@ def _checked(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
             yield from pool.map(lambda file: decoded(file, channels, most), part)
 
 
-def _relative(file: str, root: Path) -> str:
-    return file.replace(f"{root}/", "")
+def _inside(root: Path, file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
 
 def _counted(kinds: collections.Counter[str]) -> str:

@@ -129,7 +129,7 @@ def pair_findings(images: Images, root: Path) -> Iterator[DataFinding]:
     """
     folders: dict[str, dict[str, CheckedImage]] = collections.defaultdict(dict)
     for image in images:
-        inside = Path(image.path).relative_to(root)
+        inside = Path(image.path)
         folders[inside.parts[0]][_COPY.sub("", inside.stem)] = image
     if len(folders) != 2:
         return

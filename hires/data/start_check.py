@@ -3,14 +3,16 @@
 schedule of the run   [3 0 4 1 2 | 1 4 0 2 ...    distinct files in the order of their first use
 rank 0 of 2            3   4   2                  each rank checks its share
 rank 1 of 2              0   1
-                       decoded | only opened      as many as are decoded in a second or two
+                       decoded | only opened      as many as are decoded in a second or two, and
+                                                  as are opened in ten
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,8 +24,8 @@ from hires.data.source import PairSource, Source, step_indices
 
 DECODED_BYTES = 2**27
 """Images of so many bytes, as floats, are decoded by each rank; the others are opened."""
-OPENED = 20_000
-"""Files that each rank opens at most: ten seconds where a file takes half a millisecond."""
+SECONDS = 10.0
+"""After so long a rank checks no other file: on a file server each may take milliseconds."""
 LOOKED_AT = 64
 """Headers from which the plan judges the sizes of all images."""
 FAR = 2.0
@@ -33,45 +35,64 @@ log = logging.getLogger(__name__)
 
 
 def require_readable(
-    config: RunConfig, source: Source | PairSource, steps: Iterable[int], rank: int, world: int
+    config: RunConfig, source: Source | PairSource, steps: range, rank: int, world: int
 ) -> None:
-    """Checks this rank's share of the files that some steps read; RunError: one is unreadable."""
+    """Checks this rank's share of the files that some steps read, for ``SECONDS``.
+
+    RunError: one is unreadable.
+    """
     if config.data.name not in CONTENTS:
         return
-    left, own = DECODED_BYTES, _first_used(config, len(source), steps, OPENED * world)[rank::world]
-    for index in own:
+    began_s, left, num_checked = time.monotonic(), DECODED_BYTES, 0
+    for index in itertools.islice(_first_used(config, len(source), steps), rank, None, world):
+        if time.monotonic() - began_s > SECONDS:
+            # Steps of two epochs may read fewer different files than this.
+            most = min(len(source), len(steps) * config.batch)
+            share = f"the first {num_checked} of {len(range(rank, most, world))}"
+            log.info("checked %s image files in %.0f s, no others before step 1", share, SECONDS)
+            return
         left -= source.check(index, left)
-    log.debug("%d image files can be read", len(own))
+        num_checked += 1
+    log.info("checked all %d image files of this rank", num_checked)
 
 
-def _first_used(config: RunConfig, length: int, steps: Iterable[int], most: int) -> list[int]:
-    """Returns the images of some steps, each once, in the order of their first use."""
-    seen: dict[int, None] = {}
+def _first_used(config: RunConfig, length: int, steps: range) -> Iterator[int]:
+    """Yields the images of some steps, each once, in the order of their first use."""
+    seen: set[int] = set()
     for step in steps:
-        if len(seen) >= min(length, most):
+        if len(seen) == length:
             break
-        shuffle = config.data.shuffle
-        seen |= dict.fromkeys(step_indices(step, config.batch, length, config.seed, shuffle))
-    return list(itertools.islice(seen, most))
+        for index in step_indices(step, config.batch, length, config.seed, config.data.shuffle):
+            if index not in seen:
+                seen.add(index)
+                yield index
 
 
 def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
     """Returns severity, key and text of what some headers say of the images; None: nothing.
 
-    It is what ``data.fit=resize`` does to images that are much larger, or a file that cannot be
-    opened.
+    It is a file that cannot be opened, an error if a step of the run reads it, or what
+    ``data.fit=resize`` does to images that are much larger.
     """
     data, sizes = config.data, []
     if data.name not in CONTENTS:
         return None
-    try:
-        paths, root = scan(data.path, data.name).paths, data.path or ""
-        for path in map(Path, paths[:: -(-len(paths) // LOOKED_AT)]):
+    faults: dict[int, str] = {}
+    paths, root = scan(data.path, data.name).paths, data.path or ""
+    for index in range(0, len(paths), -(-len(paths) // LOOKED_AT)):
+        path = Path(paths[index])
+        try:
             with naming(path, root), closing(open_image(path, data.max_pixels)) as image:
                 image.check_complete()
                 sizes.append(image.size)
-    except RunError as error:
-        return "warning", "data.path", str(error)
+        except RunError as error:
+            faults[index] = str(error)
+    if faults:
+        read = (i for i in _first_used(config, len(paths), range(config.steps)) if i in faults)
+        first = next(read, None)
+        if first is not None:
+            return "error", "data.path", faults[first]
+        return "warning", "data.path", next(iter(faults.values()))
     height, width = config.target_size or (config.height, config.width)
     shrunk = [size for size in sizes if max(size[0] / height, size[1] / width) > FAR]
     if data.fit != "resize" or not shrunk:

@@ -6,11 +6,15 @@ Its only script is its own, which the page's policy allows by hash.
 from __future__ import annotations
 
 import base64
+import collections
 import hashlib
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import pandas as pd
 
 import hires
 from hires.core.store import provenance
@@ -36,6 +40,8 @@ _MAX_VALUES = 6  # values that a line lists before it counts the others
 _MAX_ATTEMPTS = 20
 _MAX_KEYS = 80
 _MAX_RANKS = 64
+_PLACE = ("campaign", "layout", "ranks")
+"""Columns of which the headline has a row for each combination."""
 ARRANGED = Column("arranged", "arranged")
 HEADLINE = (
     CAMPAIGN,
@@ -130,17 +136,17 @@ def counts(frames: Frames) -> list[tuple[str, str]]:
 
 
 def headline(frames: Frames) -> Table:
-    """Returns one row a campaign, layout and number of ranks, all of the same work.
+    """Returns one row a campaign, layout and number of ranks, all of a campaign of the same work.
 
-    It is the work that most layouts were run with; the title counts the layouts without it.
+    It is the work that most layouts were run with, or in a campaign without it, most layouts of the
+    campaign; the caption counts the rows that are of other work only.
     """
-    points, others = measured_points.fastest(frames.points), 0
-    if len(points):
-        layouts = points["layout"].nunique()
-        common = group_key(common_work(points, WORK), WORK).iloc[0]
-        points = points[group_key(points, WORK) == common]
-        points = points.sort_values("img_per_s_median", ascending=False, kind="stable")
-        others = layouts - points["layout"].nunique()
+    every_point = measured_points.fastest(frames.points)
+    points = _of_common_work(every_point).sort_values(
+        "img_per_s_median", ascending=False, kind="stable"
+    )
+    shown = {*group_key(points, _PLACE)}
+    others = every_point[~group_key(every_point, _PLACE).isin(shown)]
     rows: list[Row] = []
     every = group_key(frames.points, RIVALS)
     for row, rivals in zip(plain_rows(points), group_key(points, RIVALS), strict=True):
@@ -151,19 +157,36 @@ def headline(frames: Frames) -> Table:
         columns.remove(ARRANGED)
     title = "Layouts side by side"
     table = table_of("headline", title, columns, rows, missing="No run is complete.")
-    return replace(table, caption=_work_words(rows, others))
+    left_out = plain_rows(others.drop_duplicates([*_PLACE]))
+    return replace(table, caption=_work_words(rows, left_out) if rows else "")
 
 
-def _work_words(rows: Sequence[Row], others: int) -> str:
+def _of_common_work(points: pd.DataFrame) -> pd.DataFrame:
+    """Returns the points of one work of each campaign: the commonest of all where it has it."""
+    works, parts = group_key(points, WORK), []
+    common = works[common_work(points, WORK).index[0]] if len(points) else None
+    for _, part in points.groupby("campaign", sort=False):
+        own = part[works[part.index] == common]
+        parts.append(own if len(own) else common_work(part, WORK))
+    return pd.concat(parts) if parts else points
+
+
+def _work_words(rows: Sequence[Row], left_out: Sequence[Row]) -> str:
     """Returns what the layouts of the headline were run with, and how many were not."""
-    if not rows:
-        return ""
-    words = " ".join(str(rows[0][key] or "?") for key in ("model", "image", "precision"))
-    text = f"{words}, batch {rows[0]['batch'] or '?'}, {rows[0]['task'] or '?'}"
+    campaigns = collections.defaultdict(list)
+    for row in rows:
+        words = " ".join(str(row[key] or "?") for key in ("model", "image", "precision"))
+        campaigns[f"{words}, batch {row['batch'] or '?'}, {row['task'] or '?'}"].append(
+            str(row["campaign"])
+        )
+    named = [f"{_different(names)}: {words}" for words, names in campaigns.items()]
+    text = listed(named, _MAX_VALUES, "; ") if len(campaigns) > 1 else next(iter(campaigns))
     text += "; medians over the attempts of each by the latest commit"
-    if others:
-        more = "1 more layout was" if others == 1 else f"{others} more layouts were"
-        text += f". {more} not run with this work"
+    if left_out:
+        num, names = len(left_out), _different(row["campaign"] for row in left_out)
+        more = "1 more layout was" if num == 1 else f"{num} more layouts were"
+        of = f" ({names})" if len({*itertools.chain(*campaigns.values())}) > 1 else ""
+        text += f". {more} not run with this work{of}"
     return f"{text}."
 
 

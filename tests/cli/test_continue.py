@@ -71,6 +71,16 @@ def test_points_of_a_sweep_go_on_where_the_shorter_one_was_saved(hires, saved):
     assert [continues(run_of(steps)) for steps in (4, 5)] == [str(saved)] * 2
 
 
+def test_notes_of_a_sweep_are_grouped_by_their_text(hires, saved):
+    words = ("sweep", *BASE, "steps=4,5,6,7", "--dry-run")
+    answer = hires(*words)
+    [line] = [line for line in answer.err.splitlines() if "was saved after step 3" in line]
+    assert line.startswith("note: 4 points: ")
+    assert "more points" not in answer.err
+    found = json.loads(hires(*words, "--json").out)["points"]
+    assert ["was saved after step 3" in point["notes"][0] for point in found] == [True] * 4
+
+
 def test_failed_run_is_retried_from_the_checkpoint_of_a_shorter_one(hires, saved, fake_ranks):
     fake_ranks({"0": "exit 3"})
     assert hires("run", *BASE, "steps=5").code == 1

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from hires.cli import planning
-from hires.cli.tracing import trace_key
+from hires.cli.tracing import cache_dir, trace_key
 from hires.core.store.frozen import SourceFile
 from tests.cli.conftest import SMALL
 
@@ -83,13 +83,26 @@ def test_added_image_is_a_new_run_and_a_touched_one_is_not(hires, fake_ranks, tr
     assert len(runs()) == 2
 
 
+def test_damaged_entries_of_the_cache_count_as_absent(hires, fake_ranks, traced, images):
+    words = ("data=folder", f"data.path={images}", *SMALL)
+    assert hires("run", *words).code == 0
+    for damage in ("[1, 2]", '{"0/0.png": ["x"]}'):
+        for kind in ("contents", "images"):
+            for entry in (cache_dir() / kind).glob("*.json"):
+                entry.write_text(damage)
+        (images / "3" / f"{len(damage)}.png").write_bytes((images / "0/0.png").read_bytes())
+        answer = hires("run", *words)
+        assert answer.code == 0, answer.err
+        assert "the images have changed since" in answer.err
+
+
 def test_sweep_runs_points_whose_network_was_edited(hires, fake_ranks, net):
     words = ("sweep", *CUSTOM, "seed=0,1")
     assert hires(*words).code == 0
     net.write_text("gelu")
     answer = hires(*words)
     assert "2 to run, 0 complete" in answer.out
-    assert "net.py changed since" in answer.err
+    assert answer.err.count("net.py changed since") == 2
     assert len(runs()) == 4
     assert "0 to run, 2 complete" in hires(*words).out
 

@@ -63,6 +63,19 @@ def test_all_unreadable_files_are_listed_with_their_reasons(folder, pixels):
     assert "floats reach from" in finding.files[2]
 
 
+def test_paths_are_relative_to_a_folder_of_one_letter(tmp_path, pixels, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("red/a.png", "red/b.png", "d/c.png"):
+        file = Path("d", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(*COLOUR, seed=name == "d/c.png")).save(file)
+    Path("d/red/x1.png").touch()
+    Path("d/red/red.txt").touch()
+    files = [file for own in found(Path("d")).values() for file in own]
+    assert files == ["red/x1.png: the file is empty", "red/b.png: red/a.png", "red/red.txt"]
+    assert check_data("d", RunConfig()).images[0].path == "d/c.png"
+
+
 def test_empty_classes_are_all_named_and_end_a_run(folder):
     for name in ("empty", "none"):
         (folder / name).mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,11 +75,20 @@ def test_cut_tiff_is_found_without_decoding_it(tmp_path, config, pixels, monkeyp
         file.unlink()
 
 
-def test_number_of_files_is_bounded_and_the_first_steps_come_first(config, monkeypatch):
-    monkeypatch.setattr(start_check, "OPENED", 4)
-    spoil(config, step_indices(1, 4, 12, config.seed, True)[0])
+def test_check_is_bounded_in_seconds_and_the_first_steps_come_first(config, monkeypatch, caplog):
+    clock = itertools.count(step=2)  # every look at it is two seconds later
+    monkeypatch.setattr(start_check.time, "monotonic", lambda: next(clock))
+    caplog.set_level(logging.INFO)
+    schedule = [i for step in range(3) for i in step_indices(step, 4, 12, config.seed, True)]
+    spoil(config, schedule[5])
     assert checks(config) == ""
-    assert checks(config, world=2) != "" or checks(config, rank=1, world=2) != ""
+    assert "checked the first 5 of 12 image files in 10 s" in caplog.text
+    assert checks(config, rank=1, world=2) != ""
+    assert checks(config, rank=0, world=2) == ""
+    assert "checked the first 5 of 6 image files" in caplog.text
+    monkeypatch.setattr(start_check, "SECONDS", 100)
+    checks(config, world=2)
+    assert "checked all 6 image files of this rank" in caplog.text
 
 
 def test_size_that_data_fit_refuses_is_found_too(config):
@@ -102,8 +113,14 @@ def test_image_that_is_shrunk_more_than_twice_is_a_note_of_the_plan(config, pixe
     assert "shrinks all images" in (size_finding(small) or ("", "", ""))[2]
 
 
-def test_file_that_cannot_be_opened_is_a_warning_of_the_plan(config):
-    name = spoil(config, 0)
-    severity, key, text = size_finding(config) or ("", "", "")
+def test_file_that_cannot_be_opened_is_an_error_of_the_plan_if_the_run_reads_it(config):
+    schedule = [i for step in range(3) for i in step_indices(step, 4, 12, config.seed, True)]
+    last = spoil(config, schedule[-1])
+    severity, key, text = size_finding(replace(config, batch=2)) or ("", "", "")
     assert (severity, key) == ("warning", "data.path")
-    assert str(name) in text
+    assert str(last) in text
+    assert (size_finding(config) or ("",))[0] == "error"
+    used = spoil(config, schedule[0])
+    severity, _, text = size_finding(replace(config, batch=2)) or ("", "", "")
+    assert severity == "error"
+    assert str(used) in text

@@ -31,6 +31,7 @@ from hires.report.columns import RANKS, RUN, Column, Table
 
 INFEASIBLE, COMPLETE, READY = "infeasible", "complete", "ready"
 _SHOWN = 3  # reasons that one error names
+_SHOWN_NOTES = 10  # texts; points of the same text are counted
 _DERIVED = ("height", "width", "ranks")
 """What ``--where`` may name besides keys and groups."""
 _WIDTH = 120  # of the excluded points when the output is no terminal
@@ -240,6 +241,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
                 "ranks": point.ready.parallel.num_ranks,
                 "peak_bytes": point.planned.peak_bytes,
                 "warnings": point.planned.warnings,
+                "notes": point.notes,
                 "complete_attempts": point.done,
                 "attempts": attempts,
             }
@@ -286,11 +288,16 @@ def _print_counts(points: Points) -> None:
     texts = collections.Counter(text for plan in plans for text in plan.warnings)
     for text, count in texts.items():
         print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
-    notes = [(point.path.name, note) for point in points.valid for note in point.notes]
-    for name, note in notes[:_SHOWN]:
-        print(f"note: {name}: {note}", file=sys.stderr)
-    if len(notes) > _SHOWN:
-        print(f"note: the same holds of {len(notes) - _SHOWN} more points", file=sys.stderr)
+    names = collections.defaultdict(list)
+    for point in points.valid:
+        for note in point.notes:
+            names[note].append(point.path.name)
+    for note, alike in itertools.islice(names.items(), _SHOWN_NOTES):
+        which = alike[0] if len(alike) == 1 else plural(len(alike), "point")
+        print(f"note: {which}: {note}", file=sys.stderr)
+    if len(names) > _SHOWN_NOTES:
+        more = plural(len(names) - _SHOWN_NOTES, "other note")
+        print(f"note: {more}, which --json lists", file=sys.stderr)
     states = collections.Counter(point.state for point in points.listed)
     parts = [f"{states[READY]} to run", f"{states[COMPLETE]} complete"]
     parts.append(f"{states[INFEASIBLE]} excluded")

@@ -100,6 +100,6 @@ def _print(answer: dict[str, Any]) -> None:
     if names := answer["by_noise"]:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         print(
-            f"judged by their noise, what float64 differs by with the samples of a microbatch in "
-            f"another order or the pixels moved by an ulp: {', '.join(names[:_SHOWN])}{more}"
+            f"allowed ten times their float64 noise, measured by reordering samples or moving "
+            f"pixels by one ulp: {', '.join(names[:_SHOWN])}{more}"
         )

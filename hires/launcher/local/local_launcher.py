@@ -57,7 +57,7 @@ def launch(
     own, started = Attempt(run_dir, attempt), provenance.now()
     if (why := edited(run_dir)) is not None:
         end = _write_end(own, Outcome("failed", why, reason="edited"), started, not args)
-        return _told(own, end) if aloud else end
+        return _print_end(own, end) if aloud else end
     config = records.read_config(run_dir)
     if places is None:
         places = launcher_of(config).rank_places(config, records.read_world(run_dir))
@@ -72,7 +72,7 @@ def launch(
             _write_end(own, Outcome("failed", why, reason="launch"), started, not args)
             raise
         end = _write_end(own, end, started, not args)
-    return _told(own, end) if aloud else end
+    return _print_end(own, end) if aloud else end
 
 
 def edited(run_dir: Path) -> str | None:
@@ -114,7 +114,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _told(own: Attempt, end: Outcome) -> Outcome:
+def _print_end(own: Attempt, end: Outcome) -> Outcome:
     """Prints how an attempt ended, and returns that."""
     for line in end.tail:
         sys.stderr.write(f"    {printable(line)}\n")

@@ -69,7 +69,7 @@ def test_noise_of_float64_is_equal_and_named(hires, rank_0_finds):
     answer = hires("verify", *SMALL, "parallel=sp")
     assert answer.code == 0
     assert "ok: noise" in answer.out
-    assert "judged by their noise" in answer.out
+    assert "allowed ten times their float64 noise" in answer.out
     assert answer.out.rstrip().endswith("gradients/a")
 
 

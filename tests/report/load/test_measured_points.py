@@ -68,6 +68,23 @@ def test_headline_is_of_one_size_of_image(tmp_path):
     assert caption.endswith("latest commit. 1 more layout was not run with this work.")
 
 
+def test_headline_has_every_campaign_and_its_work(tmp_path):
+    runs = [report_run(tmp_path, campaign=f"c{size}", image=size) for size in (32, 48)]
+    found = rows_of(*runs)
+    assert sorted((row["campaign"], row["layout"]) for row in found) == [
+        ("c32", "single"), ("c48", "single"),
+    ]  # fmt: skip
+    caption = page.headline(frames.load(runs)).caption
+    assert "c32: " in caption
+    assert "c48: " in caption
+    assert "more layout" not in caption
+    runs += [report_run(tmp_path, "sp rows", campaign="c48", image=size) for size in (32, 48)]
+    runs.append(report_run(tmp_path, "sp grid", campaign="c32", image=96))
+    assert len(rows_of(*runs)) == 3
+    caption = page.headline(frames.load(runs)).caption
+    assert caption.endswith("1 more layout was not run with this work (c32).")
+
+
 def test_efficiency_is_of_one_batch(tmp_path):
     small = report_run(tmp_path, "single", step_s=1.0)
     large = report_run(tmp_path, "sp rows", step_s=0.2)
