@@ -142,8 +142,15 @@ def _sum(x: Tensor, r: Reduced) -> Tensor:
 
 declare("sum", _sum, lambda sums, r: sums.sum(0))
 declare("mean adaptive_avg_pool2d", _sum, lambda sums, r: sums.sum(0) / r.numbers)
-# All dims: torch has a product of several dims for no other case.
-declare("prod", lambda x, r: x.prod(), lambda products, r: products.prod(0))
+
+
+def _prod(x: Tensor, r: Reduced) -> Tensor:
+    for dim in reversed(r.dims):  # torch has a product of one dim or of all
+        x = x.prod(dim, r.keep)
+    return x
+
+
+declare("prod", _prod, lambda products, r: products.prod(0))
 
 
 def _logsumexp(x: Tensor, r: Reduced) -> Tensor:

@@ -239,16 +239,17 @@ class _Builder:
 
         An operand with rows alone is expanded to columns first, so that its tiles are a map.
         """
-        key = ref, dims
+        expands = made is not None and len(axes_of(dims)) < len(axes_of(made))
+        if made is not None and expands:
+            dims = cropped(_expanded(shape_of(dims), made), made)
+        key, shape = (ref, dims), shape_of(dims)
         if key not in self.crops:
             kind, name = ref
             source = {kind: name if kind == "param" else self._whole(name)}
-            if made is not None and len(axes_of(dims)) < len(axes_of(made)):
-                shape = _expanded(shape_of(dims), made)
+            if expands:
                 args = {"self": source, "size": shape, "implicit": False}
                 source = {"value": self._convert(f"{name}.expand", EXPAND, args, shape)}
-                dims = cropped(shape, made)
-            args, shape = {"input": source}, shape_of(dims)
+            args = {"input": source}
             self.crops[key] = self._convert(f"{name}.crop", CROP, args, shape, dims)
         return self.crops[key]
 

@@ -48,6 +48,8 @@ def why_whole(node: Node, graph: Graph, stage: Stage) -> str:
         return f"its maps differ: {' and '.join('x'.join(map(str, s)) for s in sorted(sizes))}"
     if args.get("weight") in [{"value": value} for value in maps]:
         return "its weight is a map"
+    if "pointwise" in facts.tiling and len(maps) > 1:
+        return "its operands have their rows and columns in other dims"
     return "has no rule for tiles"
 
 

@@ -209,7 +209,7 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     if facts.sharding == "pointwise":
         num_dims = len(node.shape or [])
         alone = all(len(shape) < num_dims or shape[:1] == [1] for shape in whole)
-        # Shards divide dim 0, whatever it means; with fewer dims it lines up with another one.
+        # A value with fewer dims is broadcast: its dim 0 is not the samples.
         alone = alone and all(len(graph.shape(name)) == num_dims for name in divided)
     elif facts.sharding == "dims":
         dims, num_dims = _dims(node), len(graph.shape(divided[0])) + (node.kind == "stack")
@@ -217,12 +217,20 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     elif facts.sharding == "sizes":
         alone = node.args[facts.argument][0] in (batch, -1)
     elif facts.sharding == "samples":
-        alone = len(graph.shape(divided[0])) >= (2 if facts.window is None else 4)
+        alone = _leaves_samples(node, len(graph.shape(divided[0])))
     else:
         alone = facts.sharding == "element"
     # A norm of each sample has running statistics of all of them.
     alone = alone and not (facts.sharding == "samples" and updates_statistics(node))
     return Rule("pointwise") if alone else None
+
+
+def _leaves_samples(node: Node, rank: int) -> bool:
+    """Whether a node of the sharding ``samples`` computes each sample of a value alone."""
+    pads, normalised = node.args.get("pad", []), node.args.get("normalized_shape", [])
+    if any(pads[2 * (rank - 1) :]) or len(normalised) == rank:  # pads begin with the last dim
+        return False
+    return rank >= (2 if facts_of(node.kind).window is None else 4)
 
 
 def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from tests.helpers.simulated_tiles import check_tiles
 from tests.helpers.tiny_nets import Forward, Net
@@ -96,6 +98,40 @@ REDUCTIONS: dict[str, Forward] = {
 @pytest.mark.parametrize("ties", [False, True])
 def test_reductions_over_the_image(name: str, ties: bool):
     check_tiles(Net(REDUCTIONS[name]), (2, 4, 5, 3), (2, 2), (1, 4), (6, 1), ties=ties)
+
+
+ALONG: dict[str, Callable[[Tensor, int, bool], Tensor]] = {
+    "sum": lambda x, dim, keep: x.sum(dim, keep),
+    "mean": lambda x, dim, keep: x.mean(dim, keep),
+    "prod": lambda x, dim, keep: (1 + 0.1 * x).prod(dim, keep),
+    "prod of zeros": lambda x, dim, keep: x.relu().prod(dim, keep),
+    "logsumexp": lambda x, dim, keep: x.logsumexp(dim, keep),
+    "amax": lambda x, dim, keep: x.amax(dim, keep),
+    "amin": lambda x, dim, keep: x.amin(dim, keep),
+    "var": lambda x, dim, keep: x.var(dim, keepdim=keep),
+    "std": lambda x, dim, keep: x.std(dim, correction=0, keepdim=keep),
+    "var_mean": lambda x, dim, keep: sum(torch.var_mean(x, dim, keepdim=keep)),
+    "std_mean": lambda x, dim, keep: sum(torch.std_mean(x, dim, keepdim=keep)),
+    "norm": lambda x, dim, keep: x.norm(1, dim, keep),
+    "vector norm": lambda x, dim, keep: torch.linalg.vector_norm(x, 3, dim, keep),
+}
+
+
+DIMS: dict[str, tuple[Forward, tuple[int, int]]] = {
+    "rows": (lambda along, x: along(x, 2, False) * along(x, 2, True)[:, :, 0], (2, 1)),
+    "columns": (lambda along, x: along(x, 3, False) * along(x, 3, True)[..., 0], (1, 3)),
+    "no row for some": (lambda along, x: along(x, 2, False), (6, 1)),
+    "pixels": (lambda along, x: along(x.flatten(2), -1, False), (2, 1)),
+    "pixels of a grid": (lambda along, x: along(x.flatten(2), 2, True).squeeze(2), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("ties", [False, True])
+def test_reductions_along_one_dim(name: str, dims: str, ties: bool):
+    forward, grid = DIMS[dims]
+    check_tiles(Net(lambda n, x: forward(ALONG[name], x)), (2, 3, 5, 4), grid, ties=ties)
 
 
 NORMS: dict[str, nn.Module] = {

@@ -112,6 +112,16 @@ def test_vector_is_no_row_of_columns_where_it_means_channels():
     assert ways(plan) == ["conv tiled", "act tiled"]
 
 
+def test_rows_are_expanded_to_the_columns_of_each_map_that_reads_them():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        x = n.conv(x)
+        return (x + n.rows).sum((2, 3)) + (F.avg_pool2d(x, (1, 2)) * n.rows).sum((2, 3))
+
+    plan = planned(forward, tiles=(2, 2), rows=nn.Parameter(torch.ones(1, 5, 13, 1)), **CONV)
+    crops = [node for node in plan.graph.nodes if node.kind == "crop_to_tile"]
+    assert [node.shape for node in crops] == [[1, 5, 13, 10], [1, 5, 13, 5]]
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_gradient_of_a_computed_weight_is_shared(kernel):
     weight = nn.Parameter(torch.ones(5, 3, kernel, kernel))
@@ -186,7 +196,9 @@ def test_note_names_what_is_computed_whole_its_price_and_the_cut_without():
     [note] = [f for f in plan.findings if f.key == "parallel.gather"]
     sent = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
     assert note.severity == "note"
-    assert "rot90 (rot90: reads the order of the pixels)" in note.text
+    assert (
+        "(flip: reads the order of the pixels) and 1 more for the same reason (rot90)" in note.text
+    )
     assert f"A step sends {size(sent)} for that, a rank holds whole values of" in note.text
     assert "stage 1 can begin at layer 1 (" in note.text
     assert "use parallel.stages=2 parallel.balance=[1,2]" in note.text
@@ -212,3 +224,37 @@ def test_vector_of_as_many_numbers_as_samples_is_no_column_of_samples():
     plan = make_plan(config_of("train", 5, local_dp=5), graph)
     assert plan.ok, plan.findings
     assert plan.stages[0].layout["add.whole0"] == "whole"
+
+
+ACROSS: dict[str, Forward] = {
+    "roll": lambda n, x: x.roll(1, 0),
+    "roll of all dims": lambda n, x: x.roll(37),
+    "roll of a volume": lambda n, x: x.unsqueeze(2).roll(1, -5).squeeze(2),
+    "pad": lambda n, x: F.pad(x, (0, 0, 0, 0, 0, 0, 1, -1)),
+    "layer norm": lambda n, x: F.layer_norm(x, x.shape),
+    "rms norm": lambda n, x: F.rms_norm(x, x.shape),
+}
+APART: dict[str, Forward] = {
+    "roll": lambda n, x: x.roll((1, 2), (1, -1)),
+    "pad": lambda n, x: F.pad(x, (0, 1, 0, 0, 1, 0)),
+    "slice": lambda n, x: x[:, :5, ::2],
+    "bins": lambda n, x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True)[0],
+    "layer norm": lambda n, x: F.layer_norm(x, x.shape[1:]),
+}
+
+
+def kinds_in_shards(forward: Forward) -> set[str]:
+    graph = traced(lambda n, x: forward(n, n.conv(x)), (4, 3, *IMAGE), **CONV)
+    plan = make_plan(config_of("train", 4, local_dp=2), graph)
+    assert plan.ok, plan.findings
+    return {node.kind for node in plan.graph.nodes}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_what_moves_or_mixes_samples_is_computed_whole_by_shards(name: str):
+    assert "gather_tiles" in kinds_in_shards(ACROSS[name])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_shards_compute_what_leaves_the_samples_apart(name: str):
+    assert "gather_tiles" not in kinds_in_shards(APART[name])

@@ -19,6 +19,8 @@ REFUSED: dict[str, tuple[Forward, dict[str, Any]]] = {
     "select": (lambda n, x: x[:, :, 0], {}),
     "cat": (lambda n, x: torch.cat([x, x], dim=2), {}),
     "softmax": (lambda n, x: x.softmax(3), {}),
+    "max": (lambda n, x: x.max(2)[0], {}),  # one of equal maxima has the gradient
+    "min": (lambda n, x: x.flatten(2).min(-1, keepdim=True)[1], {}),
     "mean": (lambda n, x: x.mean(2, keepdim=True), {}),
     "sum": (lambda n, x: x.sum((1, 2), keepdim=True), {}),
     "layer_norm": (lambda n, x: n.op(x), {"op": nn.LayerNorm(8)}),
@@ -100,6 +102,18 @@ def test_one_finding_names_the_first_of_each_kind_and_one_remedy():
         "fc (linear: multiplies along rows or columns); turn1 belongs to the first layer, so this "
         "network cannot begin with tiles; use parallel.gather=auto"
     )
+
+
+def test_other_operators_of_the_same_reason_are_named_once():
+    graph = traced(lambda n, x: x.flip(2) + x.rot90(2, (2, 3)) + x.cumsum(2).flip(3))
+    _, [finding] = tiled(graph)
+    reason = "reads the order of the pixels"
+    assert f"flip (flip: {reason}) and 3 more for the same reason (rot90, " in finding.text
+
+
+def test_pixels_in_other_dims_are_the_reason_of_a_sum():
+    _, [finding] = tiled(traced(lambda n, x: x + x.transpose(2, 3), (2, 4, 8, 8)))
+    assert "add (add: its operands have their rows and columns in other dims)" in finding.text
 
 
 def test_finding_in_a_later_stage_names_the_join_before_it():

@@ -157,7 +157,7 @@ declare("max_pool2d", windowed(window=WindowFacts(_pool, ring=-math.inf, pads=Tr
 declare("avg_pool2d", windowed(window=WindowFacts(_pool, ring=0.0, pads=True)))
 declare("pad constant_pad_nd", windowed(window=WindowFacts(_pad, ring="value")))
 declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(_pad)))
-declare("roll", windowed(window=WindowFacts(_roll)))
+declare("roll", OperatorFacts(("window",), "dims", "dims", window=WindowFacts(_roll)))
 declare(
     "slice",
     OperatorFacts(
@@ -275,9 +275,16 @@ declare("flip", OperatorFacts(("channels",), "dims", "dims"))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
 declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
 declare("amax amin", reduced(reduction=lambda node: 2))
+
+
+def _extreme_of_all(node: Node) -> int:
+    """Along a dim one of equal extremes has the gradient, and its index counts: no reduction."""
+    return 0 if "dim" in node.args else 2
+
+
 declare(
     "max min",  # of channels, of everything, or of two maps
-    OperatorFacts(("channels", "pointwise", "reduction"), "dims", reduction=lambda node: 2),
+    OperatorFacts(("channels", "pointwise", "reduction"), "dims", reduction=_extreme_of_all),
 )
 declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
 declare("linalg_vector_norm norm", reduced(reduction=_order_of))

@@ -25,7 +25,7 @@ from hires.plan.rules import TILED
 from hires.plan.search.layout_search import Change
 
 SHOWN = 6
-"""Most kinds of nodes that one finding names."""
+"""Most reasons, and most kinds of nodes of one reason, that a finding names."""
 
 
 def no_rules(
@@ -46,18 +46,24 @@ def no_rules(
 
 
 def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
-    """Returns the first node of each kind, how many are like it, and why they have no rule."""
-    alike: dict[tuple[int, str, str], list[tuple[Stage, Node]]] = {}
+    """Returns the first node of each reason to have no rule, and how many others have the same."""
+    alike: dict[tuple[int, str], list[Node]] = {}
     for stage, node in nodes:
-        key = stage.index, node.kind, why_whole(node, graph, stage)
-        alike.setdefault(key, []).append((stage, node))
+        alike.setdefault((stage.index, why_whole(node, graph, stage)), []).append(node)
     words = []
-    for (index, _, reason), [(_, first), *others] in alike.items():
-        more = f" and {len(others)} more of its kind" if others else ""
-        where = f" in stage {index}" if len({key[0] for key in alike}) > 1 else ""
+    for (index, reason), [first, *others] in alike.items():
+        kinds = [*dict.fromkeys(node.kind for node in others)]
+        like = "of its kind" if kinds == [first.kind] else f"for the same reason ({_list(kinds)})"
+        more = f" and {len(others)} more {like}" if others else ""
+        where = f" in stage {index}" if len({index for index, _ in alike}) > 1 else ""
         words.append(f"{first.name} ({first.kind}: {reason}){more}{where}")
     left = len(words) - SHOWN
-    return ", ".join(words[:SHOWN]) + (f" and {left} other kinds" if left > 0 else "")
+    return ", ".join(words[:SHOWN]) + (f" and {left} other reasons" if left > 0 else "")
+
+
+def _list(kinds: list[str]) -> str:
+    left = len(kinds) - SHOWN
+    return ", ".join(kinds[:SHOWN]) + (f" and {left} others" if left > 0 else "")
 
 
 def end_before(
