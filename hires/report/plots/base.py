@@ -35,6 +35,7 @@ MAX_PANELS = 6
 MAX_LABEL = 60  # characters of a run's label in captions
 MAX_RANKS = 64  # ranks of a run that are drawn one by one; more would be thinner than a line
 _SMALL_LETTERS = 17  # of the setting, on an inch
+_SMALL_LINE = 0.12  # inches of one of its lines
 _COLOURS = {
     style.INK: "currentColor",
     style.MUTED: "var(--muted)",
@@ -214,9 +215,11 @@ def page_colour(layout: str) -> str:
 
 def _add_setting(figure: Figure, setting: str) -> None:
     """Writes below a figure where it was measured."""
-    width, height = figure.get_size_inches()
+    width = figure.get_size_inches()[0]
     lines = textwrap.wrap(setting, int(width * _SMALL_LETTERS)) or [""]
-    below = (0.08 + 0.12 * len(lines)) / height
+    style.grow(figure, _SMALL_LINE * (len(lines) - 1))  # figures have room for one line
+    height = figure.get_size_inches()[1]
+    below = (0.08 + _SMALL_LINE * len(lines)) / height
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(0, below, 1, 1 - below))
     look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": style.MUTED}

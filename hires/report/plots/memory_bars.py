@@ -14,7 +14,8 @@ from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
 _LETTERS_PER_INCH = 12  # of a title
-_BAR = 0.3  # inches that the bar of a rank takes at least, its gap included
+_BAR, _WIDEST = 0.3, 0.6
+"""Inches that the bar of a rank takes at least and at most, its gap included."""
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
 
 
@@ -30,8 +31,8 @@ def per_rank(data: PlotData) -> Drawing | str:
         return "no run recorded the memory of its ranks"
     widths = [max(2, len(rows)) + 1 for _, rows in runs]
     lines = _lines_of(widths)
-    fig, axes = style.rows_of(lines, 2.8)
-    words, rooms = [], [style.width() * w / sum(line) for line in lines for w in line]
+    fig, axes = style.rows_of(lines, 2.8, _WIDEST)
+    words, rooms = [], [w * min(_WIDEST, style.width() / sum(line)) for line in lines for w in line]
     for axis, inches, (drawn, rows) in zip(axes, rooms, runs, strict=True):
         _stack(axis, rows)
         axis.set_title(style.short(drawn.label, int(inches * _LETTERS_PER_INCH)), fontsize=8.5)

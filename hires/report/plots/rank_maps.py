@@ -17,6 +17,8 @@ from hires.plan.tiling import own_rect
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, PlotData, plot
 
+_WIDEST = 3.3
+"""Inches of the panel of a square matrix, which is 2.2 high, with its scale."""
 _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
 
 
@@ -51,7 +53,7 @@ def between_ranks(data: PlotData) -> Drawing | str:
     if not matrices:
         return "no run that is drawn has ranks that send each other anything"
     most = max(max(map(max, sent)) for _, sent in matrices) / MIB
-    fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2)
+    fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2, _WIDEST)
     for axis, (drawn, sent) in zip(axes, matrices, strict=True):
         image = _draw_matrix(axis, sent, most)
         axis.set_title(style.short(drawn.label, 22), fontsize=8.5)

@@ -107,6 +107,8 @@ _LEAST = 2.2
 """Inches that a panel needs beside others; with less room panels stand below each other."""
 _LETTER = 0.072
 """Inches of a letter of a legend, about."""
+_LINE = 0.18
+"""Inches of a line of a legend."""
 _width: contextvars.ContextVar[float] = contextvars.ContextVar("width", default=WIDTH)
 
 
@@ -153,21 +155,23 @@ def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) ->
 
 
 def panels(
-    count: int, columns: int = 2, height: float = 2.6, **more: Any
+    count: int, columns: int = 2, height: float = 2.6, widest: float = math.inf, **more: Any
 ) -> tuple[Figure, list[Axes]]:
     """Returns a figure of ``count`` panels, each row ``height`` inches.
 
-    At most ``columns`` stand side by side, fewer where the figure is narrow. Rows are filled.
+    At most ``columns`` stand side by side, fewer where the figure is narrow. Rows are filled, as
+    far as panels ``widest`` inches wide do; the rest of the figure, on the right, is empty.
     """
     rows = math.ceil(count / max(1, min(columns, int(width() / _LEAST))))
     columns = math.ceil(count / rows)
     fig = Figure(figsize=(width(), height * rows + 0.6), layout="constrained")
     last = count - columns * (rows - 1)
-    grid = fig.add_gridspec(rows, math.lcm(columns, last))
+    cells = math.lcm(columns, last)
+    grid = fig.add_gridspec(rows, **_left(cells * [1.0], columns * widest))
     axes: list[Axes] = []
     for place in range(count):
         row = place // columns
-        span = grid.ncols // (columns if row < rows - 1 else last)
+        span = cells // (columns if row < rows - 1 else last)
         at = place % columns * span
         shared = {name: axes[0] if axes and on else None for name, on in more.items()}
         axes.append(fig.add_subplot(grid[row, at : at + span], **shared))
@@ -176,14 +180,25 @@ def panels(
     return fig, axes
 
 
-def rows_of(lines: Sequence[Sequence[float]], height: float) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of lines of panels, given the widths of these; all share one y axis."""
+def _left(widths: list[float], inches: float) -> dict[str, Any]:
+    """Returns columns of a grid, with an empty one on the right if they need ``inches`` only."""
+    empty = sum(widths) * (width() / inches - 1)
+    ratios = [*widths, empty] if empty > 0 else widths
+    return {"ncols": len(ratios), "width_ratios": ratios}
+
+
+def rows_of(
+    lines: Sequence[Sequence[float]], height: float, widest: float = math.inf
+) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of lines of panels, given the widths of these; all share one y axis.
+
+    A width of 1 takes ``widest`` inches at most; the rest of a line, on its right, is empty.
+    """
     fig = Figure(figsize=(width(), height * len(lines) + 0.6), layout="constrained")
     axes: list[Axes] = []
     for place, widths in enumerate(lines):
-        grid = fig.add_gridspec(len(lines), 1)[place].subgridspec(
-            1, len(widths), width_ratios=widths
-        )
+        line = _left(list(widths), sum(widths) * widest)
+        grid = fig.add_gridspec(len(lines), 1)[place].subgridspec(1, **line)
         for column in range(len(widths)):
             axes.append(fig.add_subplot(grid[0, column], sharey=axes[0] if axes else None))
             axes[-1].tick_params(labelleft=not column)
@@ -191,7 +206,10 @@ def rows_of(lines: Sequence[Sequence[float]], height: float) -> tuple[Figure, li
 
 
 def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
-    """Puts one legend for all axes above them, each label once, in as many columns as fit."""
+    """Puts one legend for all axes above them, each label once, in as many columns as fit.
+
+    Figures have room for one line; the figure grows by those below it.
+    """
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -203,6 +221,13 @@ def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
             list(handles.values()), list(handles), loc="outside upper left", ncols=columns,
             handlelength=2.6, columnspacing=1.2,
         )  # fmt: skip
+        grow(fig, _LINE * (math.ceil(len(handles) / columns) - 1))
+
+
+def grow(fig: Figure, inches: float) -> None:
+    """Makes a figure higher, so that what is added to it takes no room from its axes."""
+    width, height = fig.get_size_inches()
+    fig.set_size_inches(width, height + inches)
 
 
 def no_grid(axis: Axes, which: str) -> None:

@@ -117,6 +117,28 @@ def test_figures_have_the_width_that_was_asked_for_and_panels_fill_it(drawn, wid
         assert min(box.x0 for box in boxes) < 0.35, plot.name
 
 
+@pytest.mark.parametrize("width", [style.COLUMN, style.WIDTH])
+def test_legend_and_footer_take_no_room_from_the_axes(drawn, width):
+    # On a telephone the legend lay across the bars, and time lines had no height.
+    for plot in drawn(width):
+        figure = plot.figure
+        figure.draw_without_rendering()
+        boxes = [axis.get_window_extent() for axis in figure.axes]
+        legends = [legend.get_window_extent() for legend in figure.legends]
+        assert min(box.height for box in boxes) > 0.1 * figure.dpi, plot.name
+        assert not any(Bbox.intersection(a, b) for a in boxes for b in legends), plot.name
+
+
+@pytest.mark.parametrize("name", ["traffic", "memory_per_rank"])
+def test_one_panel_stands_on_the_left_of_a_wide_figure(tmp_path, name):
+    data = PlotData(frames.load([report_run(tmp_path, "dp")]))
+    [figure] = [plot.figure for plot in figures.draw(data) if plot.name == name]
+    assert not clashes(figure)
+    boxes = [axis.get_position() for axis in figure.axes]
+    assert min(box.x0 for box in boxes) < 0.15
+    assert max(box.x1 for box in boxes) < 0.6
+
+
 def test_logarithmic_axes_say_so(drawn):
     for plot in drawn(style.WIDTH):
         for axis in plot.figure.axes:
