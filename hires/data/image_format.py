@@ -32,12 +32,12 @@ Window = NDArray[np.float32]
 
 ORIENTATION = 274
 """Tag of EXIF and TIFF; 1, or 0 by mistake: the first row is the top."""
-MAX_PIXELS = 2**30
-"""Default of ``data.max_pixels``: an RGB image takes 3 GiB of memory then."""
+MAX_PIXELS = 2**28
+"""Default of ``data.max_pixels``: 16384 x 16384, which take at most 1 GiB as they are stored."""
 MAX_SIDE = 2**20
 """Pixels: what ``data.fit=resize`` computes for each row and column of an image is held at once."""
-_PIXEL_BITS = 64
-"""A pixel of more bits, as of many spectral bands, counts as several."""
+_PIXEL_BITS = 32
+"""A pixel of more bits counts as several, so that the bound on pixels is one on bytes, too."""
 
 
 class ImageError(ValueError):

@@ -188,7 +188,7 @@ class TiffImage:
         tall, wide = self._segment_size
         down, across = -(-height // tall), -(-width // wide)
         shape = (planes, rows[1] - rows[0], cols[1] - cols[0], samples)
-        out = np.full(shape, page.nodata, page.dtype)  # a segment may be left out of the file
+        out: Pixels | None = None
         for plane, r, c in itertools.product(
             range(planes),
             range(rows[0] // tall, -(-rows[1] // tall)),
@@ -198,11 +198,19 @@ class TiffImage:
             tables = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
             segment, place, _ = page.decode(self._segment(index), index, **tables)
             if segment is not None:
+                is_window = segment.shape == shape and place[2:4] == (rows[0], cols[0])
+                if is_window and segment.dtype == page.dtype:  # not in the other byte order
+                    return _samples_last(segment)  # the window is one segment: no copy
+                if out is None:
+                    out = np.full(shape, page.nodata, page.dtype)
                 _, _, top, left, _ = place
                 to = out[plane, max(0, top - rows[0]) :, max(0, left - cols[0]) :]
                 part = segment[0, max(0, rows[0] - top) :, max(0, cols[0] - left) :]
                 h, w = min(len(to), len(part)), min(to.shape[1], part.shape[1])
                 to[:h, :w] = part[:h, :w]
+                del segment, part  # before the next is decoded
+        if out is None:  # all segments are left out of the file
+            out = np.full(shape, page.nodata, page.dtype)
         return _samples_last(out)
 
     @property

@@ -5,6 +5,7 @@ import os
 import struct
 import tracemalloc
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tifffile
 from PIL import Image, PngImagePlugin
 
 from hires.core.errors import RunError
+from hires.data.image_format import open_image
 
 MOST = 2**22
 """Bytes that reading any of these files may take."""
@@ -121,6 +123,33 @@ def test_strip_that_is_too_large_is_not_decoded(source_of):
     content = tiff(60_000, 60_000, data)
     source = source_of(content, size=(64, 64), fit="resize")
     assert "claims 60000 x 60000 pixels in a strip or tile of 8 bits" in refused(source)
+
+
+def test_default_bounds_bytes_as_well_as_pixels(source_of):
+    """32768 x 32768 pixels of 64 bits, 8 GiB from a few kilobytes, were accepted."""
+    content = tiff(16_384, 16_384, zlib.compress(bytes(2**20), 9), t258=64, t339=3)
+    source = source_of(content, size=(64, 64), fit="crop")
+    assert "of 64 bits, more than data.max_pixels=268435456" in refused(source)
+    grey = tiff(30_000, 30_000, zlib.compress(bytes(2**20), 9))
+    assert "claims 30000 x 30000" in refused(source_of(grey, size=(64, 64), fit="crop"))
+
+
+def test_strip_that_is_the_window_is_not_copied(tmp_path):
+    """Its decompressed bytes are the pixels: a second array of 16 MiB is never made."""
+    side = 4096
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff(side, side, zlib.compress(bytes(side * side), 1)))
+    with closing(open_image(path)) as image:
+        tracemalloc.start()
+        try:
+            pixels = image.read((0, side), (0, side))
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert pixels.shape == (side, side, 1)
+    assert not pixels.any()
+    assert not pixels.flags.owndata
+    assert kept < 1.1 * side * side
 
 
 def test_large_image_in_small_tiles_is_read(source_of):

@@ -102,9 +102,10 @@ class DataConfig(Section, key="data"):
     fit: str = choice("resize", ("resize", "crop", "error"))
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
-    max_pixels: int = number(2**30, least=1)
-    """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip
-    or tile. What a header claims is compared with it before anything is decoded."""
+    max_pixels: int = number(2**28, least=1)
+    """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
+    tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
+    What a header claims is compared with it before anything is decoded."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
     prefetch: int = number(2)
