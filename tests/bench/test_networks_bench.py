@@ -84,7 +84,9 @@ def test_reason_of_a_traceback_is_its_last_line():
 def test_reason_of_an_error_with_a_note_is_the_error_with_its_note():
     error = RuntimeError("sizes differ\nhere and there")
     error.__notes__ = ["in fc (linear)"]  # as a stage adds
-    text = f"rank 1 failed: {traceback_of(error)}"
+    with pytest.raises(RuntimeError) as caught:
+        raise error
+    text = f"rank 1 failed: {traceback_of(caught.value)}"
     assert reason_of(text) == "RuntimeError: sizes differ (in fc (linear))"
 
 
