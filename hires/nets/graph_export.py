@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
 from hires.core.errors import ConfigError
+from hires.nets.attention_dropout import attention_with_dropout, drops_weights
 from hires.nets.constants import constant_of
 from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
 from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
@@ -146,6 +147,9 @@ class GraphWriter:
         if call.name == "as_strided":
             _check_strides(node)
         args = {name: self._encode(arg) for name, arg in call.arguments.items()}
+        if drops_weights(call):
+            self.memory.add(node, attention_with_dropout(node, args, self._emit))
+            return
         self.memory.add(node, self._emit(call.op, args, value, node), shows)
 
     def _is_view(self, node: fx.Node, source: fx.Node, call: Call) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.engine.trace_check import check_trace
 from hires.nets.random_draws import GOLDEN, MASK, Draws, fill, key_of
+from hires.nets.trace import trace
 from tests.helpers.simulated_tiles import check_tiles
 from tests.helpers.tiny_nets import Forward, Net
 
@@ -146,6 +149,44 @@ DROPS: dict[str, Forward] = {
     "one row": lambda n, x: F.dropout2d(x[:, :, :3], 0.5) + F.dropout(x[:, :, :3], 0.5),
     "border": lambda n, x: F.max_pool2d(F.dropout(x, 0.4), 3, 1, 1),
 }
+
+
+def attention(x: Tensor, heads: int = 2, causal: bool = False, mask: Any = None) -> Tensor:
+    """Attention of all pixels of (n, C, H, W) to each other that drops weights."""
+    tokens = x.flatten(2).transpose(1, 2)
+    q = tokens.unflatten(2, (2, -1)).transpose(1, 2)
+    given = mask(q, tokens) if mask else None
+    y = F.scaled_dot_product_attention(
+        q, q[:, :heads], q[:, :heads] * 2, given, 0.3, causal, enable_gqa=heads == 1
+    )
+    return y.transpose(1, 2).flatten(2).transpose(1, 2).view_as(x)
+
+
+ATTENTIONS: dict[str, Forward] = {
+    "plain": lambda n, x: attention(x),
+    "causal": lambda n, x: attention(x, causal=True),
+    "shared keys": lambda n, x: attention(x, heads=1),
+    "mask": lambda n, x: attention(x, mask=lambda q, t: (t[:, None, :, :1] > 0).mT),
+    "all masked": lambda n, x: attention(
+        x, mask=lambda q, t: (t[:, None, :, :1] > 0).expand(-1, 2, -1, t.shape[1])
+    ),
+    "bias": lambda n, x: attention(x, mask=lambda q, t: q @ q.mT),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_drops_the_same_weights_in_its_graph(name: str):
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), Net(ATTENTIONS[name]), nn.Dropout(0.2))
+    assert check_trace(net, trace(net, [2, 3, 6, 5], training=True), training=True) == ""
+
+
+def test_tiles_drop_the_same_weights_of_attention():
+    def along_rows(n: Net, x: Tensor) -> Tensor:
+        rows = x.permute(0, 2, 3, 1).flatten(0, 1).unflatten(2, (2, 2)).transpose(1, 2)
+        y = F.scaled_dot_product_attention(rows, rows * 2, rows, dropout_p=0.3)
+        return y.transpose(1, 2).flatten(2).unflatten(0, (2, -1)).permute(0, 3, 1, 2)
+
+    check_tiles(Net(along_rows), (2, 4, 9, 7), (2, 1), (3, 1))
 
 
 @pytest.mark.parametrize("name", DROPS)

@@ -265,7 +265,7 @@ def _order_of(node: Node) -> int:
 
 
 declare(
-    "chunk split split_with_sizes softmax log_softmax glu cumsum",
+    "chunk split split_with_sizes softmax _safe_softmax log_softmax glu cumsum",
     OperatorFacts(("channels",), "dims"),
 )
 declare("cat stack slice_scatter", OperatorFacts(("joined",), "dims"))
