@@ -197,14 +197,16 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _traced(self, config: RunConfig) -> Graph:
         key = trace_key(config)
         if key not in self._graphs:
+            from hires.plan.checks import check_numbers, indivisible
+
             print_activity("tracing the network ...")
             try:
                 self._graphs[key] = self._process.trace(config)
             except ConfigError as error:  # which also says what is wrong with the layout
-                from hires.plan.checks import check_numbers
-
                 others = [f"{f.text} [{f.key}]" for f in [*check_numbers(config), *offered(config)]]
-                raise ConfigError("; ".join([str(error), *others])) from None
+                # The samples that were traced are those of no batch that divides.
+                own = [] if indivisible(config) else [str(error)]
+                raise ConfigError("; ".join([*own, *others])) from None
             if len(self._graphs) > _MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
         self._graphs[key] = self._graphs.pop(key)  # the last is the one used last

@@ -23,8 +23,8 @@ def check_numbers(config: RunConfig) -> list[Finding]:
     """Returns what is wrong with a layout whatever the network."""
     parallel, findings = config.parallel, []
     samples = config.batch // parallel.pieces
-    if config.batch % parallel.pieces:
-        findings.append(Finding("error", "batch", _indivisible(config)))
+    if why := indivisible(config):
+        findings.append(Finding("error", "batch", why))
     elif samples % parallel.local_dp:
         fitting = max(d for d in range(1, parallel.local_dp) if samples % d == 0)
         batch = parallel.pieces * -(-samples // parallel.local_dp) * parallel.local_dp
@@ -89,8 +89,11 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
         yield Finding("error", "parallel.local_dp", text)
 
 
-def _indivisible(config: RunConfig) -> str:
+def indivisible(config: RunConfig) -> str | None:
+    """Returns why a batch does not divide into its microbatches; None if it does."""
     parallel = config.parallel
+    if config.batch % parallel.pieces == 0:
+        return None
     keys = ("replicas", "directions", "pairs", "microbatches")
     counts = {key: getattr(parallel, key) for key in keys}
     factors = [f"parallel.{key}={count}" for key, count in counts.items() if count > 1]

@@ -90,6 +90,13 @@ def test_failed_run_is_retried_from_the_checkpoint_of_a_shorter_one(hires, saved
     assert continues(run_of(5)) == str(saved)
 
 
+def test_rest_that_the_warm_up_takes_is_named(hires, saved):
+    words = ("1 step is left and measure.warmup=1 counts none of them", "steps=5")
+    answer = hires("run", *BASE, "steps=4", "--continue", "--dry-run")
+    assert all(word in answer.err for word in words), answer.err
+    assert "counts none" not in hires("run", *BASE, "steps=5", "--continue", "--dry-run").err
+
+
 def test_lineage_is_shown(hires, saved):
     hires("run", *BASE, "steps=5", "--continue")
     file = run_of(5) / "record.json"

@@ -222,6 +222,7 @@ def test_file_that_cannot_be_used_is_named(whole):
     cases = {
         "config.yaml": (show, ("pipe", "nested", "folder", "not UTF-8", "list")),
         "record.json": (show, ("pipe", "half", "nested", "folder", "not UTF-8", "list")),
+        "a0/record.json": (show, ("pipe", "half", "nested", "folder", "number", "list")),
         "plan.json": (show, ("pipe", "half", "nested", "folder", "not UTF-8", "list")),
         "a0/exit.json": (("status",), ("pipe", "half", "folder", "list")),
         "a0/timeline.jsonl": ((*show, "--timeline"), ("pipe", "half", "folder", "list")),
@@ -232,6 +233,8 @@ def test_file_that_cannot_be_used_is_named(whole):
             STRUCTURAL[fault](whole.run / file)
             answer = whole.hires(*words)
             assert Path(file).name in answer.out + answer.err, (file, fault, answer)
+            if file == "a0/record.json":
+                assert f"a0/{file_names.RECORD}" in answer.out + answer.err, (fault, answer)
 
 
 @pytest.mark.slow

@@ -29,9 +29,18 @@ def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
     monkeypatch.setattr(planning, "TorchProcess", Refusing)
     layout = {"replicas": 200, "tiles": [1, 40], "microbatches": 3}
     with pytest.raises(ConfigError) as caught:
-        planning.planned(from_dict({"image": 32, "batch": 200, "parallel": layout}))
-    for words in ("takes no such image; ", "[batch]", "[parallel.tiles]", "[launcher.max_ranks]"):
+        planning.planned(from_dict({"image": 32, "batch": 600, "parallel": layout}))
+    for words in ("takes no such image; ", "[parallel.tiles]", "[launcher.max_ranks]"):
         assert words in str(caught.value)
+
+
+def test_batch_that_does_not_divide_is_the_reason_before_a_trace_of_its_rest(monkeypatch):
+    # A larger image was offered beside another batch, which alone was enough.
+    monkeypatch.setattr(planning, "TorchProcess", Refusing)
+    with pytest.raises(ConfigError) as caught:
+        planning.planned(from_dict({"image": 32, "batch": 3, "parallel": {"replicas": 2}}))
+    assert str(caught.value).startswith("batch=3 does not divide")
+    assert "takes no such image" not in str(caught.value)
 
 
 def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):

@@ -40,7 +40,10 @@ PARSER = Parser(
     *composing(),
     flag("--again", "run even if it is complete already"),
     CONTINUE,
-    flag("--dry-run", "write the run folder with its scripts, and stop"),
+    flag(
+        "--dry-run",
+        "plan, write the run folder and its scripts, and start nothing (sweep writes none)",
+    ),
     flag("--wait", "launcher=slurm: wait for the job, then print the tables"),
     *AFTER,
     flag(*MULTIRUN, "run a sweep, with the options of `hires sweep`"),

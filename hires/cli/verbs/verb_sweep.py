@@ -71,7 +71,7 @@ PARSER = Parser(
     flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
     flag("--again", "run what is complete already, too"),
     CONTINUE,
-    flag("--dry-run", "plan and show, write nothing"),
+    flag("--dry-run", "plan and show, write no run folder or script (run writes them)"),
     JSON,
 )
 

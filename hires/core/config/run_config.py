@@ -226,7 +226,7 @@ class RunConfig(Section):
         self.image = check(_image_size, self.image) or [1, 1]
         check(check_name, "campaign", self.campaign)
         counted = self.measure.warmup + (self.measure.steps or 1)
-        if self.steps < counted:
+        if 0 < self.steps < counted:  # fewer are refused already
             check.problems.append(
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"

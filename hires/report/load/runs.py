@@ -169,8 +169,12 @@ def read_run(path: Path) -> Run:
     attempts = []
     numbers = file_names.attempt_numbers(path)
     for number in numbers:
-        is_own = record.get("attempt") == number  # the same, and not read twice
-        own = record if is_own else record_in(file_names.attempt_dir(path, number))
+        folder = file_names.attempt_dir(path, number)
+        if record.get("attempt") == number:
+            own = record
+            reading.read_json(folder / file_names.RECORD, notes)  # a damaged copy is noted
+        else:
+            own = record_in(folder)
         own = own or (record if len(numbers) == 1 else {})  # old runs have one record
         attempts.append(Attempt(path, number, notes, held={"record": own}))
     ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]

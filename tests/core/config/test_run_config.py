@@ -138,6 +138,12 @@ def test_value_that_makes_no_sense(key, value, expected):
     assert key.removesuffix(".name") in str(caught.value)
 
 
+def test_negative_steps_have_one_remedy():
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"steps": -1})
+    assert str(caught.value) == "steps=-1 must be at least 1"
+
+
 def test_all_that_is_wrong_is_told_at_once():
     wrong = {"batch": 0, "parallel": {"stages": 0, "halo": {"fuse": 0}}, "task": {"name": "x"}}
     with pytest.raises(ConfigError) as caught:
