@@ -205,7 +205,7 @@ class _Trial:
             found = self.of_graph()
         except Exception as error:  # an operator that a rank could not run
             raise ConfigError(
-                f"the network cannot run on channels-last images: {error_line(error)}"
+                f"a rank cannot run the network (on channels-last images): {error_line(error)}"
             ) from error
         errors = _errors(found, expected)
         if max(errors.values()) <= self.limit and not self.changes:

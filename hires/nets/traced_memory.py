@@ -134,7 +134,7 @@ class TracedMemory:
             start, dim = given["start"], given["dim"]
             end = given["end"] if name == "slice" else start + given["length"]
             span = {"dim": dim, "start": start, "end": end, "step": given.get("step", 1)}
-            return self._emit("slice_scatter.default", into | span, like, origin)
+            return self._scattered(into | span, like, origin)
         if name == "select":
             return self._selected_back(old, new, given["dim"], given["index"], like, origin)
         if name == "diagonal":
@@ -158,7 +158,19 @@ class TracedMemory:
             return self._selected_back(into["self"], into["src"], dim, index, like, origin)
         start = sum(one.shape[dim] for one in sizes[:index])
         span = {"dim": dim, "start": start, "end": start + sizes[index].shape[dim], "step": 1}
-        return self._emit("slice_scatter.default", into | span, like, origin)
+        return self._scattered(into | span, like, origin)
+
+    def _scattered(self, args: dict[str, Any], like: Tensor, origin: fx.Node) -> Ref:
+        # A slice put into a tensor; torch does that with gradients for real numbers alone.
+        if not like.is_complex():
+            return self._emit("slice_scatter.default", args, like, origin)
+        args["dim"] %= like.dim()
+        pairs = torch.empty((*like.shape, 2), dtype=like.dtype.to_real(), device="meta")
+        span = [args[name] for name in ("dim", "start", "end", "step")]
+        for name, real in ("self", pairs), ("src", torch.ops.aten.slice.Tensor(pairs, *span)):
+            args[name] = self._emit("view_as_real.default", {"self": args[name]}, real, origin)
+        made = self._emit("slice_scatter.default", args, pairs, origin)
+        return self._emit("view_as_complex.default", {"self": made}, like, origin)
 
     def _selected_back(
         self, old: Ref, new: Ref, dim: int, index: int, like: Tensor, origin: fx.Node
@@ -168,7 +180,7 @@ class TracedMemory:
         args = {"self": new, "dim": dim}
         one = self._emit("unsqueeze.default", args, like.narrow(dim, 0, 1), origin)
         into = {"self": old, "src": one, "dim": dim, "start": index, "end": index + 1, "step": 1}
-        return self._emit("slice_scatter.default", into, like, origin)
+        return self._scattered(into, like, origin)
 
 
 def value_of(node: fx.Node) -> Any:

@@ -156,6 +156,19 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
     return findings
 
 
+def check_types(config: RunConfig, graph: Graph) -> Iterator[Finding]:
+    """Yields an error if the network learns complex numbers: no optimizer or sum here has them."""
+    learned = (name for name, fact in graph.params.items() if fact.trainable)
+    names = [name for name in learned if graph.params[name].dtype.startswith("complex")]
+    if names and config.task.name == "train":
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text = (
+            f"the parameter {names[0]}{more} holds complex numbers, which cannot be learned here; "
+            f"store real pairs (..., 2) and use torch.view_as_complex in the forward pass"
+        )
+        yield Finding("error", "model", text)
+
+
 def check_trace(graph: Graph) -> list[Finding]:
     """Returns a note if the graph was not compared with the network's module."""
     if not graph.unchecked:

@@ -48,6 +48,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             *checks.check_numbers(config),
             *checks.check_output(config, graph),
             *checks.check_trace(graph),
+            *checks.check_types(config, graph),
         ],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)

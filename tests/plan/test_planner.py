@@ -265,3 +265,14 @@ def test_tiles_that_run_empty_and_far_halos_are_warnings():
     assert far.text.startswith(
         "tiles of stage 0 are smaller than the halo of conv: tile 0 also borrows from tile 2"
     )
+
+
+def test_complex_parameter_is_named_where_it_would_be_learned():
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.fc((x * n.turn).abs().mean((2, 3)))
+
+    parts = {"turn": nn.Parameter(torch.tensor(1j)), "fc": nn.Linear(3, 5)}
+    [(key, text)] = errors(planned(forward, **parts))
+    assert key == "model"
+    assert text.startswith("the parameter turn holds complex numbers")
+    assert planned(forward, "infer", **parts).ok

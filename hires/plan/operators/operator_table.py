@@ -331,7 +331,7 @@ declare(
     moved(("regrouped",), may_share=True),
 )
 declare("unflatten", moved(("regrouped",), may_share=True))
-declare("as_strided view_as_complex", moved())
+declare("as_strided view_as_complex view_as_real", moved())
 declare(
     "permute transpose t numpy_T mT mH matrix_H movedim moveaxis swapaxes swapdims",
     moved(("permuted",)),
