@@ -7,9 +7,11 @@ built, and all that are neither of Python, of hires nor installed (a forward pas
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import sys
 import sysconfig
@@ -32,6 +34,8 @@ _PYTHON = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdli
 _GENERATED = ("_remote_module_non_scriptable",)
 """Modules that torch writes into a temporary folder when torch.distributed.nn is imported."""
 _INSTALLED = {"site-packages", "dist-packages"}
+_AT_START = frozenset(sys.modules)
+"""Modules that came before any network, as of a ``sitecustomize.py``, an IDE or a profiler."""
 _imported_to_build: set[str] = set()
 """Names of the modules that networks imported while they were built by this process."""
 
@@ -62,13 +66,24 @@ def own_sources(target: str) -> list[dict[str, str]]:
     """Returns the files of the user's that this process imported, as what a run is frozen from.
 
     They are neither of Python nor of hires, nor installed but for the target's own package: what an
-    installed library holds is its version's matter. Each has ``module``, ``path`` and ``sha256``.
+    installed library holds is its version's matter. Nor are they modules that were there before any
+    network, unless it imports them. Each has ``module``, ``path`` and ``sha256``.
     """
     package = target.partition(":")[0].partition(".")[0]
-    sources = []
+    files = {}
     for name, path in sorted(_source_files()):
         installed = _is_installed(path) and name.partition(".")[0] not in {package} - {"torch"}
-        if installed or name == "__main__":
+        if not installed and name != "__main__":
+            files[name] = path
+    others = {n for n in files if n in _AT_START and n.partition(".")[0] != package}
+    waiting = [name for name in files if name not in others] if others else []
+    while waiting:
+        needed = others & _imported_by(waiting.pop())
+        waiting += needed
+        others -= needed
+    sources = []
+    for name, path in files.items():
+        if name in others:
             continue
         with contextlib.suppress(OSError):  # of an archive, or gone
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -103,6 +118,26 @@ def _source_files() -> Iterator[tuple[str, Path]]:
             continue  # torch.ops and the like name files that are not there
         if not Path(file).is_relative_to(_OWN) and name.partition(".")[0] != "hires":
             yield name, Path(file)
+
+
+def _imported_by(name: str) -> set[str]:
+    """Returns the names of the modules that the source of a module may import, with packages."""
+    module = sys.modules[name]
+    try:
+        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):  # it is compiled, or gone
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            with contextlib.suppress(ImportError):  # it stands where it is not executed
+                base = importlib.util.resolve_name(base, module.__package__)
+                names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    dots = ((name, [i for i, sign in enumerate(f"{name}.") if sign == "."]) for name in names)
+    return {name[:end] for name, ends in dots for end in ends}
 
 
 def _is_installed(path: Path) -> bool:

@@ -125,3 +125,32 @@ def test_files_that_torch_generates_are_no_source_of_a_network():
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == [[], {}]
+
+
+def test_modules_of_a_hook_are_sources_only_of_a_network_that_imports_them(tmp_path):
+    files = {
+        "hook/sitecustomize.py": "import profile_hook, sizes, mine.early",
+        "hook/profile_hook.py": "",
+        "hook/sizes.py": "WIDTH = 4",
+        "mine/__init__.py": "",
+        "mine/early.py": "",
+        "mine/net.py": "from torch import nn\nfrom .blocks import WIDTH\n"
+        "def net():\n    return nn.Conv2d(3, WIDTH, 1)\n",
+        "mine/blocks.py": "from sizes import WIDTH",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = (
+        "import json, sys\n"
+        "from hires.nets.custom import custom, own_sources\n"
+        "assert 'profile_hook' in sys.modules\n"
+        "custom('mine.net:net', {})\n"
+        "print(json.dumps([one['module'] for one in own_sources('mine.net:net')]))\n"
+    )
+    path = os.pathsep.join(map(str, (tmp_path / "hook", REPOSITORY, tmp_path)))
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == ["mine", "mine.blocks", "mine.early", "mine.net", "sizes"]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ SCHEMA = 1
 LENGTH = ("steps", "measure")
 """Keys in which a run may differ from one that it continues: its state after a step is the same."""
 _SHOWN = 3
+_SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,12 @@ class Frozen:
     files: Mapping[str, str]
     """SHA-256 of ``config.yaml`` and ``plan.json``."""
     inputs: RunInputs
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """While files are replaced, the digests of those that are still there; else empty."""
+
+    def accepts(self, name: str, sha256: str | None) -> bool:
+        """Whether a file of this digest is the frozen one, or the one that it replaces."""
+        return sha256 is not None and sha256 in (self.files[name], self.replaced.get(name))
 
     def continues(self, other: Frozen) -> bool:
         """Whether the runs differ in their length at most."""
@@ -94,7 +102,10 @@ class Frozen:
 
     def text(self) -> str:
         """Returns the text of the file."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+        values = {"schema": SCHEMA, **asdict(self)}
+        if not self.replaced:
+            del values["replaced"]  # older versions had none
+        return json.dumps(values, indent=1) + "\n"
 
 
 def frozen_of(config: RunConfig, files: Mapping[str, str], inputs: RunInputs) -> Frozen:
@@ -114,30 +125,56 @@ def read(run: StrPath) -> Frozen | None:
     values = reading.read_json(Path(run) / file_names.FROZEN, [])
     try:
         inputs = RunInputs.from_dict(values.get("inputs") or {})
-        files = {str(name): str(value) for name, value in (values.get("files") or {}).items()}
-        return Frozen(str(values["config"]), str(values["series"]), files, inputs)
+        files, replaced = (
+            {str(name): str(value) for name, value in (values.get(key) or {}).items()}
+            for key in ("files", "replaced")
+        )
+        return Frozen(str(values["config"]), str(values["series"]), files, inputs, replaced)
     except (ConfigError, AttributeError, KeyError, TypeError):
         return None
 
 
+def while_replacing(run: StrPath, new: Frozen) -> Frozen | None:
+    """Returns what to hold until all files of ``new`` are there; None if nothing is compared.
+
+    Files that are as they were frozen stay good, whenever another process looks.
+    """
+    held, now = read(run), {name: _frozen_sha256(Path(run), name) for name in new.files}
+    if held is None:
+        return None
+    good = {n: d for n, d in now.items() if d and n in held.files and held.accepts(n, d)}
+    return replace(new, replaced=good)
+
+
 def require_unchanged(run: StrPath) -> None:
     """Raises an EditedError if a frozen file, or a source file of the network, was edited."""
-    frozen, run = read(run), Path(run)
-    if frozen is None:
+    if _edit(Path(run)) is None:
         return
-    for name, sha256 in frozen.files.items():
-        if _sha256(run / name) != sha256:
-            raise EditedError(
+    time.sleep(_SETTLE_S)  # a file server may show a file late that another node has just replaced
+    why = _edit(Path(run))
+    if why is not None:
+        raise EditedError(why)
+
+
+def _edit(run: Path) -> str | None:
+    """Returns what was edited and what to do about it; None if nothing was."""
+    frozen = read(run)
+    if frozen is None:
+        return None
+    for name in frozen.files:
+        if not frozen.accepts(name, _frozen_sha256(run, name)):
+            return (
                 f"{run / name} was edited after the run was planned, and its numbers would stand "
                 f"under a wrong name; undo the edit, or start a run of its own with the values "
                 f"that you want{_again(run)}"
             )
     edited = edited_sources(frozen.inputs)
-    if edited:
-        raise EditedError(
-            f"{_listed(edited)} of the network has changed since the run was planned; undo the "
-            f"edit, or start it as a run of its own{_again(run)}"
-        )
+    if not edited:
+        return None
+    return (
+        f"{_listed(edited)} of the network has changed since the run was planned; undo the "
+        f"edit, or start it as a run of its own{_again(run)}"
+    )
 
 
 def edited_sources(inputs: RunInputs) -> list[str]:
@@ -169,12 +206,23 @@ def _again(run: Path) -> str:
     return f": `{line}`" if line else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"
 
 
-def _sha256(path: Path) -> str | None:
+def _frozen_sha256(run: Path, name: str) -> str | None:
+    return _sha256(run / name, file_names.MAX_BYTES.get(name, file_names.MIB))
+
+
+def _sha256(path: Path, most: int = max(file_names.MAX_BYTES.values())) -> str | None:
+    """Returns the digest of a file; None if it cannot be read, or has more bytes than ``most``."""
+    found = hashlib.sha256()
     try:
         with reading.open_regular(path) as file:
-            return hashlib.sha256(file.read()).hexdigest()
+            while chunk := file.read(min(most + 1, file_names.MIB)):
+                found.update(chunk)
+                most -= len(chunk)
+                if most < 0:
+                    return None
     except OSError:
         return None
+    return found.hexdigest()
 
 
 def _listed(words: list[str]) -> str:

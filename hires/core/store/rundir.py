@@ -30,7 +30,7 @@ from hires.core.store import file_names, frozen, launch_file, reading
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
-from hires.core.store.frozen import RunInputs
+from hires.core.store.frozen import Frozen, RunInputs
 from hires.core.store.naming import identity, plain, run_name
 from hires.core.store.reading import Values
 from hires.core.store.records import done_attempt
@@ -110,11 +110,12 @@ def refreeze(path: Path, config: RunConfig) -> None:
     frozen.require_unchanged(path)
     _check_same_config(path, config)
     text, before = _config_text(config), frozen.read(path)
-    files = {file_names.CONFIG: text}
+    files, after = {file_names.CONFIG: text}, None
     if before is not None:
         hashes = {**before.files, **frozen.hashes(files)}
-        files[file_names.FROZEN] = replace(before, files=hashes).text()
-    _refresh(path, files)
+        after = replace(before, files=hashes, replaced={})
+        files[file_names.FROZEN] = after.text()
+    _refresh(path, files, after)
 
 
 def done_attempts(path: StrPath) -> list[int]:
@@ -202,9 +203,10 @@ def _freeze(
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
     }
+    held = frozen.frozen_of(config, checked, inputs)
     files = {
         **checked,
-        file_names.FROZEN: frozen.frozen_of(config, checked, inputs).text(),
+        file_names.FROZEN: held.text(),
         file_names.LAUNCH_SCRIPT: launch_file.launch_script(config, argv),
     }
     if not _is_filled(path):
@@ -223,7 +225,7 @@ def _freeze(
         finally:
             shutil.rmtree(building, ignore_errors=True)
     _check_same_config(path, config)
-    _refresh(path, files)
+    _refresh(path, files, held)
     _write_files(path, planned or {})
     return RunDir(path, next_attempt(path, argv) if planned is None else 0)
 
@@ -242,9 +244,15 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
         write_atomically(folder / name, text, executable=name.endswith(".sh"))
 
 
-def _refresh(path: Path, files: dict[str, str]) -> None:
-    """Replaces frozen files that differ; the old ones move to the last attempt that used them."""
-    attempts = attempt_numbers(path)
+def _refresh(path: Path, files: dict[str, str], after: Frozen | None) -> None:
+    """Replaces frozen files that differ; the old ones move to the last attempt that used them.
+
+    ``after`` is what ``frozen.json`` will hold. A process that reads the files meanwhile, or after
+    this one was killed, finds none that was edited:
+
+        frozen.json: old, new digests -> config.yaml -> plan.json -> frozen.json: new digests
+    """
+    attempts, changed = attempt_numbers(path), {}
     for name, text in files.items():
         data = reading.read_bytes(path / name, [])
         old = None if data is None else data.decode(errors="replace")
@@ -254,7 +262,13 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
             kept = attempt_dir(path, attempts[-1]) / name
             if not kept.exists():
                 write_atomically(kept, old)
-        _write_files(path, {name: text})
+        changed[name] = text
+    if after is not None and changed.keys() & after.files.keys():
+        meanwhile = frozen.while_replacing(path, after)
+        if meanwhile is not None:
+            _write_files(path, {file_names.FROZEN: meanwhile.text()})
+            changed[file_names.FROZEN] = after.text()
+    _write_files(path, changed)
 
 
 def _check_same_config(path: Path, config: RunConfig) -> None:

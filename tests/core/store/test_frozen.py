@@ -20,6 +20,11 @@ def source(path: Path, text: str) -> SourceFile:
     return SourceFile(path.stem, str(path), hashlib.sha256(text.encode()).hexdigest())
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch) -> None:
+    monkeypatch.setattr(frozen, "_SETTLE_S", 0.0)
+
+
 @pytest.fixture
 def net(tmp_path) -> Path:
     return tmp_path / "net.py"
@@ -92,3 +97,51 @@ def test_run_of_an_older_hires_is_not_compared(config, text):
     file.unlink() if text is None else file.write_text(text)
     (run.path / "plan.json").write_text(json.dumps({**PLAN, "more": 1}))
     frozen.require_unchanged(run)
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_process_killed_while_it_replaces_the_files_leaves_none_that_was_edited(
+    config, monkeypatch, writes
+):
+    run = rundir.create(config, PLAN, ARGV)
+    other = replace(config, comm=replace(config.comm, timeout_s=600))
+    write, left = rundir.write_atomically, [writes]
+
+    def killed(path, text, **keys):
+        if path.parent == run.path:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        write(path, text, **keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            rundir.create(other, {**PLAN, "more": 1}, ARGV)
+    frozen.require_unchanged(run)
+    plan = run.path / "plan.json"
+    text = plan.read_text()
+    plan.write_text(text + "\n")
+    with pytest.raises(EditedError):
+        frozen.require_unchanged(run)
+    plan.write_text(text)
+    rundir.create(other, {**PLAN, "more": 1}, ARGV)
+    frozen.require_unchanged(run)
+    assert frozen.read(run).replaced == {}
+
+
+def test_file_that_a_file_server_shows_late_was_not_edited(config, monkeypatch):
+    run = rundir.create(config, PLAN, ARGV)
+    plan = run.path / "plan.json"
+    new = plan.read_text()
+    plan.write_text("old")
+    monkeypatch.setattr(frozen.time, "sleep", lambda _: plan.write_text(new))
+    frozen.require_unchanged(run)
+
+
+def test_file_too_large_to_be_read_was_edited(config):
+    run = rundir.create(config, PLAN, ARGV)
+    with (run.path / "config.yaml").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(EditedError):
+        frozen.require_unchanged(run)
