@@ -100,8 +100,11 @@ def reference_steps(config: RunConfig) -> ModuleSteps:
 
 
 def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
-    """Returns the network as a plain module with its first weights, channels_last."""
+    """Returns the network as a plain module with its first weights, convolutions channels_last."""
     model = whole_model(config)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in model.modules() if trick else ():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
             module.dilation = (2, 2)  # makes ATen choose oneDNN

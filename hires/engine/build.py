@@ -24,6 +24,7 @@ from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor, SlotPass
 from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
+from hires.plan.graph import Graph
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
@@ -81,7 +82,7 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> 
     materialise(model, names, config.seed)
     # The module goes at the end of this function, and with it what only other ranks need.
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
-    cast(tensors.values(), image_dtype(config))
+    place_tensors(tensors, image_dtype(config), plan.graph)
     steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
     require_readable(config, source, steps, rank, plan.world)
     loaders = [slot_loader(config, context, source, steps) for context in contexts]
@@ -145,11 +146,31 @@ def names_of(contexts: list[Context], all_names: Iterable[str]) -> set[str]:
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Brings tensors to a type and an order: channels-last with four dims, else contiguous."""
+    """Brings the real tensors of a plain module to a type; each keeps its strides."""
     for tensor in tensors:
         if tensor.is_floating_point():
-            order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
-            tensor.data = tensor.data.to(dtype).contiguous(memory_format=order)
+            tensor.data = tensor.data.to(dtype)
+
+
+def place_tensors(tensors: dict[str, Tensor], dtype: torch.dtype, graph: Graph) -> None:
+    """Brings the real tensors of a rank to a type and an order.
+
+    A weight that only convolutions read is channels-last; all others are contiguous, for a view
+    (of ``view_as_complex``, say) may need the strides with which the network made them.
+    """
+    weights, others = set(), set()
+    for node in graph.nodes:
+        names = set(node.params)
+        if node.kind in ("conv2d", "conv_transpose2d"):
+            weights |= names
+        else:
+            others |= names
+    cast(tensors.values(), dtype)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            last = tensor.dim() == 4 and name in weights - others
+            order = torch.channels_last if last else torch.contiguous_format
+            tensor.data = tensor.data.contiguous(memory_format=order)
 
 
 def cast_constants(model: nn.Module, dtype: torch.dtype) -> None:

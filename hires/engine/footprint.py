@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_iter
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import HiresError, PlanError
-from hires.engine.build import assemble, cast, contexts_of, named_tensors, names_of
+from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
 from hires.engine.trace_check import check_trace
@@ -92,7 +92,7 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
         contexts = contexts_of(plan, rank)
         real = named_tensors(model)
         tensors = {name: _blank(real[name]) for name in names_of(contexts, real)}
-        cast(tensors.values(), image_dtype(config))
+        place_tensors(tensors, image_dtype(config), plan.graph)
         engine = assemble(config, contexts, tensors, [])
         live.assign(tensors.values(), "params")
         if engine.optimizer is not None:

@@ -29,19 +29,20 @@ class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-class GradientHooks(TorchFunctionMode):
-    """Collects what changes gradients in a module's forward pass, in words."""
+class OwnGradients(TorchFunctionMode):
+    """Collects what may change gradients in a module's forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[str, None] = {}
+        self.hooks = False  # whether a tensor got a hook
+        self.functions: dict[str, None] = {}  # names of autograd functions of the user's
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs a function."""
         if func is Tensor.register_hook:
-            self.seen["a hook on a tensor (register_hook)"] = None
+            self.hooks = True
         return func(*args, **(kwargs or {}))
 
     def note(self, output: Tensor) -> None:
@@ -52,10 +53,8 @@ class GradientHooks(TorchFunctionMode):
             if function is None or function in seen:
                 continue
             seen.add(function)
-            kind = type(function)
             if isinstance(function, BackwardCFunction):
-                name = kind.__name__.removesuffix("Backward")
-                hook = name == "BackwardHookFunction"
-                what = "a backward hook of a module" if hook else f"autograd.Function {name}"
-                self.seen[what] = None
+                forward = type(function)._forward_cls
+                if forward.__module__.partition(".")[0] != "torch":
+                    self.functions[forward.__name__] = None
             ahead += [following for following, _ in function.next_functions]

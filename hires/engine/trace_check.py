@@ -7,23 +7,26 @@ traced, and the network would train wrongly. So its first trace is tried out, in
     small image --> module         outputs, gradients, statistics --.
                '--> graph, as one process runs it              -----+-- equal but for rounding?
 
-The image is the smallest on which the network has the operators of the traced size.
+The image is the smallest on which the network has the operators of the traced size. A hook is
+refused, and a Function is tried out at several scales: at one of them it may change nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from hires.comm import rehearsal
 from hires.core.errors import ConfigError
 from hires.engine.build import cast, cast_constants, contexts_of, named_tensors
-from hires.engine.module_modes import GradientHooks, SameRandomNumbers
+from hires.engine.module_modes import OwnGradients, SameRandomNumbers
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
@@ -48,6 +51,8 @@ MOST = {torch.float64: 1e10, torch.float32: 5e10}
 """Those with which a comparison takes about ten seconds; float32 serves where float64 is dear."""
 PER_NUMBER = 20
 """Operations that take as long as to write one number of a value."""
+SCALES = (1e-3, 10.0, 1e3)
+"""Of image, weights and gradient of the output, at which a Function of the user's is tried out."""
 LEAST_SIDE, LEAST_VALUES = 16, 16
 """Of an image that is made smaller, and of a channel that a batch norm normalises."""
 
@@ -79,10 +84,14 @@ def _checked(model: nn.Module, graph: Graph, training: bool) -> str:
         trial = _Trial(model, small, training, dtype)
         try:
             expected = trial.of_module()
+        except ConfigError:
+            raise
         except Exception as error:  # the user's network raises any type; some refuse float64
             problem = error
             continue
         trial.compare(expected)
+        if training and trial.watch.functions:
+            trial.compare_at_scales()
         return ""
     if problem is not None:
         raise ConfigError(f"the network fails on an image of random numbers: {error_line(problem)}")
@@ -108,6 +117,17 @@ def _refuse_gradient_hooks(model: nn.Module) -> None:
                 f"the network has a gradient hook on its parameter {name}, which would see the "
                 f"gradient of one rank alone; use an operation in the forward pass instead"
             )
+    for name, part in (("every module", modules), *model.named_modules()):
+        kinds = ("_global_backward", "_global_backward_pre") if part is modules else _MODULE_HOOKS
+        if any(getattr(part, f"{kind}_hooks") for kind in kinds):
+            raise ConfigError(_HOOK.format(f"a backward hook on {name or 'its whole module'}"))
+
+
+_MODULE_HOOKS = ("_backward", "_backward_pre")
+_HOOK = (
+    "the network has {}, which may change the gradient, and a graph holds operators with their own "
+    "gradients only; remove the hook, or write what it does with operators in the forward pass"
+)
 
 
 def _small_graph(
@@ -154,7 +174,8 @@ class _Trial:
     training: bool
     dtype: torch.dtype
     changes: bool = False  # whether the module's output is another at each call
-    watch: GradientHooks = field(default_factory=GradientHooks)
+    watch: OwnGradients = field(default_factory=OwnGradients)
+    scaled: str = ""  # what of it is multiplied, in words
 
     def __post_init__(self) -> None:
         self.model.train(self.training)
@@ -183,6 +204,8 @@ class _Trial:
 
         with self.watch:
             expected = self._computed(watched)
+        if self.training and self.watch.hooks:
+            raise ConfigError(_HOOK.format("a hook on a tensor (register_hook)"))
         again = {"output": self._computed(self.model, backward=False)["output"]}
         self.changes = _errors(again, {"output": expected["output"]})["output"] > self.limit
         return expected
@@ -216,6 +239,27 @@ class _Trial:
         if worse:
             name = "output" if "output" in worse else max(worse, key=worse.__getitem__)
             raise ConfigError(self._message(name, found, expected))
+
+    def compare_at_scales(self) -> None:
+        """Compares again where a Function of the user's may do something else than at scale 1."""
+        images, factor = self.images, self.factor
+        weights = {n: t.detach().clone() for n, t in self.model.named_parameters()}
+        for part, scale in itertools.product(("pixels", "weights", "output gradient"), SCALES):
+            self.scaled = f" with its {part} times {scale:g}"
+            by_part = {part: scale}
+            # Both signs, and a few pixels that are much larger than the others.
+            tails = (2 * images - 1) ** 9 * scale
+            self.images = tails if part == "pixels" else images
+            self.factor = factor * by_part.get("output gradient", 1.0)
+            for name, parameter in self.model.named_parameters():
+                if parameter.is_floating_point():
+                    parameter.data.copy_(weights[name] * by_part.get("weights", 1.0))
+            try:
+                expected = self._computed(self.model)
+            except Exception:  # a network may refuse such numbers
+                continue
+            if all(bool(tensor.isfinite().all()) for tensor in expected.values()):
+                self.compare(expected)
 
     def _computed(self, call: Callable[[Tensor], Tensor], backward: bool = True) -> Tensors:
         buffers = {n: t.clone() for n, t in self.tensors.items() if not isinstance(t, nn.Parameter)}
@@ -260,9 +304,10 @@ class _Trial:
         index = int(_difference(one, other).argmax())
         graph, module = one.flatten()[index].item(), other.flatten()[index].item()
         size = "x".join(map(str, self.graph.input_shape))
+        what = "an output value" if name == "output" else name
         return (
-            f"the network cannot be traced exactly: of random images of {size} its graph makes "
-            f"{graph:.6g} where the module makes {module:.6g}, in {name}; "
+            f"the network cannot be traced exactly: for a random {size} input{self.scaled} {what} "
+            f"is {graph:.6g} in the traced graph but {module:.6g} in the module; "
             f"{self._cause(name)}"
         )
 
@@ -272,11 +317,11 @@ class _Trial:
                 "the module itself returns something else at each call: it draws random numbers "
                 "of Python or NumPy, or keeps a state between calls"
             )
-        if name.startswith("the gradient") and self.watch.seen:
+        if name.startswith("the gradient") and self.watch.functions:
             return (
-                f"{', '.join(self.watch.seen)} changes the gradient, and a graph holds operators "
-                f"with their own gradients only; write it with those, as x + (f(x) - x).detach() "
-                f"for f with the gradient of x"
+                f"autograd.Function {', '.join(self.watch.functions)} changes the gradient, and a "
+                f"graph holds operators with their own gradients only; write it with those, as "
+                f"x + (f(x) - x).detach() for f with the gradient of x"
             )
         return "please report it with the network: hires computes an operator of it differently"
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 import hires
@@ -54,6 +55,8 @@ def custom(
         net = _made(_imported(target), target, args)
     finally:
         _imported_to_build.update(set(sys.modules) - before)
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ConfigError(f"{key} returned a ScriptModule; return the plain nn.Module")
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{key} returned {type(net).__name__}, not a torch.nn.Module")
     on_meta = [name for name, tensor in net.state_dict().items() if tensor.is_meta]

@@ -111,3 +111,9 @@ def test_function_that_returns_no_module(module):
 def test_network_without_memory_is_refused(module):
     name = module("def net():\n    return nn.Sequential(nn.Conv2d(3, 4, 1, device='meta'))\n")
     assert refusal(f"{name}:net").endswith("leaves 0.weight on the meta device; make it on the CPU")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_script_module_is_an_error(module):
+    name = module("import torch\n\n\ndef net():\n    return torch.jit.script(nn.Conv2d(3, 8, 3))\n")
+    assert "returned a ScriptModule; return the plain nn.Module" in refusal(f"{name}:net")
