@@ -76,13 +76,15 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator, or draws for it."""
         draw = _DRAWN.get(func)
-        if draw is None:
-            if torch.Tag.nondeterministic_seeded in func.tags:
-                next(self._draws)  # it draws on its own, but counts like the others
-            return func(*args, **(kwargs or {}))
-        given = {**(kwargs or {}), "generator": None}
         names = [argument.name for argument in func._schema.arguments]
-        return draw(self, func, {**dict(zip(names, args, strict=False)), **given})
+        given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+        if draw is None:
+            # Attention without dropout draws nothing; others draw on their own, but count.
+            drops = "dropout_p" not in names or given.get("dropout_p", 0.0) > 0
+            if drops and torch.Tag.nondeterministic_seeded in func.tags:
+                next(self._draws)
+            return func(*args, **(kwargs or {}))
+        return draw(self, func, {**given, "generator": None})
 
     def numbers(
         self, shape: Sequence[int], dtype: torch.dtype, finish: Finish, device: Any

@@ -221,3 +221,14 @@ def test_places_may_be_factors_of_dims():
 
 def test_draws_without_use_count():
     check_tiles(Unused(), (2, 4, 9, 7), (2, 2))
+
+
+def test_attention_without_dropout_counts_as_no_draw():
+    # The kernel is marked as random whatever its rate: what followed it drew other numbers than the
+    # graph, whose node draws nothing.
+    x = torch.ones(2, 1, 4, 8)
+    with Draws(0, 0, 0, 2):
+        alone = torch.dropout(x, 0.5, True)
+    with Draws(0, 0, 0, 2):
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        assert torch.equal(torch.dropout(x, 0.5, True), alone)
