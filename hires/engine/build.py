@@ -26,6 +26,7 @@ from hires.parallel.gradients import GradientSync
 from hires.parallel.stage import StageModule
 from hires.plan.graph import Graph
 from hires.plan.groups import groups, num_tile_groups
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
@@ -160,8 +161,8 @@ def place_tensors(tensors: dict[str, Tensor], dtype: torch.dtype, graph: Graph) 
     """
     weights, others = set(), set()
     for node in graph.nodes:
-        names = set(node.params)
-        if node.kind in ("conv2d", "conv_transpose2d"):
+        names, facts = set(node.params), facts_of(node.kind)
+        if facts.multiplies and facts.window:  # a convolution
             weights |= names
         else:
             others |= names
