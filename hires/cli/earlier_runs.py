@@ -1,4 +1,4 @@
-"""Finds runs of a campaign that differ from a new one in contents or length only, and says so.
+"""Finds runs of a campaign that differ from a new one in contents or length only.
 
 A run whose network's source or images have changed is a new run, beside the old one; a run with
 more steps can go on where one with fewer was saved.

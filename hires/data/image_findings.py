@@ -15,7 +15,7 @@ from hires.data.start_check import FAR
 
 Images = Sequence[CheckedImage]
 _COPY = re.compile(r"[-_.]?(x\d+|lr|hr|small|large)$", re.IGNORECASE)
-"""End of a name that tells the small image of a pair from the large one, as ``0001x4``."""
+"""Suffix of the small image's name in a pair, as ``0001x4``."""
 
 
 def unreadable(images: Images) -> Iterator[DataFinding]:

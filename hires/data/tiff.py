@@ -266,7 +266,7 @@ def _check_readable(page: TiffPage) -> None:
         )
     try:
         if page.compression not in (1, *DECOMPRESSORS):
-            if find_spec("imagecodecs") is None:  # what tifffile has instead knows no limit
+            if find_spec("imagecodecs") is None:  # tifffile's own decoders take no limit
                 raise KeyError(page.compression)
             TIFF.DECOMPRESSORS[page.compression]
         TIFF.UNPREDICTORS[page.predictor]

@@ -198,7 +198,7 @@ class GraphWriter:
                 f"{layer_of(node) or 'the top level'}); use torch.where or a fixed size"
             )
         dtype = name_of(like.dtype) if isinstance(like, Tensor) else None
-        if op in SIZED:  # the other tensor, which may lie on other ranks, has told its size
+        if op in SIZED:  # the size of the other tensor, which other ranks may hold
             op, size, more = SIZED[op]
             args = {"self": args["self"], size: shape, **more}
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))

@@ -52,7 +52,7 @@ class Mailboxes(Rendezvous):
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         super().__init__(programs, members)
-        # By (source, target, lane): messages that nobody has read, and receives that were posted
+        # By (source, target, lane): messages not yet read, and receives that were posted
         # and not waited for. The first meets the first.
         self.written: dict[Channel, deque[Event]] = defaultdict(deque)
         self.expected: dict[Channel, deque[Event]] = defaultdict(deque)
