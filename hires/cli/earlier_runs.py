@@ -102,12 +102,12 @@ def begin(
     elif go_on:
         saving = replace(saving, continues=str(saved.path))
         config = replace(config, checkpoint=saving)
-        notes.append(f"goes on where {saved.run.name} was after step {saved.step}")
+        notes.append(f"continues {saved.run.name} after step {saved.step}")
         notes.append(_uncounted(config, saved.step))
     else:
         notes.append(
-            f"{saved.run.name} was saved after step {saved.step}: with --continue this "
-            f"run goes on there instead of beginning at step 0"
+            f"{saved.run.name} was saved after step {saved.step}: --continue resumes there; "
+            f"this run begins at step 0"
         )
     return config, [note for note in notes if note]
 

@@ -77,7 +77,7 @@ def make_folder(
     except OSError as error:
         raise RunError(
             f"cannot write images to {root}: {error.strerror or error}; what is written stays, and "
-            f"the same command goes on from there when there is room and permission to write"
+            f"when there is room and permission to write, the same command writes the rest"
         ) from error
     return len(missing)
 

@@ -47,12 +47,12 @@ def continues(run: Path) -> str | None:
 
 def test_checkpoint_of_a_shorter_run_is_offered_and_used(hires, saved):
     answer = hires("run", *BASE, "steps=5", "--dry-run")
-    offer = "was saved after step 3: with --continue this run goes on there"
+    offer = "was saved after step 3: --continue resumes there"
     assert f"note: {saved.parents[1].name} {offer}" in answer.err
     assert continues(run_of(5)) is None
     answer = hires("run", *BASE, "steps=5", "--continue")
     assert answer.code == 0, answer.err
-    assert f"goes on where {saved.parents[1].name} was after step 3" in answer.err
+    assert f"continues {saved.parents[1].name} after step 3" in answer.err
     assert continues(run_of(5)) == str(saved)
     assert naming.identity({"checkpoint": {"continues": "x"}}) == {}
 

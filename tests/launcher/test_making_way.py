@@ -54,7 +54,7 @@ def test_request_reaches_all_ranks_and_the_run_may_go_on(fake_world, launch, rea
     assert outcome.reason == "preempted"
     assert outcome.exit_code == PREEMPTED
     assert outcome.cause == (
-        "it made way for others (SIGUSR2) after 2 of 3 steps; start it again and it goes on there"
+        "it made way for others (SIGUSR2) after 2 of 3 steps; start it again to resume there"
     )
     assert outcome.exit_codes == {0: PREEMPTED, 1: PREEMPTED}
     left = json.loads((run.attempt_dir / "exit.json").read_text())

@@ -209,12 +209,12 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
         print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
     if states["saved"]:
         print(
-            f"{plural(states['saved'], 'attempt')} saved; the same command goes on", file=sys.stderr
+            f"{plural(states['saved'], 'attempt')} saved; run the same command again to resume", file=sys.stderr
         )
     if queue.waiting:
         verb = "are" if len(queue.waiting) > 1 else "is"
         pending = f"{plural(len(queue.waiting), 'attempt')} {verb} pending ({queue.stopped})"
-        print(f"{pending}; the same command goes on", file=sys.stderr)
+        print(f"{pending}; run the same command again to resume", file=sys.stderr)
     if queue.interrupts.count:
         return CANCELLED
     if states["saved"] or (queue.interrupts.requests and queue.waiting):

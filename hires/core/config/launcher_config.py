@@ -178,9 +178,9 @@ class LauncherConfig(Section, key="launcher"):
     run side by side as far as their ranks times ``threads`` fit, else one after the other. Points
     that differ only in their number of ranks may share a job."""
     signal_s: int = number(120, least=10)
-    """``slurm``: seconds before the time limit (or up to a minute more) at which SIGUSR2 makes the
-    ranks save and stop; the job is queued again and goes on as the run's next attempt. So does a
-    preempted job that is left the time."""
+    """``slurm``: seconds before the time limit (or up to a minute earlier) at which SIGUSR2 makes
+    the ranks save and stop. The job is then queued again, and the run's next attempt resumes from
+    what was saved; so does that of a preempted job, if the preemption leaves time to save."""
     requeues: int = number(3)
     """``slurm``: how often a job that reached its time limit is queued again."""
     other_code: bool = False

@@ -37,7 +37,7 @@ class Preemption:
     reason: str = "preempted"
     """As ``exit.json`` has it: ``preempted``, ``timeout`` or ``node``."""
     cause: str = "it made way for others (SIGUSR2)"
-    then: str = "start it again and it goes on there"
+    then: str = "start it again to resume there"
     patience_s: float = math.inf
     """How long the ranks may take to save their state and end."""
     requeued: bool = False

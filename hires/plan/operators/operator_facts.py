@@ -91,7 +91,7 @@ class OperatorFacts:
     product: Callable[[Node, Graph], Product] | None = None
     """Its operands dim by dim; required by the tiling ``product``."""
     drops: bool = False
-    """Whether its results lack the dim along which it works, without an argument that says so."""
+    """Whether its results lack the dim along which it works, though it takes no ``keepdim``."""
     vectors: bool = False
     """Whether a vector operand has one number per channel; elsewhere its dim is the columns."""
     view: bool = False

@@ -219,7 +219,7 @@ def test_ctrl_c_leaves_the_rest_pending_and_the_same_command_goes_on(hires, fake
     words = ("sweep", *SMALL, "precision=fp32,bf16", "seed=0,1")
     answer = hires(*words)
     assert answer.code == 130
-    assert "3 attempts are pending (stopped by Ctrl-C); the same command goes on" in answer.err
+    assert "3 attempts are pending (stopped by Ctrl-C); run the same command again to resume" in answer.err
     assert len(held().points) == 4
     assert not (FOLDER / ".sweep.lock").exists()
     fake_ranks({})
@@ -247,7 +247,7 @@ def test_sigusr2_saves_what_runs_and_the_same_command_goes_on(hires, fake_ranks)
     answer = hires(*words)
     thread.join()
     assert answer.code == 75
-    assert "1 attempt saved; the same command goes on" in answer.err
+    assert "1 attempt saved; run the same command again to resume" in answer.err
     assert "1 attempt is pending (stopped by SIGUSR2)" in answer.err
     assert "failed" not in answer.err
     fake_ranks({})
