@@ -106,7 +106,7 @@ def test_make_installs_once_and_again_when_the_dependencies_change(tmp_path):
     (copy / "scripts" / "install.sh").write_text(fake + 'chmod +x "$2/bin/python"\n')
 
     def make_test() -> str:
-        command = ["make", "-s", "test"]
+        command = ["make", "-s", "--no-print-directory", "test"]
         return subprocess.run(command, cwd=copy, capture_output=True, text=True, check=True).stdout
 
     assert make_test() == "installed\nran\n"
