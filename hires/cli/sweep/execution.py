@@ -209,7 +209,8 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
         print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
     if states["saved"]:
         print(
-            f"{plural(states['saved'], 'attempt')} saved; run the same command again to resume", file=sys.stderr
+            f"{plural(states['saved'], 'attempt')} saved; run the same command again to resume",
+            file=sys.stderr,
         )
     if queue.waiting:
         verb = "are" if len(queue.waiting) > 1 else "is"

@@ -219,7 +219,7 @@ def test_ctrl_c_leaves_the_rest_pending_and_the_same_command_goes_on(hires, fake
     words = ("sweep", *SMALL, "precision=fp32,bf16", "seed=0,1")
     answer = hires(*words)
     assert answer.code == 130
-    assert "3 attempts are pending (stopped by Ctrl-C); run the same command again to resume" in answer.err
+    assert "3 attempts are pending (stopped by Ctrl-C); run the same command" in answer.err
     assert len(held().points) == 4
     assert not (FOLDER / ".sweep.lock").exists()
     fake_ranks({})
