@@ -78,7 +78,7 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> 
     # For operators whose random numbers do not follow from their place in the batch.
     torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank)
-    model = build_model(config.model, config.seed)
+    model = build_model(config.model, config.seed, (config.height, config.width))
     names = names_of(contexts, named_tensors(model))
     materialise(model, names, config.seed)
     # The module goes at the end of this function, and with it what only other ranks need.
@@ -125,7 +125,7 @@ def assemble(
 
 def whole_model(config: RunConfig) -> nn.Module:
     """Returns the network as a plain module with its first weights, as one process would run it."""
-    model = build_model(config.model, config.seed)
+    model = build_model(config.model, config.seed, (config.height, config.width))
     materialise(model, [*model.state_dict()], config.seed)
     cast(named_tensors(model).values(), image_dtype(config))
     cast_constants(model, image_dtype(config))

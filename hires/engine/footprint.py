@@ -75,7 +75,7 @@ _META.impl(  # type: ignore[no-untyped-call]
 
 def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
     """Returns the memory of every rank of one replica in a step; of similar ranks one rehearses."""
-    model = build_model(config.model, config.seed)
+    model = build_model(config.model, config.seed, (config.height, config.width))
     chosen = representatives(plan)
     memory = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(chosen))}
     return [memory[rank] for rank in chosen]
@@ -116,7 +116,7 @@ def traced(config: RunConfig) -> Graph:
     """
     if config.model.name != "custom":
         return trace_config(config)
-    model = build_model(config.model, config.seed)
+    model = build_model(config.model, config.seed, (config.height, config.width))
     graph = trace_config(config, model)
     graph.unchecked = check_trace(model, graph, config.task.name == "train")
     return graph

@@ -20,7 +20,8 @@ from hires.core.errors import ConfigError
 from hires.core.registry import Registry
 
 NETS: Registry[Callable[..., nn.Module]] = Registry("network")
-"""``model.name`` -> what makes the network; its parameters are named after config keys."""
+"""``model.name`` -> what makes the network; its parameters are named after config keys, or are
+``image``, (height, width)."""
 
 
 class ScaledConv2d(nn.Conv2d):
@@ -57,8 +58,8 @@ def _scaled(module: ScaledConv2d) -> None:
     module.weight.data.mul_(module.gain)
 
 
-def build_model(config: ModelConfig, seed: int) -> nn.Module:
-    """Returns the network that ``model`` describes.
+def build_model(config: ModelConfig, seed: int, image: tuple[int, int] | None = None) -> nn.Module:
+    """Returns the network that ``model`` describes, for images of (height, width).
 
     The networks of hires come without memory, on the meta device; :func:`materialise` fills what
     a rank holds. A user's network, and one with a layer that :func:`first_values` cannot fill, is
@@ -66,7 +67,8 @@ def build_model(config: ModelConfig, seed: int) -> nn.Module:
     is unknown, or a key has no such value.
     """
     make = NETS[config.name]
-    keys = {name: getattr(config, name) for name in inspect.signature(make).parameters}
+    given = {**vars(config), "image": image}
+    keys = {name: given[name] for name in inspect.signature(make).parameters}
     if keys.get("classes", 0) is None:
         raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
     if config.name != "custom":

@@ -66,7 +66,11 @@ def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
     offers a larger image if that can be.
     """
     samples = max(1, config.batch // config.parallel.pieces)
-    model = build_model(config.model, config.seed) if model is None else model
+    model = (
+        build_model(config.model, config.seed, (config.height, config.width))
+        if model is None
+        else model
+    )
 
     def trace_of(height: int, width: int) -> Graph:
         shape = [samples, config.model.channels, height, width]

@@ -33,12 +33,17 @@ class ModelConfig(Section, key="model"):
     """``model=NAME``: the network."""
 
     name: str = "resnet"
-    """Family: ``resnet`` (2015), ``preact_resnet`` (9n+2, 2016), ``amoebanet`` (AmoebaNet-D),
-    ``unet`` (a class for every pixel), ``edsr`` (super-resolution) or ``custom``."""
+    """Family: ``resnet`` (2015), ``preact_resnet`` (9n+2, 2016), ``mpi4dl_resnet`` (9n+2, wider, as
+    MPI4DL trains it), ``inception_bn``, ``amoebanet`` (AmoebaNet-D), ``unet`` (a class for every
+    pixel), ``edsr`` (super-resolution) or ``custom``."""
     depth: int = 50
     """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
     n: int = number(12, least=1)
-    """Blocks per group of a ``preact_resnet``, whose depth is 9n+2."""
+    """Blocks per group of a ``preact_resnet`` or ``mpi4dl_resnet``, whose depth is 9n+2."""
+    head: str = choice("pool", ("pool", "flatten"))
+    """What the classifier of an ``mpi4dl_resnet`` reads: the average of the last map (``pool``) or,
+    as in the original, of each of its windows of 8x8 (``flatten``), whose number follows the
+    image."""
     layers: int = number(18, least=1)
     """Normal cells of an ``amoebanet``, a multiple of 3."""
     filters: int = number(208, least=1)

@@ -50,6 +50,7 @@ does ``checkpoint.resume``, unless it names another run, whose parameters this o
 LATER: dict[str, Any] = {
     "model.inputs": None,
     "model.output": None,
+    "model.head": "pool",
     "launcher.bind": "auto",
     "launcher.mpi": None,
     "launcher.srun_mpi": None,
@@ -65,6 +66,7 @@ def model_label(model: ModelConfig) -> str:
     sizes = {
         "resnet": f"{model.depth}",
         "preact_resnet": f"{9 * model.n + 2}",
+        "mpi4dl_resnet": f"{9 * model.n + 2}",
         "amoebanet": f"{model.layers}_{model.filters}",
         "unet": f"{model.levels}_{model.width}_{model.upsample}",
         "edsr": f"{model.blocks}_{model.width}_x{model.scale}",

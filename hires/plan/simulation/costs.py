@@ -102,6 +102,9 @@ class Device:
     bytes_per_s: float
     launch_s: float
     """Least time of any operation."""
+    halo_s: float = 0.0
+    """Time of a forward exchange of halos besides its messages, as of a device that is stopped
+    before every post."""
 
 
 @dataclass
@@ -146,7 +149,8 @@ def _modelled(plan: Plan, device: Device, stage: Stage, tile: int, back: bool) -
         flops = shares_of(plan, stage, node.name)[tile] * node.flops
         bytes_s = numbers * BYTES[plan.dtype] / device.bytes_per_s
         least_s = max(flops / device.flops_per_s, bytes_s, device.launch_s)
-        seconds.append((BACK if step.back else 1) * least_s)
+        stopped_s = device.halo_s * sum(op.kind == "halo" for op in step.comm)
+        seconds.append(BACK * least_s if step.back else least_s + stopped_s)
     return seconds
 
 

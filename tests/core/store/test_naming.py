@@ -131,6 +131,7 @@ def naming_letters():
     [
         (ModelConfig(depth=101), "resnet101"),
         (ModelConfig(name="preact_resnet", n=12), "preact_resnet110"),
+        (ModelConfig(name="mpi4dl_resnet", n=6), "mpi4dl_resnet56"),
         (ModelConfig(name="amoebanet"), "amoebanet18_208"),
         (ModelConfig(name="unet", upsample="nearest"), "unet4_64_nearest"),
         (ModelConfig(name="edsr", scale=3), "edsr16_64_x3"),
