@@ -174,6 +174,18 @@ def work_name(row: Row, among: pd.DataFrame, columns: Sequence[str]) -> list[str
     return [str(row["campaign"]), *words] if among["campaign"].nunique() > 1 else words
 
 
+def set_apart(names: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+    """Returns the words that several names share, and those of each name alone, as texts.
+
+    >>> set_apart([["resnet18", "bf16", "train"], ["resnet18", "fp32", "train"]])
+    ('resnet18, train', ['bf16', 'fp32'])
+    """
+    shared = [word for word in names[0] if all(word in name for name in names[1:])]
+    shared = shared if len(names) > 1 else []
+    own = [", ".join(word for word in name if word not in shared) for name in names]
+    return ", ".join(shared), own
+
+
 def point_name(row: Row, among: pd.DataFrame) -> str:
     """Returns layout and ranks of a point, its campaign in front if there are several."""
     name = str(row["layout"])

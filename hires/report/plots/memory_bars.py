@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 
 from hires.core.units import MIB, size
 from hires.report.frames import Frames, numeric, plain_rows
-from hires.report.load.measured_points import group_key, point_name
+from hires.report.load.measured_points import group_key, point_name, set_apart
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
-_LETTERS_PER_INCH = 12  # of a title
 _BAR, _WIDEST = 0.3, 0.6
 """Inches that the bar of a rank takes at least and at most, its gap included."""
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
@@ -35,7 +34,7 @@ def per_rank(data: PlotData) -> Drawing | str:
     words, rooms = [], [w * min(_WIDEST, style.width() / sum(line)) for line in lines for w in line]
     for axis, inches, (drawn, rows) in zip(axes, rooms, runs, strict=True):
         _stack(axis, rows)
-        axis.set_title(style.short(drawn.label, int(inches * _LETTERS_PER_INCH)), fontsize=8.5)
+        style.title(axis, drawn.label)
         axis.set_xlabel("rank" if inches > 0.6 else "")
         peak = numeric(rows, "peak_bytes").max()
         words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
@@ -66,21 +65,25 @@ def largest_image(data: PlotData) -> Drawing | str:
     shown = groups[:MAX_PANELS]
     most = max(part["layout"].nunique() for part in shown)
     fig, axes = style.panels(len(shown), 2 if len(shown) > 1 else 1, 0.9 + 0.36 * most)
-    caption = "Ticks are image sizes that ran to the end."
-    for axis, part in zip(axes, shown, strict=True):
-        row = plain_rows(part)[0]
-        words = [str(row["campaign"])] if frame["campaign"].nunique() > 1 else []
-        words += [str(row[key] or "?") for key in ("model", "precision", "task")]
-        words.append(f"batch {row['batch'] or '?'}")
-        words += [f"limit {row['limit']}"] if row["limit"] not in (None, "null") else []
-        heading = ", ".join(words)
-        axis.set_title(style.short(heading, 48), fontsize=8.5)
+    shared, headings = set_apart([_words_of(part, frame) for part in shown])
+    caption = (f"{shared}. " if shared else "") + "Ticks are image sizes that ran to the end."
+    for axis, part, heading in zip(axes, shown, headings, strict=True):
+        style.title(axis, heading)
         caption += f" {heading}: {_image_bars(axis, part)}."
         axis.set_ylim(most - 0.5, -0.5)  # bars are equally high everywhere
     style.legend(fig, axes)
     if len(groups) > len(shown):
         caption += f" The tables have {len(groups) - len(shown)} more of such combinations."
     return Drawing(fig, caption)
+
+
+def _words_of(part: pd.DataFrame, among: pd.DataFrame) -> list[str]:
+    """Returns what the points of a panel of images share."""
+    row = plain_rows(part)[0]
+    words = [str(row["campaign"])] if among["campaign"].nunique() > 1 else []
+    words += [str(row[key] or "?") for key in ("model", "precision", "task")]
+    words.append(f"batch {row['batch'] or '?'}")
+    return words + ([f"limit {row['limit']}"] if row["limit"] not in (None, "null") else [])
 
 
 def _lines_of(widths: Sequence[int]) -> list[list[int]]:

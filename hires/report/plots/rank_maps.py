@@ -36,7 +36,7 @@ def grid(data: PlotData) -> Drawing | str:
     words = []
     for axis, (drawn, plan) in zip(axes, runs, strict=True):
         halo = _draw_tiles(axis, plan)
-        axis.set_title(style.short(drawn.label, 30), fontsize=8.5)
+        style.title(axis, drawn.label)
         rows, cols = plan.stages[0].tiles
         words.append(f"{drawn.label} {rows}x{cols} tiles, widest halo {halo} pixels")
     text = (
@@ -56,7 +56,7 @@ def between_ranks(data: PlotData) -> Drawing | str:
     fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2, _WIDEST)
     for axis, (drawn, sent) in zip(axes, matrices, strict=True):
         image = _draw_matrix(axis, sent, most)
-        axis.set_title(style.short(drawn.label, 22), fontsize=8.5)
+        style.title(axis, drawn.label)
     below = style.width() < style.WIDTH / 2  # one matrix a line, and the scale below them
     side: dict[str, Any] = {"location": "bottom"} if below else {"shrink": 0.8, "aspect": 18}
     bar = fig.colorbar(image, ax=axes, pad=0.02, **side)

@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import itertools
 import math
+import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -109,6 +110,10 @@ _LETTER = 0.072
 """Inches of a letter of a legend, about."""
 _LINE = 0.18
 """Inches of a line of a legend."""
+_TITLE_LETTERS = 12
+"""Letters of a title in an inch, about."""
+_TITLE_LINES = 3
+"""Lines of a title at the most: the caption has the rest."""
 _width: contextvars.ContextVar[float] = contextvars.ContextVar("width", default=WIDTH)
 
 
@@ -228,6 +233,19 @@ def grow(fig: Figure, inches: float) -> None:
     """Makes a figure higher, so that what is added to it takes no room from its axes."""
     width, height = fig.get_size_inches()
     fig.set_size_inches(width, height + inches)
+
+
+def title(axis: Axes, text: str) -> None:
+    """Puts a title above a panel, in as many lines as its width demands; the figure grows by them.
+
+    Call it for panels of a new figure, before anything is drawn: their width is known then.
+    """
+    fig = axis.get_figure()
+    assert isinstance(fig, Figure)
+    letters = max(12, int(axis.get_position().width * fig.get_figwidth() * _TITLE_LETTERS))
+    lines = textwrap.wrap(text, letters, max_lines=_TITLE_LINES, placeholder="...")
+    axis.set_title("\n".join(lines), fontsize=8.5)
+    grow(fig, 0.14 * max(0, len(lines) - 1))
 
 
 def no_grid(axis: Axes, which: str) -> None:

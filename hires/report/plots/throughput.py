@@ -10,7 +10,14 @@ from matplotlib.axes import Axes
 
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.load import measured_points
-from hires.report.load.measured_points import SPREAD, WORK, group_key, point_name, work_name
+from hires.report.load.measured_points import (
+    SPREAD,
+    WORK,
+    group_key,
+    point_name,
+    set_apart,
+    work_name,
+)
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
 
@@ -73,8 +80,13 @@ def by_image(data: PlotData) -> Drawing | str:
     if not parts:
         return "no network and precision was run to the end with two image sizes"
     fig, axes = style.panels(len(parts), 2 if len(parts) > 1 else 1, 2.9)
+    shown = pd.concat(parts)
+    rows = [plain_rows(part)[0] for part in parts]
+    names = [work_name(row, shown, ("model", "precision", "task")) for row in rows]
+    shared, headings = set_apart(names)
     words = []
-    for axis, part in zip(axes, parts, strict=True):
+    for axis, part, heading in zip(axes, parts, headings, strict=True):
+        style.title(axis, heading)
         # A layout on several numbers of ranks has a line for each.
         several = part.groupby("layout")["ranks"].transform("nunique") > 1
         keys = ["layout", part["ranks"].where(several)]
@@ -85,9 +97,7 @@ def by_image(data: PlotData) -> Drawing | str:
                 _draw_line(axis, line, "pixels", layout, label, drawn[layout])
                 drawn[layout] += 1
         _label_images(axis, part)
-        row = plain_rows(part)[0]
-        heading = style.short(", ".join(work_name(row, frame, ("model", "precision", "task"))), 48)
-        axis.set(title=heading, ylabel="images/s")
+        axis.set_ylabel("images/s")
         axis.set_ylim(bottom=0)
         best = []
         for pixels in (part["pixels"].min(), part["pixels"].max()):
@@ -97,7 +107,8 @@ def by_image(data: PlotData) -> Drawing | str:
             best.append(f"at {row['image']} {point_name(row, same)} is fastest with {speed}")
         words.append(f"{heading}: {', '.join(best)}")
     style.legend(fig, axes)
-    return Drawing(fig, f"{SPREAD}. {'; '.join(words[:3])}.")
+    work = f"{shared}. " if shared else ""
+    return Drawing(fig, f"{work}{SPREAD}. {'; '.join(words[:3])}.")
 
 
 @plot(30, "throughput_by_ranks", "Throughput against ranks")
