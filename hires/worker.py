@@ -10,10 +10,12 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hires import comm
 from hires.core import log as logs
@@ -28,6 +30,7 @@ from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
+from hires.nets.built_tensors import built_network
 from hires.plan.plan import Plan
 
 VERIFY_TIMEOUT_S = 3600.0
@@ -84,7 +87,7 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
         comm.start(world, timeout_s + TRANSPORT_GRACE_S, used.shared_memory, used.backend)
         code = 0
         if verify:
-            engine = build_rank(config, plan, world.rank, 1)
+            engine = build_rank(config, plan, world.rank, 1, as_planned(run_dir))
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
             comm.barrier()
         else:
@@ -99,7 +102,8 @@ def run_attempt(
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = choose_begin(run_dir, config, plan, world)
-    engine = build_rank(config, plan, world.rank, range(begin.step, config.steps))
+    steps = range(begin.step, config.steps)
+    engine = build_rank(config, plan, world.rank, steps, as_planned(run_dir))
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
     done = run_steps(engine, config, metrics, meter, saver)
@@ -113,6 +117,17 @@ def run_attempt(
         append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, world.attempt, "done")
     return 0
+
+
+def as_planned(run_dir: Path) -> Callable[[dict[str, Tensor]], None]:
+    """Returns what raises an EditedError if the network built other tensors than it was planned."""
+    held = frozen.read(run_dir)
+    planned = None if held is None else held.inputs.built
+    if planned is None:
+        return lambda tensors: None
+    return lambda tensors: frozen.require_built(
+        planned, built_network(tensors, exact=False), run_dir
+    )
 
 
 if __name__ == "__main__":

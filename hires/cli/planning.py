@@ -22,7 +22,7 @@ from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.store import checkpoints
-from hires.core.store.frozen import DataContent, RunInputs, SourceFile, frozen_of
+from hires.core.store.frozen import DataContent, RunInputs, frozen_of
 from hires.core.store.rundir import run_path
 from hires.data.folder import CONTENTS
 from hires.plan.graph import Graph
@@ -182,17 +182,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         ConfigError: the network cannot be built or traced, or the images cannot be read.
         """
-        network: Sequence[SourceFile] = ()
+        inputs = RunInputs()
         if config.model.name == "custom":
             self._traced(config)
-            network = self._process.networks.get(trace_key(config), ())
+            inputs = self._process.networks.get(trace_key(config), inputs)
         data = None
         if config.data.name in CONTENTS:
             key = json.dumps([config.data.name, config.data.path])
             if key not in self._contents:
                 self._contents[key] = read_content(config.data)
             data = self._contents[key]
-        return RunInputs(tuple(network), data)
+        return dataclasses.replace(inputs, data=data)
 
     def _traced(self, config: RunConfig) -> Graph:
         key = trace_key(config)

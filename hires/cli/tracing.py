@@ -22,11 +22,11 @@ from typing import IO, Any, cast
 
 import hires
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.python_command import module_command
+from hires.core.store.built_network import BuiltNetwork
 from hires.core.store.files import write_atomically
-from hires.core.store.frozen import SourceFile
+from hires.core.store.frozen import RunInputs, sha256_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
@@ -44,8 +44,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self._process: spawn.Child | None = None
         self._imported: dict[str, Any] | None = None
         """Keys of the last network of the user's."""
-        self.networks: dict[str, list[SourceFile]] = {}
-        """Source files of the traced networks of the user's, by :func:`trace_key`."""
+        self.networks: dict[str, RunInputs] = {}
+        """What the traced networks of the user's were made from, by :func:`trace_key`."""
         self._pipes: list[IO[str]] = []
         """Its standard input, output and error, as this process writes and reads them."""
 
@@ -59,18 +59,28 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
         key = trace_key(config)
-        answer = cached("trace", key)
-        if isinstance(answer, dict) and same_sources(answer.get("sources")):
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                graph = Graph.from_dict(answer["graph"])
-                self.networks[key] = [build(SourceFile, one) for one in answer["network"]]
+        held = cached("trace", key)
+        if config.model.name == "custom":
+            self._forget_other_networks(config)
+            # What it reads may have changed: only what is built now shows that it has not.
+            if held is not None:
+                now = self._ask("building the network", {"build": to_dict(config)})
+                held = held if same_network(held, now) else None
+        if isinstance(held, dict) and same_sources(held.get("sources")):
+            with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError, AttributeError):
+                graph = Graph.from_dict(held["graph"])
+                self._note(key, held)
                 return graph
-        self._forget_other_networks(config)
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
         if answer.get("sources") is not None:
             keep("trace", key, answer)
-        self.networks[key] = [build(SourceFile, one) for one in answer.get("network", ())]
+        self._note(key, answer)
         return Graph.from_dict(answer["graph"])
+
+    def _note(self, key: str, answer: dict[str, Any]) -> None:
+        self.networks[key] = RunInputs.from_dict(
+            {"network": answer["network"], "built": answer.get("built")}
+        )
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
@@ -197,11 +207,23 @@ def trace_key(config: RunConfig) -> str:
 def same_sources(hashes: Any) -> bool:
     """Whether files have the content that they had when they were traced."""
     try:
-        return all(
-            hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
-            for path, digest in hashes.items()
-        )
-    except (OSError, AttributeError, TypeError):
+        return all(sha256_of(Path(path)) == digest for path, digest in hashes.items())
+    except (AttributeError, TypeError):
+        return False
+
+
+def same_network(held: Any, now: dict[str, Any]) -> bool:
+    """Whether a network that is built ``now`` is the one of a trace: its files and its numbers.
+
+    A digest of the numbers decides on one machine; two machines round them differently.
+    """
+    try:
+        before, files = held["sources"], now["sources"]
+        if files is None or any(before.get(path) != digest for path, digest in files.items()):
+            return False
+        old, new = (BuiltNetwork.from_dict(one["built"]) for one in (held, now))
+        return bool(held["state"] == now["state"]) and not new.other_tensors(old, exact=True)
+    except (ConfigError, AttributeError, KeyError, TypeError):
         return False
 
 

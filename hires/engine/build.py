@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,17 @@ class RankEngine:
         return {f"{part}_bytes": sum(t.nbytes for t in parts[part]) for part in parts}
 
 
-def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> RankEngine:
-    """Returns what a rank runs in some steps; all ranks call it together: it creates groups."""
+def build_rank(
+    config: RunConfig,
+    plan: Plan,
+    rank: int,
+    steps: int | range,
+    check: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
+) -> RankEngine:
+    """Returns what a rank runs in some steps; all ranks call it together: it creates groups.
+
+    ``check`` gets the rank's tensors as the network made them.
+    """
     # For operators whose random numbers do not follow from their place in the batch.
     torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank)
@@ -83,6 +92,7 @@ def build_rank(config: RunConfig, plan: Plan, rank: int, steps: int | range) -> 
     materialise(model, names, config.seed)
     # The module goes at the end of this function, and with it what only other ranks need.
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
+    check(tensors)
     place_tensors(tensors, image_dtype(config), plan.graph)
     steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
     require_readable(config, source, steps, rank, plan.world)

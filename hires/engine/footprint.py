@@ -41,9 +41,9 @@ from hires.core.errors import HiresError, PlanError
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
-from hires.engine.trace_check import check_trace
+from hires.engine.own_network import OwnNetwork
 from hires.nets.build_network import build_model
-from hires.nets.custom import error_line, own_sources, source_hashes
+from hires.nets.custom import error_line
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
@@ -73,9 +73,16 @@ _META.impl(  # type: ignore[no-untyped-call]
 )
 
 
-def footprint(config: RunConfig, plan: Plan) -> list[RankMemory]:
-    """Returns the memory of every rank of one replica in a step; of similar ranks one rehearses."""
-    model = build_model(config.model, config.seed, (config.height, config.width))
+def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> list[RankMemory]:
+    """Returns the memory of every rank of one replica in a step; of similar ranks one rehearses.
+
+    ``model`` is the network, built if it is left out.
+    """
+    model = (
+        build_model(config.model, config.seed, (config.height, config.width))
+        if model is None
+        else model
+    )
     chosen = representatives(plan)
     memory = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(chosen))}
     return [memory[rank] for rank in chosen]
@@ -116,10 +123,7 @@ def traced(config: RunConfig) -> Graph:
     """
     if config.model.name != "custom":
         return trace_config(config)
-    model = build_model(config.model, config.seed, (config.height, config.width))
-    graph = trace_config(config, model)
-    graph.unchecked = check_trace(model, graph, config.task.name == "train")
-    return graph
+    return OwnNetwork().graph(config)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -245,27 +249,33 @@ def main() -> int:
 
     All other output, of a user's network or of a library below Python, goes to standard error.
     """
+    own = OwnNetwork()
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         for line in sys.stdin:
-            output.write(json.dumps(reply_to(json.loads(line))) + "\n")
+            output.write(json.dumps(reply_to(json.loads(line), own)) + "\n")
             output.flush()
     return 0
 
 
-def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer to ``{"trace": config}`` or ``{"memory": {"config":.., "plan":..}}``."""
-    [(name, values)] = request.items()
+def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str, Any]:
+    """Returns the answer to a request of the front end.
+
+    These are ``{"build": config}`` of a network of the user's, ``{"trace": config}`` and
+    ``{"memory": {"config": config, "plan": plan}}``.
+    """
+    [(name, values)], own = request.items(), own or OwnNetwork()
     try:
+        config = from_dict(values["config"] if name == "memory" else values)
+        is_custom = config.model.name == "custom"
+        if name == "build":
+            return own.describe(config)
         if name == "trace":
-            config = from_dict(values)
-            graph = traced(config).to_dict()
-            is_custom = config.model.name == "custom"
-            network = own_sources(str(config.model.target)) if is_custom else []
-            sources = source_hashes() if is_custom else {}
-            return {"graph": graph, "sources": sources, "network": network}
+            plain: dict[str, Any] = {"sources": {}, "network": []}
+            return own.trace(config) if is_custom else {"graph": traced(config).to_dict(), **plain}
         try:
-            ranks = footprint(from_dict(values["config"]), Plan.from_dict(values["plan"]))
+            model = own.model(config) if is_custom else None
+            ranks = footprint(config, Plan.from_dict(values["plan"]), model)
             return {"memory": [memory.to_dict() for memory in ranks]}
         except Exception as error:  # a user's network and FakeTensorMode raise any type
             raise PlanError(f"a rank cannot run its step: {error_line(error)}") from error

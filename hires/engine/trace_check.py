@@ -67,7 +67,7 @@ def check_trace(model: nn.Module, graph: Graph, training: bool) -> str:
     """
     if training:
         _refuse_gradient_hooks(model)
-    with _one_thread():  # more of them wait for each other where other processes compute, too
+    with one_thread():  # more of them wait for each other where other processes compute, too
         return _checked(model, graph, training)
 
 
@@ -101,7 +101,8 @@ def _checked(model: nn.Module, graph: Graph, training: bool) -> str:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Runs torch on one thread, so that results do not depend on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

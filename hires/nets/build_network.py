@@ -6,12 +6,15 @@ with equal weights and each rank fills only its own layers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Collection
+import random
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -63,8 +66,8 @@ def build_model(config: ModelConfig, seed: int, image: tuple[int, int] | None = 
 
     The networks of hires come without memory, on the meta device; :func:`materialise` fills what
     a rank holds. A user's network, and one with a layer that :func:`first_values` cannot fill, is
-    made as it makes itself, under the seed, on the CPU. ConfigError: the network's name or target
-    is unknown, or a key has no such value.
+    made as it makes itself, under the seed (also of Python and NumPy), on the CPU. ConfigError: the
+    network's name or target is unknown, or a key has no such value.
     """
     make = NETS[config.name]
     given = {**vars(config), "image": image}
@@ -76,9 +79,23 @@ def build_model(config: ModelConfig, seed: int, image: tuple[int, int] | None = 
             model = make(**keys)
         if all(map(_can_be_filled, model.modules())):
             return model
+    with _seeded(seed):
+        return make(**keys)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    # Every rank builds the network: what it draws has to be the same in every process.
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make(**keys)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +16,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import nn
 
 import hires
 from hires.core.errors import ConfigError
+from hires.core.store.frozen import sha256_of
 from hires.nets.build_network import NETS
 from hires.nets.network_call import on_images
 
@@ -65,12 +65,13 @@ def custom(
     return on_images(net, inputs, output)
 
 
-def own_sources(target: str) -> list[dict[str, str]]:
+def own_sources(target: str, read: Iterable[Path] = ()) -> list[dict[str, str]]:
     """Returns the files of the user's that this process imported, as what a run is frozen from.
 
     They are neither of Python nor of hires, nor installed but for the target's own package: what an
     installed library holds is its version's matter. Nor are they modules that were there before any
-    network, unless it imports them. Each has ``module``, ``path`` and ``sha256``.
+    network, unless it imports them. Each has ``module``, ``path`` and ``sha256``. Those that the
+    network ``read`` follow, without a module.
     """
     package = target.partition(":")[0].partition(".")[0]
     files = {}
@@ -84,33 +85,39 @@ def own_sources(target: str) -> list[dict[str, str]]:
         needed = others & _imported_by(waiting.pop())
         waiting += needed
         others -= needed
+    kept = [(name, path) for name, path in files.items() if name not in others]
     sources = []
-    for name, path in files.items():
-        if name in others:
-            continue
-        with contextlib.suppress(OSError):  # of an archive, or gone
-            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    for name, path in [*kept, *(("", path) for path in _data_files(read))]:
+        if sha256 := sha256_of(path):  # else it is of an archive, or gone
             sources.append({"module": name, "path": str(path), "sha256": sha256})
     return sources
 
 
-def source_hashes() -> dict[str, str] | None:
-    """Returns the SHA-256 of every source file, by its absolute path.
+def source_hashes(read: Iterable[Path] = ()) -> dict[str, str] | None:
+    """Returns the SHA-256 of every source file, and of those ``read``, by its absolute path.
 
     None if a file may have changed since it was imported: its hash may be of other code.
     """
     hashes = {}
-    for name, path in _source_files():
-        if _is_installed(path) and name not in _imported_to_build:
+    for name, path in [*_source_files(), *(("", path) for path in _data_files(read))]:
+        if name and _is_installed(path) and name not in _imported_to_build:
             continue
         try:
             changed_ns = path.stat().st_mtime_ns
-            hashes[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError:
             return None
-        if changed_ns >= _STARTED_NS:
+        sha256 = sha256_of(path)
+        if sha256 is None or changed_ns >= _STARTED_NS:
             return None
+        hashes[str(path)] = sha256
     return hashes
+
+
+def _data_files(read: Iterable[Path]) -> list[Path]:
+    """Returns the files that are neither installed, nor of hires, nor the source of a module."""
+    modules = {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
+    others = (path for path in read if str(path) not in modules and not _is_installed(path))
+    return [path for path in others if not path.is_relative_to(_OWN)]
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:

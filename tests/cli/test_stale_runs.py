@@ -11,7 +11,7 @@ from PIL import Image
 
 from hires.cli import planning
 from hires.cli.tracing import cache_dir, trace_key
-from hires.core.store.frozen import SourceFile
+from hires.core.store.frozen import RunInputs, SourceFile
 from tests.cli.conftest import SMALL
 
 CUSTOM = ("model=custom", "model.target=net:net", *SMALL[1:])
@@ -34,7 +34,8 @@ def net(tmp_path, monkeypatch, traced) -> Path:
 
         def trace(self, config):
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            self.networks[trace_key(config)] = [SourceFile("net", str(path), sha256)]
+            source = SourceFile("net", str(path), sha256)
+            self.networks[trace_key(config)] = RunInputs((source,))
             return super().trace(config)
 
     monkeypatch.setattr(planning, "TorchProcess", Process)

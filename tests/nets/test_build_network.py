@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -140,3 +143,20 @@ def test_first_values_that_are_registered_or_reset_are_drawn_by_name(monkeypatch
     assert torch.equal(drawn, scaled(monkeypatch, Resetting)["1.gamma"])
     assert drawn.std() > 0
     assert torch.equal(scaled(monkeypatch, Listed)["1.gamma"], torch.ones(3, 1, 1))
+
+
+def drawn_elsewhere() -> nn.Module:
+    """A network whose first weights come from Python and NumPy."""
+    net = nn.Linear(2, 1)
+    net.weight.data[0] = torch.tensor([random.random(), np.random.rand()])
+    return net
+
+
+def test_network_draws_the_same_of_python_and_numpy_in_every_process():
+    # Each rank builds it: two tiles had other weights.
+    config = ModelConfig(name="custom", target=f"{__name__}:drawn_elsewhere")
+    before = random.getstate()
+    one, again, other = (build_model(config, seed).state_dict() for seed in (1, 1, 2))
+    assert random.getstate() == before
+    assert torch.equal(one["weight"], again["weight"])
+    assert not torch.isclose(one["weight"], other["weight"]).any()

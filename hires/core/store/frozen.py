@@ -1,8 +1,9 @@
 """Names what a run was frozen from, and finds out what has changed since.
 
-A run is its config, the source of a network of the user's, and the images of a folder. Of the last
-two the name of a run holds the digests, so a run of other files has another folder. ``frozen.json``
-keeps what they are digests of, and those of the frozen files, which are compared where ranks start.
+A run is its config, a network of the user's (its source, the files that it reads, and what they
+build), and the images of a folder. The name of a run holds the digests of the last two, so a run of
+other files has another folder. ``frozen.json`` keeps what they are digests of, and those of the
+frozen files, which are compared where ranks start.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, EditedError
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import reproduce_line_of
+from hires.core.store.built_network import BuiltNetwork, built_changes, tensors_named
 from hires.core.store.file_names import StrPath
 from hires.core.store.naming import identity, plain
 
@@ -33,12 +36,18 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a network of the user's was imported from."""
+    """A file that a network of the user's was imported from, or that it read when it was built."""
 
     module: str
+    """Empty of a file that it read."""
     path: str
     """Absolute, where it was when the run was planned."""
     sha256: str
+
+    @property
+    def key(self) -> str:
+        """What names the file wherever the network lies."""
+        return self.module or f"file {Path(self.path).name}"
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,17 @@ class RunInputs:
 
     network: tuple[SourceFile, ...] = ()
     data: DataContent | None = None
+    built: BuiltNetwork | None = None
+    """What these files made of the network; None of one of hires, or of an older run."""
 
     @property
     def digests(self) -> dict[str, str]:
-        """Returns ``network`` and ``data``, if there are any, each as 16 digits."""
+        """Returns ``network``, ``built`` and ``data``, if there are any, each as 16 digits."""
         found = {}
         if self.network:
-            found["network"] = digest({file.module: file.sha256 for file in self.network})
+            found["network"] = digest(_keyed(self.network))
+        if self.built is not None:
+            found["built"] = digest(self.built.facts)
         if self.data is not None:
             found["data"] = self.data.digest[:16]
         return found
@@ -74,8 +87,12 @@ class RunInputs:
     def from_dict(cls, values: Mapping[str, Any]) -> RunInputs:
         """Returns the inputs that plain values describe; raises ConfigError."""
         files = tuple(build(SourceFile, one) for one in values.get("network") or ())
-        data = values.get("data")
-        return cls(files, None if data is None else build(DataContent, data))
+        data, built = values.get("data"), values.get("built")
+        return cls(
+            files,
+            None if data is None else build(DataContent, data),
+            None if built is None else BuiltNetwork.from_dict(built),
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +164,7 @@ def while_replacing(run: StrPath, new: Frozen) -> Frozen | None:
 
 
 def require_unchanged(run: StrPath) -> None:
-    """Raises an EditedError if a frozen file, or a source file of the network, was edited."""
+    """Raises an EditedError if a frozen file, or a file of the network, was edited."""
     if _edit(Path(run)) is None:
         return
     time.sleep(_SETTLE_S)  # a file server may show a file late that another node has just replaced
@@ -177,23 +194,49 @@ def _edit(run: Path) -> str | None:
     )
 
 
+def require_built(planned: BuiltNetwork, built: BuiltNetwork, run: StrPath) -> None:
+    """Raises an EditedError if a rank built other tensors than the plan was made with.
+
+    A rank has part of the tensors. The files are as they were (:func:`require_unchanged`).
+    """
+    held = {n: t for n, t in planned.tensors.items() if n in built.tensors}
+    if names := built.other_tensors(replace(planned, tensors=held)):
+        raise EditedError(
+            f"{tensors_named(names)} are not those with which the run was planned: something that "
+            f"the network reads has changed, or it draws numbers without a seed (use torch's, or "
+            f"seed them); undo that, or start it as a run of its own{_again(Path(run))}"
+        )
+
+
 def edited_sources(inputs: RunInputs) -> list[str]:
-    """Returns the paths of the network's source files that are not as they were."""
-    return [file.path for file in inputs.network if _sha256(Path(file.path)) != file.sha256]
+    """Returns the paths of the network's files that are not as they were."""
+    return [f.path for f in inputs.network if sha256_of(Path(f.path)) != f.sha256]
 
 
 def network_changes(old: RunInputs, new: RunInputs) -> str | None:
-    """Returns in words which source files of two networks differ; None if none does."""
-    before, after = ({f.module: f for f in one.network} for one in (old, new))
-    parts = []
+    """Returns in words how two networks differ, in their files or else in what was built.
+
+    None: they do not.
+    """
+    before, after = ({f.key: f for f in one.network} for one in (old, new))
+    hashes, parts = [_keyed(one.network) for one in (old, new)], []
     for verb, names in (
-        ("changed", [n for n in after if n in before and before[n].sha256 != after[n].sha256]),
+        ("changed", [n for n in after if n in before and hashes[0][n] != hashes[1][n]]),
         ("was added", after.keys() - before.keys()),
         ("is gone", before.keys() - after.keys()),
     ):
         paths = sorted(Path((after.get(name) or before[name]).path).name for name in names)
         parts += [f"{_listed(paths)} {verb}"] if paths else []
-    return " and ".join(parts) or None
+    return " and ".join(parts) or built_changes(old.built, new.built)
+
+
+def _keyed(files: Iterable[SourceFile]) -> dict[str, Any]:
+    """Returns the digests of files by their keys; several that were read may have one name."""
+    keyed: dict[str, Any] = {file.key: file.sha256 for file in files if file.module}
+    for file in files:
+        if not file.module:
+            keyed[file.key] = sorted([*keyed.get(file.key, []), file.sha256])
+    return keyed
 
 
 def digest(values: Any) -> str:
@@ -207,10 +250,10 @@ def _again(run: Path) -> str:
 
 
 def _frozen_sha256(run: Path, name: str) -> str | None:
-    return _sha256(run / name, file_names.MAX_BYTES.get(name, file_names.MIB))
+    return sha256_of(run / name, file_names.MAX_BYTES.get(name, file_names.MIB))
 
 
-def _sha256(path: Path, most: int = max(file_names.MAX_BYTES.values())) -> str | None:
+def sha256_of(path: Path, most: int = sys.maxsize) -> str | None:
     """Returns the digest of a file; None if it cannot be read, or has more bytes than ``most``."""
     found = hashlib.sha256()
     try:

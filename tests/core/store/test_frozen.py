@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hires.core.errors import EditedError
 from hires.core.store import frozen, records, rundir
+from hires.core.store.built_network import BuiltNetwork
 from hires.core.store.frozen import DataContent, RunInputs, SourceFile
+from hires.nets.built_tensors import built_network
 from tests.helpers.new_runs import ARGV, PLAN
 
 
@@ -145,3 +148,21 @@ def test_file_too_large_to_be_read_was_edited(config):
         file.truncate(1 << 40)
     with pytest.raises(EditedError):
         frozen.require_unchanged(run)
+
+
+def built(**tensors: torch.Tensor) -> BuiltNetwork:
+    return built_network(tensors)
+
+
+def test_rank_that_built_another_network_is_refused(tmp_path):
+    weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
+    planned = replace(built(weight=weight, other=torch.ones(3)), graph="0123")
+    rounded = weight * (1 + 2**-22 * torch.randn(70_000))
+    for same in weight, rounded:  # a rank holds part of the tensors, on any processor
+        frozen.require_built(planned, built_network({"weight": same}, exact=False), tmp_path)
+    others = {"shape": weight[1:], "number": torch.cat((weight[:1] + 1, weight[1:]))}
+    others["order"] = weight.flip(0)
+    for other in others.values():
+        with pytest.raises(EditedError, match="the first values of weight are not those"):
+            frozen.require_built(planned, built_network({"weight": other}, False), tmp_path)
+    assert planned.other_tensors(replace(planned, tensors=built(weight=rounded).tensors), True)

@@ -1,0 +1,97 @@
+"""Builds and traces networks of the user's for the front end, with what they were made from.
+
+It is built every time, for only that shows whether a file, or whatever else it reads, has changed;
+it is traced if the description is not that of the cached trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from torch import nn
+
+from hires.core.config.run_config import RunConfig, to_dict
+from hires.engine.build import named_tensors
+from hires.engine.trace_check import check_trace, one_thread
+from hires.nets.build_network import build_model
+from hires.nets.built_tensors import built_network
+from hires.nets.custom import own_sources, source_hashes
+from hires.nets.opened_files import OpenedFiles
+from hires.nets.plain_state import digest_of_state
+from hires.nets.trace import trace_config
+from hires.plan.graph import Graph
+
+Values = dict[str, Any]
+
+
+class OwnNetwork:
+    """The networks of one process, of which it keeps the last one that was built."""
+
+    def __init__(self) -> None:
+        self._opened = OpenedFiles()
+        self._key = ""
+        self._model: nn.Module | None = None
+        self._built: Values = {}
+
+    def describe(self, config: RunConfig) -> Values:
+        """Returns what a network was built from, and what was built.
+
+        ``sources`` are the digests of files by path (None: they may have changed meanwhile),
+        ``network`` those that are its own, ``built`` its tensors, and ``state`` is a digest of what
+        it holds else. ConfigError: it cannot be built.
+        """
+        model = self._made(config)
+        built = dataclasses.asdict(built_network(named_tensors(model)))
+        self._built = {"built": built, **self._files(config)}
+        names = [one["module"] for one in self._built["network"] if one["module"]]
+        self._built["state"] = digest_of_state(model, names)
+        return self._built
+
+    def trace(self, config: RunConfig) -> Values:
+        """Returns the graph of a network as well; ConfigError: it cannot be traced, or differs."""
+        answer = self.describe(config)
+        model = self._made(config)
+        self._model = None  # the comparison uses it up
+        graph = self._compared(config, model)
+        answer["built"]["graph"] = graph_digest(graph)
+        return {**answer, **self._files(config), "graph": graph.to_dict()}
+
+    def graph(self, config: RunConfig) -> Graph:
+        """Returns the graph of a network, compared with its module."""
+        model, self._model = self._made(config), None
+        return self._compared(config, model)
+
+    def model(self, config: RunConfig) -> nn.Module:
+        """Returns the module of a config, for its shapes."""
+        return self._made(config)
+
+    def _made(self, config: RunConfig) -> nn.Module:
+        size = config.height, config.width
+        key = json.dumps([to_dict(config)["model"], config.seed, size], sort_keys=True)
+        if self._model is None or key != self._key:
+            self._model, self._key = None, key
+            with self._opened.noting(), one_thread():
+                self._model = build_model(config.model, config.seed, size)
+        return self._model
+
+    def _compared(self, config: RunConfig, model: nn.Module) -> Graph:
+        with self._opened.noting():
+            graph = trace_config(config, model)
+            graph.unchecked = check_trace(model, graph, config.task.name == "train")
+        return graph
+
+    def _files(self, config: RunConfig) -> Values:
+        read = self._opened.read()
+        network = own_sources(str(config.model.target), read)
+        return {"sources": source_hashes(read), "network": network}
+
+
+def graph_digest(graph: Graph) -> str:
+    """Returns 16 digits of the operations of a network with their constants."""
+    nodes = [[node.name, node.op, node.args, node.shape, node.dtype] for node in graph.nodes]
+    constants = {name: fact.data for name, fact in graph.params.items() if fact.is_constant}
+    text = json.dumps([nodes, constants, graph.output, graph.input_shape], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

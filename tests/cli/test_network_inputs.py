@@ -1,0 +1,111 @@
+"""Does what a network is built from belong to its run: files that it reads, and what it built?"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from hires.cli.tracing import TorchProcess
+from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.core.store.frozen import RunInputs, network_changes
+from hires.core.store.naming import run_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NET = """
+import ctypes, json, os
+from pathlib import Path
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+SLOPE = float(os.environ.get("SLOPE", "0.1"))
+
+def below_python(name):
+    # As a library in C reads it: Python reports no such file.
+    libc = ctypes.CDLL(None)
+    file = libc.open(bytes(HERE / name), os.O_RDONLY)
+    text = ctypes.create_string_buffer(100)
+    libc.read(file, text, 99)
+    libc.close(file)
+    return json.loads(text.value)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        width = json.loads((HERE / "widths.json").read_text())
+        self.names = (HERE / "classes.txt").read_text().split()
+        self.conv = nn.Conv2d(3, width, 3)
+        self.fc = nn.Linear(width, len(self.names))
+        self.register_buffer("scale", torch.tensor(below_python("scale.json")))
+
+    def forward(self, x):
+        x = nn.functional.leaky_relu(self.conv(x), SLOPE).mean((2, 3))
+        return self.fc(x) * self.scale
+"""
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    os.utime(folder / name, (time.time() - 60, time.time() - 60))  # well before anything starts
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], RunInputs]:
+    """What another command finds a network to be built from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name, text in {
+        "net.py": NET,
+        "widths.json": "4",
+        "classes.txt": "cat dog",
+        "scale.json": "1.0",
+    }.items():
+        write(tmp_path, name, text)
+    return read_inputs
+
+
+CONFIG = RunConfig(image=8, batch=2, model=ModelConfig("custom", target="net:Net"))
+
+
+def read_inputs() -> RunInputs:
+    with TorchProcess() as process:
+        process.trace(CONFIG)
+        [inputs] = process.networks.values()
+    # Without the modules of this test suite, which some of the processes have.
+    own = tuple(one for one in inputs.network if Path.cwd() in Path(one.path).parents)
+    return replace(inputs, network=own)
+
+
+def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
+    first = inputs()
+    assert {Path(one.path).name for one in first.network} == {
+        "net.py",
+        "widths.json",
+        "classes.txt",
+    }
+    assert inputs() == first
+    assert RunInputs.from_dict(json.loads(json.dumps(asdict(first)))) == first
+    names = {run_name(CONFIG, first.digests)}
+    for edit, words in (
+        (("classes.txt", "cat cow"), "classes.txt changed"),  # which builds the same
+        (("widths.json", "5"), "widths.json changed"),
+        (("scale.json", "2.0"), "the first values of scale of the network changed"),
+    ):
+        before = inputs()
+        write(tmp_path, *edit)
+        after = inputs()
+        assert network_changes(before, after) == words
+        names.add(run_name(CONFIG, after.digests))
+    monkeypatch.setenv("SLOPE", "0.2")
+    before, after = after, inputs()
+    assert network_changes(before, after) == "an operation of the network changed"
+    names.add(run_name(CONFIG, after.digests))
+    assert len(names) == 5
