@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from hires.data.textures import make_folder
 from tests.helpers.commands import hires
+from tests.helpers.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.dist
 
@@ -111,7 +111,7 @@ def test_killed_rank_is_named_and_nothing_looks_complete(tmp_path: Path):
         metrics = _wait_for(tmp_path, "results/*/*/a0/metrics.jsonl", '"step": 3')
         pid = _rank_pid(metrics.parent / "events.jsonl", 1)
         os.kill(pid, signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 1
@@ -124,13 +124,11 @@ def test_killed_rank_is_named_and_nothing_looks_complete(tmp_path: Path):
 
 def _wait_for(folder: Path, pattern: str, text: str) -> Path:
     """Returns the file of that pattern once it holds a text."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for path in folder.glob(pattern):
-            if text in path.read_text():
-                return path
-        time.sleep(0.05)
-    raise AssertionError(f"no {text} in {pattern}")
+
+    def found() -> list[Path]:
+        return [path for path in folder.glob(pattern) if text in path.read_text()]
+
+    return until(found, f"{text} in {pattern}", pause_s=0.05)[0]
 
 
 def _rank_pid(events: Path, rank: int) -> int:
@@ -148,7 +146,7 @@ def test_run_that_is_asked_to_make_way_goes_on_with_the_same_command(tmp_path: P
     try:
         metrics = _wait_for(tmp_path, "results/*/*/a0/metrics.jsonl", '"step": 3')
         process.send_signal(signal.SIGUSR2)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 75, err

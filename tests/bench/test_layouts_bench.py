@@ -13,6 +13,7 @@ import pytest
 
 from hires.bench.layouts_bench import BENCHMARK
 from tests.conftest import REPOSITORY
+from tests.helpers.patience import PATIENCE_S
 
 
 @pytest.mark.dist
@@ -37,7 +38,6 @@ def test_all_rows_run_and_are_right(python, tmp_path):
 
 
 @pytest.mark.dist
-@pytest.mark.timeout(120)
 def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
     folder = tmp_path / "kept"
     words = ["--model", "preact_resnet11", "--image", "32", "--only", "dp", "--task", "infer"]
@@ -50,7 +50,7 @@ def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
             while not (folder / "layouts.json").exists() and bench.poll() is None:
                 time.sleep(0.05)
             bench.send_signal(signal.SIGTERM)
-            assert bench.wait(30) == 130
+            assert bench.wait(PATIENCE_S) == 130
             assert "two modules" in bench.stdout.read()
         finally:
             bench.kill()

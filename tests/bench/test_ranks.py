@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from hires.bench.ranks import run_ranks, stream_ranks
 from hires.core.errors import RunError
 from tests.conftest import REPOSITORY
 from tests.helpers import bench_jobs as jobs
+from tests.helpers.patience import until
 
 pytestmark = pytest.mark.dist
 
@@ -58,7 +58,7 @@ def test_no_rank_outlives_the_command(tmp_path, number):
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as parent:
         try:
-            wait_for(lambda: len(pids(tmp_path)) == 2)
+            until(lambda: len(pids(tmp_path)) == 2)
             parent.send_signal(number)
             parent.wait(120)
         finally:
@@ -71,7 +71,7 @@ def pids(folder):
 
 
 def assert_gone(folder):
-    wait_for(lambda: not any(alive(pid) for pid in pids(folder)))
+    until(lambda: not any(alive(pid) for pid in pids(folder)))
 
 
 def alive(pid):
@@ -80,10 +80,3 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_for(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)

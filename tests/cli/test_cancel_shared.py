@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from hires.launcher.status import state
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.run_folders import begin, end, make_run, submitted
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "resnet18-64x64-single-fp32-"
-pytestmark = pytest.mark.timeout(120)
 
 SWEEP = """
 import functools, sys
@@ -151,7 +151,7 @@ def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires):
                 assert process.poll() is None
                 time.sleep(0.05)
             answer = hires("cancel", "default")
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 130

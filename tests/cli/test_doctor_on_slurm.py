@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import slurm_daemons as daemons
 from tests.helpers.slurm_runs import TINY, TWO, wait_for_empty_queue
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slurm
 DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--patience", "60", "--json")
 
 

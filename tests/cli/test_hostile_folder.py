@@ -14,6 +14,7 @@ from hires.cli.main import VERBS
 from hires.core.python_command import code_command, module_command
 from hires.core.store import launch_file
 from hires.launcher.ranks import spawn
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.slurm_runs import REPOSITORY
 
 NAMES = (
@@ -55,9 +56,9 @@ def ran(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*.ran"))
 
 
-def run(folder: Path, command: list[str], most_s: float = 120.0) -> subprocess.CompletedProcess:
+def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=most_s
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
 
 
@@ -175,6 +176,6 @@ def test_children_and_scripts_get_no_empty_entry(dirty):
     with (dirty / "out").open("wb") as out:
         number = out.fileno()
         child = spawn.start(code_command(WRITTEN), environ, stdout=number, stderr=number)
-        assert child.wait(60) == 0
+        assert child.wait(PATIENCE_S) == 0
     assert (dirty / "out").read_text().splitlines()[-1] == str(REPOSITORY)
     assert f"pythonpath={REPOSITORY}\n" in launch_file.render(["hires"])

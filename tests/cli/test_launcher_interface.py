@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from hires.launcher.interface import (
 )
 from hires.launcher.job_wait import JobWait
 from tests.cli.conftest import SMALL
+from tests.helpers.patience import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "tests.helpers.fake_rank"
@@ -96,12 +96,11 @@ def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
     started = hires("run", *SMALL, *toy, "seed=1")
     assert "hires cancel" in started.out, started.err
     [job] = [pid for pid, process in _PROCESSES.items() if process.poll() is None]
-    deadline = time.monotonic() + 30
-    while "running" not in hires("status", "toys").out:
-        assert time.monotonic() < deadline
+    until(lambda: "running" in hires("status", "toys").out)
     cancelled = hires("cancel", "toys")
     assert f"job {job} was cancelled" in cancelled.out
-    assert _PROCESSES[job].wait(30) in (CANCELLED, -signal.SIGTERM)  # before or after its handler
+    # before or after its handler
+    assert _PROCESSES[job].wait(PATIENCE_S) in (CANCELLED, -signal.SIGTERM)
     assert "cancelled" in hires("status", "toys").out
 
 
@@ -109,7 +108,7 @@ def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
 def test_sweep_of_a_registered_launcher_submits_a_job_for_each_point(hires, toy):
     answer = hires("sweep", *SMALL, *toy, "seed=0,1")
     assert "2 of 2 points submitted" in answer.out, answer.err
-    assert [process.wait(60) for process in _PROCESSES.values()] == [0, 0]
+    assert [process.wait(PATIENCE_S) for process in _PROCESSES.values()] == [0, 0]
     assert hires("status", "toys").out.count("done") >= 2
 
 

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ import pytest
 from hires.core.store import provenance
 from tests.cli.conftest import SMALL
 from tests.conftest import REPOSITORY
+from tests.helpers.patience import PATIENCE_S, until
 
-pytestmark = pytest.mark.timeout(120)
 WORDS = ("sweep", *SMALL, "parallel=sp", "campaign=mend", "seed=0,1,2")
 HANGS = 1
 """The seed whose first attempt hangs until something is killed."""
@@ -67,13 +66,6 @@ def world(graph, tmp_path):
     return World(tmp_path)
 
 
-def until(condition) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
 def gone(pid: int) -> bool:
     return provenance.state_of(pid) in (None, "Z")
 
@@ -92,12 +84,12 @@ def test_killed_process_is_mended_by_the_same_command(world, victim, first_ends)
         ranks = [line["pid"] for line in world.events(HANGS, "rank_started")]
         point = world.events(HANGS, "launch_started")[0]["pid"]
         os.kill({"rank": ranks[1], "point": point, "sweep": sweep.pid}[victim], signal.SIGKILL)
-        sweep.communicate(timeout=60)
+        sweep.communicate(timeout=PATIENCE_S)
     until(lambda: all(map(gone, [*ranks, point])))
     assert sweep.returncode == (-signal.SIGKILL if victim == "sweep" else 1)
     assert {seed: world.exits(seed) for seed in range(3)} == first_ends
     with world.start() as again:
-        _, err = again.communicate(timeout=60)
+        _, err = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, err
     assert ("which is gone; taken over" in err) == (victim == "sweep")
     assert {seed: world.exits(seed) for seed in range(3)} == {

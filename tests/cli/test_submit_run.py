@@ -13,6 +13,7 @@ from hires.cli.planning import Planner
 from hires.core.store import attempts
 from hires.launcher import job_wait
 from tests.cli.conftest import SMALL
+from tests.helpers.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("traced")
 SLURM = ("launcher=slurm", "launcher.nodes=2", "parallel=sp")
@@ -152,14 +153,13 @@ def together(*commands: tuple[str, ...]) -> list[tuple[int, str]]:
         for words in commands
     ]
     try:
-        errors = [process.communicate(timeout=100)[1] for process in started]
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
     finally:
         for process in started:
             process.kill()
     return [(process.returncode, err) for process, err in zip(started, errors, strict=True)]
 
 
-@pytest.mark.timeout(180)
 def test_of_two_commands_for_one_point_at_the_same_moment_one_is_refused(hires, cluster, tmp_path):
     hires("plan", *SMALL, *SLURM)  # so that both find what is known of the network
     cluster("sbatch", f'echo "$@" >> {tmp_path}/submitted; sleep 1; echo 7')

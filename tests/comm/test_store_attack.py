@@ -14,7 +14,7 @@ import pytest
 from hires.core.python_command import code_command
 from hires.core.ranks import ports
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 RANK = """
 import sys, time, torch

@@ -15,8 +15,8 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import files, naming, rundir
 from tests.helpers.new_runs import ARGV, PLAN, leftovers
+from tests.helpers.patience import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,7 +41,9 @@ def test_two_hundred_creations_at_once(tmp_path):
     makers = [
         subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in "1234"
     ]
-    lines = [line for maker in makers for line in maker.communicate(timeout=50)[0].splitlines()]
+    lines = [
+        line for maker in makers for line in maker.communicate(timeout=PATIENCE_S)[0].splitlines()
+    ]
     assert [maker.returncode for maker in makers] == [0] * 4
     assert len(lines) == len(set(lines)) == 200
     folders = sorted((tmp_path / "default").iterdir())

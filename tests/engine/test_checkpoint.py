@@ -25,7 +25,7 @@ from tests.helpers.saved import (
     numbered,
 )
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.dist
 
 FP32: dict[str, Any] = {"precision": {"name": "fp32"}}
 DROPS = {"name": "custom", "target": "tests.helpers.custom_nets:drops", "classes": 4}

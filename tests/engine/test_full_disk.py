@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.dist
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from hires.engine import run
+from tests.helpers.patience import until
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,7 @@ def is_preempted_soon() -> bool:
     Of a process the kernel gives it to any thread that does not block it: here that may be one of
     the test runner or of a library, which started earlier. In a rank no thread is older.
     """
-    deadline = time.monotonic() + 30
-    while not run.is_preempted() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return run.is_preempted()
+    return until(run.is_preempted, pause_s=0.001)
 
 
 def test_signal_that_comes_before_anybody_listens_is_heard():

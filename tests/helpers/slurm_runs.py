@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.helpers.patience import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]
@@ -20,9 +21,6 @@ FIVE = ["parallel=sp+lp", "parallel.tiles=[2,2]", "launcher=slurm", "launcher.no
 TWO = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm", "launcher.nodes=2"]
 """One rank on each node."""
 LONG = ["steps=100000"]
-PATIENCE_S = 90
-
-T = TypeVar("T")
 
 
 def ask(*command: str) -> str:
@@ -30,17 +28,6 @@ def ask(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout.strip()
-
-
-def until(answer: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Returns the answer as soon as it is true."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        found = answer()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"waited in vain for {what}")
 
 
 def wait_for_empty_queue() -> None:

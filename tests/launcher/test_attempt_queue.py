@@ -18,8 +18,6 @@ from hires.launcher.interface import FrozenRun, Share
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Watcher:
     """Counts what runs at the same time."""

@@ -9,8 +9,6 @@ import pytest
 
 from tests.launcher.conftest import ROOT
 
-pytestmark = pytest.mark.timeout(60)
-
 IN_NAMESPACE = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" "$3" "$1"'
 
 SCRIPT = """

@@ -32,7 +32,7 @@ from hires.nets.trace import trace_config
 from hires.plan.planner import make_plan
 from tests.launcher.conftest import ROOT, alive, events, rank_pids
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.dist
 
 needs_mpirun = pytest.mark.skipif(
     shutil.which("mpirun.openmpi") is None, reason="there is no Open MPI; make test-mpi installs it"

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 
-import pytest
-
 from hires.core.store import run_index, rundir
 from hires.core.store.run_index import write_exit
 from hires.launcher.local import local_launcher
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def lines(run):

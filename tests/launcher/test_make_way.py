@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 
 from hires.launcher.ranks.places import Preemption, here
+from tests.helpers.patience import until
 from tests.launcher.conftest import events
 
 RELAY = ("bash", "-c", 'trap "kill -USR2 \\$!" USR2; "$@" & wait $!; wait $!', "relay")
@@ -30,11 +30,8 @@ def ask_when_ready(run, num_ranks: int, number: int = signal.SIGUSR2) -> threadi
 
     def ask() -> None:
         logs = [run.attempt_dir / "logs" / f"rank{rank:04d}.log" for rank in range(num_ranks)]
-        for _ in range(3000):
-            if all(log.exists() and "listens" in log.read_text() for log in logs):
-                os.kill(os.getpid(), number)
-                return
-            time.sleep(0.02)
+        until(lambda: all(log.exists() and "listens" in log.read_text() for log in logs))
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=ask)
     thread.start()

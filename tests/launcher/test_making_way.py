@@ -15,8 +15,6 @@ from hires.core.errors import PREEMPTED
 from hires.core.store import records
 from tests.launcher.conftest import events, rank_pids
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def asked(run, launch, ready: Callable[[], bool]):
     """Returns how a launch ended that was asked to make way as soon as it was ready."""

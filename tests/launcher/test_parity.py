@@ -14,7 +14,7 @@ from hires.nets.trace import trace_config
 from hires.plan.planner import make_plan
 from tests.launcher.conftest import ROOT
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.dist
 
 
 def test_verification_that_differs_ends_with_its_reason(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers import slurm_daemons as daemons
 from tests.helpers.slurm_runs import TINY, TWO, ask, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slurm
 
 TAKE_ALL = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null"]
 """A job that needs all cores of both nodes."""

@@ -117,8 +117,12 @@ class Attempt:
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """Which of ``exit.json`` and ``job.json`` are there and cannot be used, as ``a0/NAME``."""
+        """Which of its small files, and its record, are there and cannot be used: ``a0/NAME``."""
         values = {file_names.EXIT: self.exit, file_names.JOB: self.job}
+        sizes = {reading.size_of(folder / file_names.RECORD) for folder in (self.folder, self.run)}
+        # The run's record is a copy of one attempt's: of equal size, both are whole, or neither.
+        if len(sizes) > 1 or -1 in sizes:
+            values[file_names.RECORD] = self.record
         names = [n for n, held in values.items() if not held and os.path.lexists(self.folder / n)]
         return tuple(f"{self.folder.name}/{name}" for name in names)
 

@@ -134,6 +134,17 @@ def read_bytes(
     return None
 
 
+def size_of(path: StrPath) -> int | None:
+    """Returns the bytes of a regular file; None if it is missing, -1 if it is no such file."""
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
 def open_regular(path: StrPath) -> BinaryIO:
     """Opens a regular file to read; raises OSError for a folder, a pipe or a device too."""
     # Without O_NONBLOCK, opening a pipe waits for its writer; fstat looks at what was opened.

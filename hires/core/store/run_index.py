@@ -106,9 +106,30 @@ def entry(run: Path, attempt: int, config: Values, record: Values, end: Values) 
         brief["memory"][0][key] = max((n for n in sizes if isinstance(n, int)), default=None)
     line: Values = {"schema": SCHEMA, "campaign": run.parent.name, "run": run.name}
     line |= {"attempt": attempt, "exit": brief_end, "config": config, "record": brief}
+    line["bytes"] = _sizes(run, attempt)
     if len(json.dumps(line)) > _MAX_LINE:
         line |= {"config": None, "record": {}}
     return line
+
+
+def has_changed(run: Path, line: Values, of_run: bool) -> bool:
+    """Whether a file that a line sums up is there, and of another size than then.
+
+    It is damaged, or was written again. With ``of_run`` the run's record must be a copy of the
+    attempt's.
+    """
+    then, now = _as_dict(line.get("bytes")), _sizes(run, _key(line)[2])
+    pairs = [(now[name], then[name]) for name in now.keys() & then.keys()]
+    if of_run and file_names.RECORD in then:
+        pairs.append((reading.size_of(run / file_names.RECORD), then[file_names.RECORD]))
+    return any(size not in (None, before) for size, before in pairs)
+
+
+def _sizes(run: Path, attempt: int) -> dict[str, int | None]:
+    """Returns the sizes of the files that a line sums up; None: missing."""
+    folder = file_names.attempt_dir(run, attempt)
+    sizes = {name: reading.size_of(folder / name) for name in (file_names.EXIT, file_names.RECORD)}
+    return {**sizes, file_names.CONFIG: reading.size_of(run / file_names.CONFIG)}
 
 
 def _as_dict(value: Any) -> Values:

@@ -117,10 +117,18 @@ def _look(paths: Sequence[Path]) -> list[RunState]:
         if wanted > 1:
             missing = max(0, wanted - len(rundir.done_attempts(path)))
             state = replace(state, repeats=wanted, missing=missing)
-        if attempt is not None and attempt.damaged:
-            state = _damaged(state, *attempt.damaged)
-        judged.append(state)
+        judged.append(_with_damage(state, attempt))
     return judged
+
+
+def _with_damage(state: RunState, latest: Attempt | None) -> RunState:
+    """Adds which files of the latest attempt, and of the one that is shown, cannot be used."""
+    if latest is None:
+        return state
+    damaged = latest.damaged
+    if state.attempt is not None and state.attempt != latest.number:
+        damaged = (*Attempt(latest.run, state.attempt).damaged, *damaged)
+    return _damaged(state, *damaged) if damaged else state
 
 
 def _is_doubtful(state: RunState) -> bool:

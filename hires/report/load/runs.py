@@ -224,8 +224,8 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
 def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]]:
     """Returns some runs without their samples, ranks and messages, and what is wrong.
 
-    A line of the index of ``results`` counts if it is of the latest attempt; other runs are read
-    in their folders.
+    A line of the index of ``results`` counts if it is of the latest attempt, and its files have
+    not changed; other runs are read in their folders.
     """
     runs: list[Run] = []
     notes: list[Note] = []
@@ -235,11 +235,14 @@ def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]
         run = _from_lines(path, lines)
         if run is None:
             run = read_run(path)
-            missing += bool(run.last and run.last.exit)
+            # Of a damaged run the index holds no line, and its own notes say why.
+            missing += bool(run.last and run.last.exit and not run.notes)
         runs.append(run)
     if missing:
-        words = "1 run that has ended is" if missing == 1 else f"{missing} runs that have ended are"
-        why = f"{words} not in the index and were read in their folders; `hires index` adds them"
+        words, them = f"{missing} runs that have ended are", "them"
+        if missing == 1:
+            words, them = "1 run that has ended is", "it"
+        why = f"{words} not in the index, or changed since: `hires index` adds {them}"
         notes.append(Note(run_index.FILE, why))
     return runs, notes
 
@@ -247,14 +250,15 @@ def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]
 def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]]:
     """Writes the index of ``results`` anew from all its run folders; RunError: it cannot.
 
-    Returns how many attempts it holds, and what could not be read.
+    Returns how many attempts it holds, and what could not be read: lists are to name that, too, so
+    a run with notes has no line.
     """
     runs = [read_run(path) for path in paths]
     lines = [
         run_index.entry(run.path, one.number, run.config, one.record, one.exit)
         for run in runs
         for one in run.attempts
-        if one.exit
+        if one.exit and not run.notes
     ]
     run_index.replace(results, lines)
     return len(lines), [note for run in runs for note in run.notes]
@@ -275,7 +279,10 @@ def _from_lines(path: Path, lines: Mapping[run_index.Key, Values]) -> Run | None
     done = [attempt for attempt in attempts if attempt.record.get("state") == "done"]
     if not isinstance(config, dict) or (last not in done and len(attempts) < len(numbers)):
         return None  # an attempt that the index lacks may be the complete one
-    return Run(path, config, attempts, (done or [last])[-1].record)
+    shown = (done or [last])[-1]
+    if any(run_index.has_changed(path, lines[keys[a.number]], a is shown) for a in attempts):
+        return None
+    return Run(path, config, attempts, shown.record)
 
 
 def end_of(values: Values) -> End:

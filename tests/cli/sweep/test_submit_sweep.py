@@ -12,7 +12,7 @@ from hires.core.store import attempts
 from hires.launcher.local.local_launcher import launch
 from tests.cli.conftest import SMALL
 
-pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("traced")
 HOURS = ("launcher.minutes=5", "launcher.requeues=2")
 SLURM = ("launcher=slurm", "launcher.nodes=2")
 

@@ -18,7 +18,6 @@ from hires.launcher.status import state
 from tests.helpers.run_folders import begin, done, make_run, submitted
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = pytest.mark.timeout(60)
 
 LAUNCHER = """
 import sys

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.run_folders import begin, done, end, make_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +90,7 @@ def test_following_goes_on_in_the_next_attempt_and_ends_with_the_run(run, tmp_pa
         with (logs / "rank0000.log").open("a") as file:
             file.write("11:00:01.000 rank 0: the end\n")
         done(run, 2)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert out == "[0] 11:00:01.000 rank 0: the end\n"
@@ -103,7 +104,7 @@ def test_interrupted_following_ends_without_a_word(run, tmp_path):
         assert process.stdout is not None
         process.stdout.readline()
         threading.Timer(0.3, process.send_signal, [signal.SIGINT]).start()
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert (process.returncode, err) == (130, "")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from hires.core.store import records
 from hires.core.store.rundir import open_run
 from hires.launcher.interface import Outcome
 from tests.cli.conftest import SMALL
+from tests.helpers.patience import until
 from tests.helpers.run_folders import begin, saved_with
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -189,12 +189,12 @@ def test_interrupt_stops_the_ranks_and_exits_130(hires, fake_ranks):
     fake_ranks({"0": "hang", "1": "deaf"})
 
     def interrupt_when_started():
-        for _ in range(2400):
+        def have_started():
             events = [file.read_text() for file in Path("results").glob("*/*/a0/events.jsonl")]
-            if events and events[0].count('"rank_started"') == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-            time.sleep(0.05)
+            return events and events[0].count('"rank_started"') == 2
+
+        until(have_started)
+        os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt_when_started)
     thread.start()

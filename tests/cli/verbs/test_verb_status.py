@@ -17,6 +17,7 @@ from hires.cli.verbs import verb_status
 from hires.cli.verbs.verb_status import lines
 from hires.launcher.status import state
 from hires.launcher.status.run_state import RunState
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.run_folders import begin, done, end, make_run, steps, submitted
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,7 +130,7 @@ def test_interrupted_watch_ends_without_a_word(tmp_path):
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert (process.returncode, err) == (130, "")

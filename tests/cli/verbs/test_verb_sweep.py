@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from hires.core.store import campaign, files
 from tests.cli.conftest import SMALL
+from tests.helpers.patience import until
 from tests.helpers.run_folders import begin
 
-pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("traced")
 FOLDER = Path("results/default")
 
 
@@ -234,12 +234,9 @@ def test_sigusr2_saves_what_runs_and_the_same_command_goes_on(hires, fake_ranks)
     fake_ranks({"0": "saver"})
 
     def ask():
-        for _ in range(2400):
-            logs = [path.read_text() for path in FOLDER.glob("*/a0/logs/rank0000.log")]
-            if any("listens" in text for text in logs):
-                os.kill(os.getpid(), signal.SIGUSR2)
-                return
-            time.sleep(0.05)
+        logs = lambda: FOLDER.glob("*/a0/logs/rank0000.log")  # noqa: E731
+        until(lambda: any("listens" in path.read_text() for path in logs()))
+        os.kill(os.getpid(), signal.SIGUSR2)
 
     words = ("sweep", *SMALL, "precision=fp32,bf16")
     thread = threading.Thread(target=ask)

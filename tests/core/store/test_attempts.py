@@ -83,6 +83,20 @@ def test_values_of_another_type_are_damage(run, name, values):
     assert attempt.damaged == (f"a0/{name}.json",)
 
 
+def test_copy_of_a_record_that_differs_from_the_run_s_is_read(run):
+    for folder in (run, run / "a0"):
+        (folder / "record.json").write_text("[}")  # equal: then the run's own is named
+    assert Attempt(run, 0).damaged == ()
+    (run / "record.json").write_text('{"state": "done"}')
+    assert Attempt(run, 0).damaged == ("a0/record.json",)
+    (run / "a0" / "record.json").write_text('{"state": "failed"}')
+    assert Attempt(run, 0).damaged == ()
+    for path in (run / "record.json", run / "a0" / "record.json"):
+        path.unlink()
+        os.mkfifo(path)
+    assert Attempt(run, 0).damaged == ("a0/record.json",)
+
+
 def test_an_attempt_is_a_snapshot(run):
     attempt = Attempt(run, 0)
     assert attempt.exit == {}

@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import files, provenance
+from tests.helpers.patience import PATIENCE_S, until
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).resolve().parents[3]
 
 _HOLD = """
@@ -83,9 +82,7 @@ def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
 
 def test_process_that_was_killed_and_not_yet_collected_is_dead(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while provenance.state_of(holder.pid) not in (None, "Z") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: provenance.state_of(holder.pid) in (None, "Z"))
     with held(tmp_path) as note:
         assert note
 
@@ -127,7 +124,7 @@ def test_never_two_at_once(tmp_path):
         json.dumps({**provenance.myself(), "pid": 2**22 + 1, "birth": 1})
     )
     processes = [start(_COUNT, tmp_path / "lock", tmp_path / "inside") for _ in range(4)]
-    told = [process.communicate(timeout=50)[0] for process in processes]
+    told = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert sum(map(int, told)) > 0
     assert not list(tmp_path.iterdir())

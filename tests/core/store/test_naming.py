@@ -23,7 +23,6 @@ from hires.core.errors import ConfigError
 from hires.core.store import naming, records, rundir
 from tests.helpers.new_runs import ARGV, PLAN
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[3]
 
 

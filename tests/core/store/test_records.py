@@ -14,8 +14,6 @@ from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
 from hires.core.units import parse_size
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def run(tmp_path):

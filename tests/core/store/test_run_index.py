@@ -12,8 +12,8 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store import run_index
 from hires.core.store.file_names import MAX_BYTES
+from tests.helpers.patience import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(90)
 ROOT = Path(__file__).resolve().parents[3]
 
 _WRITE = """
@@ -58,7 +58,7 @@ def start(code, *args):
 def codes(processes):
     """Returns how processes ended, when all have."""
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     return [process.returncode for process in processes]
 
 

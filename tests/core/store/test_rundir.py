@@ -10,8 +10,6 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, records, rundir
 from tests.helpers.new_runs import ARGV, PLAN, complete, leftovers
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_new_run_is_frozen_whole(config):
     run = rundir.create(config, PLAN, ARGV)

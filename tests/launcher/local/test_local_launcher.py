@@ -16,10 +16,9 @@ from hires.core.store.files import append_line
 from hires.launcher.local import __main__ as by_hand
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision import supervisor
+from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.run_folders import end
 from tests.launcher.conftest import alive, events, rank_pids
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def exit_json(run):
@@ -80,24 +79,18 @@ def test_crash_names_its_signal(fake_world, launch):
 @pytest.mark.parametrize("stubborn", ["hang", "deaf", "stopped"])
 def test_all_ranks_are_gone_within_five_seconds(fake_world, launch, stubborn):
     run = fake_world(stubborn, "hang", "hang")
-    took = {}
 
     def murder():
-        while (
-            len(pids := rank_pids(run)) < 3
-            or not (run.attempt_dir / "logs/rank0000.log").read_text()
-        ):
-            time.sleep(0.02)
+        until(lambda: len(rank_pids(run)) == 3)
+        until(lambda: (run.attempt_dir / "logs/rank0000.log").read_text())
         time.sleep(0.2)
-        took["since"] = time.monotonic()
-        os.kill(pids[2], signal.SIGKILL)
+        os.kill(rank_pids(run)[2], signal.SIGKILL)
 
     thread = threading.Thread(target=murder)
     thread.start()
     outcome = launch(run)
     thread.join()
     assert supervisor.SETTLE_S + supervisor.GRACE_S + supervisor.POLL_S < 5
-    assert time.monotonic() - took["since"] < 30  # no rank ends by itself
     assert outcome.failed_rank == 2
     # Who is deaf to being told is killed after the time of grace; who was stopped is told, too.
     assert outcome.exit_codes == {0: -9 if stubborn == "deaf" else -15, 1: -15, 2: -9}
@@ -110,8 +103,7 @@ def test_children_of_a_rank_are_stopped_too(fake_world, launch):
 
     def wait_and_kill():
         # The child of rank 0 may be there before rank 1 is.
-        while not (child.exists() and child.read_text() and len(rank_pids(run)) == 2):
-            time.sleep(0.02)
+        until(lambda: child.exists() and child.read_text() and len(rank_pids(run)) == 2)
         os.kill(rank_pids(run)[1], signal.SIGKILL)
 
     thread = threading.Thread(target=wait_and_kill)
@@ -227,15 +219,8 @@ def supervise():
         yield start
 
 
-def until(condition, timeout_s=20.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-
-
 def gone(pids):
-    until(lambda: not alive(pids), 5)
+    until(lambda: not alive(pids))
     return True
 
 
@@ -247,7 +232,7 @@ def test_interrupt_stops_all_ranks_and_says_cancelled(fake_world, supervise, num
     run = fake_world("hang", "hang")
     supervisor = supervise(run)
     supervisor.send_signal(number)
-    assert supervisor.wait(timeout=10) == 130
+    assert supervisor.wait(timeout=PATIENCE_S) == 130
     text = supervisor.stdout.read()
     assert text == f"cancelled stopped by {name}\n"
     assert exit_json(run)["state"] == records.read_record(run)["state"] == "cancelled"
@@ -260,7 +245,7 @@ def test_second_interrupt_does_not_wait_for_deaf_ranks(fake_world, supervise):
     supervisor.send_signal(signal.SIGINT)
     until(lambda: events(run, "stopping"))
     supervisor.send_signal(signal.SIGINT)
-    supervisor.wait(timeout=10)
+    supervisor.wait(timeout=PATIENCE_S)
     assert supervisor.returncode == 130
     assert gone(rank_pids(run))
 
@@ -269,7 +254,7 @@ def test_killed_supervisor_takes_its_ranks_with_it(fake_world, supervise):
     run = fake_world("hang", "deaf")
     supervisor = supervise(run)
     supervisor.kill()
-    supervisor.wait(timeout=10)
+    supervisor.wait(timeout=PATIENCE_S)
     assert gone(rank_pids(run))
     assert records.read_record(run) is None
 

@@ -12,15 +12,13 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from hires.core.store import file_names, records
 from hires.launcher.interface import Outcome
+from tests.helpers.patience import until
 from tests.launcher.conftest import alive, events, rank_pids
-
-pytestmark = pytest.mark.timeout(120)
 
 TORCHRUN = pytest.param({"name": "torchrun"}, id="torchrun")
 MPIS = [
@@ -49,8 +47,7 @@ def when_started(run, count, act):
 
     def wait():
         logs = run.attempt_dir / "logs"
-        while len([p for p in logs.glob("rank*.log") if p.read_text()]) < count:
-            time.sleep(0.02)
+        until(lambda: len([p for p in logs.glob("rank*.log") if p.read_text()]) >= count)
         act()
 
     thread = threading.Thread(target=wait)
@@ -80,18 +77,14 @@ def test_first_failing_rank_is_named_and_the_others_are_stopped(fake_world, laun
 @each
 def test_killed_rank_is_blamed_and_the_others_are_gone(fake_world, launch, keys):
     run = fake_world("stopped", "hang", "hang", **keys)
-    took = {}
 
     def murder():
-        while len(rank_pids(run)) < 3:
-            time.sleep(0.02)
-        took["since"] = time.monotonic()
+        until(lambda: len(rank_pids(run)) == 3)
         os.kill(pid_of(run, 2), signal.SIGKILL)
 
     thread = when_started(run, 3, murder)
     outcome = launch(run)
     thread.join()
-    assert time.monotonic() - took["since"] < 60  # no rank ends by itself
     assert outcome.failed_rank == 2
     assert "rank 2 was killed by SIGKILL" in outcome.cause
 
@@ -145,14 +138,10 @@ def test_no_rank_outlives_a_supervisor_that_is_killed(fake_world, keys):
     )
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         when_started(run, 2, lambda: None).join()
-        while len(rank_pids(run)) < 2:
-            time.sleep(0.02)
+        until(lambda: len(rank_pids(run)) == 2)
         process.kill()
     pids = [*rank_pids(run), *(line["pid"] for line in events(run, "starter_started"))]
-    until = time.monotonic() + 10
-    while alive(pids) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not alive(pids)
+    until(lambda: not alive(pids))
 
 
 @each
@@ -253,8 +242,7 @@ def test_strangers_neither_end_a_run_nor_keep_its_agents_out(fake_world, launch)
     control, kept = run.attempt_dir / file_names.CONTROL, []
 
     def attack():
-        while not control.exists():
-            time.sleep(0.01)
+        until(control.exists)
         address = tuple(json.loads(control.read_text())["line"])
         lines = (b"", b"[" * 50_000, b'{"rank":0,"key":"\\ud800"}\n', b"x" * 2**18, b"\xff\n")
         with contextlib.suppress(OSError):  # the run has ended

@@ -18,8 +18,7 @@ from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import control_channel
 from hires.launcher.ranks.agent import AgentRanks
 from hires.launcher.ranks.rank_group import Launch
-
-pytestmark = pytest.mark.timeout(60)
+from tests.helpers.patience import PATIENCE_S, until
 
 
 def test_caller_without_the_key_is_hung_up_on(tmp_path):
@@ -27,11 +26,11 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
     ours.write(tmp_path, starter="openmpi")
     facts = control_channel.read(tmp_path)
     assert stat.S_IMODE((tmp_path / "line.json").stat().st_mode) == 0o600
-    right = control_channel.call(facts, 1, 5.0)
+    right = control_channel.call(facts, 1, PATIENCE_S)
     wrong = [
-        control_channel.call({**facts, "key": "0" * 32}, 0, 5.0),
-        control_channel.call({**facts, "key": "\ud800"}, 0, 5.0),
-        control_channel.call(facts, 2, 5.0),
+        control_channel.call({**facts, "key": "0" * 32}, 0, PATIENCE_S),
+        control_channel.call({**facts, "key": "\ud800"}, 0, PATIENCE_S),
+        control_channel.call(facts, 2, PATIENCE_S),
     ]
     right.send(code=7)
     heard = []
@@ -45,7 +44,7 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
     ours.send(0, signal.SIGTERM)  # nobody is there
     heard_there = []
     while len(heard_there) < 2:
-        right.wait(5.0)
+        right.wait(PATIENCE_S)
         heard_there += right.lines()
     assert heard_there == [{"welcome": 1}, {"signal": 15}]
     right.close()
@@ -59,7 +58,7 @@ def test_nonsense_on_the_line_closes_it():
     ours = control_channel.ControlChannel("127.0.0.1", 1)
     for text in (b"\xff\n", b"[1]\n", b"[" * 60_000 + b"\n", b"x" * 2**18):
         facts = {"line": ["127.0.0.1", ours.port], "key": ours.key}
-        wire = control_channel.call(facts, 0, 5.0)
+        wire = control_channel.call(facts, 0, PATIENCE_S)
         wire.socket.setblocking(True)
         with contextlib.suppress(OSError):
             wire.socket.sendall(text)
@@ -78,7 +77,7 @@ def test_agent_without_a_supervisor_says_so(tmp_path):
     facts = {"line": ["127.0.0.1", server.port], "key": server.key}
     server.close()
     with pytest.raises(RunError, match=r"does not reach the supervisor .*launcher.interface"):
-        control_channel.connect(facts, 0, 5.0)
+        control_channel.connect(facts, 0, 1.0)
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def supervised():
 def is_served(channel, rank):
     """Whether the agent of a rank is welcome, and what it sends arrives."""
     facts = {"line": ["127.0.0.1", channel.port], "key": channel.key}
-    agent = control_channel.connect(facts, rank, 20.0)
+    agent = control_channel.connect(facts, rank, PATIENCE_S)
     agent.send(code=rank)
     return agent
 
@@ -139,10 +138,8 @@ def test_what_a_stranger_sends_is_dropped_and_counted(supervised, what, half):
             if half:
                 stranger.shutdown(socket.SHUT_WR)
         agent = is_served(channel, 1)
-        until = time.monotonic() + 20
         waits = what == "nothing" and not half  # it may take KEY_S
-        while not (seen and (waits or channel.num_dropped)) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: seen and (waits or channel.num_dropped))
         assert seen == [(1, {"code": 1})]
         assert channel.num_dropped == (0 if waits else 1)
         agent.close()
@@ -154,9 +151,7 @@ def test_right_key_with_a_rank_that_is_none(supervised, rank):
     with socket.create_connection(("127.0.0.1", channel.port)) as stranger:
         stranger.sendall(first_line(rank=rank, key=channel.key))
         agent = is_served(channel, 1)
-        until = time.monotonic() + 20
-        while not (seen and channel.num_dropped) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: seen and channel.num_dropped)
     assert (seen, channel.num_dropped) == ([(1, {"code": 1})], 1)
     agent.close()
 
@@ -165,12 +160,13 @@ def test_silent_and_slow_callers_are_dropped_in_time(supervised, monkeypatch):
     monkeypatch.setattr(control_channel, "KEY_S", 0.3)
     channel, _ = supervised
     silent, slow = (socket.create_connection(("127.0.0.1", channel.port)) for _ in range(2))
-    until = time.monotonic() + 20
-    while channel.num_dropped < 2 and time.monotonic() < until:
+
+    def are_dropped():
         with contextlib.suppress(OSError):
             slow.sendall(b" ")  # it never comes to the end of its line
-        time.sleep(0.05)
-    assert channel.num_dropped == 2
+        return channel.num_dropped == 2
+
+    until(are_dropped, pause_s=0.05)
     silent.close()
     slow.close()
     is_served(channel, 0).close()
@@ -183,9 +179,7 @@ def test_a_thousand_silent_callers_keep_no_agent_out(supervised):
         for _ in range(1000):
             callers.append(socket.create_connection(("127.0.0.1", channel.port), timeout=5))
     agents = [is_served(channel, rank) for rank in range(3)]
-    until = time.monotonic() + 20
-    while len(seen) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: len(seen) == 3)
     assert sorted(seen) == [(rank, {"code": rank}) for rank in range(3)]
     assert len(channel._connections) <= 3 + 3 + control_channel.SPARE_CALLERS  # and the agents
     for wire in (*callers, *agents):
@@ -231,11 +225,9 @@ def test_hostile_values_of_an_agent_end_its_rank_alone(fake_world, monkeypatch, 
     job = Launch(run.path, run.attempt, config, "none", (), places)
     group = AgentRanks(job, 0, places.starter)
     facts = {"line": ["127.0.0.1", group._channel.port], "key": group._channel.key}
-    agent = control_channel.call(facts, 1, 5.0)
+    agent = control_channel.call(facts, 1, PATIENCE_S)
     agent.send(**fields)
-    until = time.monotonic() + 20
-    while group.ranks[1].code is None and time.monotonic() < until:
-        group.poll()
+    until(lambda: list(group.poll()))
     assert [rank.code for rank in group.ranks] == [None, -signal.SIGKILL]
     agent.close()
     group.kill()

@@ -14,9 +14,8 @@ import pytest
 
 from hires.core.python_command import module_command
 from hires.launcher.ranks import spawn
+from tests.helpers.patience import PATIENCE_S, until
 from tests.launcher.conftest import alive
-
-pytestmark = pytest.mark.timeout(120)
 
 MODULE = """
 import faulthandler, json, os, random, resource, signal, sys, time
@@ -93,7 +92,7 @@ def fresh(monkeypatch):
 
 
 def facts(process, path):
-    process.wait(30)
+    process.wait(PATIENCE_S)
     return json.loads(path.read_text().splitlines()[0])
 
 
@@ -148,11 +147,11 @@ def test_limits_and_cores_are_those_of_the_parent(child):
 def test_child_ends_as_a_fresh_process_does(child, fresh, words, code, last):
     forked, output = child(*words, environ={"PYTHONUNBUFFERED": "1"})
     assert isinstance(forked, spawn.Adopted)
-    assert forked.wait(30) == forked.poll() == code
+    assert forked.wait(PATIENCE_S) == forked.poll() == code
     if last is not None:
         assert output.read_text().splitlines()[-1] == last
     fresh()
-    assert child(*words)[0].wait(30) == code
+    assert child(*words)[0].wait(PATIENCE_S) == code
 
 
 def test_signals_reach_a_child_and_wait_ends_in_time(child):
@@ -160,7 +159,7 @@ def test_signals_reach_a_child_and_wait_ends_in_time(child):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
     process.send_signal(signal.SIGTERM)  # nobody is there any more
 
 
@@ -177,7 +176,7 @@ def test_folder_that_is_gone_fails_as_without_a_warm_process(child, tmp_path, mo
     monkeypatch.chdir(folder)
     folder.rmdir()
     process, path = child()
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE_S) == 1
     assert "No such file or directory" in path.read_text()
 
 
@@ -243,10 +242,7 @@ def test_nothing_is_left_when_the_parent_is_killed(child):
         ]
         assert len(pids) == 3, "the child, the warm process and the child's own"
         parent.kill()
-    until = time.monotonic() + 10
-    while alive(pids) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not alive(pids)
+    until(lambda: not alive(pids))
 
 
 RANK = """
@@ -256,14 +252,14 @@ from hires.launcher.ranks import spawn
 print(type(spawn._current).__name__, flush=True)
 command = module_command("facts_of_child", "exit", "5")
 child = spawn.start(command, spawn.helper_environment(), stdout=1, stderr=1)
-print(type(child).__name__, child.wait(30), flush=True)
+print(type(child).__name__, child.wait(200), flush=True)
 """
 
 
 @pytest.mark.parametrize("heir", [True, False])
 def test_child_forks_its_own_children_where_it_is_asked_to(child, heir):
     process, path = child(module="parent_of_child", heir=heir)
-    process.wait(30)
+    process.wait(PATIENCE_S)
     first, *_, last = path.read_text().splitlines()
     assert [first, last] == (["WarmProcess", "Adopted 5"] if heir else ["NoneType", "Popen 5"])
 
@@ -273,12 +269,12 @@ def test_warm_process_outlives_the_thread_that_started_it(child, monkeypatch, py
     warm = spawn.WarmProcess({**os.environ, **variables}, modules=["json"])
     monkeypatch.setattr(spawn, "_current", warm)
     try:
-        thread = threading.Thread(target=lambda: child()[0].wait(60))
+        thread = threading.Thread(target=lambda: child()[0].wait(PATIENCE_S))
         thread.start()
         thread.join()
         for _ in range(2):
             process, _ = child()
             assert isinstance(process, spawn.Adopted)
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
     finally:
         warm.end()

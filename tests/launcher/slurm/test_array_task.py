@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,10 @@ from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import states
+from tests.helpers.patience import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (JobNode("n1", "a", "127.0.0.1"),))
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def finished(folder: Path, ranks: str | dict[str, str] = "ok", **environ: str) -
     """Returns exit code and output of the element."""
     with start(folder, ranks, **environ) as process:
         try:
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     return process.returncode, out
@@ -119,10 +118,7 @@ def ends(runs: list[Path]) -> list[list[str]]:
 def wait_for_ranks(runs: list[Path], attempt: int = 0) -> None:
     """Returns when all ranks of runs listen for signals."""
     logs = [run / f"a{attempt}" / "logs" / f"rank000{rank}.log" for run in runs for rank in (0, 1)]
-    deadline = time.monotonic() + 60
-    while not all(log.exists() and "listens" in log.read_text() for log in logs):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: all(log.exists() and "listens" in log.read_text() for log in logs))
 
 
 @pytest.mark.parametrize("pack", [1, 2])
@@ -191,7 +187,7 @@ def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
     with start(runs[0].parent / "arrays" / "0", "saver") as process:
         wait_for_ranks(runs)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     lines = [line for run in runs for line in read_lines(run / "a0" / "events.jsonl")]
     found = [line["port"] for line in lines if line["event"] == "launch_started"]
     assert len(set(found)) == len(found) == 2
@@ -271,7 +267,7 @@ def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted
     with start(folder, "saver") as process:
         wait_for_ranks(runs[:2])  # four cores: two runs side by side
         process.send_signal(signal.SIGUSR2)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75
     assert ends(runs) == [["timeout"], ["timeout"], []], out
     assert (cluster / "words").read_text() == "requeue 7_0\n"
@@ -331,7 +327,7 @@ def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
         wait_for_ranks(runs[:1])
         (runs[1] / "a1" / "cancel").touch()  # its turn has not come
         (runs[0] / "a0" / "cancel").touch()  # and now it comes
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert ends(runs[:1]) == [["cancelled"]]
     assert not (runs[1] / "a2").exists()
 
@@ -341,13 +337,10 @@ def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluste
     with start(runs[0].parent / "arrays" / "0", "saver") as process:
         wait_for_ranks(runs)
         (runs[0] / "a0" / "cancel").touch()
-        deadline = time.monotonic() + 60
-        while not (runs[0] / "a0" / "exit.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((runs[0] / "a0" / "exit.json").exists)
         assert process.poll() is None
         process.send_signal(signal.SIGUSR2)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert ends(runs) == [["cancelled"], ["preempted"]]
 
 
@@ -355,12 +348,9 @@ def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(subm
     runs = submitted(3, pack=3)
     folder = runs[0].parent / "arrays" / "0"
     with start(folder, "hang") as process:
-        deadline = time.monotonic() + 60
-        while not all((run / "a0" / "logs" / "rank0001.log").exists() for run in runs[:2]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: all((run / "a0" / "logs" / "rank0001.log").exists() for run in runs[:2]))
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert ends(runs) == [["cancelled"]] * 3
     assert not (cluster / "words").exists()

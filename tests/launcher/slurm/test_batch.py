@@ -22,6 +22,7 @@ from hires.launcher.slurm import allocation, batch, job_attempts
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import OLD_S
+from tests.helpers.patience import until
 
 JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))
 
@@ -58,11 +59,8 @@ def ask_to_make_way(run, attempt: int) -> threading.Thread:
     log = file_names.attempt_dir(run, attempt) / "logs" / "rank0000.log"
 
     def ask() -> None:
-        for _ in range(3000):
-            if log.exists() and "listens" in log.read_text():
-                os.kill(os.getpid(), signal.SIGUSR2)
-                return
-            time.sleep(0.02)
+        until(lambda: log.exists() and "listens" in log.read_text())
+        os.kill(os.getpid(), signal.SIGUSR2)
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -19,6 +18,7 @@ from hires.launcher.ranks.places import Preemption, here
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
+from tests.helpers.patience import until
 from tests.launcher.conftest import alive, rank_pids
 
 NODES = (JobNode("n1", "h1", "h1"), JobNode("n2", "h2", "h2"))
@@ -123,8 +123,7 @@ def test_sigterm_of_a_scheduler_is_no_cancellation(fake_world, launch, making, s
     places = dataclasses.replace(here(2, 0), termination=lambda: making)
 
     def kill() -> None:
-        while len(rank_pids(run)) < 2:
-            time.sleep(0.01)
+        until(lambda: len(rank_pids(run)) == 2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=kill)
@@ -166,8 +165,7 @@ def test_attempt_that_somebody_else_has_ended_stops(fake_world, launch):
     run = fake_world("hang", "hang")
 
     def close() -> None:
-        while len(rank_pids(run)) < 2:
-            time.sleep(0.01)
+        until(lambda: len(rank_pids(run)) == 2)
         told = {"state": "failed", "cause": "its node went down", "reason": "node"}
         (run.attempt_dir / "exit.json").write_text(json.dumps(told))
 

@@ -106,6 +106,17 @@ def test_attempt_since_then_sends_to_the_folder(results, paths):
     assert again[0]["state"] == "done"  # an earlier attempt completed it
 
 
+@pytest.mark.parametrize("file", ["a1/record.json", "record.json", "a1/exit.json", "config.yaml"])
+def test_file_that_was_damaged_since_is_named(results, paths, file):
+    rebuild_index(results, paths)
+    (paths[0] / file).write_text("[")
+    for _ in range(2):  # the new index has no line that would hide it
+        runs, notes = runs_of(results, paths)
+        assert any(note.where.endswith(file) for note in runs[0].notes)
+        assert not runs[1].notes + runs[2].notes + notes
+        rebuild_index(results, paths)
+
+
 def test_runs_that_are_gone_are_not_listed(results, paths):
     rebuild_index(results, paths)
     assert len(runs_of(results, paths[:1])[0]) == 1
