@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import signal
@@ -27,6 +28,12 @@ class Answer:
     code: int
     out: str
     err: str
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: no collection of garbage looks at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

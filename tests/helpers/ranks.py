@@ -8,20 +8,25 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from hires.core.ranks import ports
 from hires.core.ranks.world import World
+from tests.helpers.patience import PATIENCE_S
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "hires.worker", "pytest"])
+_context.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed", "hires.worker", "pytest", "tests.helpers.rank_server"]
+)
 
 
-def run_ranks(job: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 90) -> list:
+def run_ranks(
+    job: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = PATIENCE_S
+) -> list:
     """Returns what ``job(world, *args)`` returns on each of ``num_ranks`` processes.
 
     Args:
@@ -33,29 +38,22 @@ def run_ranks(job: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: fl
     Raises:
         AssertionError: a rank failed or the time ran out; nothing is left behind.
     """
-    port = free_port()
     pipes, ranks = [], []
-    for rank in range(num_ranks):
-        ours, theirs = _context.Pipe(duplex=False)
-        world = World(rank, num_ranks, rank, num_ranks, "127.0.0.1", port, 0)
-        process = _context.Process(target=_rank, args=(theirs, job, world, args), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        ranks.append(process)
-    try:
-        return _answers(pipes, time.monotonic() + timeout_s)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with ports.reserve(0) as port:
+        for rank in range(num_ranks):
+            ours, theirs = _context.Pipe(duplex=False)
+            world = World(rank, num_ranks, rank, num_ranks, "127.0.0.1", port, 0)
+            process = _context.Process(target=_rank, args=(theirs, job, world, args), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            ranks.append(process)
+        try:
+            return _answers(pipes, time.monotonic() + timeout_s)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
 
 
 def _answers(pipes: list[Connection], deadline: float) -> list:
