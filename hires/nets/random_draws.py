@@ -9,7 +9,8 @@ when a segment is computed again or a run is resumed:
     number    mix(key + (place + 1) * GOLDEN),  key = mix of (seed, step, draw)
 
 ``Draws`` is a mode: under it torch's own operators (``F.dropout``, ``torch.rand`` ...) take their
-noise from here, whatever they compute of it. A plain module under it draws what its graph draws.
+noise from here, whatever they compute of it (:mod:`hires.nets.distributions`). A plain module under
+it draws what its graph draws.
 
 Source:
     SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
@@ -27,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hires.nets.distributions import DRAWN, Finish, writes
+
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -35,12 +38,13 @@ CHUNK = 2**16
 
 Places = Sequence[range]
 """For each dim of a tensor, the indices of the whole tensor that it holds."""
-Finish = Callable[[Tensor], Tensor]
-"""Numbers in [0, 1) -> what is drawn."""
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives operators their random numbers while it is active.
+
+    Those that :mod:`hires.nets.distributions` lacks, as binomial numbers, come from a generator of
+    the microbatch's own: the same on all ranks that compute the whole value.
 
     Args:
         seed: of the run.
@@ -75,16 +79,16 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs an operator, or draws for it."""
-        draw = _DRAWN.get(func)
+        draw = DRAWN.get(func)
         names = [argument.name for argument in func._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-        if draw is None:
-            # Attention without dropout draws nothing; others draw on their own, but count.
-            drops = "dropout_p" not in names or given.get("dropout_p", 0.0) > 0
-            if drops and torch.Tag.nondeterministic_seeded in func.tags:
-                next(self._draws)
-            return func(*args, **(kwargs or {}))
-        return draw(self, func, {**given, "generator": None})
+        if draw is not None:
+            return draw(self.numbers, func, {**given, "generator": None})
+        # Attention without dropout draws nothing.
+        drops = "dropout_p" not in names or given.get("dropout_p", 0.0) > 0
+        if drops and torch.Tag.nondeterministic_seeded in func.tags:
+            return self._seeded(func, given, "generator" in names)
+        return func(*args, **(kwargs or {}))
 
     def numbers(
         self, shape: Sequence[int], dtype: torch.dtype, finish: Finish, device: Any
@@ -103,6 +107,25 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = torch.empty([len(held) for held in places], dtype=dtype, device=device)
         first = self.first_sample * per_sample
         return fill(out, key, places, whole, finish, first).view(shape)
+
+    def _seeded(self, func: Any, given: dict[str, Any], takes_generator: bool) -> Any:
+        # Numbers are drawn in the order of memory, which may differ from one process to tiles.
+        key = key_of(self.seed, self.step, next(self._draws), self.first_sample)
+        dense = {
+            name: arg.contiguous() if isinstance(arg, Tensor) else arg
+            for name, arg in given.items()
+        }
+        if takes_generator:
+            device = next((a.device for a in given.values() if isinstance(a, Tensor)), "cpu")
+            dense["generator"] = torch.Generator(device).manual_seed(key)
+            made = func(**dense)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key)
+                made = func(**dense)
+        if made is dense.get("self") and writes(func):
+            return given["self"].copy_(made)
+        return made
 
 
 def key_of(*numbers: int) -> int:
@@ -172,109 +195,3 @@ def _mixed(z: int) -> int:
 
 def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
-
-
-def _keep_with(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
-    # bernoulli() takes its probabilities from its input, if it gets no others.
-    x: Tensor = args["self"]
-    given = args.get("p", 0.5 if _writes(func) else x)
-    if isinstance(given, Tensor):
-        ones = draws.numbers(x.shape, torch.float64, lambda u: u, x.device) < given
-    else:
-        ones = draws.numbers(x.shape, x.dtype, lambda u: u < given, x.device)
-    return _output(func, x).copy_(ones)
-
-
-def _output(func: Any, x: Tensor) -> Tensor:
-    return x if _writes(func) else torch.empty_like(x)
-
-
-def _writes(func: Any) -> bool:
-    return bool(func._schema.name.endswith("_"))
-
-
-def _dropout(draws: Draws, func: Any, args: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    # What F.dropout is on a GPU.
-    x, keep = args["input"], 1 - args["p"]
-    mask = draws.numbers(x.shape, torch.bool, lambda u: u < keep, x.device)
-    return x * mask * (1 / keep), mask
-
-
-def _fresh(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
-    kept = {key: arg for key, arg in args.items() if key != "generator"}
-    like = func._schema.name.endswith("_like")
-    source = kept.pop("self" if like else "size")
-    out = (torch.empty_like if like else torch.empty)(source, **kept)
-    return _write(draws, out, "randn" in func._schema.name)
-
-
-def _spread(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
-    low, high = args.get("from", 0.0), args.get("to", 1.0)
-    return _write(draws, _output(func, args["self"]), False).mul_(high - low).add_(low)
-
-
-def _normal(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
-    return (
-        _write(draws, _output(func, args["self"]), True)
-        .mul_(args.get("std", 1.0))
-        .add_(args.get("mean", 0.0))
-    )
-
-
-def _exponential(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
-    # By the inverse of its distribution; never 0, because a Gumbel number is its logarithm.
-    out = _output(func, args["self"])
-    least = max(2.0**-54, torch.finfo(out.dtype).tiny)
-
-    def finish(u: Tensor) -> Tensor:
-        return torch.log1p(-u).neg_().div_(args.get("lambd", 1.0)).clamp_(min=least)
-
-    return out.copy_(draws.numbers(out.shape, out.dtype, finish, out.device))
-
-
-def _bell(draws: Draws, func: Any, args: dict[str, Any]) -> Tensor:
-    # normal(mean, std): two tensors, a tensor and a number, or numbers and a size.
-    mean, std = args["mean"], args.get("std", 1.0)
-    if "size" in args:
-        keys = {key: args[key] for key in ("dtype", "device") if key in args}
-        out = torch.empty(args["size"], **keys)
-    else:
-        out = torch.empty_like(mean + std)
-    return _write(draws, out, True).mul_(std).add_(mean)
-
-
-def _write(draws: Draws, out: Tensor, normal: bool) -> Tensor:
-    def finish(u: Tensor) -> Tensor:
-        if normal:
-            bell: Tensor = torch.special.ndtri(u + 2.0**-54)
-            return bell
-        # Of 24 bits in float32, as torch has them: rounding must not reach 1.
-        return u if out.dtype == torch.float64 else (u * 2**24).floor_() * 2.0**-24
-
-    out.copy_(draws.numbers(out.shape, out.dtype, finish, out.device))
-    return out
-
-
-_aten = torch.ops.aten
-_DRAWN: dict[Any, Callable[[Draws, Any, dict[str, Any]], Any]] = {
-    _aten.bernoulli_.float: _keep_with,
-    _aten.bernoulli.default: _keep_with,
-    _aten.bernoulli.p: _keep_with,
-    _aten.bernoulli.Tensor: _keep_with,
-    _aten.bernoulli_.Tensor: _keep_with,
-    _aten.native_dropout.default: _dropout,
-    _aten.rand.default: _fresh,
-    _aten.randn.default: _fresh,
-    _aten.rand_like.default: _fresh,
-    _aten.randn_like.default: _fresh,
-    _aten.uniform.default: _spread,
-    _aten.uniform_.default: _spread,
-    _aten.exponential.default: _exponential,
-    _aten.exponential_.default: _exponential,
-    _aten.normal_functional.default: _normal,
-    _aten.normal_.default: _normal,
-    _aten.normal.float_float: _bell,
-    _aten.normal.Tensor_float: _bell,
-    _aten.normal.float_Tensor: _bell,
-    _aten.normal.Tensor_Tensor: _bell,
-}

@@ -31,7 +31,7 @@ from hires.plan.factors import local_size
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
 from hires.plan.halos import is_list, on_one_map
-from hires.plan.operators.operator_facts import draws_apart, is_random
+from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in, shard_args
 
@@ -108,7 +108,7 @@ def _drawn(run: Operator, node: Node, context: Context) -> Operator:
         return [*places[:2], *map(range, sizes[2:])] if single else places, sizes
 
     samples = context.plan.graph.input_shape[0]
-    shared = None if draws_apart(node) else places_of  # others compute whole values alone
+    shared = places_of if layout in (TILED, SHARDED) else None
 
     def run_drawn(values: Values) -> Any:
         place = context.step, context.first_sample
@@ -198,8 +198,12 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
         value = function(*args.values(), **named)
         return value[0] if first and isinstance(value, tuple) else value
 
+    def run_apart(values: Values) -> Any:
+        with torch.no_grad():  # torch has no derivative of randint_like, for example
+            return run(values)
+
     first = node.shape is not None  # of an operator's values only the first is read
-    return run
+    return run_apart if facts_of(node.kind).ends_gradient else run
 
 
 def _binder(node: Node, tensors: dict[str, Tensor]) -> Bind:

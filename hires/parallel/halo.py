@@ -14,6 +14,7 @@ border. Which messages these are, and in which order, is in the events of the pl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -40,6 +41,20 @@ class Frame(NamedTuple):
     # Whether the gradient of the window is its reader's alone, and may be added to: not that of an
     # addition, which hands one tensor to both operands.
     private: bool = True
+    # Whether rows, and columns, go on at the other end of the map.
+    turns: tuple[bool, bool] = (False, False)
+
+    def origins(self) -> list[Rect]:
+        """Returns the window, and where it lies as seen from the map's other ends.
+
+        A window of rows -2 to 3 of 9 is also one of rows 7 to 12.
+        """
+        shifts = [
+            (0, -size, size) if turns else (0,)
+            for size, turns in zip(self.size, self.turns, strict=True)
+        ]
+        r0, r1, c0, c1 = self.window
+        return [(r0 + y, r1 + y, c0 + x, c1 + x) for y, x in itertools.product(*shifts)]
 
 
 class Exchange:
@@ -118,14 +133,17 @@ class Borrowed:
             self._source = None
         return self._pieces
 
-    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect) -> None:
-        """Adds the gradient of the borrowed pixels in a rectangle; ``grad`` holds ``origin``."""
+    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect, once: bool = True) -> None:
+        """Adds the gradient of the borrowed pixels in a rectangle; ``grad`` holds ``origin``.
+
+        ``once``: the reader has no second part of it.
+        """
         for rect, pixels in self._pieces:
             common = intersect(rect, within)
             if is_empty(common):
                 continue
             added = part(grad, origin, common)
-            if common == rect and len(self.exchange.readers) == 1:
+            if once and common == rect and len(self.exchange.readers) == 1:
                 # All of it, and no other reader adds to these pixels: a view is sent as it lies.
                 self._gradients[rect] = added
                 continue
@@ -158,17 +176,20 @@ class _GatherWindow(torch.autograd.Function):
         gathered = new_part(x, frame.window)
         _fill_ring(gathered, frame)
         pieces = borrowed.pieces() if borrowed is not None else []
-        paste(gathered, frame.window, [(frame.held, x), *pieces], frame.window)
+        for origin in frame.origins():
+            paste(gathered, origin, [(frame.held, x), *pieces], origin)
         return gathered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         frame: Frame = ctx.frame
-        arriving = None
+        arriving, origins = None, frame.origins()
+        once = len(origins) == 1
         if ctx.borrowed is not None:
-            ctx.borrowed.add_gradient(frame.window, grad, frame.window)
+            for origin in origins:
+                ctx.borrowed.add_gradient(origin, grad, origin, once)
             arriving = ctx.borrowed.reduce_halo_gradients()
-        whole = inside(frame.held, frame.window) and not is_empty(frame.held)
+        whole = once and inside(frame.held, frame.window) and not is_empty(frame.held)
         if whole:
             own = part(grad, frame.window, frame.held)
             # A view does where nothing is added to it, or where it may be: it is no other operand's
@@ -180,7 +201,11 @@ class _GatherWindow(torch.autograd.Function):
         result = new_map(grad, ctx.shape)
         if not whole:
             result.zero_()
-        paste(result, frame.held, [(frame.window, grad)], frame.held)
+        for origin in origins:
+            common = intersect(origin, frame.held)
+            if not is_empty(common):
+                target, added = part(result, frame.held, common), part(grad, origin, common)
+                _ = target.copy_(added) if whole else target.add_(added)
         add_pieces(result, frame.held, arriving)
         return result, None, None
 

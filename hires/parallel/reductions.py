@@ -33,10 +33,11 @@ from hires.parallel.image_kernels import (
     tiles_of_ranks,
     wide,
 )
-from hires.plan.graph import Node
+from hires.plan.factors import COLUMNS, ROWS, Factor, local_size, shape_of
+from hires.plan.graph import Node, Rect
 from hires.plan.halos import map_shape
-from hires.plan.rules import reduced_dims
-from hires.plan.tiling import own_rects
+from hires.plan.rules import dims_of, kept_dim, most_of, reduced_dims
+from hires.plan.tiling import area, own_rects, split_all
 
 
 class Reduced(NamedTuple):
@@ -46,10 +47,10 @@ class Reduced(NamedTuple):
     dims: list[int]
     """Of the value, a map (n, C, H, W) or of any other dims."""
     keep: bool
-    size: tuple[int, int]
-    """Rows and columns of the map."""
-    origin: tuple[int, int]
-    """First row and column of this tile."""
+    rect: Rect
+    """What this tile owns of the map."""
+    along: list[Factor]
+    """What the dim consists of along which it looks for an extreme."""
     shares: Tensor
     """Each tile's part of all numbers, in the order of ranks, (tiles,)."""
     numbers: int
@@ -84,34 +85,87 @@ def declare(names: str, local: Any, combine: Any) -> None:
 
 def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
     reduction, [source] = REDUCTIONS[node.kind], node.inputs
-    shape = context.plan.graph.shape(source)
-    *_, rows, cols = map_shape(context.plan.graph, context.stage, source)
+    graph, stage = context.plan.graph, context.stage
+    shape, factors = graph.shape(source), dims_of(graph, stage, source)
+    *_, rows, cols = map_shape(graph, stage, source)
     held, own = context.extent(source), context.own([rows, cols])
     dims = sorted(reduced_dims(node, shape))
     order = tiles_of_ranks(context)
-    rects = own_rects([rows, cols], context.stage.tiles)
-    areas = [(r1 - r0) * (c1 - c0) for r0, r1, c0, c1 in (rects[tile] for tile in order)]
-    shares = torch.tensor(areas, dtype=torch.float64) / (rows * cols)
+    rects = own_rects([rows, cols], stage.tiles)
+    areas = torch.tensor([area(rects[tile]) for tile in order], dtype=torch.float64)
+    shares = areas / (rows * cols)
     count = math.prod(shape[dim] for dim in dims)
     keep = bool(node.args.get("keepdim", "output_size" in node.args))
-    size, origin = (rows, cols), (own[0], own[2])
-    place = order.index(context.tile)
+    pixels = [Factor(rows, ROWS), Factor(cols, COLUMNS)]
+    along = [*factors[dims[0]]] if "dim" in node.args else pixels
+    place, kept = order.index(context.tile), _Kept.of(node, context, order)
 
     def run(values: Values) -> Any:
         x = part(values[source], held, own)
         x = x.to(wide(x))
-        facts = Reduced(bind(values), dims, keep, size, origin, shares.to(x), count)
+        facts = Reduced(bind(values), dims, keep, own, along, shares.to(x), count)
         sent = reduction.local(x, facts)
+        sent = sent if kept is None else kept.filled_up(sent)
         gathered = _GatherTiles.apply(sent, context.cursor, node.name, place)  # type: ignore[no-untyped-call]
-        value = reduction.combine(gathered, facts)
+        combined = reduction.combine if kept is None else kept.combined(reduction.combine)
+        value = combined(gathered, facts)
         kind = values[source].dtype
-        if isinstance(value, tuple) and node.shape is not None:  # only the first is read
-            value = value[0]
-        if isinstance(value, tuple):
-            return tuple(one.to(kind) if one.is_floating_point() else one for one in value)
-        return value.to(kind)
+        made = value if isinstance(value, tuple) else (value,)
+        made = tuple(one.to(kind) if one.is_floating_point() else one for one in made)
+        return made if node.shape is None else made[0]  # only the first is read
 
     return run
+
+
+class _Kept(NamedTuple):
+    # The dim that tiles cut and the reduction leaves, where grids have rows and columns. Tiles of
+    # one part of it are combined apart:
+    #
+    #     tile 0  rows 0-2 | tile 1  rows 0-2        mean over columns   0-2 of tiles 0 and 1
+    #     tile 2  rows 3-4 | tile 3  rows 3-4                            3-4 of tiles 2 and 3
+    place: int
+    """The dim in a result, from the last."""
+    most: int
+    """Its size on the tile that has most of it."""
+    groups: list[tuple[list[int], int]]
+    """For each part the tiles that share it, in the order of ranks, and its size."""
+
+    @classmethod
+    def of(cls, node: Node, context: Context, order: list[int]) -> _Kept | None:
+        graph, stage, [source] = context.plan.graph, context.stage, node.inputs
+        factors = dims_of(graph, stage, source)
+        dim = kept_dim(node, factors)
+        if dim is None:
+            return None
+        [(size, axis, parts)] = factors[dim]
+        assert axis is not None
+        dims, keep = reduced_dims(node, shape_of(factors)), node.args.get("keepdim")
+        behind = sum(keep or other not in dims for other in range(dim, len(factors)))
+        own = [divmod(tile, stage.tiles[1])[axis] for tile in order]
+        groups = [
+            ([rank for rank, one in enumerate(own) if one == index], end - first)
+            for index, (first, end) in enumerate(split_all(size, parts))
+            if end > first
+        ]
+        return cls(-behind, most_of(factors[dim]), groups)
+
+    def filled_up(self, sent: Tensor) -> Tensor:
+        # Messages of all tiles have one size.
+        missing = self.most - sent.shape[self.place]
+        return F.pad(sent, [0, 0] * (-self.place - 1) + [0, missing])
+
+    def combined(self, combine: Callable[[Tensor, Reduced], Any]) -> Callable[..., Any]:
+        def of_parts(gathered: Tensor, r: Reduced) -> Any:
+            parts = []
+            for ranks, size in self.groups:
+                shares = r.shares[ranks]
+                facts = r._replace(shares=shares / shares.sum())
+                parts.append(combine(gathered[ranks].narrow(self.place, 0, size), facts))
+            if isinstance(parts[0], tuple):
+                return tuple(torch.cat(one, self.place) for one in zip(*parts, strict=True))
+            return torch.cat(parts, self.place)
+
+        return of_parts
 
 
 def sum_over_tiles(own: Tensor, context: Context, node: str) -> Tensor:
@@ -201,31 +255,62 @@ def _extreme(largest: bool) -> tuple[Any, Any]:
     return local, combine
 
 
-declare("amax max", *_extreme(largest=True))
-declare("amin min", *_extreme(largest=False))
-
-
-def _first_maximum(x: Tensor, r: Reduced) -> Tensor:
-    if not x.numel():
-        value = r.filled(x, -math.inf)
-        return torch.stack([value, torch.zeros_like(value), torch.zeros_like(value)])
-    value, index = F.adaptive_max_pool2d(x, 1, return_indices=True)
-    row, col = index // x.shape[3] + r.origin[0], index % x.shape[3] + r.origin[1]
-    return torch.stack([value, row.to(value), col.to(value)])
-
-
-def _first_of_tiles(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
-    # Of equal maxima the first row by row has the gradient. Rows and columns travel apart: single
+def _first_extreme(largest: bool) -> tuple[Any, Any]:
+    # Of equal extremes the first one has the gradient. Its row and its column travel apart: single
     # precision counts the pixels of no map of more than 4096 x 4096.
-    values, rows, cols = sent.unbind(1)
-    index = rows.detach().long() * r.size[1] + cols.detach().long()
-    best = values.detach().amax(0)
-    beaten = (values.detach() != best) & ~values.detach().isnan()
-    first = index.masked_fill(beaten, r.size[0] * r.size[1]).argmin(0, keepdim=True)
-    return values.gather(0, first)[0], index.gather(0, first)[0]
+    sign = 1 if largest else -1
+
+    def local(x: Tensor, r: Reduced) -> Tensor:
+        if not x.numel():
+            value = r.filled(x, -math.inf)
+            return torch.stack([value, torch.zeros_like(value), torch.zeros_like(value)])
+        if "output_size" in r.args:
+            value, index = F.adaptive_max_pool2d(x, 1, return_indices=True)
+        else:
+            value, index = (sign * x).max(r.dims[0], r.keep)
+        inner = local_size(r.along[-1], r.rect) if len(r.along) > 1 else 1
+        numbers = zip(r.along, (index // inner, index % inner), strict=False)
+        places = [number + r.rect[2 * (factor.axis or 0)] for factor, number in numbers]
+        return torch.stack([value, *(p.to(value) for p in [*places, index * 0][:2])])
+
+    def combine(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
+        values, outer, inner = sent.unbind(1)
+        width = r.along[-1].size if len(r.along) > 1 else 1
+        index = outer.detach().long() * width + inner.detach().long()
+        best = values.detach().amax(0)
+        beaten = (values.detach() != best) & ~values.detach().isnan()
+        last = math.prod(factor.size for factor in r.along)
+        first = index.masked_fill(beaten, last).argmin(0, keepdim=True)
+        return sign * values.gather(0, first)[0], index.gather(0, first)[0]
+
+    return local, combine
 
 
-declare("adaptive_max_pool2d", _first_maximum, _first_of_tiles)
+def _either(largest: bool) -> tuple[Any, Any]:
+    # max() of everything, or max(dim).
+    of_all, of_dim = _extreme(largest), _first_extreme(largest)
+
+    def local(x: Tensor, r: Reduced) -> Tensor:
+        return (of_dim if "dim" in r.args else of_all)[0](x, r)  # type: ignore[no-any-return]
+
+    def combine(sent: Tensor, r: Reduced) -> Any:
+        return (of_dim if "dim" in r.args else of_all)[1](sent, r)
+
+    return local, combine
+
+
+def _place(largest: bool) -> tuple[Any, Any]:
+    local, combine = _first_extreme(largest)
+    return local, lambda sent, r: combine(sent, r)[1]
+
+
+declare("amax", *_extreme(largest=True))
+declare("amin", *_extreme(largest=False))
+declare("max", *_either(largest=True))
+declare("min", *_either(largest=False))
+declare("argmax", *_place(largest=True))
+declare("argmin", *_place(largest=False))
+declare("adaptive_max_pool2d", *_first_extreme(largest=True))
 
 
 def _moments(x: Tensor, r: Reduced) -> Tensor:

@@ -27,7 +27,7 @@ from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
 from hires.plan.graph import Node, describe
-from hires.plan.operators.operator_facts import draws_apart, facts_of
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.rules import TILED
 
 
@@ -85,7 +85,6 @@ class Segment:
         self, context: Context, nodes: list[Node], tensors: dict[str, Tensor], later: set[str]
     ) -> None:
         self.context = context
-        self.random = any(draws_apart(node) for node in nodes)
         made = {node.name for node in nodes}
         self.outputs = [node.name for node in nodes if node.name in later]
         reads = dict.fromkeys(name for node in nodes for name in node.inputs)
@@ -125,7 +124,6 @@ class _Recomputed(torch.autograd.Function):
         ctx.segment = segment
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.random = torch.get_rng_state() if segment.random else None
         ctx.microbatch = segment.context.microbatch
         ctx.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         outputs = segment.run(dict(zip(segment.inputs, tensors, strict=True)))
@@ -137,7 +135,7 @@ class _Recomputed(torch.autograd.Function):
         needs = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
         leaves = [tensor.detach().requires_grad_(needed) for tensor, needed in needs]
         enabled, dtype = ctx.autocast
-        second_run = _second_run(segment.context, ctx.microbatch, ctx.random)
+        second_run = _second_run(segment.context, ctx.microbatch)
         with second_run, torch.enable_grad():
             with torch.autocast("cpu", dtype=dtype, enabled=enabled):
                 outputs = segment.run(dict(zip(segment.inputs, leaves, strict=True)))
@@ -148,15 +146,12 @@ class _Recomputed(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _second_run(context: Context, microbatch: int, random: Tensor | None) -> Iterator[None]:
-    # Running statistics stay as they are, and random numbers are those of the first run.
+def _second_run(context: Context, microbatch: int) -> Iterator[None]:
+    # Running statistics stay as they are, and random numbers are those of the microbatch.
     context.recomputing, before = True, context.microbatch
     context.microbatch = microbatch
     try:
-        with torch.random.fork_rng(devices=[], enabled=random is not None):
-            if random is not None:
-                torch.set_rng_state(random)
-            yield
+        yield
     finally:
         context.recomputing, context.microbatch = False, before
 

@@ -30,7 +30,7 @@ from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.rules import window_axes_of
-from hires.plan.tiling import Axes, inside, is_empty, need_of
+from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
 
@@ -60,10 +60,15 @@ class Window:
         pads = [axis.padding if n else 0 for axis, n in zip(axes, self.native, strict=True)]
         self.padding = pads  # padding that torch's kernel applies in each dim
         self.rect = need_of(axes, self.out)
+        self.turns = axes[0].kind == CIRCULAR, axes[1].kind == CIRCULAR
         if self.ring is not None and not is_empty(self.out):
             dims = zip(axes, self.native, (self.out[:2], self.out[2:]), strict=True)
             rows, cols = ((0, a.size_in) if native else a.reach(out) for a, native, out in dims)
             self.rect = rows + cols
+        if any(self.turns) and not is_empty(self.rect):
+            rows, cols = self.rect[:2], self.rect[2:]
+            rows = axes[0].reach(self.out[:2]) if self.turns[0] else rows
+            self.rect = rows + (axes[1].reach(self.out[2:]) if self.turns[1] else cols)
         self.blank = 0 in self.shape or is_empty(self.rect)  # the tile makes no pixel, or only 0
         self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
         if self.local and facts.strips and padded:
@@ -86,7 +91,8 @@ class Window:
         if self.local:
             window = part(x, self.held, self.rect)
         else:
-            window = gather_window(x, borrowed, Frame(self.held, self.rect, self.size, fill))
+            frame = Frame(self.held, self.rect, self.size, fill, turns=self.turns)
+            window = gather_window(x, borrowed, frame)
         if self.blank:
             # The sum ties the zeros to the window, so that its exchange also runs backward: the
             # neighbours wait for the messages of a tile that makes no pixel, too.
@@ -191,6 +197,7 @@ def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 @WINDOW_KERNELS.register("reflection_pad2d")
 @WINDOW_KERNELS.register("replication_pad2d")
 @WINDOW_KERNELS.register("roll")
+@WINDOW_KERNELS.register("repeat_interleave")
 @WINDOW_KERNELS.register("adaptive_avg_pool2d")
 @WINDOW_KERNELS.register("upsample_nearest2d")
 @WINDOW_KERNELS.register("_upsample_nearest_exact2d")

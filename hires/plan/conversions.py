@@ -40,7 +40,7 @@ from hires.plan.factors import (
 )
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.map_labels import is_plain, labels_of
-from hires.plan.operators.operator_facts import draws_apart, facts_of
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.products import Ref
 from hires.plan.plan import Stage
 from hires.plan.rules import (
@@ -125,7 +125,7 @@ class _Builder:
             rule = rule_of(node, self.graph, tiled)
             if rule is None or (rule.kind == "whole" and node.name in self.paying):
                 lifted = self._lifted(node) | tiled
-                later = None if draws_apart(node) else rule_of(node, self.graph, lifted)
+                later = rule_of(node, self.graph, lifted)
                 if later is not None and later.result == TILED:
                     rule, tiled = later, lifted
             if rule is not None:
@@ -167,7 +167,7 @@ class _Builder:
 
     def _add_whole(self, node: Node) -> bool:
         missing = [value for value in node.inputs if WHOLE not in self.forms[value]]
-        if self._is_refused(node, missing):
+        if self._is_refused(missing):
             # How its value would lie, so that what follows is judged as well.
             names = {value: next(iter(self.forms[value].values())) for value in node.inputs}
             image = node.shape is None or len(node.shape) == 4
@@ -220,9 +220,7 @@ class _Builder:
         tensors = (v for v in node.inputs if v == INPUT or self.graph.by_name[v].shape is not None)
         return {v: dims for v in tensors if (dims := self._would(v)) is not None}
 
-    def _is_refused(self, node: Node, missing: list[str]) -> bool:
-        if draws_apart(node):
-            return True
+    def _is_refused(self, missing: list[str]) -> bool:
         lists = any(self.graph.by_name[v].shape is None for v in missing if v != INPUT)
         return bool(missing) and (lists or not self.gather)
 

@@ -133,6 +133,8 @@ def _last_dims(r: Reading) -> Fit | None:
 def _joined(r: Reading) -> Fit | None:
     """Operands one behind the other along a dim that is not cut, or along a new one."""
     shape = r.node.shape or []
+    if r.node.args["dim"] is None:
+        return None
     place, new = r.node.args["dim"] % len(shape), r.node.kind == "stack"
 
     def apart(dims: Dims) -> Dims:
@@ -142,11 +144,49 @@ def _joined(r: Reading) -> Fit | None:
         return None
     if not new and any(is_cut(dims[place]) for dims in r.tiled.values()):
         return None
+    indexed = not {"index", "indices"}.isdisjoint(r.node.args)
+    if indexed and not _equal_but_for(r, place):
+        return None
     made = _result(r, aligned([apart(dims) for dims in r.tiled.values()], len(shape)))
     if made is None:
         return None
     rest = made[:place] + made[place + 1 :] if new else made
     return dataclasses.replace(_cropping(r, rest, [*r.whole()]), dims=made)
+
+
+def _equal_but_for(r: Reading, place: int) -> bool:
+    """Whether all operands have the sizes of the first in all dims but one, whole ones too."""
+    shapes = [shape_of(dims) for dims in r.tiled.values()] + [r.shape(ref) for ref in r.whole()]
+    return len({(*shape[:place], *shape[place + 1 :]) for shape in shapes}) == 1
+
+
+def _indexed(r: Reading) -> Fit | None:
+    """x[:, [2, 0, 1]], or a row of a table for every pixel of a map of indices.
+
+    The dims of the indices stand in the place of those that they index.
+    """
+    source, given, *_ = r.node.args.values()
+    indices = given if isinstance(given, list) else [given]
+    dims, places = _dims_of(r, source), [p for p, one in enumerate(indices) if one is not None]
+    picked = [_dims_of(r, indices[place]) for place in places]
+    in_tiles = [one for one in picked if axes_of(one)]
+    if any(is_cut(dims[place]) for place in places):
+        return None
+    if in_tiles and (axes_of(dims) or len(in_tiles) < len(picked)):
+        return None
+    both = aligned(picked, max(map(len, picked)))
+    if both is None:
+        return None
+    rest = [dim for place, dim in enumerate(dims) if place not in places]
+    # Indices of dims that are not side by side make the first dims.
+    start = places[0] if places[-1] - places[0] < len(places) else 0
+    made = _result(r, with_each_axis_once((*rest[:start], *both, *rest[start:])))
+    return None if made is None else Fit(made)
+
+
+def _dims_of(r: Reading, arg: Any) -> Dims:
+    [ref] = arg.items()
+    return r.tiled.get(r.name_of(arg)) or whole_dims(r.shape(ref))
 
 
 def _regrouped(r: Reading) -> Fit | None:
@@ -321,6 +361,7 @@ WAYS: dict[str, Callable[[Reading], Fit | None]] = {
     "element": _element,
     "last dims": _last_dims,
     "joined": _joined,
+    "indexed": _indexed,
     "regrouped": _regrouped,
     "permuted": _permuted,
     "expanded": _expanded,

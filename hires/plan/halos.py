@@ -28,7 +28,18 @@ from hires.plan.graph import Graph, Node, Rect
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Stage
 from hires.plan.rules import TILED, Rule, dims_of
-from hires.plan.tiling import cover, inside, loans, need_of, own_rects, window_loans
+from hires.plan.tiling import (
+    Parts,
+    cover,
+    cover_parts,
+    inside,
+    loans_of_parts,
+    need_of,
+    own_rects,
+    parts_of,
+    rects_of,
+    window_loans,
+)
 
 BORDER_SHARE = 1 / 32
 """``parallel.halo.overlap=auto`` computes the border apart up to this part of a tile: it is
@@ -45,23 +56,24 @@ def halos_of(
     so the other nodes have exchanges of their own.
     """
     found: dict[tuple[str, bool], CommOp] = {}
-    needs: dict[tuple[str, bool], list[Rect]] = {}
+    needs: dict[tuple[str, bool], list[Parts]] = {}
     for node in graph.nodes[stage.first : stage.last]:
         for value in node.inputs:
             if stage.layout[value] != TILED or is_list(graph, node.name, value):
                 continue
-            wanted = wanted_rects(graph, stage, node, value, rules[node.name])
-            held = extents_of(graph, stage, value)
-            if all(inside(a, b) for a, b in zip(wanted, held, strict=True)):
+            wanted = wanted_parts(graph, stage, node, value, rules[node.name])
+            pairs = zip(map(rects_of, wanted), extents_of(graph, stage, value), strict=True)
+            if all(inside(rect, held) for rects, held in pairs for rect in rects):
                 continue
             key = value, graph.needs_grad(value) and node.name in backward
             op = found.setdefault(key, CommOp(node.name, "halo", value, back=key[1]))
             op.readers.append(node.name)
             before = needs.get(key, wanted)
-            needs[key] = [cover(a, b) for a, b in zip(before, wanted, strict=True)]
+            needs[key] = [cover_parts(a, b) for a, b in zip(before, wanted, strict=True)]
     ops: dict[str, list[CommOp]] = {}
     for key, op in found.items():
-        op.messages = loans(map_shape(graph, stage, op.value)[2:], stage.tiles, needs[key])
+        size = map_shape(graph, stage, op.value)[2:]
+        op.messages = loans_of_parts(size, stage.tiles, needs[key])
         ops.setdefault(op.node, []).append(op)
     return ops
 
@@ -125,10 +137,15 @@ def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule)
     if rule.result != TILED or not (rule.axes or on_one_map(graph, stage, node.name, value)):
         return own
     made = extents_of(graph, stage, node.name)
-    if rule.kind != "window":
-        return made
-    assert rule.axes is not None
-    return [need_of(rule.axes, rect) for rect in made]
+    return made if rule.axes is None else [need_of(rule.axes, rect) for rect in made]
+
+
+def wanted_parts(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule) -> list[Parts]:
+    """Returns :func:`wanted_rects` without what lies between the parts of a rectangle."""
+    if rule.axes is None:
+        rects = wanted_rects(graph, stage, node, value, rule)
+        return [((rect[:2],), (rect[2:],)) for rect in rects]
+    return [parts_of(rule.axes, rect) for rect in extents_of(graph, stage, node.name)]
 
 
 def on_one_map(graph: Graph, stage: Stage, *values: str) -> bool:

@@ -13,7 +13,7 @@ from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 
 ONE_TILE = (1, 1)
-MOVES = {"regrouped", "permuted", "expanded", "repeated", "product"}
+MOVES = {"regrouped", "permuted", "expanded", "repeated", "product", "indexed"}
 """Ways in which the dims of a result are others than those of its operands."""
 
 

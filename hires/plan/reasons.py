@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import OPERATORS, draws_apart, facts_of
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, is_random
 from hires.plan.plan import Stage
 from hires.plan.rules import TILED
 
@@ -22,8 +22,8 @@ REASONS = {kind: reason for reason, kinds in _KINDS.items() for kind in kinds.sp
 
 def why_whole(node: Node, graph: Graph, stage: Stage) -> str:
     """Returns why a node of a stage has no rule, as ``reflect padding``; it names the cause."""
-    if draws_apart(node):
-        return "draws random numbers, other ones on every rank"
+    if is_random(node) and not facts_of(node.kind).positional:
+        return "draws random numbers for the whole value"
     if stage.shards > 1:
         return "works across the samples"
     facts, args = facts_of(node.kind), node.args

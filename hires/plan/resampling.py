@@ -109,8 +109,8 @@ def _replicate(out: int, size_in: int, size_out: int, before: float) -> Taps:
     return [(min(max(out - int(before), 0), size_in - 1), 1.0)]
 
 
-def _circular(out: int, size_in: int, size_out: int, before: float) -> Taps:
-    return [((out - int(before)) % size_in, 1.0)]
+def _copies(out: int, size_in: int, size_out: int, scale: float) -> Taps:
+    return [(out * size_in // size_out, 1.0)]
 
 
 RESAMPLINGS: dict[str, Resampling] = {
@@ -125,13 +125,13 @@ RESAMPLINGS: dict[str, Resampling] = {
     "bins": _bin,
     "reflect": _reflect,
     "replicate": _replicate,
-    "circular": _circular,
+    "copies": _copies,
 }
 """Kind of an axis -> the taps of its output rows."""
-PADS = ("reflect", "replicate", "circular")
+PADS = ("reflect", "replicate")
 """Kinds that count the rows before the first input row instead of a scale."""
-TURNING = ("reflect", "circular")
-"""Kinds whose taps do not follow the order of the output rows."""
+TURNING = "reflect"
+"""Kind whose taps do not follow the order of the output rows."""
 
 
 def _single(number: float) -> float:

@@ -34,17 +34,19 @@ from typing import Any
 from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of
 from hires.plan.factors import (
     ROWS,
+    Dim,
     Dims,
     Factor,
     as_map,
     is_cut,
     is_map,
     map_dims,
+    shape_of,
     unpack,
     whole_dims,
 )
 from hires.plan.graph import Graph, Node
-from hires.plan.operators.operator_facts import draws_apart, facts_of
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Stage
 from hires.plan.tiling import Axes
@@ -107,8 +109,6 @@ def dims_of(graph: Graph, stage: Stage, value: str) -> Dims:
 
 def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
     """Returns the rule of a node that reads some values in tiles; None if tiles have none."""
-    if draws_apart(node):
-        return None  # also behind the global pool, where all tiles must compute alike
     if not tiled:
         return Rule("whole")
     rules = (_rule(way, node, graph, tiled) for way in facts_of(node.kind).tiling)
@@ -155,7 +155,7 @@ def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule | None:
 
 
 def _reduction(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
-    """It goes over all rows and columns that are cut, alone or with other dims, or to one cell."""
+    """It goes over rows, columns or both, alone or with other dims, or to one cell."""
     [(value, factors), *others], first = tiled.items(), next(iter(node.args.values()))
     if others or node.params or first != {"value": value}:
         return None
@@ -163,12 +163,32 @@ def _reduction(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
     assert reduction is not None, f"the entry of {node.kind} has no reduction"
     if "output_size" in node.args and not is_map(factors):
         return None
-    dims = reduced_dims(node, shape)
+    dims, kept = reduced_dims(node, shape), kept_dim(node, factors)
     cut = {dim for dim, factor in enumerate(factors) if is_cut(factor)}
-    if not cut <= dims or not _floating(graph, value):
+    if not cut & dims or len(cut - dims) > (kept is not None) or not _has_type(node, graph, value):
         return None
-    numbers = reduction(node) * math.prod(n for d, n in enumerate(shape) if d not in dims)
+    along = [factor for dim in dims for factor in factors[dim]] if "dim" in node.args else []
+    if reduction(node) == 3 and any(factor.axis is None for factor in along):
+        return None  # the place of the extreme is no row and column
+    sizes = (most_of(factors[d]) if d == kept else n for d, n in enumerate(shape) if d not in dims)
+    numbers = reduction(node) * math.prod(sizes)
     return Rule("reduce", elements=numbers) if numbers else None
+
+
+def kept_dim(node: Node, factors: Dims) -> int | None:
+    """Returns the dim that tiles cut and that a reduction of the other one leaves.
+
+    A mean over columns on 2 x 2 tiles: each tile sends those of its rows.
+    """
+    dims = reduced_dims(node, shape_of(factors))
+    kept = [d for d, dim in enumerate(factors) if is_cut(dim) and d not in dims and len(dim) == 1]
+    return kept[0] if len(kept) == 1 else None
+
+
+def most_of(dim: Dim) -> int:
+    """Returns the rows, or columns, of the tile that has most of them."""
+    [factor] = dim
+    return -(-factor.size // factor.parts)
 
 
 def reduced_dims(node: Node, shape: list[int]) -> set[int]:
@@ -179,9 +199,10 @@ def reduced_dims(node: Node, shape: list[int]) -> set[int]:
     return {dim % len(shape) for dim in dims or range(len(shape))}
 
 
-def _floating(graph: Graph, value: str) -> bool:
-    dtype = graph.by_name[value].dtype if value in graph.by_name else "float"
-    return "float" in (dtype or "")
+def _has_type(node: Node, graph: Graph, value: str) -> bool:
+    """Whether a value is of floating-point numbers, and is not summed in another type."""
+    dtype = (graph.by_name[value].dtype or "") if value in graph.by_name else "float"
+    return "float" in dtype and node.args.get("dtype") in (None, {"dtype": dtype})
 
 
 _OF_MAPS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
@@ -194,8 +215,6 @@ that it reads in tiles) -> rule, None if not so. The other ways follow from fact
 
 def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     """Returns the rule of a node that reads SHARDED and WHOLE values; None if there is none."""
-    if draws_apart(node):
-        return None
     divided = [name for name in node.inputs if layout[name] == SHARDED]
     if not divided:
         return Rule("whole")  # made from parameters alone; its gradient is summed as theirs are
@@ -238,7 +257,7 @@ def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:
     facts = facts_of(node.kind)
     read = {name: dims_of(graph, stage, name) for name in node.inputs if _is_tensor(graph, name)}
     divided = {name: dims for name, dims in read.items() if stage.layout[name] == SHARDED}
-    if facts.sharding is not None or draws_apart(node) or node.shape is None or not divided:
+    if node.shape is None or not divided:
         return None
     samples = next(iter(divided.values()))[0]
     for way in facts.tiling:

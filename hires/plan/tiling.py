@@ -28,6 +28,12 @@ from hires.plan.resampling import PADS, RESAMPLINGS, TURNING, Taps
 
 Interval = tuple[int, int]
 """First index and the one after the last."""
+Intervals = tuple[Interval, ...]
+"""Disjoint ones, in order."""
+Parts = tuple[Intervals, Intervals]
+"""Rows and columns of which rectangles of a map are made: each with each."""
+CIRCULAR = "circular"
+"""Kind of an axis whose rows go on at the other end of the map."""
 
 
 def split(length: int, parts: int, index: int) -> Interval:
@@ -90,7 +96,8 @@ class Axis:
     """The dependence of one dim of an output on the same dim of the input.
 
     ``kind`` is ``window`` (convolution, pool, pad, crop), ``transposed`` (transposed convolution),
-    ``shuffle`` (PixelShuffle) or one of ``RESAMPLINGS`` (interpolation, adaptive pool, other pads).
+    ``shuffle`` (PixelShuffle), ``circular`` (roll, circular pad) or one of ``RESAMPLINGS``
+    (interpolation, adaptive pool, other pads).
     """
 
     kind: str
@@ -116,7 +123,9 @@ class Axis:
             return low, (last + self.padding) // self.stride + 1
         if self.kind == "shuffle":
             return first // self.stride, last // self.stride + 1
-        ends = range(first, last + 1) if self.kind in TURNING else (first, last)
+        if self.kind == CIRCULAR:
+            return first - self.padding, last + 1 - self.padding
+        ends = range(first, last + 1) if self.kind == TURNING else (first, last)
         rows = [row for index in ends for row, _ in self.taps(index)]
         return min(rows), max(rows) + 1
 
@@ -129,9 +138,28 @@ class Axis:
         """Returns the input interval inside the image that an output interval depends on."""
         if out[1] <= out[0]:
             return 0, 0
+        if self.kind == CIRCULAR:
+            return hull(self.needs(out))
         low, high = self.reach(out)
         low = min(max(low, 0), self.size_in)
         return low, max(low, min(high, self.size_in))
+
+    def needs(self, out: Interval) -> Intervals:
+        """Returns that interval without what lies between its parts.
+
+        Rows that go on at the other end of the map have two:
+
+            | x x . . . . . . x |       rows -1 to 2 of 9
+        """
+        if self.kind != CIRCULAR or out[1] <= out[0]:
+            return (self.need(out),)
+        low, high = self.reach(out)
+        if high - low >= self.size_in:
+            return ((0, self.size_in),)
+        low, high = low % self.size_in, low % self.size_in + high - low
+        if high <= self.size_in:
+            return ((low, high),)
+        return (0, high - self.size_in), (low, self.size_in)
 
 
 Axes = tuple[Axis, Axis]
@@ -146,15 +174,65 @@ def need_of(axes: Axes, out: Rect) -> Rect:
     return (0, 0, 0, 0) if is_empty(rect) else rect
 
 
+def parts_of(axes: Axes, out: Rect) -> Parts:
+    """Returns the parts of :func:`need_of`, which are several where rows or columns turn round."""
+    if is_empty(need_of(axes, out)):
+        return ((0, 0),), ((0, 0),)
+    return axes[0].needs(out[:2]), axes[1].needs(out[2:])
+
+
+def hull(parts: Intervals) -> Interval:
+    """Returns the interval from the first index to the last one."""
+    return parts[0][0], parts[-1][1]
+
+
+def cover_parts(a: Parts, b: Parts) -> Parts:
+    """Returns parts that hold both; single ones are filled up between as by :func:`cover`."""
+    if _are_empty(a) or _are_empty(b):
+        return b if _are_empty(a) else a
+    return _joined(a[0], b[0]), _joined(a[1], b[1])
+
+
+def rects_of(parts: Parts) -> list[Rect]:
+    """Returns the rectangles that are made of parts."""
+    return [rows + cols for rows, cols in itertools.product(*parts)]
+
+
+def _are_empty(parts: Parts) -> bool:
+    return all(map(is_empty, rects_of(parts)))
+
+
+def _joined(a: Intervals, b: Intervals) -> Intervals:
+    if len(a) == len(b) == 1:
+        return ((min(a[0][0], b[0][0]), max(a[0][1], b[0][1])),)
+    found: list[Interval] = []
+    for low, high in sorted(a + b):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return tuple(found)
+
+
 def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
     """Returns the messages between tiles before one operation, as :func:`loans`."""
-    needs = [need_of(axes, rect) for rect in own_rects([axis.size_out for axis in axes], grid)]
-    return loans([axis.size_in for axis in axes], grid, needs)
+    needs = [parts_of(axes, rect) for rect in own_rects([axis.size_out for axis in axes], grid)]
+    return loans_of_parts([axis.size_in for axis in axes], grid, needs)
 
 
 def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
     """Returns the messages that give every tile the rectangle that it needs of a map."""
     return [piece for piece in pieces_of_map(size, grid, needs) if piece[0] != piece[1]]
+
+
+def loans_of_parts(
+    size: Sequence[int], grid: Sequence[int], needs: Sequence[Parts]
+) -> list[list[int]]:
+    """Returns :func:`loans` of tiles that need several rectangles each."""
+    rects = [(tile, rect) for tile, parts in enumerate(needs) for rect in rects_of(parts)]
+    pieces = pieces_of_map(size, grid, [rect for _, rect in rects])
+    found = ([source, rects[index][0], *rect] for source, index, *rect in pieces)
+    return [piece for piece in found if piece[0] != piece[1]]
 
 
 def pieces_of_map(

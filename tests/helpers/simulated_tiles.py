@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hires.nets.constants import constant_tensor
 from hires.nets.random_draws import Draws
 from hires.nets.trace import trace
 from hires.parallel.compile_node import compile_node
@@ -87,6 +88,8 @@ def run_tiles(
         groups = collections.defaultdict(lambda: group)
         context = Context(plan, tile, groups, cursor)  # type: ignore[arg-type]
         tensors = {**dict(copies[tile].named_parameters()), **dict(copies[tile].named_buffers())}
+        facts = graph.params.items()
+        tensors |= {n: constant_tensor(fact) for n, fact in facts if fact.is_constant}
         own = _part(x, context.extent(INPUT)).clone().requires_grad_()
         values: dict[str, Any] = {INPUT: own * 1}
         for node in graph.nodes:

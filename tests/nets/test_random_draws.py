@@ -87,6 +87,16 @@ def masks(samples: int, first: int = 0, step: int = 0) -> list[Tensor]:
             torch.normal(x, 2 * x),
             torch.normal(x, 2.0),
             torch.empty_like(x).exponential_(2.0),
+            torch.empty_like(x).log_normal_(0.5, 0.25),
+            torch.empty_like(x).cauchy_(1, 2),
+            torch.empty_like(x).geometric_(0.3),
+            torch.empty_like(x).random_(2, 9),
+            torch.randint(2, 9, x.shape),
+            torch.randint_like(x, 5),
+            torch.poisson(3 * x),
+            F.rrelu(-x, training=True),
+            torch.multinomial(x.flatten(1), 3),
+            torch.multinomial(x.flatten(1), 300, replacement=True),
         ]
 
 
@@ -148,6 +158,29 @@ DROPS: dict[str, Forward] = {
     "behind the mean": lambda n, x: F.dropout(x.mean((2, 3)), 0.5),
     "one row": lambda n, x: F.dropout2d(x[:, :, :3], 0.5) + F.dropout(x[:, :, :3], 0.5),
     "border": lambda n, x: F.max_pool2d(F.dropout(x, 0.4), 3, 1, 1),
+    "slopes": lambda n, x: F.rrelu(F.rrelu(x, training=True) - 1, training=True, inplace=True),
+    "fixed slopes": lambda n, x: F.dropout(F.rrelu(x, training=False), 0.5),
+    "counts": lambda n, x: x + torch.poisson(x.detach().abs() * 9),
+    "large counts": lambda n, x: x * 0.01 * torch.poisson(1e4 + x.detach().abs()),
+    "whole numbers": lambda n, x: x * torch.randint_like(x, -2, 3) + torch.randint_like(x, 4),
+    "masks": lambda n, x: (
+        x * torch.randint(0, 2, (2, 1, 1, 1)) * torch.randint(3, x.shape[:2])[..., None, None]
+    ),
+    "in place numbers": lambda n, x: x * torch.empty_like(x).random_(6),
+    "waits": lambda n, x: x * torch.empty_like(x).geometric_(0.4) * torch.empty_like(x).cauchy_(),
+    "log normal": lambda n, x: x * torch.empty_like(x).log_normal_(0.1, 0.2),
+    "choice": lambda n, x: x.mean((2, 3)).gather(
+        1, torch.multinomial(x.detach().mean((2, 3)).softmax(1), 2)
+    ),
+    "choices": lambda n, x: x.mean((2, 3)).gather(
+        1, torch.multinomial(x.detach().mean((2, 3)).softmax(1), 6, replacement=True)
+    ),
+    "order": lambda n, x: x[:, torch.randperm(4)],
+    "binomial": lambda n, x: F.dropout(
+        x.mean((2, 3)) * torch.binomial(torch.full((2, 1), 9.0), torch.full((2, 1), 0.4)), 0.5
+    ),
+    "recurrent": lambda n, x: F.dropout(n.op(x.mean((2, 3)))[0], 0.5),
+    "recurrent gates": lambda n, x: F.dropout(n.gates(x.mean((2, 3)))[0], 0.5),
 }
 
 
@@ -191,7 +224,36 @@ def test_tiles_drop_the_same_weights_of_attention():
 
 @pytest.mark.parametrize("name", DROPS)
 def test_tiles_draw_what_one_process_draws(name: str):
-    check_tiles(Net(DROPS[name]), (2, 4, 9, 7), (2, 2), (3, 1), (1, 4))
+    # Recurrent layers draw between their layers.
+    parts = {"op": nn.LSTM(4, 3, 2, dropout=0.3), "gates": nn.GRU(4, 3, 3, dropout=0.3)}
+    parts = {name: part.requires_grad_(False) for name, part in parts.items()}  # all tiles alike
+    check_tiles(Net(DROPS[name], **parts), (2, 4, 9, 7), (2, 2), (3, 1), (1, 4))
+
+
+def test_distributions_have_their_mean_and_spread():
+    x = torch.ones(8, 64, 64, dtype=torch.float64)
+    with Draws(5, 0, 0, 8):
+        counts, large = torch.poisson(2.5 * x), torch.poisson(1e5 * x)
+        slopes = F.rrelu(-x, 0.25, 0.75, training=True)
+        whole = torch.randint(-3, 4, x.shape)
+        trials = torch.empty_like(x).geometric_(0.25)
+        choices = torch.multinomial(torch.tensor([0.0, 1.0, 3.0]), x.numel(), replacement=True)
+        firsts = torch.multinomial(torch.tensor([[0.0, 1.0, 3.0]]).expand(9999, 3), 2)
+    for drawn, mean, var in (
+        (counts, 2.5, 2.5),
+        (large, 1e5, 1e5),
+        (slopes, -0.5, 0.25 / 12),
+        (whole.double(), 0, 4),
+        (trials, 4, 12),
+        (choices.double(), 1.75, 0.1875),
+        (firsts[:, 0].double(), 1.75, 0.1875),
+    ):
+        error = math.sqrt(var / drawn.numel())
+        assert float(drawn.mean()) == pytest.approx(mean, abs=4 * error)
+        assert float(drawn.var()) == pytest.approx(var, rel=0.05)
+    assert whole.unique().tolist() == [*range(-3, 4)]
+    assert float(trials.min()) == 1
+    assert (firsts.sort(1).values == torch.tensor([1, 2])).all()
 
 
 class Unused(nn.Module):

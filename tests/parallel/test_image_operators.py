@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.helpers.simulated_tiles import check_tiles
-from tests.helpers.tiny_nets import Forward, Net
+from tests.helpers.tiny_nets import Forward, Net, tiled, traced
 
 GRIDS = ((2, 2), (3, 1), (1, 4), (5, 2))
 
@@ -114,6 +114,10 @@ ALONG: dict[str, Callable[[Tensor, int, bool], Tensor]] = {
     "std_mean": lambda x, dim, keep: sum(torch.std_mean(x, dim, keepdim=keep)),
     "norm": lambda x, dim, keep: x.norm(1, dim, keep),
     "vector norm": lambda x, dim, keep: torch.linalg.vector_norm(x, 3, dim, keep),
+    "max": lambda x, dim, keep: x.max(dim, keep)[0],
+    "min": lambda x, dim, keep: x.min(dim, keep).values + 0.1 * x.min(dim, keep).indices,
+    "argmax": lambda x, dim, keep: x.sum(dim, keep) * x.argmax(dim, keep),
+    "argmin": lambda x, dim, keep: x.mean(dim, keep) * x.argmin(dim, keep),
 }
 
 
@@ -123,6 +127,11 @@ DIMS: dict[str, tuple[Forward, tuple[int, int]]] = {
     "no row for some": (lambda along, x: along(x, 2, False), (6, 1)),
     "pixels": (lambda along, x: along(x.flatten(2), -1, False), (2, 1)),
     "pixels of a grid": (lambda along, x: along(x.flatten(2), 2, True).squeeze(2), (2, 2)),
+    "rows of a grid": (lambda along, x: along(x, 2, False) * along(x, 2, True)[:, :, 0], (2, 2)),
+    "columns of a grid": (lambda along, x: along(x, 3, True).squeeze(3), (3, 2)),
+    "more tiles than pixels": (lambda along, x: along(x, 3, False), (6, 5)),
+    "columns and channels": (lambda along, x: along(along(x, 1, True), 3, False), (2, 2)),
+    "last dims": (lambda along, x: along(x.permute(0, 2, 3, 1), 1, False), (2, 3)),
 }
 
 
@@ -155,6 +164,72 @@ def test_norms_of_samples(name: str, training: bool):
     net.stem, net.conv = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
     # The convolution behind asks for a border: it is normalised, and counts with its owner only.
     check_tiles(net, (2, 4, 9, 7), (2, 2), (3, 1), (1, 7), training=training)
+
+
+CHANNELS: dict[str, Forward] = {
+    "list": lambda n, x: x[:, [2, 0, 1, 1]] * x[:, [3]],
+    "list of samples and channels": lambda n, x: x[[[1], [0]], [[2, 0, 3]]],
+    "index_select": lambda n, x: x.index_select(1, torch.tensor([3, 3, 0])),
+    "gather": lambda n, x: x.gather(1, x.argsort(1)[:, :3]),
+    "gather of a whole index": lambda n, x: x.gather(1, n.index.expand(2, 3, 9, 7)),
+    "take_along_dim": lambda n, x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1),
+    "scatter": lambda n, x: torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), 1.0) * x,
+    "scatter_add": lambda n, x: x.scatter_add(1, x.argsort(1), x * x),
+    "argmax": lambda n, x: x * x.argmax(1, keepdim=True) + x.argmin(1).unsqueeze(1),
+    "topk": lambda n, x: torch.cat(x.topk(2, 1), 1),
+    "largest": lambda n, x: x.topk(3, dim=1)[0],
+    "sort": lambda n, x: x.sort(1, descending=True).values * x.argsort(1),
+    "median": lambda n, x: x.median(1, keepdim=True)[0] + x.kthvalue(3, 1)[0].unsqueeze(1),
+    "cumprod": lambda n, x: x.cumprod(1) + x.cummax(1)[0] + x.logcumsumexp(1),
+    "repeat": lambda n, x: x.repeat(1, 2, 1, 1) * torch.tile(x, (1, 2, 1, 1)),
+    "repeat_interleave": lambda n, x: x.repeat_interleave(3, 1),
+    "any": lambda n, x: x * (x > 0).any(1, keepdim=True) * (x > -1).all(1).unsqueeze(1),
+    "table": lambda n, x: n.table(x.argmax(1)).permute(0, 3, 1, 2) * x,
+    "rows of a table": lambda n, x: n.table.weight[x.argmax(1)].movedim(3, 1) * x,
+    "flip": lambda n, x: x.flip(1) + torch.maximum(x, n.index[:, :1]),
+    "bits": lambda n, x: x * ((x > 0) & (x < 1) | ~(x > -1)),
+    "bounds": lambda n, x: x.clamp(min=x.flip(1)) + torch.where(x > 0, x, 2.0).hypot(x),
+    "copies of rows": lambda n, x: x.repeat_interleave(2, 2).repeat_interleave(3, 3),
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_operators_along_channels(name: str):
+    net = Net(CHANNELS[name], table=nn.Embedding(4, 4))
+    net.register_buffer("index", torch.tensor([2, 0, 1])[None, :, None, None])
+    graph = check_tiles(net, (2, 4, 9, 7), (2, 2), (3, 1))
+    stage, findings = tiled(graph)
+    assert not findings
+    assert not any("gather0" in value for value in stage.layout)
+
+
+TURNS: dict[str, Forward] = {
+    "roll": lambda n, x: x.roll((-1, 2), (2, 3)),
+    "there and back": lambda n, x: (
+        x * x.roll(1, 3) + x.roll(-1, 3) * F.pad(x, (1, 1, 1, 1))[:, :, 2:, 2:]
+    ),
+    "half": lambda n, x: x.roll(4, 2) - x,
+    "all around": lambda n, x: F.pad(x, (7, 7, 8, 8), "circular"),
+    "convolution": lambda n, x: n.op(n.op(x)),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_rows_that_turn_round(name: str):
+    op = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+    check_tiles(Net(TURNS[name], op=op), (2, 4, 8, 7), (2, 2), (3, 1), (5, 3), (8, 1))
+
+
+def test_tiles_of_a_roll_send_what_turns_round_alone():
+    graph = traced(lambda n, x: F.relu(x).roll((1, -2), (2, 3)), shape=(1, 1, 8, 8))
+    stage, _ = tiled(graph, (4, 1))
+    [op] = stage.comm
+    assert op.messages == [
+        [3, 0, 7, 8, 0, 8],
+        [0, 1, 1, 2, 0, 8],
+        [1, 2, 3, 4, 0, 8],
+        [2, 3, 5, 6, 0, 8],
+    ]
 
 
 HAND_MADE: dict[str, Forward] = {

@@ -233,6 +233,9 @@ ACROSS: dict[str, Forward] = {
     "pad": lambda n, x: F.pad(x, (0, 0, 0, 0, 0, 0, 1, -1)),
     "layer norm": lambda n, x: F.layer_norm(x, x.shape),
     "rms norm": lambda n, x: F.rms_norm(x, x.shape),
+    "list of samples": lambda n, x: x[[1, 0, 2, 3]],
+    "order of samples": lambda n, x: x.sort(0)[0],
+    "multinomial": lambda n, x: x * torch.multinomial(x.detach().abs().mean((2, 3)), 1)[0],
 }
 APART: dict[str, Forward] = {
     "roll": lambda n, x: x.roll((1, 2), (1, -1)),
@@ -240,6 +243,10 @@ APART: dict[str, Forward] = {
     "slice": lambda n, x: x[:, :5, ::2],
     "bins": lambda n, x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True)[0],
     "layer norm": lambda n, x: F.layer_norm(x, x.shape[1:]),
+    "two maps": lambda n, x: torch.max(x, x.flip(1)) - torch.min(x, 2 * x),
+    "channels": lambda n, x: x * x[:, [2, 0]].gather(1, x.argmax(1, keepdim=True) % 2),
+    "tiles of channels": lambda n, x: torch.tile(x, (1, 2, 1, 1)).repeat_interleave(2, 1),
+    "top": lambda n, x: x * x.topk(1, 1)[0] * x.flatten(2).max(-1)[0][..., None, None],
 }
 
 

@@ -17,13 +17,11 @@ from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.run_config import PrecisionConfig
-from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
-from hires.plan.graph import describe
-from hires.plan.operators.operator_facts import draws_apart
 from hires.report.columns import Column
 
 BOUND = 1e-10
@@ -59,13 +57,6 @@ def main(args: Namespace) -> int:
     with folders as folder, spawn.warm(config.launcher.threads):
         config = with_classes(dataclasses.replace(config, results=folder))
         plan = planned(config, memory=False)  # rank 0 holds the whole network besides
-        random = next((node for node in plan.graph.nodes if draws_apart(node)), None)
-        if random is not None:
-            raise PlanError(
-                f"{describe(random)} draws random numbers, which differ from one process to "
-                f"several; compare the network without it, as with a dropout of 0, or with "
-                f"task=infer"
-            )
         require_feasible(plan)
         run = create(config, plan.to_dict(), args.argv)
         outcome = wait_for(config, run, plan.world, args=("--verify",))

@@ -18,6 +18,7 @@ Tiling = Literal[
     "channels",
     "last dims",
     "joined",
+    "indexed",
     "regrouped",
     "permuted",
     "expanded",
@@ -34,6 +35,7 @@ Tiling = Literal[
 
 ``pointwise``: every number alone. ``channels``: along ``argument``, if tiles do not cut that dim.
 ``last dims``: along the last ones. ``joined``: several, along such a dim or a new one.
+``indexed``: other places of such dims, or rows of a table for each pixel of a map of indices.
 ``regrouped``, ``permuted``, ``expanded``, ``repeated``, ``strided``: a reshape, another order of
 dims, copies, every k-th row; pixels stay in their tile. ``product``: along the dims of ``product``.
 ``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
@@ -83,8 +85,8 @@ class OperatorFacts:
     random: Callable[[Node], int] | None = None
     """How many times a node draws random numbers; None: as torch declares (``Node.seeded``)."""
     positional: bool = False
-    """Whether its random numbers follow from their place in the batch, on all ranks alike
-    (``hires.nets.random_draws``); those of others would differ from rank to rank."""
+    """Whether each of its random numbers follows from its own place in the batch; those of others
+    follow from the microbatch, for all of the value (``hires.nets.random_draws``)."""
     multiplies: Literal["output", "input"] | None = None
     """A product with a weight: one multiply-add for each number of its output (or input) and each
     number of ``weight[0]``. Others cost one operation for each number of their value."""
@@ -143,11 +145,6 @@ def is_random(node: Node) -> bool:
     return num_draws(node) > 0
 
 
-def draws_apart(node: Node) -> bool:
-    """Whether a node draws random numbers that would differ from rank to rank."""
-    return is_random(node) and not facts_of(node.kind).positional
-
-
 def gradient_inputs(node: Node) -> list[str]:
     """Returns the values that a node reads and to which its gradient flows."""
     like = node.args.get(facts_of(node.kind).like)
@@ -177,11 +174,12 @@ are gathered, every tile computes it alike, and what follows is cropped to tiles
 
 * **In tiles**: how tiles of an image compute it (`parallel.tiles`). *pointwise*: each number alone,
   from operands with equal maps, of one pixel, or whole ones, which are cropped. *channels*, *last
-  dims*, *joined*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*,
+  dims*, *joined*, *indexed*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*,
   *repeated*, *strided*: if every pixel stays in its tile; rows and columns may be any dims (tokens,
   windows, n x H x W x C). *product*: from own rows; keys and values of attention are gathered.
   *window*: from own pixels and a halo. *statistics*, *reduction*: tiles exchange a few numbers of
-  the image first. Random numbers follow from the place of each number in the batch.
+  the image first. Random numbers follow from the place of each number in the batch, or where an
+  operator is computed whole, from the microbatch.
 * **In shards**: how ranks that divide the samples compute it (`parallel.local_dp`). *samples*: each
   sample alone. *dims*: along `dim`, if that is not the samples. *sizes*: a reshape, to the samples
   of the shard. *element*: as the list that it is taken from.
@@ -223,9 +221,8 @@ def operators_page() -> str:
 
 def _row(facts: OperatorFacts) -> OperatorRow:
     absent = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
-    condition = ", unless random" if facts.random and not facts.positional else ""
     ways = (" or ".join(facts.tiling), facts.sharding)
-    tiles, shards = (f"{way}{condition}" if way else "no" for way in ways)
+    tiles, shards = (way or "no" for way in ways)
     remarks = {
         "overwrites its input": facts.in_place,
         "may be overwritten": facts.overwritable,

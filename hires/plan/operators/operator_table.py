@@ -95,6 +95,17 @@ def _roll(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     return rows, cols
 
 
+def _interleave(node: Node, shape: list[int], graph: Graph) -> Axes | None:
+    dim, times = node.args["dim"], node.args["repeats"]
+    if dim is None or dim % 4 < 2 or not isinstance(times, int) or len(node.shape or []) != 4:
+        return None
+    assert node.shape is not None
+    kinds = ["copies" if place == dim % 4 else "window" for place in (2, 3)]
+    sizes = zip(kinds, shape[2:], node.shape[2:], strict=True)
+    rows, cols = (Axis(kind, *size) for kind, *size in sizes)
+    return rows, cols
+
+
 def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     dim = node.args["dim"] % 4
     if dim < 2:
@@ -190,12 +201,20 @@ declare("add", pointwise(overwritable=True))
 declare(
     "relu6 leaky_relu elu selu celu gelu silu mish "
     "sigmoid log_sigmoid hardsigmoid tanh hardtanh hardswish softplus "
-    "softshrink hardshrink threshold clamp clamp_min clamp_max logit "
-    "sub rsub mul div neg abs sign reciprocal square pow "
-    "exp expm1 log log1p log2 sqrt rsqrt sin cos atan erf "
-    "floor ceil round trunc frac fmod remainder maximum minimum lerp addcmul addcdiv "
-    "eq ne lt le gt ge isnan nan_to_num where masked_fill "
-    "logical_and logical_or logical_not logical_xor clone",
+    "softshrink hardshrink threshold clamp clamp_min clamp_max clip logit "
+    "sub subtract rsub mul multiply div divide true_divide neg negative abs absolute sign sgn "
+    "reciprocal square pow float_power hypot positive "
+    "exp exp2 expm1 log log1p log2 log10 logaddexp logaddexp2 xlogy special_xlog1py "
+    "sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh sinc "
+    "arcsin arccos arctan arctan2 arcsinh arccosh arctanh deg2rad rad2deg "
+    "erf erfc erfinv special_erf special_erfc special_expit expit lgamma digamma i0 special_ndtri "
+    "special_ndtr special_entr special_log_ndtr special_i0e special_i1 special_i1e "
+    "floor ceil round trunc fix frac fmod remainder copysign heaviside ldexp "
+    "maximum minimum fmax fmin lerp addcmul addcdiv "
+    "eq ne lt le gt ge equal_nan not_equal less less_equal greater greater_equal "
+    "isnan isinf isfinite isposinf isneginf isclose signbit nan_to_num where masked_fill "
+    "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
+    "bitwise_xor __and__ __or__ __xor__ clone",
     pointwise(),
 )
 declare("_to_copy", pointwise(converts=True))
@@ -265,27 +284,36 @@ def _order_of(node: Node) -> int:
 
 
 declare(
-    "chunk split split_with_sizes softmax _safe_softmax log_softmax glu cumsum",
+    "chunk split split_with_sizes tensor_split softmax _safe_softmax log_softmax glu "
+    "cumsum cumprod logcumsumexp cummax cummin topk sort argsort kthvalue median nanmedian mode "
+    "any all index_select index_fill",
     OperatorFacts(("channels",), "dims"),
 )
-declare("cat stack slice_scatter", OperatorFacts(("joined",), "dims"))
-declare("unbind select", OperatorFacts(("channels",), "dims", drops=True))
-declare("index_select", OperatorFacts(("channels",), "dims"))
+declare("cat concat concatenate stack slice_scatter", OperatorFacts(("joined",), "dims"))
+declare("gather take_along_dim scatter scatter_add scatter_reduce", OperatorFacts(("joined",)))
+declare("index embedding", OperatorFacts(("indexed",)))
+declare("unbind select count_nonzero", OperatorFacts(("channels",), "dims", drops=True))
 declare("flip", OperatorFacts(("channels",), "dims", "dims"))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
 declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
 declare("amax amin", reduced(reduction=lambda node: 2))
 
 
-def _extreme_of_all(node: Node) -> int:
-    """Along a dim one of equal extremes has the gradient, and its index counts: no reduction."""
-    return 0 if "dim" in node.args else 2
+def _extremes(node: Node) -> int:
+    """Equal extremes share the gradient; along a dim the first has it, which has a row and column.
+
+    An index of all numbers is no number of the image.
+    """
+    if "dim" in node.args:
+        return 0 if node.args["dim"] is None else 3
+    return 2
 
 
 declare(
     "max min",  # of channels, of everything, or of two maps
-    OperatorFacts(("channels", "pointwise", "reduction"), "dims", reduction=_extreme_of_all),
+    OperatorFacts(("channels", "pointwise", "reduction"), "dims", reduction=_extremes),
 )
+declare("argmax argmin", reduced(reduction=_extremes))
 declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
 declare("linalg_vector_norm norm", reduced(reduction=_order_of))
 pooled = functools.partial(OperatorFacts, ("reduction", "window"), "samples", "output_size")
@@ -336,7 +364,8 @@ declare(
     "permute transpose t numpy_T mT mH matrix_H movedim moveaxis swapaxes swapdims",
     moved(("permuted",)),
 )
-declare("repeat", OperatorFacts(("repeated",)))
+declare("repeat tile", OperatorFacts(("repeated",)))
+declare("repeat_interleave", OperatorFacts(("channels", "window"), window=WindowFacts(_interleave)))
 declare("expand", OperatorFacts(("expanded",), "sizes", "size"))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
@@ -348,8 +377,14 @@ declare(
     "new_empty new_full new_ones new_zeros",
     OperatorFacts(("constant",), "sizes", "size", ends_gradient=True),
 )
-declare("rand_like randn_like", drawn(random=_draws, ends_gradient=True))
-declare("bernoulli uniform normal_functional exponential", drawn(random=_draws, ends_gradient=True))
-declare("rand randn normal", drawn(tiling=(), sharding=None, random=_draws))
+declare(
+    "rand_like randn_like randint_like bernoulli uniform normal_functional exponential "
+    "log_normal cauchy geometric random poisson",
+    drawn(random=_draws, ends_gradient=True),
+)
+declare("rrelu rrelu_with_noise_functional", drawn(random=_draws))
+declare(
+    "rand randn randint normal", drawn(tiling=(), sharding=None, random=_draws, ends_gradient=True)
+)
 declare("lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers))
-declare("multinomial randint randint_like randperm rrelu", OperatorFacts(random=_draws))
+declare("multinomial randperm", OperatorFacts(random=_draws, ends_gradient=True))

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import Any
 
 from hires.plan.graph import Graph, Node, describe
-from hires.plan.operators.operator_facts import draws_apart
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Stage
 from hires.plan.reasons import why_whole
@@ -39,8 +38,7 @@ def no_rules(
     key, remedy = end_before(graph, stages, stage, first, listed)
     if not remedy:
         remedy = f"{first.name} belongs to the first layer, so this network cannot begin with tiles"
-        if not any(draws_apart(node) for _, node in refused):
-            key, remedy = "parallel.gather", f"{remedy}; use parallel.gather=auto"
+        key, remedy = "parallel.gather", f"{remedy}; use parallel.gather=auto"
     ranks = "shards of the samples" if stage.shards > 1 else "tiles"
     return [Finding("error", key, f"{ranks} cannot divide {named}; {remedy}")]
 

@@ -1,0 +1,260 @@
+"""Makes what random operators draw from numbers that are spread evenly in [0, 1).
+
+    numbers(shape, type, finish, device)      one even number u for each place, or finish(u)
+
+Bell curves, waiting times, counts ... are the inverse of their distribution at u, so that each
+follows from its place alone (:mod:`hires.nets.random_draws`).
+
+Source:
+    Devroye, "Non-uniform random variate generation", 1986, chapter II.2 (inversion).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Finish = Callable[[Tensor], Tensor]
+"""Numbers in [0, 1) -> what is drawn."""
+Numbers = Callable[..., Tensor]
+"""(shape, dtype, finish, device) -> one draw."""
+Arguments = dict[str, Any]
+
+
+def writes(func: Any) -> bool:
+    """Whether an operator writes what it draws over its input."""
+    return bool(func._schema.name.endswith("_"))
+
+
+def _output(func: Any, x: Tensor) -> Tensor:
+    return x if writes(func) else torch.empty_like(x)
+
+
+def _even(numbers: Numbers, shape: Any, device: Any) -> Tensor:
+    return numbers(shape, torch.float64, lambda u: u, device)
+
+
+def _bell(u: Tensor) -> Tensor:
+    curve: Tensor = torch.special.ndtri(u + 2.0**-54)
+    return curve
+
+
+def _keep_with(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    # bernoulli() takes its probabilities from its input, if it gets no others.
+    x: Tensor = args["self"]
+    given = args.get("p", 0.5 if writes(func) else x)
+    if isinstance(given, Tensor):
+        ones = _even(numbers, x.shape, x.device) < given
+    else:
+        ones = numbers(x.shape, x.dtype, lambda u: u < given, x.device)
+    return _output(func, x).copy_(ones)
+
+
+def _dropout(numbers: Numbers, func: Any, args: Arguments) -> tuple[Tensor, Tensor]:
+    # What F.dropout is on a GPU.
+    x, keep = args["input"], 1 - args["p"]
+    mask = numbers(x.shape, torch.bool, lambda u: u < keep, x.device)
+    return x * mask * (1 / keep), mask
+
+
+def _rrelu(numbers: Numbers, func: Any, args: Arguments) -> Any:
+    # Negative numbers are multiplied by slopes, which the backward pass reads from ``noise``.
+    x, low, high = args["self"], args.get("lower", 1 / 8), args.get("upper", 1 / 3)
+    if not args.get("training"):
+        return func(**args)
+    slopes = numbers(x.shape, x.dtype, lambda u: low + (high - low) * u, x.device)
+    noise = torch.where(x > 0, 1.0, slopes)
+    if func is torch.ops.aten.rrelu_with_noise_functional.default:
+        return x * noise, noise
+    made = x * args["noise"].copy_(noise)
+    return x.copy_(made) if writes(func) else made
+
+
+def _fresh(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    return _write(numbers, _created(func, args), "randn" in func._schema.name)
+
+
+def _created(func: Any, args: Arguments, dtype: torch.dtype | None = None) -> Tensor:
+    # An empty tensor of a size, or like another, for an operator that makes one.
+    like = func._schema.name.endswith("_like")
+    keys = ("dtype", "layout", "device", "pin_memory", "memory_format")
+    kept = {key: args[key] for key in keys if args.get(key) is not None}
+    if dtype is not None:
+        kept.setdefault("dtype", dtype)
+    return (torch.empty_like if like else torch.empty)(args["self" if like else "size"], **kept)
+
+
+def _whole_numbers(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    # randint(low, high, size), randint_like(x, low, high), x.random_(from, to)
+    if "random" in func._schema.name:
+        out, low, high = _output(func, args["self"]), args.get("from", 0), args.get("to")
+        if high is None:
+            high = _largest(out.dtype) + 1
+    else:
+        like = func._schema.name.endswith("_like")
+        out = _created(func, args, None if like else torch.int64)
+        low, high = args.get("low", 0), args["high"]
+    low, high = int(low), int(high)
+
+    def finish(u: Tensor) -> Tensor:
+        # The type may round a large number up to the end, which is excluded.
+        return (u * (high - low)).floor_().clamp_(max=high - low - 1) + low
+
+    return out.copy_(numbers(out.shape, out.dtype, finish, out.device))
+
+
+def _largest(dtype: torch.dtype) -> int:
+    # As torch has it: whole numbers that a type holds exactly.
+    if dtype.is_floating_point:
+        return int(2 / torch.finfo(dtype).eps)
+    return min(torch.iinfo(dtype).max, 2**53 - 1) if dtype != torch.bool else 1
+
+
+def _spread(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    low, high = args.get("from", 0.0), args.get("to", 1.0)
+    return _write(numbers, _output(func, args["self"]), False).mul_(high - low).add_(low)
+
+
+def _normal(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    return (
+        _write(numbers, _output(func, args["self"]), True)
+        .mul_(args.get("std", 1.0))
+        .add_(args.get("mean", 0.0))
+    )
+
+
+def _inverse(quantile: Callable[[Tensor, Arguments], Tensor]) -> Callable[..., Tensor]:
+    def draw(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+        out = _output(func, args["self"])
+        made = numbers(out.shape, out.dtype, lambda u: quantile(u, args), out.device)
+        return out.copy_(made)
+
+    return draw
+
+
+def _exponential(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    # Never 0, because a Gumbel number is its logarithm.
+    out = _output(func, args["self"])
+    least = max(2.0**-54, torch.finfo(out.dtype).tiny)
+
+    def finish(u: Tensor) -> Tensor:
+        return torch.log1p(-u).neg_().div_(args.get("lambd", 1.0)).clamp_(min=least)
+
+    return out.copy_(numbers(out.shape, out.dtype, finish, out.device))
+
+
+def _log_normal(u: Tensor, args: Arguments) -> Tensor:
+    return torch.exp(_bell(u) * args.get("std", 2.0) + args.get("mean", 1.0))
+
+
+def _cauchy(u: Tensor, args: Arguments) -> Tensor:
+    wide: float = args.get("sigma", 1.0)
+    middle: float = args.get("median", 0.0)
+    return torch.tan(math.pi * (u - 0.5)) * wide + middle
+
+
+def _geometric(u: Tensor, args: Arguments) -> Tensor:
+    # Trials up to the first success: P(more than k) = (1 - p)^k.
+    if args["p"] == 1:
+        return torch.ones_like(u)
+    return torch.log1p(-u).div_(math.log1p(-args["p"])).floor_() + 1
+
+
+def _poisson(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    # The smallest k with P(at most k) > u, by bisection:
+    #
+    #     P   0 ....... <= u ........ | ........ > u ......... 1
+    #         -1  low                 k                high
+    x: Tensor = args["self"]
+    rate, u = x.double(), _even(numbers, x.shape, x.device)
+    low = torch.full_like(rate, -1.0)
+    high = (rate + 12 * rate.sqrt() + 40).ceil()  # P(more) is below the step of u
+    steps = int(high.max()).bit_length() + 1 if high.numel() else 0
+    for _ in range(steps):
+        middle = ((low + high) / 2).floor()
+        above = torch.special.gammaincc(middle.clamp(min=0) + 1, rate) > u
+        above &= middle >= 0
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return high.to(x.dtype)
+
+
+def _choice(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    # multinomial: rows of weights -> indices. Without replacement the shortest waiting times.
+    weights, count = args["self"].double(), args["num_samples"]
+    if args.get("replacement"):
+        total = weights.cumsum(-1)
+        u = _even(numbers, [*weights.shape[:-1], count], weights.device)
+        found = torch.searchsorted(total, u * total[..., -1:], right=True)
+        return found.clamp_(max=weights.shape[-1] - 1)
+    waits = torch.log1p(-_even(numbers, weights.shape, weights.device)).neg_().clamp_(min=2.0**-54)
+    return torch.topk(weights / waits, count, -1).indices
+
+
+def _bell_of(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
+    # normal(mean, std): two tensors, a tensor and a number, or numbers and a size.
+    mean, std = args["mean"], args.get("std", 1.0)
+    if "size" in args:
+        keys = {key: args[key] for key in ("dtype", "device") if key in args}
+        out = torch.empty(args["size"], **keys)
+    else:
+        out = torch.empty_like(mean + std)
+    return _write(numbers, out, True).mul_(std).add_(mean)
+
+
+def _write(numbers: Numbers, out: Tensor, normal: bool) -> Tensor:
+    def finish(u: Tensor) -> Tensor:
+        if normal:
+            return _bell(u)
+        # Of 24 bits in float32, as torch has them: rounding must not reach 1.
+        return u if out.dtype == torch.float64 else (u * 2**24).floor_() * 2.0**-24
+
+    out.copy_(numbers(out.shape, out.dtype, finish, out.device))
+    return out
+
+
+Draw = Callable[[Numbers, Any, Arguments], Any]
+
+_aten = torch.ops.aten
+_DRAWN: dict[Any, Draw] = {
+    _aten.native_dropout: _dropout,
+    _aten.bernoulli: _keep_with,
+    _aten.bernoulli_: _keep_with,
+    _aten.rrelu_with_noise: _rrelu,
+    _aten.rrelu_with_noise_: _rrelu,
+    _aten.rrelu_with_noise_functional: _rrelu,
+    _aten.rand: _fresh,
+    _aten.randn: _fresh,
+    _aten.rand_like: _fresh,
+    _aten.randn_like: _fresh,
+    _aten.randint: _whole_numbers,
+    _aten.randint_like: _whole_numbers,
+    _aten.random: _whole_numbers,
+    _aten.random_: _whole_numbers,
+    _aten.uniform: _spread,
+    _aten.uniform_: _spread,
+    _aten.exponential: _exponential,
+    _aten.exponential_: _exponential,
+    _aten.normal_functional: _normal,
+    _aten.normal_: _normal,
+    _aten.normal: _bell_of,
+    _aten.log_normal: _inverse(_log_normal),
+    _aten.log_normal_: _inverse(_log_normal),
+    _aten.cauchy: _inverse(_cauchy),
+    _aten.cauchy_: _inverse(_cauchy),
+    _aten.geometric: _inverse(_geometric),
+    _aten.geometric_: _inverse(_geometric),
+    _aten.poisson: _poisson,
+    _aten.multinomial: _choice,
+}
+
+DRAWN: dict[Any, Draw] = {
+    getattr(packet, overload): draw
+    for packet, draw in _DRAWN.items()
+    for overload in packet.overloads()
+    if "out" not in overload
+}
+"""Operator, every overload but those that write into ``out`` -> draws for it."""
