@@ -42,11 +42,10 @@ _MAX_KEYS = 80
 _MAX_RANKS = 64
 _PLACE = ("campaign", "layout", "ranks")
 """Columns of which the headline has a row for each combination."""
-ARRANGED = Column("arranged", "arranged")
 HEADLINE = (
     CAMPAIGN,
     Column("layout", "layout"),
-    ARRANGED,
+    Column("arranged", "arranged"),
     RANKS,
     Column("img_per_s_median", "median", "img/s", digits=2),
     Column("speedup", "over single", "x", digits=2),
@@ -153,8 +152,9 @@ def headline(frames: Frames) -> Table:
         arranged = measured_points.distinction(row, frames.points[every == rivals], ("arranged",))
         rows.append({**row, "arranged": arranged or None})
     columns = [*HEADLINE[0 if points["campaign"].nunique() > 1 else 1 :]]
-    if not any(row["arranged"] for row in rows):
-        columns.remove(ARRANGED)
+    # Columns of which these rows have nothing to say.
+    empty = {key for key in ("arranged", "speedup") if all(not row[key] for row in rows)}
+    columns = [column for column in columns if column.key not in empty]
     title = "Layouts side by side"
     table = table_of("headline", title, columns, rows, missing="No run is complete.")
     left_out = plain_rows(others.drop_duplicates([*_PLACE]))

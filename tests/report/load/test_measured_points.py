@@ -59,6 +59,12 @@ def test_seeds_are_repeats_and_other_keys_are_not(tmp_path):
     assert row["img_per_s_median"] > 40
 
 
+def test_headline_has_no_column_without_a_number(tmp_path):
+    alone, tiles = report_run(tmp_path, "single"), report_run(tmp_path, "sp rows")
+    assert all("speedup" not in row and "arranged" not in row for row in rows_of(tiles))
+    assert all("speedup" in row for row in rows_of(alone, tiles))
+
+
 def test_headline_is_of_one_size_of_image(tmp_path):
     # It compared a layout at 96 pixels with others at 64.
     runs = [report_run(tmp_path, name) for name in ("single", "sp rows")]
