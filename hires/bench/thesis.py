@@ -31,10 +31,12 @@ NETWORKS: dict[str, dict[str, Any]] = _DATA["networks"]
 LAYOUTS: dict[str, dict[str, Any]] = _DATA["layouts"]
 RATIOS: list[dict[str, Any]] = _DATA["ratios"]
 """Everything that is predicted; ``base`` and ``layout`` are keys of LAYOUTS."""
-CANNOT: str = _DATA["cannot"]
-"""What such a model cannot show."""
+MEANING: str = _DATA["meaning"]
+"""How to read the table."""
+BOUND = 1.3
+"""Factor between predicted and published above which a row is a question."""
 
-# Table 2.1: ResNet-101 on one A100, inference of 256x256 images, batches of 64.
+# Table 2.1: "ResNet101" on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
 PUBLISHED_IMG_PER_S = {"fp32": 145.22, "bf16": 226.12}
 
@@ -55,32 +57,54 @@ BISECTIONS = 60
 
 
 def predict(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row of RATIOS as images per second, predicted and published."""
-    task, precision = row.get("task", "train"), row.get("precision", "fp32")
-    batches = {"base": row.get("base_batch", row["batch"]), "layout": row["batch"]}
-    sides = {}
-    for side, batch in batches.items():
-        layout = LAYOUTS[row[side]]
-        sizes = {"model": NETWORKS[row["network"]], "image": row["image"], "batch": batch}
-        plan = _planned(layout, task, precision, **sizes)
-        step = simulate(plan, Roofline(plan, device(precision)), CLUSTER)
-        sides[side] = {
-            "name": layout["name"],
-            "parallel": layout["parallel"],
-            "gpus": plan.world,
-            "step_s": step.step_s,
-            "images_per_s": batch / step.step_s,
-            "bubble": step.bubble,
-        }
+    """Returns a row of RATIOS as images per second, predicted and published.
+
+    Each of its hypotheses is predicted as the row with the keys that the hypothesis changes.
+    """
+    asked = [{**row, **changed} for changed in row.get("hypotheses", ())]
+    return {**_predicted(row), "hypotheses": [_predicted(hypothesis) for hypothesis in asked]}
+
+
+def factor_off(row: dict[str, Any]) -> float:
+    """Returns by what factor a predicted row and the published ratio differ, 1 or more."""
+    predicted, published = row["predicted"], row["published"]
+    return 1.0 if published is None else max(predicted / published, published / predicted)
+
+
+def _predicted(row: dict[str, Any]) -> dict[str, Any]:
+    task = row.get("task", "train")
+    sides = {side: _side(row, side, task) for side in ("base", "layout")}
     return {
         **{key: row[key] for key in ("what", "where", "image", "batch")},
         "model": row["network"],
         "task": task,
-        "precision": precision,
+        "precision": sides["layout"]["precision"],
         **sides,
         "predicted": sides["layout"]["images_per_s"] / sides["base"]["images_per_s"],
         "published": row.get("published"),
-        "note": row.get("note", ""),
+        "says": row.get("says", row["reading"]),
+    }
+
+
+def _side(row: dict[str, Any], side: str, task: str) -> dict[str, Any]:
+    """Returns one side of a ratio, simulated; ``base_KEY`` of a row is the base's own ``KEY``."""
+
+    def own(key: str, default: Any = None) -> Any:
+        both = row.get(key, default)
+        return row.get(f"base_{key}", both) if side == "base" else both
+
+    layout, batch, precision = LAYOUTS[row[side]], own("batch"), own("precision", "fp32")
+    sizes = {"model": NETWORKS[row["network"]], "image": row["image"], "batch": batch}
+    plan = _planned(layout, task, precision, **sizes)
+    step = simulate(plan, Roofline(plan, device(precision)), CLUSTER)
+    return {
+        "name": layout["name"],
+        "parallel": layout["parallel"],
+        "precision": precision,
+        "gpus": plan.world,
+        "step_s": step.step_s,
+        "images_per_s": batch / step.step_s,
+        "bubble": step.bubble,
     }
 
 
@@ -113,11 +137,34 @@ def _planned(layout: dict[str, Any], task: str, precision: str, **sizes: Any) ->
     config = from_dict({**values, "parallel": layout["parallel"]})
     samples = config.batch // config.parallel.pieces
     graph = _graph(json.dumps({**values, "batch": samples}))
-    if layout.get("only_head"):  # the last of two stages is the classifier (Figure 3.9)
+    cut = layout.get("cut")
+    if cut == "head":
         config.parallel.balance = [len(layer_starts(graph)) - 1, 1]
+    elif cut == "modules":
+        config.parallel.balance = equal_modules(graph, config.parallel.stages)
     plan = make_plan(config, graph)
     plan.require_ok()
     return plan
+
+
+def equal_modules(graph: Graph, num_stages: int) -> list[int]:
+    """Returns the layers of each stage where every stage has as many modules of the network.
+
+    It is the default cut of MPI4DL: blocks of a ResNet, cells of an AmoebaNet; the last stage has
+    the rest.
+    """
+    modules = [module_of(graph, start) for start in layer_starts(graph)]
+    order = list(dict.fromkeys(modules))
+    each = len(order) // num_stages
+    stages = [min(order.index(module) // each, num_stages - 1) for module in modules]
+    return [stages.count(stage) for stage in range(num_stages)]
+
+
+def module_of(graph: Graph, start: int) -> str:
+    """Returns a layer's path up to its first number: ``cells.3`` of ``cells.3.operations.1.0``."""
+    parts = graph.nodes[start].layer.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: numbers[0] + 1] if numbers else parts[:1])
 
 
 @functools.cache
