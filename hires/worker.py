@@ -27,6 +27,7 @@ from hires.core.store import file_names, frozen, records
 from hires.core.store.files import append_line
 from hires.engine.build import build_rank
 from hires.engine.checkpoint import Saver, choose_begin
+from hires.engine.half_speed import warn_if_slower
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
@@ -104,6 +105,8 @@ def run_attempt(
     begin = choose_begin(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
     engine = build_rank(config, plan, world.rank, steps, as_planned(run_dir))
+    if world.rank == 0:
+        warn_if_slower(config)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
     done = run_steps(engine, config, metrics, meter, saver)

@@ -13,6 +13,7 @@ from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.config.run_config import RunConfig
+from hires.core.precisions import PRECISIONS
 
 EVERY = sorted(conf_dir().glob("*/*.yaml"))
 FILES = [path for path in EVERY if path.parent.name != EXPERIMENTS]
@@ -85,5 +86,5 @@ def test_primary_config_chooses_one_of_every_group():
 
 
 def test_every_precision_schedule_and_task_of_the_schema_can_be_chosen():
-    assert set(groups()["precision"]) == {"fp32", "bf16", "fp64"}
+    assert set(groups()["precision"]) == {*PRECISIONS}
     assert set(groups()["task"]) == {"train", "infer"}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hires.comm import activity, make_groups
+from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
 from hires.data.source import open_data
@@ -23,6 +24,7 @@ from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor, SlotPass
 from hires.parallel.gradients import GradientSync
+from hires.parallel.loss_scale import LossScale
 from hires.parallel.stage import StageModule
 from hires.plan.graph import Graph
 from hires.plan.groups import groups, num_tile_groups
@@ -122,15 +124,22 @@ def assemble(
     training = contexts[0].plan.training
     for context in contexts:
         context.seed = config.seed
-    low = torch.bfloat16 if config.precision.name == "bf16" and training else None
+    low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
     modules = [StageModule(context, tensors) for context in contexts]
     slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
     sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
-    done = Executor(slots, sync, optimizer, recorder), loaders, optimizer, recorder
+    scale = _loss_scale(config) if config.scales_loss else None
+    executor = Executor(slots, sync, optimizer, recorder, scale)
+    done = executor, loaders, optimizer, recorder
     return RankEngine(contexts, tensors, modules, parameters, *done)
+
+
+def _loss_scale(config: RunConfig) -> LossScale:
+    scale = config.precision.loss_scale
+    return LossScale(config.precision.scale_interval, None if scale == DYNAMIC else float(scale))
 
 
 def whole_model(config: RunConfig) -> nn.Module:

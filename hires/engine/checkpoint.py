@@ -4,6 +4,7 @@
                              network
     momentum00.safetensors   what the optimiser keeps for its parameters, by the same names
     rank0000.safetensors     state of a rank's random numbers
+    scale.safetensors        loss scale, of a training in fp16
 
 All holders of a stage are equal, so that of replica 0, direction down, tile 0 writes its files.
 Which images come next is a function of the step and the seed (``hires.data.source``).
@@ -51,6 +52,7 @@ from hires.engine.tensorfile import TensorFile
 from hires.plan.plan import Plan
 
 RANDOM = "torch"  # name of the state of torch's random numbers in a rank's file
+SCALE, SCALE_FILE = "loss_scale", "scale.safetensors"
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +174,9 @@ class Saver:
                     if optimizer is not None and name in files:
                         state = optimizer.kept_of(tensor, make=True)[kind]
                         state.copy_(_fitting(files, name, state, checkpoint))
+        scale = engine.executor.scale
+        if scale is not None and SCALE_FILE in checkpoint.files:
+            scale.restore(TensorFile(checkpoint.path / SCALE_FILE).tensor(SCALE))
         if same_task and checkpoint.layout == _layout_of(engine.context.plan):
             file = TensorFile(checkpoint.path / _rank_file(self._rank))
             torch.set_rng_state(file.tensor(RANDOM))
@@ -214,6 +219,8 @@ def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
     context, tensors, optimizer = engine.context, engine.tensors, engine.optimizer
     files = {_rank_file(context.rank): {RANDOM: torch.get_rng_state()}}
+    if engine.executor.scale is not None and context.rank == 0:  # all ranks have the same
+        files[SCALE_FILE] = {SCALE: engine.executor.scale.state()}
     if context.replica or context.tile:
         return files
     names, stage = sorted(names_of([context], tensors)), context.stage.index
@@ -273,7 +280,7 @@ def _check(checkpoint: Checkpoint, plan: Plan, rank: int) -> None:
     for name in checkpoint.files:
         if not name.startswith("rank"):
             file = TensorFile(checkpoint.path / name)
-            file.check(names & file.names)
+            file.check((names | {SCALE}) & file.names)
     if checkpoint.layout == _layout_of(plan):
         TensorFile(checkpoint.path / _rank_file(rank)).check([RANDOM])
 

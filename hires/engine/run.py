@@ -82,12 +82,17 @@ def run_steps(
                 break
             waited_s, start_s = engine.data_wait_s, time.perf_counter()
             with meter.watch(step - saver.first):
-                loss = engine.executor.step(engine.loaders, number=step).loss
+                result = engine.executor.step(engine.loaders, number=step)
             step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
-            note("step", step=step, step_s=step_s, loss=loss, data_s=data_s)
+            loss, scale = result.loss, {}
+            if result.loss_scale is not None:
+                scale = {"loss_scale": result.loss_scale, "skipped": result.skipped}
+            note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
             if step - saver.first == meter.step:  # long runs report their peak while they run
                 note("memory", **meter.line())
-            if loss is not None and not math.isfinite(loss):
+            if engine.executor.scale is not None:
+                engine.executor.scale.require_progress()
+            if loss is not None and not math.isfinite(loss) and not result.skipped:
                 helps = f"a smaller task.lr (now {config.task.lr}) helps"
                 raise LossError(f"the loss is {loss} at step {step}; {helps}")
             if every and (step + 1) % every == 0:

@@ -43,7 +43,9 @@ class Context:
         self.tiles = self.groups[tile_group(self.plan, self.rank, self.direction)]
         """The ranks of all tiles or shards of this stage, replica and direction."""
         self.dtype: torch.dtype = getattr(torch, self.plan.dtype)
-        """Type in which activations travel."""
+        """Type of activations, to which autocast lowers products."""
+        self.sent_dtype: torch.dtype = getattr(torch, self.plan.sent_dtype)
+        """Type in which activations and their gradients travel between stages."""
 
     @property
     def samples(self) -> tuple[int, int]:

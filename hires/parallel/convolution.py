@@ -60,7 +60,7 @@ def convolve(
 
     Under autocast the arithmetic and the result are of autocast's type.
     """
-    dtype, dilation = _type_of(x), _dilation(weight, dilation)
+    dtype, dilation = product_type(x), _dilation(weight, dilation)
     zeros = 0 if isinstance(padding, str) else pair(padding)[1]  # "same" takes no stride
     reach = pair(dilation)[1] * (weight.shape[3] - 1) + 1
     columns = (x.shape[3] + 2 * zeros - reach) // pair(stride)[1] + 1
@@ -90,7 +90,7 @@ def convolve_transposed(
 
     Under autocast the arithmetic and the result are of autocast's type.
     """
-    dtype, skipped = _type_of(x), pair(stride)[0] - weight.shape[2]
+    dtype, skipped = product_type(x), pair(stride)[0] - weight.shape[2]
     how = (stride, padding, output_padding, groups, dilation)
     if dtype != torch.float64 and skipped > 0 and x.device.type == "cpu":
         # The gradient of x is a convolution whose row stride is above the kernel's rows.
@@ -136,17 +136,18 @@ def convolve_backward(
     return grads
 
 
+def product_type(x: Tensor) -> torch.dtype:
+    """Returns the type in which products with a tensor are computed: autocast may lower it."""
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
 def _dilation(weight: Tensor, dilation: Size) -> Any:
     # For 1x1 kernels in fp32 ATen chooses a matrix product at half the speed of oneDNN, unless they
     # are dilated, which changes nothing in a 1x1 kernel.
     small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
     return [2, 2] if small and weight.device.type == "cpu" else dilation
-
-
-def _type_of(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
 def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:

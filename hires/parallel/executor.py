@@ -24,6 +24,7 @@ from hires.parallel.context import Context
 from hires.parallel.gradients import GradientSync
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of
+from hires.parallel.loss_scale import LossScale
 from hires.parallel.map_views import from_map, to_map
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
@@ -53,6 +54,8 @@ class StepResult:
 
     losses: dict[int, Tensor] = field(default_factory=dict)  # on ranks that see the output
     outputs: dict[int, Tensor] = field(default_factory=dict)  # of the network, if kept
+    loss_scale: float | None = None  # of this step; None: losses are not scaled
+    skipped: bool = False  # whether gradients overflowed, so that no parameter moved
 
     @property
     def loss(self) -> float | None:
@@ -64,7 +67,7 @@ class Executor:
     """Runs steps of one rank, on its slots, one a direction.
 
     ``sync`` is None in inference, ``optimiser`` (``hires.engine.optimizer``, which imports this
-    package) if there are no parameters to move.
+    package) if there are no parameters to move, ``scale`` where losses are not scaled.
     """
 
     def __init__(
@@ -73,8 +76,9 @@ class Executor:
         sync: GradientSync | None,
         optimiser: Any,
         recorder: Recorder,
+        scale: LossScale | None = None,
     ) -> None:
-        self.slots, self.sync = slots, sync
+        self.slots, self.sync, self.scale = slots, sync, scale
         self.optimiser, self.recorder = optimiser, recorder
         self.plan, self.cursor = slots[0].context.plan, slots[0].context.cursor
         self.methods: dict[str, Callable[[Event], None]] = {
@@ -93,6 +97,7 @@ class Executor:
                 "collective": self._timed(sync.add_up),
                 "wait_issued": self._timed(sync.finish),
                 "statistics": self._timed(sync.update_statistics),
+                "agree": self._timed(self._agree),
                 "optimise": self._optimise,
             }
 
@@ -116,6 +121,8 @@ class Executor:
         self.result = StepResult()
         for slot in self.slots:
             slot.context.step = number
+            if self.scale is not None:
+                slot.loss_scale = self.result.loss_scale = self.scale.scale
         # What the next pass takes, and what passes leave for later events.
         self.batch = NOTHING
         self.flights: dict[int, Flight] = {}
@@ -183,7 +190,9 @@ class Executor:
     # A receive is posted long before its wait, so that the message travels while the rank computes:
     # how long before is in the plan.
     def _receive(self, event: Event) -> None:
-        self.cursor.post(event, self._slot(event).empty(event.shape))
+        self.cursor.post(
+            event, self._slot(event).empty(event.shape, self.slots[0].context.sent_dtype)
+        )
 
     def _send(self, event: Event) -> None:
         self.cursor.post(event, self._slot(event).sent(event, self.made))
@@ -212,8 +221,15 @@ class Executor:
 
         return call
 
+    def _agree(self, event: Event) -> None:
+        assert self.sync is not None
+        assert self.scale is not None
+        self.scale.agree(self.sync.gradients())
+        self.result.skipped = self.scale.skips
+        self.scale.update()
+
     def _optimise(self, event: Event) -> None:
-        if self.optimiser is not None:
+        if self.optimiser is not None and not self.result.skipped:
             with self.recorder.span(timeline.OPTIMISER):
                 self.optimiser.step()
 
@@ -232,7 +248,7 @@ class SlotPass:
         self, context: Context, module: StageModule, loss: str, autocast: torch.dtype | None = None
     ) -> None:
         self.context, self.module = context, module
-        self.loss, self.autocast = loss, autocast
+        self.loss, self.autocast, self.loss_scale = loss, autocast, 1.0
         plan, stage = context.plan, context.stage.index
         self.edges_in = {edge.value: edge for edge in plan.edges if edge.target == stage}
         sent = (edge for edge in plan.edges if edge.source == stage and edge.back)
@@ -241,6 +257,9 @@ class SlotPass:
         crossing = (e for e in enumerate(plan.edges) if stage in (e[1].source, e[1].target))
         self.numbers = {edge.value: number for number, edge in crossing}
         """Of an edge that each value crosses."""
+        own, travels = context.dtype, context.sent_dtype
+        self.dtype = own if autocast is None else torch.promote_types(own, travels)
+        """Of what arrived: autocast lowers it at the products, and not before."""
         self.is_last = stage == len(plan.stages) - 1
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
@@ -278,15 +297,16 @@ class SlotPass:
             gradients.append(total.to(flight.outputs[value].dtype))
         if flight.loss is not None:
             # The mean over all microbatches of all replicas: later sums need no division.
-            roots.append(flight.loss / self.context.plan.pieces)
+            mean = flight.loss / self.context.plan.pieces
+            roots.append(mean if self.loss_scale == 1 else mean * self.loss_scale)
             gradients.append(None)
         torch.autograd.backward(roots, gradients)
         leaves = {v: leaf for v, leaf in flight.inputs.items() if leaf.requires_grad}
         return {v: torch.zeros_like(t) if t.grad is None else t.grad for v, t in leaves.items()}
 
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Returns an uninitialised tensor; an image lies in channels-last order."""
-        like = torch.empty(0, dtype=self.context.dtype)
+        like = torch.empty(0, dtype=dtype)
         return new_map(like, shape) if len(shape) == 4 else like.new_empty(shape)
 
     def sent(self, send: Event, made: dict[str, Tensor]) -> Tensor:
@@ -295,7 +315,7 @@ class SlotPass:
         tensor, held = made[send.value].detach(), self.context.held(send.value, number)
         if dims := self._dims(number, held):
             tensor = to_map(tensor, dims, held[2:])
-        return _view(tensor, held, send).to(self.context.dtype)
+        return _view(tensor, held, send).to(self.context.sent_dtype)
 
     def _dims(self, edge: int, held: Box) -> Dims | None:
         # Of a value whose map crosses an edge, for the samples that this slot holds.
@@ -335,8 +355,8 @@ class SlotPass:
 
     def _assembled(self, held: Box, box: tuple[int, ...], pieces: Arrived, add: bool) -> Tensor:
         if len(pieces) == 1 and pieces[0][1].shape == box:
-            return pieces[0][1]
-        whole = self.empty(box)
+            return pieces[0][1].to(self.dtype)
+        whole = self.empty(box, self.dtype)
         if add:
             whole.zero_()
         for event, tensor in pieces:

@@ -109,7 +109,7 @@ class GradientSync:
             self.of_direction.append(self.by_group[group])
         # Sums by group and tag: complete in this backward pass, and begun in this step.
         self.ready: set[tuple[int, int]] = set()
-        self._under_way: dict[tuple[int, int], Handle] = {}
+        self._under_way: dict[tuple[int, int], tuple[Handle, Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def begin_step(self) -> None:
@@ -139,18 +139,32 @@ class GradientSync:
     def start(self, event: Event) -> None:
         """Begins the sum of one large gradient."""
         [term] = self.by_group[event.peer].terms(event.part.number)
-        handle = all_reduce(term, self.cursor.groups[event.peer], wait=False)
-        self._under_way[event.peer, event.tag] = handle
+        sent = term.to(getattr(torch, event.dtype))  # itself, if it is of that type
+        handle = all_reduce(sent, self.cursor.groups[event.peer], wait=False)
+        self._under_way[event.peer, event.tag] = handle, term, sent
 
+    @torch.no_grad()
     def finish(self, event: Event) -> None:
         """Waits for a sum that was begun."""
-        self._under_way.pop((event.peer, event.tag)).wait()
+        handle, term, sent = self._under_way.pop((event.peer, event.tag))
+        handle.wait()
+        if sent is not term:
+            term.copy_(sent)
 
     @torch.no_grad()
     def add_up(self, event: Event) -> None:
         """Sums gradients, and the terms of running statistics, as one message."""
         terms = self.by_group[event.peer].terms(event.part.number)
-        all_reduce_coalesced(terms, self.cursor.groups[event.peer])
+        sent = [term.to(getattr(torch, event.dtype)) for term in terms]
+        all_reduce_coalesced(sent, self.cursor.groups[event.peer])
+        for term, total in zip(terms, sent, strict=True):
+            if total is not term:
+                term.copy_(total)
+
+    def gradients(self) -> list[Tensor]:
+        """Returns the gradients of all parameters of the rank's stages."""
+        stages = self.by_group.values()
+        return [stage.gradient(name) for stage in stages for name in stage.parameters]
 
     @torch.no_grad()
     def update_statistics(self, event: Event) -> None:

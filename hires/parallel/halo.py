@@ -71,7 +71,7 @@ class Exchange:
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
         self.own, self.size = context.own(size), (size[0], size[1])
-        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(op.value))
+        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(op.value))  # of messages
         self.tiles = context.tiles
 
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
@@ -105,8 +105,8 @@ class Borrowed:
 
     def __init__(self, exchange: Exchange, x: Tensor) -> None:  # x: own pixels, (n, C, h, w)
         self.exchange = exchange
-        self._source: Tensor | None = x.to(exchange.dtype)
-        self._like = self._source.new_empty(0)
+        self._source: Tensor | None = x
+        self._like = x.new_empty(0, dtype=exchange.dtype)
         self._pieces: list[Piece] = []
         self._gradients: dict[Rect, Tensor] = {}
         self._readers_left = len(exchange.readers)
@@ -120,10 +120,10 @@ class Borrowed:
             if event.rect not in self._gradients:
                 # No reader used these pixels, but their owner waits for a message.
                 self._gradients[event.rect] = new_map(self._like, event.shape).zero_()
-            tensor = self._gradients[event.rect]
+            tensor = self._gradients[event.rect].to(self.exchange.dtype)
         else:
             assert self._source is not None
-            tensor = part(self._source, self.exchange.own, event.rect)
+            tensor = part(self._source, self.exchange.own, event.rect).to(self.exchange.dtype)
         self.exchange.cursor.post(event, tensor, self.exchange.tiles)
 
     def pieces(self) -> list[Piece]:
@@ -148,7 +148,7 @@ class Borrowed:
                 self._gradients[rect] = added
                 continue
             if rect not in self._gradients:
-                self._gradients[rect] = torch.zeros_like(pixels)
+                self._gradients[rect] = torch.zeros_like(pixels, dtype=grad.dtype)
             part(self._gradients[rect], rect, common).add_(added)
 
     def reduce_halo_gradients(self) -> Borrowed | None:
@@ -211,9 +211,10 @@ class _GatherWindow(torch.autograd.Function):
 
 
 def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
-    """Returns a tile's window from what it holds, (n, C, h, w), and borrows; differentiable."""
-    if borrowed is not None:
-        x = x.to(borrowed.exchange.dtype)
+    """Returns a tile's window from what it holds, (n, C, h, w), and borrows; differentiable.
+
+    It has the type of what the tile holds, in whatever type the borrowed pixels came.
+    """
     return _GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
 
 

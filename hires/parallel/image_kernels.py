@@ -195,7 +195,8 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.cursor.gather(grad.contiguous(), ctx.node, back=True).sum(0), None, None
+        parts = ctx.cursor.gather(grad.contiguous().to(wide(grad)), ctx.node, back=True)
+        return parts.sum(0).to(grad.dtype), None, None
 
 
 def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.convolution import convolve, convolve_transposed
+from hires.parallel.convolution import convolve, convolve_transposed, product_type
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
 from hires.plan.graph import Node, Rect
@@ -44,6 +44,7 @@ class Window:
     def __init__(self, node: Node, context: Context, exchange: Exchange | None) -> None:
         graph, source = context.plan.graph, node.inputs[0]
         axes, facts = window_axes_of(node, graph), facts_of(node.kind).window
+        self.multiplies = facts_of(node.kind).multiplies
         assert axes is not None
         assert facts is not None
         assert node.shape is not None
@@ -74,7 +75,6 @@ class Window:
         if self.local and facts.strips and padded:
             self.rect = self._without_crop()
         self.kernel = WINDOW_KERNELS[node.kind]
-        self.dtype = context.dtype
         self.strips: Strips | None = None
         if facts.strips and padded and not (self.local or self.blank):
             overlap = context.plan.halo_overlap
@@ -84,8 +84,10 @@ class Window:
 
     def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
         """Returns this tile of the node's value from what it holds, and borrows, of its input."""
+        if self.multiplies:
+            x = x.to(product_type(x))  # as autocast would, but before the window is copied
         if self.strips is not None:
-            return strip_convolution(x.to(self.dtype), borrowed, self.strips, args)
+            return strip_convolution(x, borrowed, self.strips, args)
         ring = args.get(self.ring) if isinstance(self.ring, str) else self.ring
         fill = float(ring or 0.0)
         if self.local:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.losses import LOSSES
+from hires.core.store.provenance import cpu_flags
 from hires.plan.graph import Graph, describe
 from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied_uses
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
+FP16_FLAGS = ("avx512_fp16", "amx_fp16")
+"""Of /proc/cpuinfo: such a CPU multiplies numbers of fp16."""
 SHOWN = 8
 """Most parameters that one finding names."""
 
@@ -167,6 +170,24 @@ def check_types(config: RunConfig, graph: Graph) -> Iterator[Finding]:
             f"store real pairs (..., 2) and use torch.view_as_complex in the forward pass"
         )
         yield Finding("error", "model", text)
+
+
+def check_precision(config: RunConfig) -> Iterator[Finding]:
+    """Yields an error or warning about arithmetic that the run's device does not have."""
+    name, device = config.precision.name, getattr(config, "device", "cpu")
+    if name == "tf32" and device != "cuda":
+        text = (
+            f"precision=tf32 is arithmetic of NVIDIA GPUs from compute capability 8 on, and the "
+            f"run has device={device}; use precision=fp32"
+        )
+        yield Finding("error", "precision", text)
+    flags = cpu_flags() if config.launcher.is_here and device == "cpu" else None
+    if name == "fp16" and flags and not flags & {*FP16_FLAGS}:
+        text = (
+            f"this CPU has no {' or '.join(FP16_FLAGS)}: fp16 is computed in fp32 and rounded, "
+            f"which takes longer than precision=fp32"
+        )
+        yield Finding("warning", "precision", text)
 
 
 def check_trace(graph: Graph) -> list[Finding]:

@@ -20,6 +20,7 @@ Kinds that concern others too:
     issue, wait_issued      begins a sum over a group; waits for it
     create                  makes a group
     barrier                 all ranks of the world meet
+    agree                   the same with an answer: whether all gradients are finite
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 POSTS = ("send", "recv")
-MEETINGS = ("collective", "create", "barrier")
+MEETINGS = ("collective", "create", "barrier", "agree")
 """All members of a group come to these, and none goes on before the last has come."""
 ALONE = ("begin", "read", "forward", "backward", "end", "statistics", "optimise")
 """These need no other rank."""
+WORLD = -1
+"""The group of all ranks."""
+JOINT = ("collective", "issue", "agree")
+"""Collectives that bring numbers together."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "complex64": 8, "complex128": 16}
 BYTES |= {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}

@@ -86,10 +86,21 @@ class GradientSum(NamedTuple):
     statistics: tuple[str, ...]
     """Running statistics whose terms of this step are summed along."""
     elements: int
+    dtype: str
     alone: bool
     """Whether it is one large gradient, whose sum is begun and waited for apart."""
     node: str = ""
     """The node whose backward pass makes it; empty: it sets out when all passes are done."""
+
+
+class Agreement(NamedTuple):
+    """The message of every rank when all ranks agree on one number."""
+
+    shape: tuple[int, ...] = (1,)
+    dtype: str = "int64"
+
+
+AGREEMENT = Agreement()
 
 
 def gradient_mode(config: RunConfig, world: int) -> str:
@@ -107,6 +118,11 @@ def gradient_mode(config: RunConfig, world: int) -> str:
 def wide_dtype(plan: Plan) -> str:
     """Returns the type in which ranks sum numbers: single precision or better."""
     return "float64" if plan.dtype == "float64" else "float32"
+
+
+def gradient_dtype(plan: Plan) -> str:
+    """Returns the type in which gradients of parameters are summed."""
+    return plan.message_dtype or wide_dtype(plan)
 
 
 def trained(plan: Plan, stage: int) -> dict[str, list[str]]:
@@ -156,7 +172,8 @@ def _sums(plan: Plan, stage: int, mode: str) -> list[GradientSum]:
     if not plan.training or num_holders(plan, stage) == 1:
         return []
     params, users = plan.graph.params, trained(plan, stage)
-    least = ALONE_BYTES // BYTES[wide_dtype(plan)]
+    dtype, wide = gradient_dtype(plan), wide_dtype(plan)
+    least = ALONE_BYTES // BYTES[dtype]
     # The backward pass makes the last layer's gradients first.
     large = [name for name in reversed(users) if params[name].num_elements >= least]
     alone = [] if mode == TOGETHER else large
@@ -165,13 +182,16 @@ def _sums(plan: Plan, stage: int, mode: str) -> list[GradientSum]:
     for name in alone:
         # Complete at the first of its nodes: with several, others may precede that one.
         node = users[name][0] if early and len(users[name]) == 1 else ""
-        sums.append(GradientSum((name,), (), params[name].num_elements, True, node))
+        sums.append(GradientSum((name,), (), params[name].num_elements, dtype, True, node))
     sums.sort(key=lambda one: not one.node)
     rest = [name for name in large if name not in alone]
     rest += [name for name in users if name not in large]
     several = plan.num_replicas * plan.num_directions > 1
     statistics = [*running_decays(plan, stage)] if several else []
-    elements = sum(params[name].num_elements for name in [*rest, *statistics])
-    if elements:
-        sums.append(GradientSum(tuple(rest), tuple(statistics), elements, False))
+    # Statistics travel with the gradients, unless these are rounded to a type that a key names.
+    learned, counted = tuple(rest), tuple(statistics)
+    apart = [(learned, (), dtype), ((), counted, wide)]
+    for names, terms, of_type in [(learned, counted, dtype)] if dtype == wide else apart:
+        if elements := sum(params[name].num_elements for name in names + terms):
+            sums.append(GradientSum(names, terms, elements, of_type, False))
     return sums

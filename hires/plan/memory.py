@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
+from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size, size
+from hires.plan.event import BYTES
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
@@ -156,7 +158,7 @@ def least_bytes(config: RunConfig, graph: Graph) -> int:
             read[node.inputs[0]] = math.prod(graph.shape(node.inputs[0]))
     kept = sum(read.values()) if training and config.memory.checkpoint == "none" else 0
     numbers = max(kept, *read.values(), 0, 0) * samples // graph.input_shape[0]
-    width = {"fp64": 8, "fp32": 4}.get(config.precision.name, 2)
+    width = BYTES[PRECISIONS[config.precision.name]]
     # Training keeps the momentum too, and both in single precision at the least.
     each = 2 * max(width, 4) if training else width
     params = sum(p.num_elements for p in graph.params.values() if p.trainable or not training)

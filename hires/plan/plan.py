@@ -166,7 +166,8 @@ class Plan:
     """Of one model pass."""
     training: bool
     dtype: str
-    """Type of activations in messages: ``float32``, ``bfloat16`` or ``float64``."""
+    """Type of activations, and of messages that hold them: ``float64``, ``float32``, ``float16`` or
+    ``bfloat16``."""
     schedule: list[list[str]]
     """Actions of each rank of a replica in order, as ``F0``; microbatches count through all model
     passes."""
@@ -179,6 +180,11 @@ class Plan:
     gradients: str = "together"
     """When gradients are summed, and in which messages: ``together``, ``early`` or ``late``, as
     ``plan.groups`` describes."""
+    message_dtype: str | None = None
+    """Type of halos, pipeline messages and gradient sums; None: that of the activations, and sums
+    in single precision or better."""
+    scales_loss: bool = False
+    """Whether ranks agree before every update that all gradients are finite (``fp16``)."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
@@ -247,11 +253,16 @@ class Plan:
         """Returns the nodes of a stage in order."""
         return self.graph.nodes[self.stages[stage].first : self.stages[stage].last]
 
+    @property
+    def sent_dtype(self) -> str:
+        """Type in which activations and their gradients travel."""
+        return self.message_dtype or self.dtype
+
     def dtype_of(self, value: str) -> str:
         """Returns the type in which a value travels: masks and indices keep their own."""
         made = self.graph.by_name.get(value)
         own = None if made is None else made.dtype
-        return self.dtype if own is None or "float" in own else own
+        return self.sent_dtype if own is None or "float" in own else own
 
     @property
     def pipeline(self) -> Pipeline:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
+from hires.core.precisions import PRECISIONS
 from hires.plan import checks
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph
@@ -19,8 +20,6 @@ from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.search.joins import far_halos, no_rules, vanishing
 from hires.plan.search.whole_price import whole_notes
 from hires.plan.traffic import totals
-
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
 
 def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
@@ -37,7 +36,9 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         num_replicas=parallel.replicas,
         num_microbatches=parallel.microbatches,
         training=config.task.name == "train",
-        dtype=DTYPES[config.precision.name],
+        dtype=PRECISIONS[config.precision.name],
+        message_dtype=PRECISIONS.get(config.comm.dtype),
+        scales_loss=config.scales_loss,
         schedule=[[]],
         halo_overlap=parallel.halo.overlap,
         backend=config.comm.backend,
@@ -49,6 +50,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             *checks.check_output(config, graph),
             *checks.check_trace(graph),
             *checks.check_types(config, graph),
+            *checks.check_precision(config),
         ],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)

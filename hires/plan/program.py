@@ -8,8 +8,9 @@ step stands here and nowhere else. One step of two microbatches on the first of 
     recv B0  read F1  forward F1 [send] end F1
     recv B1  wait_recv B0  backward B0 [] end B0
     wait_recv B1  backward B1 [issue large gradients] end B1
-    wait_sends  collective (other gradients)  wait_issued  statistics  optimise
+    wait_sends  collective (other gradients)  wait_issued  statistics  [agree]  optimise
 
+With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite.
 Receives are posted in one of two orders:
 
 * ``ahead``: one action ahead of the one that needs them. The executor runs this one.
@@ -26,9 +27,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hires.core.ranks.mailbox_limits import mail_bytes
-from hires.plan.event import BYTES, Event, Part
+from hires.plan.event import BYTES, WORLD, Event, Part
 from hires.plan.graph import INPUT, Node
-from hires.plan.groups import gradient_group, held_stages, sums_of, tile_group, wide_dtype
+from hires.plan.groups import (
+    AGREEMENT,
+    gradient_group,
+    held_stages,
+    sums_of,
+    tile_group,
+    wide_dtype,
+)
 from hires.plan.halos import companions, map_shape, name_of
 from hires.plan.plan import CommOp, Plan, Stage, derived
 
@@ -75,6 +83,9 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
             yield from _gradient_events(plan, stage, "collective")
             yield from _gradient_events(plan, stage, "wait_issued")
         yield alone("statistics", "the running statistics")
+        if plan.scales_loss:
+            what = "the agreement that all gradients are finite"
+            yield Event("agree", WORLD, 0, AGREEMENT.shape, AGREEMENT.dtype, what)
         yield alone("optimise", "the parameters")
 
 
@@ -196,7 +207,7 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
         early = bool(one.node) and kind == "issue"
         part = Part(action, one.node if early else "", "", early, index)
         group = gradient_group(plan, stage)
-        yield Event(kind, group, index, (one.elements,), wide_dtype(plan), what, part=part)
+        yield Event(kind, group, index, (one.elements,), one.dtype, what, part=part)
 
 
 def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int = 0) -> list[Event]:
@@ -212,8 +223,9 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
         for there, box, shape in peers:
             peer = plan.rank_of(replica, direction, other, there)
+            dtype = plan.sent_dtype
             posts.append(
-                Event(kind, peer, tag, shape, plan.dtype, what, direction, False, call, part, box)
+                Event(kind, peer, tag, shape, dtype, what, direction, False, call, part, box)
             )
     return posts
 

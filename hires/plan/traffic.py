@@ -1,7 +1,8 @@
 """Counts the messages of one step: in all, by kind and size, and from rank to rank.
 
 A collective of n ranks counts as n messages; an all-reduce of b bytes as 2 (n - 1) b bytes, the
-least that any algorithm sends. Sums travel in single precision or better.
+least that any algorithm sends. Sums travel in single precision or better, those of
+gradients as ``comm.dtype`` says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hires.core.units import MIB
 from hires.plan.event import BYTES
-from hires.plan.groups import num_holders, sums_of, wide_dtype
+from hires.plan.groups import AGREEMENT, num_holders, sums_of, wide_dtype
 from hires.plan.halos import map_shape
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import pass_comm
@@ -23,6 +24,9 @@ from hires.plan.program import pass_comm
 BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
 CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
 """Size classes of messages; the bounds lie between them."""
+
+
+AGREEMENT_BYTES = math.prod(AGREEMENT.shape) * BYTES[AGREEMENT.dtype]
 
 
 class PassTraffic(NamedTuple):
@@ -44,7 +48,7 @@ class PassTraffic(NamedTuple):
 
 def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
     """Yields what every microbatch sends on its way; gradients are summed once a step."""
-    graph, size, wide = plan.graph, BYTES[plan.dtype], BYTES[wide_dtype(plan)]
+    graph, size, wide = plan.graph, BYTES[plan.sent_dtype], BYTES[wide_dtype(plan)]
     for back in (False, True) if plan.training else (False,):
         for edge in plan.edges:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
@@ -81,8 +85,10 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
     for stage in plan.stages:
         holders = num_holders(plan, stage.index)
         for one_sum in sums_of(plan, stage.index):
-            size = one_sum.elements * BYTES[wide_dtype(plan)]
+            size = one_sum.elements * BYTES[one_sum.dtype]
             add("gradient", size, holders, holders * int(2 * (holders - 1) / holders * size))
+    if plan.scales_loss and plan.world > 1:
+        add("agree", AGREEMENT_BYTES, plan.world, 2 * (plan.world - 1) * AGREEMENT_BYTES)
     return {key: (messages[key], total[key]) for key in sorted(messages)}
 
 
@@ -120,7 +126,10 @@ def matrix(plan: Plan) -> list[list[float]]:
     for stage in plan.stages:
         holders = {rank for copy in copies for rank in ranks_of(stage, copy)}
         for one_sum in sums_of(plan, stage.index):
-            share = int(2 * one_sum.elements * BYTES[wide_dtype(plan)] / len(holders))
+            share = int(2 * one_sum.elements * BYTES[one_sum.dtype] / len(holders))
             for source, target in itertools.permutations(holders, 2):
                 sent[source][target] += share
+    if plan.scales_loss:
+        for source, target in itertools.permutations(range(plan.world), 2):
+            sent[source][target] += int(2 * AGREEMENT_BYTES / plan.world)
     return sent

@@ -197,11 +197,14 @@ _TABLES = (
             *texts(loss_finite="finite", reference="beside"),
             Column("first_loss_error", "error of first", "%", 100.0, 4),
             Column("last_loss_error", "error of last", "%", 100.0, 4),
+            Column("skipped_steps", "skipped steps", digits=0),
+            Column("loss_scale", "loss scale", digits=0),
             RATES[0],
         ),
         caption="Errors are relative to the same point in the most exact precision that was "
-        "run. The first loss has the same weights and images in both. Losses are of the last "
-        "attempt, images per second the median over those of the latest code.",
+        "run. The first loss has the same weights and images in both. A skipped step is one of "
+        "fp16 whose gradients overflowed; the loss scale is that of the last step. Losses are of "
+        "the last attempt, images per second the median over those of the latest code.",
         missing="No complete run recorded a loss.",
     ),
     Table(

@@ -343,3 +343,21 @@ class Tokens(nn.Module):
 def tokens(size: tuple[int, int], window: int, dense: bool = False) -> nn.Module:
     """Returns the network whose tiles hold values of many shapes."""
     return Tokens(size, window, dense)
+
+
+class Steep(nn.Module):
+    """A classifier whose gradients are so large that fp16 overflows with a loss scale of 2^16."""
+
+    def __init__(self, classes: int = 4, slope: float = 64.0) -> None:
+        super().__init__()
+        self.slope = slope
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes), small though each pixel's gradient is large."""
+        x = F.relu(self.norm(self.conv1(x)))
+        x = F.relu(self.conv2(x / self.slope) * self.slope)
+        return self.head(x.mean((2, 3)))

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import ModelConfig, PrecisionConfig, RunConfig
+from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.run_config import ModelConfig, RunConfig
 from hires.core.store import rundir
 from hires.launcher.local import local_launcher
 from hires.nets.trace import trace_config

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from hires.core.config.run_config import PrecisionConfig
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.errors import PlanError
 from hires.plan.event import BYTES
 from hires.plan.groups import groups

@@ -76,8 +76,7 @@ class StepProgress(Bars):
         step = self.progress.feed(line)
         if step is None:
             return
-        loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
-        facts = f"{step.img_per_s:.4g} img/s{loss}"
+        facts = f"{step.img_per_s:.4g} img/s{step.loss_text}"
         self.bars.update(self._bar, completed=step.index + 1, facts=facts)
         now = time.monotonic()
         wait_s = max(_PLAIN_EVERY_S, _PLAIN_SHARE * (now - self._began))

@@ -112,6 +112,9 @@ def _show(run: RunDir, as_json: bool) -> None:
         print(f"made from: {', '.join(words)}")
     for line in saved:
         print(line)
+    if count(record.get("skipped_steps")) is not None:
+        scale, skipped = value_text(record.get("loss_scale")), count(record["skipped_steps"])
+        print(f"fp16: {skipped} steps overflowed and were skipped, the last loss scale is {scale}")
     print_record(record)
     read = read_run(run.path)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])

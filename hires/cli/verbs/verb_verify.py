@@ -16,7 +16,7 @@ from hires.cli.options import JSON, Parser, composing
 from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
-from hires.core.config.run_config import PrecisionConfig
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create

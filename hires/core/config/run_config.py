@@ -11,6 +11,7 @@ from typing import Any
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.value_checks import (
     SIZE,
     Checks,
@@ -23,6 +24,7 @@ from hires.core.config.value_checks import (
 )
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
+from hires.core.precisions import HALF, PRECISIONS
 
 IMAGES = ("images", "image_list")
 """Words of ``model.inputs`` that stand for the images."""
@@ -152,14 +154,6 @@ class CheckpointConfig(Section, key="checkpoint"):
 
 
 @dataclass
-class PrecisionConfig(Section, key="precision"):
-    """``precision=NAME``: the arithmetic."""
-
-    name: str = choice("fp32", ("fp32", "bf16", "fp64"))
-    """``fp32``, ``bf16`` (autocast in training, cast in inference) or ``fp64``."""
-
-
-@dataclass
 class CommConfig(Section, key="comm"):
     """``comm=NAME``: how ranks communicate."""
 
@@ -170,6 +164,11 @@ class CommConfig(Section, key="comm"):
     stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True
     """Whether ranks on one machine share memory for small messages and sums of gradients."""
+    dtype: str = choice("value", ("value", "fp32", *HALF))
+    """Type of halos, pipeline messages and sums of gradients: ``fp32``, ``fp16``, ``bf16``, or
+    ``value``: values and their gradients travel in the type of the precision, and gradients of
+    weights are summed in fp32 (fp64 with ``precision=fp64``), as statistics and losses always
+    are."""
 
 
 @dataclass
@@ -236,6 +235,11 @@ class RunConfig(Section):
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
             )
+        if self.task.name == "train" and self.precision.weights in HALF:
+            check.problems.append(
+                f"precision.weights={self.precision.weights} is for task=infer: training keeps "
+                f"its weights in fp32; leave it out"
+            )
         images = [f"task.loss={name}" for name, one in LOSSES.items() if one.targets == "images"]
         if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
             check.problems.append(
@@ -267,9 +271,20 @@ class RunConfig(Section):
     @property
     def image_type(self) -> str:
         """Type of images and parameters; under autocast they stay ``float32``."""
-        if self.precision.name == "bf16" and self.task.name == "infer":
-            return "bfloat16"
-        return "float64" if self.precision.name == "fp64" else "float32"
+        precision = self.precision
+        autocast = self.task.name == "train" or precision.weights == "fp32"
+        return PRECISIONS["fp32" if precision.name in HALF and autocast else precision.name]
+
+    @property
+    def autocast_type(self) -> str | None:
+        """Type to which autocast lowers matrix products; None: there is no autocast."""
+        low = PRECISIONS[self.precision.name]
+        return None if low == self.image_type else low
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled, and a step skipped whose gradients are not finite."""
+        return self.autocast_type == PRECISIONS["fp16"] and self.task.name == "train"
 
     @property
     def loss(self) -> str:

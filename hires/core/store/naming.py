@@ -55,6 +55,10 @@ LATER: dict[str, Any] = {
     "launcher.mpi": None,
     "launcher.srun_mpi": None,
     "parallel.gather": "auto",
+    "precision.weights": "auto",
+    "precision.loss_scale": "dynamic",
+    "precision.scale_interval": 2000,
+    "comm.dtype": "value",
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 

@@ -76,6 +76,11 @@ def state_of(pid: int) -> str | None:
 
 
 @functools.cache
+def cpu_flags() -> set[str]:
+    """Returns the names of what this machine's cores can, as Linux lists them; none if unknown."""
+    return {*_cpu_facts().get("flags", "").split()}
+
+
 def clock_name() -> str:
     """Returns what differs between machines whose monotonic clocks differ."""
     with contextlib.suppress(OSError):
@@ -130,9 +135,14 @@ def _git(folder: Path, *args: str) -> str | None:
 
 
 @functools.cache
-def _cpu_name() -> str:
+def _cpu_facts() -> dict[str, str]:
+    # What Linux writes about the first core.
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        lines = (line.partition(":") for line in first.splitlines())
+        return {name.strip(): value.strip() for name, _, value in lines}
+    return {}
+
+
+def _cpu_name() -> str:
+    return _cpu_facts().get("model name") or platform.processor() or platform.machine()

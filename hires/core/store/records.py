@@ -165,6 +165,7 @@ def _build(
         "resumed": resumed,
         "lineage": _lineage(config, first),
         "loss": _loss(every),
+        **_scale(every),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
         "world": world,
@@ -298,6 +299,20 @@ def _loss(steps: dict[int, dict[int, Values]]) -> Values:
     if not losses:
         return {"first": None, "last": None, "finite": None}
     return {"first": losses[0], "last": losses[-1], "finite": None not in losses}
+
+
+def _scale(steps: dict[int, dict[int, Values]]) -> Values:
+    """Returns how many steps overflowed and the last step's loss scale; None: it was not scaled."""
+    scaled = [
+        line
+        for _, ranks in sorted(steps.items())
+        for line in ranks.values()
+        if "loss_scale" in line
+    ]
+    if not scaled:
+        return {"skipped_steps": None, "loss_scale": None}
+    skipped = {line["step"] for line in scaled if line.get("skipped")}
+    return {"skipped_steps": len(skipped), "loss_scale": scaled[-1]["loss_scale"]}
 
 
 def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:

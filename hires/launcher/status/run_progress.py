@@ -88,6 +88,17 @@ class FinishedStep:
     """Images of the whole world per second."""
     loss: float | None
     """Mean over the ranks that report one; None if none does."""
+    skipped: bool = False
+    """Whether gradients overflowed in fp16, so that no parameter moved."""
+
+    @property
+    def loss_text(self) -> str:
+        """The loss as lines about a step end; empty if there is none."""
+        if self.loss is None:
+            return ""
+        return f"  loss {self.loss:.4g}{', skipped: gradients overflow' if self.skipped else ''}"
+
+    """Mean over the ranks that report one; None if none does."""
 
 
 class RunProgress:
@@ -109,13 +120,13 @@ class RunProgress:
         step_s = max(one["step_s"] for one in ranks.values())
         losses = [one["loss"] for one in ranks.values() if one.get("loss") is not None]
         loss = math.fsum(losses) / len(losses) if losses else None
-        return FinishedStep(line["step"], step_s, self.batch / step_s if step_s > 0 else 0.0, loss)
+        speed = self.batch / step_s if step_s > 0 else 0.0
+        return FinishedStep(line["step"], step_s, speed, loss, line.get("skipped") is True)
 
     def text(self, step: FinishedStep) -> str:
         """Returns a plain line about a step, as ``step 3/12  418.0 ms  19.1 img/s  loss 2.301``."""
-        loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
-        time = units.seconds(step.step_s)
-        return f"step {step.index + 1}/{self.steps}  {time}  {step.img_per_s:.4g} img/s{loss}"
+        facts = f"{units.seconds(step.step_s)}  {step.img_per_s:.4g} img/s{step.loss_text}"
+        return f"step {step.index + 1}/{self.steps}  {facts}"
 
     def printer(self, say: Callable[[str], None]) -> Callable[[_Line], None]:
         """Returns what takes every line of ``metrics.jsonl`` and says when a step is over."""

@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.ranks.mailbox_limits import SLOTS
-from hires.plan.event import ALONE, MEETINGS, POSTS, Event
-from hires.plan.proof.machine import OTHER, WORLD, Proof
+from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
+from hires.plan.proof.machine import OTHER, Proof
 from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE
 
 SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE)
@@ -107,7 +107,7 @@ def prove_in_order(
         first = calls[0] if calls else []
         if any(other != first for other in calls):
             return None
-        proof.num_collectives += sum(event.kind in ("collective", "issue") for event in first)
+        proof.num_collectives += sum(event.kind in JOINT for event in first)
     return proof
 
 

@@ -17,15 +17,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hires.plan.event import ALONE, MEETINGS, POSTS, Event
+from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
 
 Channel = tuple[int, int, int]
 """(source, target, tag), or (source, target, lane) where lanes are mailboxes."""
 Meeting = tuple[int, int]
 """(group, number): the collectives of a group, counted as each member comes to them."""
 
-WORLD = -1
-"""The group of all ranks."""
 OTHER = {"send": "recv", "recv": "send"}
 
 
@@ -271,6 +269,6 @@ class Rendezvous:
             if own.kind != "issue":
                 self.calls[member, event.peer] += 1
                 self.at[member] += 1
-        self.proof.num_collectives += event.kind in ("collective", "issue")
+        self.proof.num_collectives += event.kind in JOINT
         self.ready.extend(member for member in present if member != rank)
         return True

@@ -96,8 +96,8 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
     def programs(order: str) -> list[list[Event]]:
         return [[*program] for program in begun(order)]
 
-    # Every replica does the same, but all meet in the sums of gradients.
-    joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages)
+    # Every replica does the same, but all meet in the sums of gradients, and agree on the update.
+    joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages) + plan.scales_loss
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Span, StepSpans
-from hires.plan.event import ALONE, BYTES, Event
+from hires.plan.event import ALONE, BYTES, JOINT, Event
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of, is_list
 from hires.plan.layout import shares_of
@@ -201,7 +201,7 @@ def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
         elif event.kind == "optimise":
             items.append(Item(timeline.OPTIMISER, "", None, costs.optimiser_s(rank)))
         elif event.kind not in ALONE and event.kind != "barrier":
-            summed = event.kind in ("collective", *SUMS)
+            summed = event.kind in (*JOINT, *SUMS)
             items.append(Item(timeline.GRADIENTS if summed else timeline.WAIT, action, event))
     return items
 

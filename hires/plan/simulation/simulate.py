@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
-from hires.plan.event import BYTES, POSTS
+from hires.plan.event import BYTES, JOINT, POSTS, WORLD
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Costs, Item, timed_program
@@ -150,7 +150,8 @@ class _Points:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.members = groups(plan)
+        self.members = dict(enumerate(groups(plan)))
+        self.members[WORLD] = [*range(plan.world)]
         self.num_tile_groups = num_tile_groups(plan)
         self.behind: dict[Point, list[Point]] = defaultdict(list)
         self.seconds: dict[Point, float] = {}  # that a place takes
@@ -174,7 +175,7 @@ class _Points:
             ends = (rank, peer) if kind in ("send", "wait_send") else (peer, rank)
             message = Message(*ends, tag, number)
             meeting = Meeting(kind.replace("wait_issued", "issue"), peer, tag, number)
-            if kind in (*POSTS, "collective", "issue"):
+            if kind in (*POSTS, *JOINT):
                 point = message if kind in POSTS else meeting
                 self.num_bytes[point] = math.prod(event.shape) * BYTES[event.dtype]
             if kind in POSTS:
@@ -184,7 +185,7 @@ class _Points:
                 needs.append(message)
             elif kind == "wait_issued":
                 needs.append(meeting)
-            elif kind == "collective":
+            elif kind in ("collective", "agree"):
                 self.behind[meeting] += needs
                 needs.append(meeting)
             elif kind == "issue":  # the sums of a group run one after the other
@@ -215,7 +216,7 @@ class _Points:
                 passed_s[point] = begin_s + link.travel_s(self.num_bytes[point])
                 end_s[point] = passed_s[point] + link.latency_s
             elif isinstance(point, Meeting):
-                gathers = point.group < self.num_tile_groups
+                gathers = 0 <= point.group < self.num_tile_groups
                 takes_s = network.gather_s if gathers else network.reduce_s
                 end_s[point] = begin_s + takes_s(self.members[point.group], self.num_bytes[point])
             else:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
+from hires.core.precisions import PRECISIONS
 from hires.core.store import file_names
 from hires.core.store.campaign import Campaign
 from hires.core.store.naming import model_label
@@ -30,7 +33,8 @@ from hires.report.load.plain_values import (
 from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run, end_of
 
-_EXACTNESS = ("fp64", "fp32", "bf16", "fp16", "int8")  # precisions, the most exact first
+_EXACTNESS = (*PRECISIONS, "int8")  # the most exact first
+_ARITHMETIC = tuple(f"precision.{field.name}" for field in fields(PrecisionConfig))
 _NOT_PLANNED = ("seed", "steps", "task.lr")  # keys that change no message of the plan
 
 _RUN = ("campaign", "run", "model", "image", "layout", "precision")
@@ -55,7 +59,7 @@ PLANNED_COLUMNS = (
 )  # fmt: skip
 PRECISION_COLUMNS = (
     *_RUN, "batch", "loss_first", "loss_last", "loss_finite", "reference", "first_loss_error",
-    "last_loss_error", *keys(RATES[:1]), "reproduce",
+    "last_loss_error", "skipped_steps", "loss_scale", *keys(RATES[:1]), "reproduce",
 )  # fmt: skip
 
 
@@ -169,7 +173,7 @@ def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         if run.end[0] == "done" and dig(run.record, "loss", "finite") is not None:
-            config = sorted(run.identity("precision.name").items())
+            config = sorted(run.identity(*_ARITHMETIC).items())
             weights = run.flat_config.get("checkpoint.resume")  # those with which it begins
             groups.setdefault((run.campaign, str(weights), *config), []).append(run)
     for twins in groups.values():
@@ -182,6 +186,8 @@ def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
                 **what(run),
                 "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
                 "loss_finite": finite if isinstance(finite, bool) else None,
+                "skipped_steps": count(run.record.get("skipped_steps")),
+                "loss_scale": number(run.record.get("loss_scale")),
                 "reference": None if best is run else text(best.record.get("precision"), 30),
             }
             for part in ("first", "last"):

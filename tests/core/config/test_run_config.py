@@ -105,7 +105,11 @@ def test_optional_keys_may_be_unset(key):
         ("parallel.replicas", 0, "parallel.replicas=0 must be at least 1"),
         ("parallel.spatial_stages", -1, "parallel.spatial_stages=-1 must be at least 0"),
         ("measure.steps", 0, "measure.steps=0 must be at least 1"),
-        ("precision.name", "fp8", "precision='fp8' is unknown; choose one of fp32, bf16, fp64"),
+        (
+            "precision.name",
+            "fp8",
+            "precision='fp8' is unknown; choose one of fp64, fp32, tf32, fp16, bf16",
+        ),
         ("parallel.schedule", "dapple", "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
         ("parallel.directions", 3, "parallel.directions=3 must be at most 2"),
         ("parallel.local_dp", 0, "parallel.local_dp=0 must be at least 1"),

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import (
     CheckpointConfig,
     CommConfig,
     LauncherConfig,
     ModelConfig,
-    PrecisionConfig,
     RunConfig,
 )
 from hires.core.errors import ConfigError

@@ -27,6 +27,8 @@ def test_plain_line():
     )
     assert progress.text(FinishedStep(2, 0.5, 12.0, None)) == "step 3/12  500.0 ms  12 img/s"
     assert progress.text(FinishedStep(2, 0.5, 12.0, float("nan"))).endswith("loss nan")
+    skipped = progress.feed({**step(0, 0, 1.0, 2.0), "skipped": True})
+    assert progress.text(skipped).endswith("loss 2, skipped: gradients overflow")
 
 
 def test_loss_of_a_step_is_the_mean_over_replicas():

@@ -1,0 +1,20 @@
+"""Names the precisions, and the type in which each computes: another one is an entry here."""
+
+from __future__ import annotations
+
+PRECISIONS = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "tf32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+"""Name -> the type of what a network computes, the most exact first. ``tf32`` holds fp32 numbers,
+whose matrix products a GPU computes with 10 bits of each factor."""
+
+HALF = ("fp16", "bf16")
+"""To these autocast lowers matrix products; weights that are learned stay fp32."""
+
+SIGNIFICANT_BITS = {"fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+"""Bits of a factor in a matrix product, the hidden one included: a number is rounded by at most
+2 ** -bits of itself."""

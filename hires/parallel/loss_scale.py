@@ -1,0 +1,91 @@
+"""Scales the loss of a training in fp16, and skips steps whose gradients are not finite.
+
+fp16 has no number between 0 and 6e-8 and none above 65504. Multiplied by a large factor, small
+gradients are no zeros; if a large one overflows, the step is skipped and the factor halved:
+
+    backward(loss * scale)   sums over ranks   gradients / scale   all finite?   update or skip
+
+All ranks take one answer, the event ``agree`` of the plan, for a gradient that overflows on one
+rank is summed over the holders of its own stage only. As with ``torch.amp.GradScaler`` a skipped
+step leaves parameters and optimiser as they were, while running statistics and their counters have
+moved in the forward pass.
+
+Source:
+    Micikevicius et al., "Mixed precision training", ICLR 2018; ``torch.amp.GradScaler``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hires.comm import max_all
+from hires.core.errors import LossError
+
+FIRST_SCALE = 2.0**16
+FACTOR = 2.0
+LARGEST_SCALE = 2.0**127  # a number of fp32, as gradients are
+MOST_SKIPPED = 32
+"""Steps in a row: with a dynamic scale, which is then 2^-32 of what it was, the network overflows
+whatever the scale."""
+
+
+class LossScale:
+    """The factor of the loss, equal on all ranks.
+
+    It is ``fixed`` if that is given; else it is halved with every overflow, and doubled after
+    ``interval`` steps without one.
+    """
+
+    def __init__(self, interval: int, fixed: float | None = None) -> None:
+        self.interval, self.fixed = interval, fixed
+        self.scale = FIRST_SCALE if fixed is None else fixed
+        self.good_steps = 0  # since the scale has changed
+        self.skipped_in_row = 0
+        self.skips = False  # whether the step that runs now leaves the parameters as they are
+
+    @torch.no_grad()
+    def agree(self, gradients: Iterable[Tensor]) -> None:
+        """Divides a rank's gradients by the scale; all ranks agree whether the step is skipped."""
+        own = [*gradients]
+        overflows = torch.zeros(1, device=own[0].device) if own else torch.zeros(1)
+        for dtype in {gradient.dtype for gradient in own}:
+            same = [gradient for gradient in own if gradient.dtype == dtype]
+            inverse = torch.full_like(overflows, 1 / self.scale)
+            torch._amp_foreach_non_finite_check_and_unscale_(same, overflows, inverse)
+        self.skips = bool(max_all(int(overflows)))
+
+    def update(self) -> None:
+        """Chooses the scale of the next step."""
+        self.skipped_in_row = self.skipped_in_row + 1 if self.skips else 0
+        self.good_steps = 0 if self.skips else self.good_steps + 1
+        if self.fixed is not None:
+            return
+        if self.skips:
+            self.scale /= FACTOR
+        elif self.good_steps == self.interval:
+            self.scale = min(self.scale * FACTOR, LARGEST_SCALE)
+            self.good_steps = 0
+
+    def require_progress(self) -> None:
+        """Raises LossError if no scale seems small enough."""
+        if self.skipped_in_row >= MOST_SKIPPED:
+            raise LossError(
+                f"the gradients of {MOST_SKIPPED} steps in a row are not finite, the last with a "
+                f"loss scale of {self.scale * FACTOR if self.fixed is None else self.scale:g}; "
+                f"precision=bf16 has the range of fp32"
+            )
+
+    def state(self) -> Tensor:
+        """Returns what a checkpoint keeps, (3,) in float64."""
+        return torch.tensor([self.scale, self.good_steps, self.skipped_in_row], dtype=torch.float64)
+
+    def restore(self, state: Tensor) -> None:
+        """Goes on as a checkpoint says; a fixed scale stays as it is."""
+        scale, good_steps, skipped = state.tolist()
+        if self.fixed is None and math.isfinite(scale) and scale > 0:
+            self.scale = scale
+        self.good_steps, self.skipped_in_row = int(good_steps), int(skipped)
