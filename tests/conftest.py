@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import getpass
 import os
@@ -62,16 +63,43 @@ def _warm_process(_own_cache: None) -> Iterator[None]:
 
     The process starts with the first of them.
     """
-    if not sys.platform.startswith("linux"):
+    modules = [*spawn.MODULES, "tests.helpers.jobs", "tests.helpers.warm_up:trace_something"]
+    with _warm(modules) as warm, _used(warm):
         yield
+
+
+@pytest.fixture(scope="session")
+def _lean_process(_own_cache: None) -> Iterator[spawn.WarmProcess | None]:
+    """Has imported no torch, so that its forks cost little."""
+    starters = ["hires.launcher.local.local_launcher", "hires.launcher.interface"]
+    with _warm([*starters, "tests.helpers.fake_rank"]) as warm:
+        yield warm
+
+
+@pytest.fixture
+def lean_forks(_lean_process: spawn.WarmProcess | None) -> Iterator[None]:
+    """Fake ranks, and what starts them, are forks of a process without torch."""
+    with _used(_lean_process):
+        yield
+
+
+@contextlib.contextmanager
+def _warm(modules: list[str]) -> Iterator[spawn.WarmProcess | None]:
+    if not sys.platform.startswith("linux"):
+        yield None
         return
     variables = {"PYTHONPATH": str(REPOSITORY), **spawn.thread_variables(1)}
-    modules = [*spawn.MODULES, "tests.helpers.jobs", "tests.helpers.warm_up:trace_something"]
     warm = spawn.WarmProcess({**os.environ, **variables}, modules=modules, kept=True)
+    yield warm
+    warm.end()
+
+
+@contextlib.contextmanager
+def _used(warm: spawn.WarmProcess | None) -> Iterator[None]:
+    before = spawn._current
     spawn.use(warm)
     yield
-    warm.end()
-    spawn.use(None)
+    spawn.use(before)
 
 
 @pytest.fixture(autouse=True)

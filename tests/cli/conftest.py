@@ -53,11 +53,11 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
 
 
 @pytest.fixture
-def fake_ranks(monkeypatch: pytest.MonkeyPatch):
+def fake_ranks(monkeypatch: pytest.MonkeyPatch, lean_forks: None):
     """The verbs start ranks without torch; call it with {rank: behaviour} (see fake_rank.py)."""
 
     def behave(ranks: dict[str, str]) -> None:
-        monkeypatch.setenv("FAKE_RANKS", json.dumps(ranks))
+        monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(ranks))
 
     behave({})
     fake = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")

@@ -30,7 +30,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         ranks = json.dumps({str(rank): f"once {HANGS}" for rank in range(2)})
-        self.environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "FAKE_RANKS": ranks}
+        self.environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HIRES_FAKE_RANKS": ranks}
 
     def start(self) -> subprocess.Popen[str]:
         """Starts the sweep."""

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_runs_at_once_leave_as_many_complete_folders(graph, tmp_path, count):
     (tmp_path / "graph.json").write_text(json.dumps(graph.to_dict()))
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_RANKS": "{}"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "HIRES_FAKE_RANKS": "{}"}
     command = [sys.executable, "-m", "tests.helpers.fake_hires", "graph.json", "run", *SMALL]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started = [

@@ -11,7 +11,7 @@ from hires.launcher.slurm import batch, job_attempts
 
 
 def main(words):
-    job_attempts.launch = functools.partial(local_launcher.launch, module="fake_rank")
+    job_attempts.launch = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
     return batch.main(words, module="tests.helpers.fake_batch")
 
 

@@ -1,6 +1,6 @@
-"""A rank without torch: does what the variable FAKE_RANKS tells it, to try the launcher on.
+"""A rank without torch: does what the variable HIRES_FAKE_RANKS tells it, to try the launcher on.
 
-FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
+HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
 (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
 (waits on the others and reports when one is gone), port N (says for N starts that its port is
@@ -31,7 +31,7 @@ from hires.core.store.reading import read_lines
 def main() -> None:
     here = world.from_environment()
     run_dir = Path(sys.argv[1])
-    behaviour = json.loads(os.environ.get("FAKE_RANKS", "{}")).get(str(here.rank), "ok")
+    behaviour = json.loads(os.environ.get("HIRES_FAKE_RANKS", "{}")).get(str(here.rank), "ok")
     sys.stdout.write(f"rank {here.rank} is {behaviour}\n")
     word, _, argument = behaviour.partition(" ")
     _BEHAVIOURS[word](here, run_dir, argument)
@@ -217,7 +217,7 @@ def _fail(here, run_dir, kind, text):
 
 def _meet_hub(here):
     """Connects to the hub, if rank 0 is one; the connection closes when this process ends."""
-    if json.loads(os.environ["FAKE_RANKS"]).get("0") != "hub":
+    if json.loads(os.environ["HIRES_FAKE_RANKS"]).get("0") != "hub":
         return
     for _ in range(200):
         try:

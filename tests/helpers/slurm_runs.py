@@ -117,7 +117,8 @@ class Runs:
             The step at which every attempt began.
         """
         last = attempts - 1
-        assert self.exit(last)["state"] == "done"
+        end = self.exit(last)
+        assert end["state"] == "done", (end, self.log())
         record = self.record()
         assert (record["state"], record["attempt"]) == ("done", last)
         numbers = sorted(int(path.name[1:]) for path in self.run.glob("a[0-9]*"))

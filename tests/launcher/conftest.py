@@ -1,6 +1,5 @@
 import functools
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def fake_world(tmp_path, monkeypatch):
+def fake_world(tmp_path, monkeypatch, lean_forks):
     """Returns a function that makes a run folder whose ranks behave as told."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def make(*behaviours, steps=3, port=0, campaign="default", **launcher):
         told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
-        monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
+        monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(told))
         config = RunConfig(
             steps=steps,
             batch=6,
@@ -41,7 +40,7 @@ def launch(monkeypatch):
 
     def checked(run, **options):
         try:
-            return functools.partial(local_launcher.launch, module="fake_rank")(
+            return functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")(
                 run, run.attempt, **options
             )
         finally:

@@ -49,7 +49,7 @@ class Watcher:
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """Returns a function that freezes a run and returns its task."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def frozen(seed, ranks=1, threads=1, memory_bytes=0):
         config = RunConfig(
@@ -65,12 +65,12 @@ def make(tmp_path, monkeypatch):
 
 def behave(monkeypatch, *behaviours):
     told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
-    monkeypatch.setenv("FAKE_RANKS", json.dumps(told))
+    monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(told))
 
 
 def run(tasks, watcher=None, rank_hours=None, **rooms):
     rooms = Share(**{"cores": 4, "memory_bytes": math.inf, **rooms})
-    queue = LocalQueue(tasks, rooms, watcher or Watcher(), "fake_rank", rank_hours)
+    queue = LocalQueue(tasks, rooms, watcher or Watcher(), "tests.helpers.fake_rank", rank_hours)
     queue.work()
     events = [
         event
@@ -176,7 +176,7 @@ def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
     tasks = [make(seed) for seed in range(2)]
     begin(tasks[0].path, host="another", boot="1", space="pid:[1]", pid=7)
     watcher = Watcher()
-    queue = LocalQueue(tasks, Share(), watcher, "fake_rank")
+    queue = LocalQueue(tasks, Share(), watcher, "tests.helpers.fake_rank")
     queue.work()
     assert states(queue) == [(0, "done")]
     [(task, why)] = watcher.out

@@ -21,7 +21,7 @@ from hires.launcher.local import local_launcher as local
 disk = Path(sys.argv[1])
 config = RunConfig(steps=3, results=str(disk / "results"), measure=MeasureConfig(warmup=1))
 run = rundir.create(config, {"world": 2}, ["hires", "run"])
-outcome = local.launch(run, 0, module="fake_rank")
+outcome = local.launch(run, 0, module="tests.helpers.fake_rank")
 said = {"state": outcome.state, "cause": outcome.cause}
 said["files"] = [str(p.relative_to(disk)) for p in disk.rglob("*")]
 said["record"] = (run.path / "record.json").exists() and records.read_record(run)["state"]
@@ -41,8 +41,8 @@ def in_tiny_disk(tmp_path, ranks):
     disk.mkdir()
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environ = {**os.environ, "FAKE_RANKS": json.dumps(ranks)}
-    environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests/helpers'}"
+    environ = {**os.environ, "HIRES_FAKE_RANKS": json.dumps(ranks)}
+    environ["PYTHONPATH"] = str(ROOT)
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c", IN_NAMESPACE, "sh"]
     try:
         done = subprocess.run(

@@ -160,9 +160,9 @@ class Allocation:
 
 def _failed_nodes(logs: Iterable[Path]) -> set[str]:
     """Returns the nodes that went down, by what srun and its daemons wrote into the ranks' logs."""
+    # The daemon names the node of the step, which may be well, and comes before srun or after it.
     texts = ("\n".join(last_lines(log)) for log in logs)
-    matches = [_NODE_FAILURE.search(text) for text in texts]
-    names = {match[1] for match in matches if match}
+    names = {match[1] for text in texts for match in _NODE_FAILURE.finditer(text)}
     return names - {None} or ({"a node"} if names else set())
 
 

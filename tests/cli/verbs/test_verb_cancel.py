@@ -42,7 +42,7 @@ def running(tmp_path, monkeypatch):
     from hires.core.store import rundir
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("FAKE_RANKS", '{"0": "hang", "1": "hang"}')
+    monkeypatch.setenv("HIRES_FAKE_RANKS", '{"0": "hang", "1": "hang"}')
     config = RunConfig(results=str(tmp_path / "results"), campaign="mine")
     run = rundir.create(config, {"world": 2}, ["hires", "run"])
     process = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(run.path)])

@@ -296,7 +296,7 @@ def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
     for run in runs():
         script = run / "launch.sh"
         subprocess.run(["sh", "-n", str(script)], check=True)
-        environ = {**os.environ, "FAKE_RANKS": "{}"}
+        environ = {**os.environ, "HIRES_FAKE_RANKS": "{}"}
         text = script.read_text().replace("hires.launcher.local", "hires.core.no_such_module")
         subprocess.run(["sh"], input=text, text=True, env=environ, check=False, capture_output=True)
     assert not Path("bad").exists()

@@ -192,7 +192,7 @@ for number in (signal.SIGINT, signal.SIGHUP):  # whatever the tests were started
 from hires.launcher.local import local_launcher as local
 from hires.launcher.supervision import supervisor
 supervisor.GRACE_S = float(sys.argv[2])
-outcome = local.launch(sys.argv[1], 0, module="fake_rank")
+outcome = local.launch(sys.argv[1], 0, module="tests.helpers.fake_rank")
 print(outcome.state, outcome.cause)
 sys.exit(outcome.exit_code)
 """
@@ -280,7 +280,7 @@ def test_by_hand_is_a_new_attempt_with_plain_lines(fake_world, capsys, monkeypat
     monkeypatch.setattr(
         local_launcher,
         "launch",
-        lambda *args, **options: launch(*args, module="fake_rank", **options),
+        lambda *args, **options: launch(*args, module="tests.helpers.fake_rank", **options),
     )
     assert by_hand.main([str(run.path)]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -297,7 +297,7 @@ def test_by_hand_failure_shows_cause_and_last_lines(fake_world, capsys, monkeypa
     monkeypatch.setattr(
         local_launcher,
         "launch",
-        lambda *args, **options: launch(*args, module="fake_rank", **options),
+        lambda *args, **options: launch(*args, module="tests.helpers.fake_rank", **options),
     )
     assert by_hand.main([str(run.path)]) == 1
     err = capsys.readouterr().err

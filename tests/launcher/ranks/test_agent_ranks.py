@@ -134,7 +134,7 @@ def test_no_rank_outlives_a_supervisor_that_is_killed(fake_world, keys):
     run = fake_world("hang", "hang", **keys)
     code = (
         "from hires.launcher.local.local_launcher import launch\n"
-        f"launch({str(run.path)!r}, 0, module='fake_rank')"
+        f"launch({str(run.path)!r}, 0, module='tests.helpers.fake_rank')"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         when_started(run, 2, lambda: None).join()

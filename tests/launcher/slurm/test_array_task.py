@@ -49,7 +49,7 @@ def cluster(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
     (folder / "left").write_text("UNLIMITED\n")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     names = {"JOB_ID": "8", "JOB_NODELIST": "n1", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "0"}
     for name, value in {**names, "JOB_CPUS_PER_NODE": "4"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -87,7 +87,7 @@ def start(folder: Path, ranks: str | dict[str, str] = "ok", **environ: str) -> s
     return subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.fake_batch", str(folder)],
         cwd=ROOT,
-        env={**os.environ, "FAKE_RANKS": json.dumps(told), **environ},
+        env={**os.environ, "HIRES_FAKE_RANKS": json.dumps(told), **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

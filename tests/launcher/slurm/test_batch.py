@@ -44,7 +44,9 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setattr(allocation, "current", lambda: JOB)
     monkeypatch.setattr(
-        job_attempts, "launch", functools.partial(local_launcher.launch, module="fake_rank")
+        job_attempts,
+        "launch",
+        functools.partial(local_launcher.launch, module="tests.helpers.fake_rank"),
     )
     return folder
 

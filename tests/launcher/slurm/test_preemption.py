@@ -81,6 +81,7 @@ OF_DAEMON = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2031-01-02T03
         (OF_SRUN, "node", "n2 went down"),
         (OF_DAEMON + "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node", "a node went down"),
         (OF_DAEMON + "PREEMPTION ***", "preempted", "was preempted"),
+        (f"{OF_DAEMON}NODE FAILURE, SEE LOG ***\n{OF_SRUN}", "node", "n2 went down"),
         ("this rank prints: srun: error: Node failure on n2", "preempted", "was preempted"),
         ("", "preempted", "was preempted"),
     ],
