@@ -1,5 +1,13 @@
-"""Where images come from; importing the package registers the formats of image files."""
+"""Where images come from; importing the package registers the formats of image files.
 
-from hires.data import tiff, whole
+Without Pillow or tifffile, as on a machine that checks its GPU with torch alone, there are fewer.
+"""
 
-__all__ = ["tiff", "whole"]
+import importlib
+
+for _format, _library in (("whole", "PIL"), ("tiff", "tifffile")):
+    try:
+        importlib.import_module(f"hires.data.{_format}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("PIL", "tifffile"):
+            raise

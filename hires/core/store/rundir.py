@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, launch_file, reading
@@ -183,8 +181,7 @@ def locate(name: str, results: StrPath = "results") -> Path:
 
 
 def _config_text(config: RunConfig) -> str:
-    # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
-    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=False)
+    return reading.yaml_text(plain(config))
 
 
 def _freeze(
