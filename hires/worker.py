@@ -84,8 +84,8 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
             raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
         torch.set_num_threads(config.launcher.threads)
         meter = PeakMeter(config)
-        used = config.comm
-        comm.start(world, timeout_s + TRANSPORT_GRACE_S, used.shared_memory, used.backend)
+        shared = config.comm.shared_memory
+        comm.start(world, timeout_s + TRANSPORT_GRACE_S, shared, plan.backend)
         code = 0
         if verify:
             engine = build_rank(config, plan, world.rank, 1, as_planned(run_dir))

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from hires.comm import shared
 from hires.comm.attach import PeerMemory
 from hires.comm.comm_backends import BACKENDS
+from hires.comm.group_calls import Channels
 from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.shared import SharedMemory
 from hires.core.errors import CommError, RunError
@@ -28,6 +29,7 @@ from hires.core.ranks import mailbox_limits, memory_files
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
+from hires.plan.channels import Channel
 
 PATIENCE_S = 3600.0  # longest wait for a rank that reads or writes a large file
 GATHER_TAG = 2**31 - 1024  # tags from here on belong to direct gathers; the plan's are far below
@@ -40,6 +42,7 @@ class Transport:
     backend: Any = dist  # has the functions of torch.distributed
     one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
     timeout_s: float = 0.0  # longest wait for another rank
+    channels: Channels | None = None  # of messages, where the backend has streams
 
 
 # Set once by start(), like the process groups of torch.distributed themselves.
@@ -79,11 +82,41 @@ def start(
     transport.timeout_s = timeout_s
     join = functools.partial(BACKENDS[backend], world, timeout_s)
     transport.backend = waiting(join, f"the rendezvous at {world.address}:{world.port}")
+    # Streams have their own way between GPUs of one machine, and one order for all messages.
+    transport.one_machine &= not has_streams()
+
+
+def has_streams() -> bool:
+    """Whether messages of the backend pass streams in the order of posting, without tags."""
+    return bool(getattr(transport.backend, "has_streams", False))
+
+
+def open_channels(
+    channels: Sequence[Channel], groups: dict[int, Group], device: torch.device
+) -> None:
+    """Makes the plan's communicators where the backend has streams; all ranks call it together.
+
+    They and those of the groups are connected now: later a rank would wait for the others inside
+    what it only begins, which no proof has.
+    """
+    if not has_streams():
+        return
+    for number in sorted(groups):  # all ranks come to the groups in one order
+        if groups[number].size > 1:
+            first = functools.partial(
+                transport.backend.all_reduce,
+                torch.zeros(1, device=device),
+                group=groups[number].process_group,
+            )
+            waiting(first, f"the first sum among ranks {groups[number].ranks}")
+    make = functools.partial(Channels, transport.backend, channels, device)
+    transport.channels = waiting(make, "the first messages on each channel")
 
 
 def shutdown() -> None:
     """Leaves the world."""
     patient_group.cache_clear()
+    transport.channels = None
     if transport.backend.is_initialized():
         transport.backend.destroy_process_group()
 
@@ -94,13 +127,13 @@ def rehearsal(rank: int, shared_memory: bool) -> Iterator[SilentBackend]:
 
     Nothing is sent, and receive buffers keep their contents. All else is as in a real run.
     """
-    real, silent = transport.backend, SilentBackend(rank, shared_memory)
-    assert not isinstance(real, SilentBackend), "one rehearsal at a time"
-    transport.backend = silent
+    real, silent = (transport.backend, transport.channels), SilentBackend(rank, shared_memory)
+    assert not isinstance(real[0], SilentBackend), "one rehearsal at a time"
+    transport.backend, transport.channels = silent, None
     try:
         yield silent
     finally:
-        transport.backend = real
+        transport.backend, transport.channels = real
 
 
 def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:

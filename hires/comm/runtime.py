@@ -50,12 +50,17 @@ class Handle:
         return result
 
 
-def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
+def isend(
+    tensor: Tensor, peer: int, tag: int, group: Group | None = None, channel: int = 0
+) -> Handle:
     """Begins to send a tensor, which must stay unchanged until the handle is done.
 
     Both sides name the same ``tag``, and the same ``group`` of ranks in lockstep: small messages
-    between these go through shared memory where there is some, in order and without a tag.
+    between these go through shared memory where there is some, in order and without a tag. Where
+    the backend has streams, the message goes on that of its ``channel``, with :func:`end_call`.
     """
+    if channel and transport.channels is not None:
+        return _on_channel("send", _nhwc(tensor).contiguous(), peer, tag, group, channel)
     memory, what = _memory_for(tensor, group), f"a send to rank {peer}"
     if group is not None and memory is not None:
         index = group.ranks.index(peer)
@@ -65,8 +70,12 @@ def isend(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
     return Handle(work.wait, what, group, peer, tag)
 
 
-def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Handle:
+def irecv(
+    tensor: Tensor, peer: int, tag: int, group: Group | None = None, channel: int = 0
+) -> Handle:
     """Begins to fill a dense tensor (channels-last if it has 4 dims) from another rank."""
+    if channel and transport.channels is not None:
+        return _on_channel("recv", _nhwc(tensor), peer, tag, group, channel)
     memory, what, buffer = _memory_for(tensor, group), f"a receive from rank {peer}", _nhwc(tensor)
     if group is not None and memory is not None:
         finish = memory.expect(buffer, group.ranks.index(peer))
@@ -74,6 +83,12 @@ def irecv(tensor: Tensor, peer: int, tag: int, group: Group | None = None) -> Ha
         assert buffer.is_contiguous(), "a receive needs a dense buffer"
         finish = guard(lambda: transport.backend.irecv(buffer, peer, tag=tag), what).wait
     return Handle(finish, what, group, peer, tag)
+
+
+def end_call() -> None:
+    """Sets out what was sent and received on channels since the last call."""
+    if transport.channels is not None:
+        guard(transport.channels.end_call, "a group call")
 
 
 def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle:
@@ -128,7 +143,7 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
 
 
 def _gather(tensor: Tensor, group: Group) -> Tensor:
-    small = tensor.nbytes <= DIRECT_BYTES
+    small = tensor.nbytes <= DIRECT_BYTES and transport.channels is None
     if group.shared is not None and small:
         return group.shared.gather(tensor)
     gathered = tensor.new_empty((group.size, *tensor.shape))
@@ -160,6 +175,16 @@ def max_all(number: int, patient: bool = False) -> int:
     reduce = functools.partial(transport.backend.all_reduce, largest, dist.ReduceOp.MAX, group)
     waiting(reduce, "an agreement of all ranks")
     return int(largest)
+
+
+def _on_channel(
+    kind: str, tensor: Tensor, peer: int, tag: int, group: Group | None, channel: int
+) -> Handle:
+    channels, what = transport.channels, f"a {'send to' if kind == 'send' else 'receive from'} rank"
+    assert channels is not None
+    assert tensor.is_contiguous(), "a message needs a dense buffer"
+    unit = guard(lambda: channels.post(kind, tensor, peer, channel), f"{what} {peer}")
+    return Handle(functools.partial(channels.wait, unit), f"{what} {peer}", group, peer, tag)
 
 
 def _memory_for(tensor: Tensor, group: Group | None) -> SharedMemory | SilentMemory | None:

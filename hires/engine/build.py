@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.comm import activity, make_groups
+from hires.comm import activity, make_groups, open_channels
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
@@ -26,6 +26,7 @@ from hires.parallel.executor import Executor, SlotPass
 from hires.parallel.gradients import GradientSync
 from hires.parallel.loss_scale import LossScale
 from hires.parallel.stage import StageModule
+from hires.plan.channels import channels
 from hires.plan.graph import Graph
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.operators.operator_facts import facts_of
@@ -110,6 +111,7 @@ def build_rank(
 def contexts_of(plan: Plan, rank: int) -> list[Context]:
     """Returns the slots of a rank, one a direction; all ranks call it together."""
     made = make_groups(groups(plan), num_tile_groups(plan))
+    open_channels(channels(plan), made, torch.device(plan.device))
     recorder = Recorder()
     for group in made.values():
         group.recorder = recorder

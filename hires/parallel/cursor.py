@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.comm import Group, Handle, all_gather, all_reduce, irecv, isend
+from hires.comm import Group, Handle, all_gather, all_reduce, end_call, irecv, isend
 from hires.core.errors import RunError
 from hires.plan.event import POSTS, Event
 from hires.plan.graph import Rect
@@ -66,7 +66,10 @@ class Cursor:
         ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
         call = isend if event.kind == "send" else irecv
-        handle = call(tensor, event.peer, event.tag, group)
+        handle = call(tensor, event.peer, event.tag, group, event.channel)
+        following = self.events[self.at : self.at + 1]
+        if not event.call or not following or following[0].call != event.call:
+            end_call()
         key = event.kind, event.peer, event.tag
         self._open.setdefault(key, deque()).append((handle, event, tensor))
 

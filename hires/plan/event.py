@@ -81,6 +81,9 @@ class Event(NamedTuple):
     box: Sequence[int] = ()
     """The plan's own row for a message: [two numbers, row0, row1, col0, col1], where the two are
     samples between stages and tiles in a halo; without pixels where all of them travel."""
+    channel: int = 0
+    """Number of the communicator that carries a message where each has a stream of its own
+    (:mod:`hires.plan.channels`); 0: one of its two ranks, lane and way alone."""
 
     @property
     def words(self) -> str:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from hires.core.config.run_config import RunConfig
 from hires.plan.event import BYTES
 from hires.plan.halos import ran_back
+from hires.plan.hardware import NCCL, backend_of
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE
@@ -106,6 +107,8 @@ AGREEMENT = Agreement()
 def gradient_mode(config: RunConfig, world: int) -> str:
     """Returns how a run sums its gradients: ``together``, ``early`` or ``late``."""
     launcher = config.launcher
+    if backend_of(config) == NCCL:  # sums run beside the pass, on streams of their own
+        return EARLY
     if config.comm.shared_memory and launcher.num_nodes == 1:
         return TOGETHER
     cores = config.cluster.cores

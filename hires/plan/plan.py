@@ -175,6 +175,8 @@ class Plan:
     num_pairs: int = 1
     halo_overlap: str = "auto"
     """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
+    device: str = "cpu"
+    """What ranks compute on: ``cpu``, ``cuda`` or ``simulated``."""
     backend: str = "gloo"
     """Transport of every message; it decides under which semantics the plan must be proved."""
     gradients: str = "together"

@@ -11,6 +11,7 @@ from hires.plan import checks
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph
 from hires.plan.groups import gradient_mode
+from hires.plan.hardware import backend_of, check_hardware, device_of
 from hires.plan.layout import connect, edges_of
 from hires.plan.partition import add_segments, layer_starts, partition
 from hires.plan.plan import CommOp, Finding, Plan, Stage
@@ -41,7 +42,8 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         scales_loss=config.scales_loss,
         schedule=[[]],
         halo_overlap=parallel.halo.overlap,
-        backend=config.comm.backend,
+        device=device_of(config),
+        backend=backend_of(config),
         gradients=gradient_mode(config, parallel.num_ranks),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
@@ -51,6 +53,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             *checks.check_trace(graph),
             *checks.check_types(config, graph),
             *checks.check_precision(config),
+            *check_hardware(config),
         ],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)

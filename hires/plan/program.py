@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hires.core.ranks.mailbox_limits import mail_bytes
+from hires.plan.channels import channel_of
 from hires.plan.event import BYTES, WORLD, Event, Part
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
@@ -90,8 +91,8 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
 
 
 def _wait_for(post: Event) -> Event:
-    kind, peer, tag, _, _, what, lane, mail, _, part, _ = post
-    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part)
+    kind, peer, tag, _, _, what, lane, mail, _, part, _, channel = post
+    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part, (), channel)
 
 
 @derived
@@ -221,12 +222,13 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         part = Part(action, "", value, back, index)
         what = f"{'the gradient of ' if back else ''}{value} in {action}"
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
+        way = (stage, other) if outgoing else (other, stage)
+        channel = channel_of(plan, replica, (direction, *way))
+        dtype, lane = plan.sent_dtype, direction
+        post = Event(kind, -1, tag, (), dtype, what, lane, False, call, part, (), channel)
         for there, box, shape in peers:
             peer = plan.rank_of(replica, direction, other, there)
-            dtype = plan.sent_dtype
-            posts.append(
-                Event(kind, peer, tag, shape, dtype, what, direction, False, call, part, box)
-            )
+            posts.append(post._replace(peer=peer, shape=shape, box=box))
     return posts
 
 
@@ -256,13 +258,14 @@ def halo_messages(
     what, lane = f"{what} in {action}" if action else what, plan.num_directions + direction
     dtype = plan.dtype_of(op.value)
     most = mail_bytes(plan.stages[stage].num_ranks) // BYTES[dtype]
+    channel = channel_of(plan, replica, (direction, stage, stage)) if op.messages else 0
     sends: list[Event] = []
     receives: list[Event] = []
     for other, row, shape in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
         sending = (row[0] == tile) != back
         kind, mail = "send" if sending else "recv", math.prod(shape) <= most
         peer = plan.rank_of(replica, direction, stage, other)
-        event = Event(kind, peer, tag, shape, dtype, what, lane, mail, call, part, row)
+        event = Event(kind, peer, tag, shape, dtype, what, lane, mail, call, part, row, channel)
         (sends if sending else receives).append(event)
     return sends, receives
 

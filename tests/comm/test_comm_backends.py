@@ -54,4 +54,5 @@ def test_backend_that_cannot_join_names_the_rendezvous():
 
 def test_backends_of_the_config_are_there_and_the_proof_has_their_semantics():
     [chosen] = [one for one in fields(CommConfig) if one.name == "backend"]
-    assert set(chosen.metadata["choices"]) == {*BACKENDS} <= {*prove.BACKENDS}
+    assert set(chosen.metadata["choices"]) == {"auto", *BACKENDS}
+    assert {*BACKENDS} <= {*prove.BACKENDS}

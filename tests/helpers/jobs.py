@@ -282,10 +282,10 @@ def _log_messages(log: list[tuple]) -> None:
     """Logs every message of this process inside a step."""
 
     def posting(kind: str, function: Any) -> Any:
-        def call(tensor: Tensor, peer: int, tag: int, group: Any = None) -> Any:
+        def call(tensor: Tensor, peer: int, tag: int, group: Any = None, channel: int = 0) -> Any:
             through_memory = runtime._memory_for(tensor, group) is not None
             log.append((kind, peer, tag, tuple(tensor.shape), through_memory))
-            handle = function(tensor, peer, tag, group)
+            handle = function(tensor, peer, tag, group, channel)
             wait = handle.wait
             handle.wait = lambda: (log.append((f"wait_{kind}", peer, tag)), wait())
             return handle

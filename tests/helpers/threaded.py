@@ -259,6 +259,8 @@ class StreamExecution(Execution):
 
     def place(self, post: Post) -> tuple[int, str]:
         """Which of a rank's threads runs a post."""
+        if self.separate and post.event.channel:
+            return -1, f"channel {post.event.channel}"
         kind = f"{post.event.kind} {post.event.lane}" if self.separate else "any"
         return post.event.peer, kind
 

@@ -16,6 +16,7 @@ from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.store.reading import read_named
 from hires.launcher.interface import launcher_of
+from hires.plan.hardware import resolve
 
 _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that fits counts
     ("'\\t'", "indent with spaces, not with a tab"),
@@ -34,7 +35,8 @@ def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
 def config_of(values: dict[str, Any]) -> RunConfig:
     """Returns the config of plain values, ``parallel.name`` being what the layout is.
 
-    A stored config is read without this: a run keeps the name under which it was made.
+    Device and backend are those that ``auto`` means here. A stored config is read without this: a
+    run keeps the name under which it was made.
     """
     config = from_dict(values)
     launcher_of(config)  # refuses an unknown launcher.name
@@ -48,7 +50,7 @@ def config_of(values: dict[str, Any]) -> RunConfig:
     if saving.continues:
         saving.continues = str(Path(saving.continues).expanduser().absolute())
     config.results = str(Path(config.results).expanduser())
-    return config
+    return resolve(config)
 
 
 class Composer:

@@ -53,7 +53,11 @@ class ClusterConfig(Section, key="cluster"):
     name: str = word(HERE)
     """What the site is called; ``workstation`` is this machine."""
     gpus: int | None = number(None)
-    """GPUs of a node, which its ranks take in turn; unset: those that a node shows."""
+    """GPUs of a node, which its ranks take in turn; unset: those that the job requests, or that
+    this machine shows."""
+    gpu_memory: Any = field(default=None, metadata=SIZE)
+    """Memory of one GPU, with its unit, as 40GiB: a layout that needs more on one is refused.
+    Unset: unknown."""
     cores: int | None = number(None, least=1)
     """Cores of a node; a job that needs more is refused. Unset: Slurm checks it."""
     memory: Any = field(default=None, metadata=SIZE)

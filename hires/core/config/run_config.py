@@ -157,8 +157,13 @@ class CheckpointConfig(Section, key="checkpoint"):
 class CommConfig(Section, key="comm"):
     """``comm=NAME``: how ranks communicate."""
 
-    backend: str = choice("gloo", ("gloo",))
-    """Transport of every message: ``gloo``."""
+    backend: str = choice("auto", ("auto", "gloo", "nccl"))
+    """Transport of every message: ``gloo`` (beside GPUs through the host's memory), ``nccl`` (from
+    GPU to GPU, one rank on each; barriers and agreements still go through gloo) or ``auto``:
+    ``nccl`` for ``device=cuda`` if every rank has a GPU of its own, else ``gloo``."""
+    visible: str = choice("own", ("own", "node"))
+    """GPUs that a rank sees: its ``own`` only, or all of its ``node``, as CUDA IPC of some MPI
+    libraries needs. It computes on its own either way."""
     timeout_s: float = number(120.0, above=True)
     """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
     stopped; the attempt's ``hang.txt`` has the cause."""
@@ -208,6 +213,10 @@ class RunConfig(Section):
     """Images per step, of the whole world."""
     steps: int = number(12, least=1)
     """Steps of the run, warm-up included."""
+    device: str = choice("auto", ("auto", "cpu", "cuda", "simulated"))
+    """What ranks compute on: ``cpu``, ``cuda`` (NVIDIA GPUs), ``simulated`` (computes on the CPU
+    and refuses what a GPU would) or ``auto``: ``cuda`` where ``cluster.gpus`` or the job's options
+    name GPUs, or this machine shows some to a torch that is built for them; else ``cpu``."""
     seed: int = number(0)
     """Seed of the weights, the synthetic data and the order of images."""
     campaign: str = "default"

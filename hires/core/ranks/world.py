@@ -20,10 +20,9 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.ranks import gpus
 
-DEVICES = "CUDA_VISIBLE_DEVICES"
 _SYSTEM = Path("/sys/devices/system/cpu")
-_DEV = Path("/dev")
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,11 @@ def bind(world: World, config: RunConfig) -> Binding:
             os.sched_setaffinity(0, share)
         except OSError:
             bound = False  # the system does not allow it
-    devices = devices_of(world, config.cluster.gpus, os.environ.get(DEVICES))
+    devices = os.environ.get(gpus.VISIBLE)
+    if config.comm.visible == "own":
+        devices = devices_of(world, config.cluster.gpus)
     if devices is not None:
-        os.environ[DEVICES] = devices
+        os.environ[gpus.VISIBLE] = devices
     kept = sorted(share) if bound else cores
     return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices)
 
@@ -146,18 +147,15 @@ def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:
     return cores[first : first + least + (local_rank < more)]
 
 
-def devices_of(world: World, gpus: int | None, visible: str | None) -> str | None:
+def devices_of(
+    world: World, count: int | None, environ: Mapping[str, str] = os.environ
+) -> str | None:
     """Returns the device that a rank sees: of those that its machine shows, in turn.
 
-    Without ``visible``, CUDA_VISIBLE_DEVICES, they are the cluster's ``gpus``, or those there.
+    Without CUDA_VISIBLE_DEVICES they are the first ``count``, or all.
     """
-    if visible is not None:
-        there = [name.strip() for name in visible.split(",") if name.strip()]
-    else:
-        if gpus is None:
-            gpus = sum(p.name.removeprefix("nvidia").isdigit() for p in _DEV.glob("nvidia*"))
-        there = [str(number) for number in range(gpus)]
-    return there[world.local_rank % len(there)] if there else visible
+    there = gpus.visible_gpus(count, environ)
+    return there[world.local_rank % len(there)] if there else environ.get(gpus.VISIBLE)
 
 
 def _fact(core: int, name: str) -> int:

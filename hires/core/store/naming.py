@@ -59,6 +59,8 @@ LATER: dict[str, Any] = {
     "precision.loss_scale": "dynamic",
     "precision.scale_interval": 2000,
     "comm.dtype": "value",
+    "device": "cpu",
+    "comm.visible": "own",
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 
@@ -99,6 +101,10 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
         _drop(kept, key)
     for key, default in LATER.items():
         _drop(kept, key, default)
+    # Frozen configs hold what ``auto`` means; one that was never resolved counts as of a CPU.
+    _drop(kept, "device", "auto")
+    if isinstance(comm := kept.get("comm"), dict) and comm.get("backend") == "auto":
+        comm["backend"] = "gloo"
     # Of a cluster its name: its other keys decide how a run is started, not what it computes.
     cluster = kept.pop("cluster", None)
     if isinstance(cluster, dict) and cluster.get("name", HERE) != HERE:

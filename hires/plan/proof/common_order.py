@@ -17,9 +17,14 @@ earlier ones only. So the proof is that this graph has no circle:
                     /     \\                      rank 1         send b <-- wait_recv a
     rank 1    send b ------ wait_recv a          a circle: the machine explains it
 
-It holds under every semantics in ``SEMANTICS``: messages of one lane between two ranks are sent and
-received in one order, so that they pass a stream one after the other; a wait needs all posts of the
-group call that it shares a stream with; and mailboxes are read in the order of writing.
+It holds under every semantics in ``SEMANTICS``. Messages of one lane between two ranks are sent and
+received in one order, and mailboxes are read in the order of writing. On a stream the posts of one
+call are a unit, which two more events describe:
+
+    head        of a post: its unit is the first of its stream: behind the post, and behind the done
+                of the unit before it
+    done        of a unit: behind the head of each of its posts and of the other side of each
+    wait_recv   behind the done of its unit, and so is wait_send(s)
 
 Tiles in the same place among their neighbours have the same program but for the numbers of their
 peers, nine kinds in a grid of any size. So one of each is read (``rank_kinds.translated_kinds``),
@@ -65,6 +70,19 @@ class _Program:
     and what both sides must agree on."""
     joint: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """Collectives and sums by group, in order."""
+
+
+class _Unit:
+    """The posts of one call on one stream."""
+
+    def __init__(self, call: int, done: Hashable, before: _Unit | None) -> None:
+        self.call, self.done = call, done
+        self._before = set() if before is None else {before.done}
+
+    def add(self, post: Hashable, other: Hashable, graph: Graph) -> None:
+        """Adds a post, whose other side is ``other``, and what it means for the unit."""
+        graph.setdefault(("head", post), set()).update(self._before, {post})
+        graph.setdefault(self.done, set()).update({("head", post), ("head", other)})
 
 
 def prove_in_order(
@@ -115,9 +133,9 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
     """Adds the events of a rank to the graph; checks that it waits for what it receives."""
     own = _Program()
     counts: Counter[Hashable] = Counter()
-    # By (send or recv, peer, tag): messages not waited for, each with those that share its call.
-    open_posts: dict[tuple[str, int, int], list[tuple[Message, list[Message]]]] = defaultdict(list)
-    calls: dict[Hashable, list[Message]] = {}
+    # By (send or recv, peer, tag): messages not waited for, each with the end of its unit.
+    open_posts: dict[tuple[str, int, int], list[tuple[Message, Hashable]]] = defaultdict(list)
+    units: dict[Hashable, _Unit] = {}  # the last one of each stream
     boxes: dict[Hashable, list[Message]] = defaultdict(list)  # what went to or came by mailboxes
     unread: dict[Hashable, list[Message]] = defaultdict(list)
     last: Hashable = None
@@ -131,12 +149,14 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             message = tag, counts[kind, peer, tag]
             counts[kind, peer, tag] += 1
             node = kind, message
-            # Tag, shape, dtype, words, lane, and whether it goes through memory.
-            own.posts[peer - rank][kind, event.lane].append((message, event[2:8]))
-            call = (event.call, kind, peer, event.lane) if event.call else node
-            mates = calls.setdefault((call, peer), [])
-            mates.append(message)
-            open_posts[kind, peer, tag].append((message, mates))
+            # Tag, shape, dtype, words, lane, whether it goes through memory, and its channel.
+            own.posts[peer - rank][kind, event.lane].append((message, event[2:8], event.channel))
+            stream = event.channel or (kind, peer, event.lane)
+            unit = units.get(stream)
+            if unit is None or not event.call or event.call != unit.call:
+                unit = units[stream] = _Unit(event.call, ("done", node), unit)
+            unit.add(node, (OTHER[kind], message), graph)
+            open_posts[kind, peer, tag].append((message, unit.done))
             if event.mail and kind == "send":
                 box = boxes[peer, event.lane]
                 box.append(message)
@@ -147,17 +167,16 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
         elif kind == "wait_recv":
             if not open_posts["recv", peer, tag]:
                 raise NoCommonOrderError
-            message, mates = open_posts["recv", peer, tag].pop(0)
+            message, done = open_posts["recv", peer, tag].pop(0)
             node = kind, message
-            behind.update(("send", mate) for mate in mates)
+            behind.add(done)
             if event.mail and unread[peer, event.lane][:1] != [message]:
                 raise NoCommonOrderError
             del unread[peer, event.lane][: event.mail]  # other messages pass the mailboxes by
         elif kind in ("wait_send", "wait_sends"):
             keys = [key for key in open_posts if key[0] == "send"]
             for key in [("send", peer, tag)] if kind == "wait_send" else keys:
-                sends = open_posts.pop(key, [])
-                behind.update(("recv", mate) for _, mates in sends for mate in mates)
+                behind.update(done for _, done in open_posts.pop(key, []))
             counts["waits"] += 1
             node = rank, counts["waits"]
         elif kind in MEETINGS or kind == "issue":

@@ -133,7 +133,7 @@ class Explanation:
         if waiter.peer is not None:
             post = machine.streams[waiter][0].open[0]
             verb = f"send {post.words} to" if post.kind == "send" else f"receive {post.words} from"
-            return f"the stream of rank {rank} must first {verb} rank {waiter.peer}"
+            return f"the stream of rank {rank} must first {verb} rank {post.peer}"
         event = machine.next_of(rank)
         assert event is not None
         waits = f"rank {rank} waits for"

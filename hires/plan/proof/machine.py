@@ -43,7 +43,7 @@ class Waiter(NamedTuple):
 
     rank: int
     peer: int | None = None
-    """None: the rank itself."""
+    """None: the rank itself; -1: the stream is for several."""
     stream: Hashable = None
     """Which of its streams for this peer."""
 

@@ -10,14 +10,16 @@
   no tags: the first send that runs meets the first receive that runs. Sends and receives of one
   group call progress together; a call that concerns several peers is one unit on each of their
   streams. A wait ends when the unit of its operation is done.
-* ``separate streams`` (nccl, several communicators for every two ranks): the same, but halos and
-  what travels between stages, in either direction of the pipeline (``Event.lane``), and the two
-  ways between the ranks do not stand in each other's way.
+* ``separate streams`` (nccl as hires uses it): the same, but each communicator has a stream of its
+  own (``hires.plan.channels``): one for the halos of a stage, one for each way between two stages,
+  in each direction of the pipeline. What a rank posts there in one call is one unit, whoever the
+  other sides are.
 
 Pair streams need an order of posting on which both sides agree, and a pipeline has none. A receive
 posted ahead stands before the send that the other side needs first; receives in one call with the
 sends before them (``program.JOINED``) block each other where a value skips a stage under 1f1b. On
 separate streams sends and receives have one order, so posting ahead is as safe as by rendezvous.
+``hires.comm.group_calls`` makes exactly these communicators and group calls.
 
 Source:
     NCCL user guide, "Point-to-point communication" (calls within a group progress independently,
@@ -33,6 +35,8 @@ from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
 from hires.plan.proof.machine import Channel, Rendezvous, Waiter
 
+OF_SEVERAL = -1
+"""In place of the peer of a stream: it has messages for several."""
 RENDEZVOUS, MAILBOXES = "rendezvous", "mailboxes"
 STREAMS, SEPARATE = "pair streams", "separate streams"
 
@@ -104,19 +108,27 @@ class Mailboxes(Rendezvous):
 
 
 class SeparateStreams(Rendezvous):
-    """Each rank has a stream for each peer, kind of message and way: communicators of their own.
+    """Each rank has a stream for each communicator that it is part of.
 
     A post holds up those behind it, whatever their tags:
 
-        rank 0, peer 1    [send a]  [send b, send c]     a meets a; then b and c meet, and both
-        rank 1, peer 0    [recv a]  [recv b]  [recv c]   sends end together
+        rank 0, channel 3    [send a]  [send b, send c]     a meets a; then b and c meet, and both
+        rank 1, channel 3    [recv a]  [recv b]  [recv c]   sends end together
+
+    The messages of two ranks that name no channel have one for each lane and way.
     """
 
     grouped = True
 
     def way(self, event: Event) -> Hashable:
-        """Returns the communicator of two ranks that carries a message."""
-        return event.lane
+        """Returns the communicator that carries a message."""
+        return ("channel", event.channel) if event.channel else event.lane
+
+    def stream_of(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
+        """Returns the stream of a rank on the communicator of a message."""
+        if event.channel:
+            return Waiter(rank, OF_SEVERAL, event.channel)
+        return super().stream_of(rank, peer, event, kind)
 
 
 class PairStreams(SeparateStreams):

@@ -48,7 +48,7 @@ def test_defaults_are_not_shared():
 @pytest.mark.parametrize(
     ("key", "choices"),
     [
-        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, image"),
+        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, device, image"),
         ("parallel.tile", "balance, directions, gather, halo, local_dp, microbatches, name"),
     ],
 )
@@ -114,7 +114,7 @@ def test_optional_keys_may_be_unset(key):
         ("parallel.directions", 3, "parallel.directions=3 must be at most 2"),
         ("parallel.local_dp", 0, "parallel.local_dp=0 must be at least 1"),
         ("task.name", "test", "task='test' is unknown; choose one of train, infer"),
-        ("comm.backend", "nccl", "comm.backend='nccl' is unknown; choose one of gloo"),
+        ("comm.backend", "mpi", "comm.backend='mpi' is unknown; choose one of auto, gloo, nccl"),
         ("data.fit", "squeeze", "data.fit='squeeze' is unknown; choose one of resize, crop, error"),
         ("launcher.port", 70000, "launcher.port=70000 must be at most 65535"),
         ("task.lr", -0.1, "task.lr=-0.1 must be at least 0, and finite"),

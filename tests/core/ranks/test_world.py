@@ -9,7 +9,7 @@ import pytest
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.ranks import world
+from hires.core.ranks import gpus, world
 from hires.core.ranks.world import World, from_environment
 
 WORLD = World(1, 4, 1, 4, "127.0.0.1", 29500, 2)
@@ -62,7 +62,7 @@ def machine(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     kept: list[list[int]] = []
     monkeypatch.setattr(world, "_SYSTEM", tmp_path)
-    monkeypatch.setattr(world, "_DEV", tmp_path)
+    monkeypatch.setattr(gpus, "_DEV", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: kept.append(sorted(cores)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -116,7 +116,7 @@ def test_system_that_refuses_leaves_the_rank_free(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "visible", "expected"),
+    ("count", "visible", "expected"),
     [
         (4, None, "3"),
         (2, None, "1"),
@@ -128,12 +128,20 @@ def test_system_that_refuses_leaves_the_rank_free(machine, monkeypatch):
     ],
 )
 def test_devices_are_shared_out_by_the_rank_on_its_node(
-    machine, monkeypatch, gpus, visible, expected
+    machine, monkeypatch, count, visible, expected
 ):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert world.bind(rank_of(3, 4), config(gpus=gpus)).devices == expected
+    assert world.bind(rank_of(3, 4), config(gpus=count)).devices == expected
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+def test_rank_that_sees_its_node_keeps_all_devices(machine, monkeypatch):
+    everything = config(gpus=4)
+    everything.comm.visible = "node"
+    assert world.bind(rank_of(3, 4), everything).devices is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert world.bind(rank_of(3, 4), everything).devices == "4,5"
 
 
 def test_shares_cover_all_cores_once():

@@ -1,0 +1,87 @@
+"""Carries messages of a backend with streams, as NCCL: one communicator for each channel of a plan.
+
+A message has no tag there. What a rank posts on one communicator runs in the order of posting, and
+a message holds up those behind it until its other side runs. So the communicators are those of
+``hires.plan.channels``, and the posts of one call that share one are a single group call: exactly
+what the proof assumes (``hires.plan.proof.semantics``, separate streams).
+
+    events      recv a   send b   send c  | end of the call
+    channel 1   a -------- b ------------>| one group call: a and b progress together
+    channel 2                      c ---->| another one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.core.errors import CommError
+from hires.plan.channels import Channel
+
+
+class GroupCall:
+    """The posts of one call on one channel."""
+
+    def __init__(self) -> None:
+        self.ops: list[Any] = []
+        self.works: list[Any] = []
+
+
+class Channels:
+    """This rank's communicators for messages.
+
+    ``backend`` has the functions of torch.distributed, and ``new_channel(ranks)``, which all ranks
+    of the world call in one order; ``device`` is where its tensors are.
+    """
+
+    def __init__(self, backend: Any, channels: Sequence[Channel], device: torch.device) -> None:
+        self._backend, self._device = backend, device
+        self._open: dict[int, GroupCall] = {}  # by channel: posts of the call that is not over
+        self._groups = [backend.new_channel(list(channel.ranks)) for channel in channels]
+        rank = backend.get_rank()
+        for number, channel in enumerate(channels, start=1):
+            if rank in channel.ranks:
+                self._connect(number, channel, rank)
+
+    def post(self, kind: str, tensor: Tensor, peer: int, channel: int) -> GroupCall:
+        """Adds a ``send`` or ``recv`` to the call that ends with :meth:`end_call`."""
+        unit = self._open.setdefault(channel, GroupCall())
+        function = self._backend.isend if kind == "send" else self._backend.irecv
+        group = self._groups[channel - 1]
+        unit.ops.append(self._backend.P2POp(function, tensor, peer, group))
+        return unit
+
+    def end_call(self) -> None:
+        """Sets the posts of a call going, each channel's as one group call."""
+        for unit in self._open.values():
+            unit.works = self._backend.batch_isend_irecv(unit.ops)
+            unit.ops = []
+        self._open.clear()
+
+    def wait(self, unit: GroupCall) -> None:
+        """Waits for the messages of a unit; on a GPU its stream does, and not this process."""
+        if self._open:
+            self.end_call()
+        works, unit.works = unit.works, []  # its messages end together, so they are waited for once
+        for work in works:
+            work.wait()
+
+    def _connect(self, number: int, channel: Channel, rank: int) -> None:
+        # The first message between two ranks makes their connection, for which a rank waits inside
+        # the post: posted ahead in a step it would wait for a rank that needs its sends first. All
+        # ranks come to the channels in one order, so here none waits in a circle.
+        sent, received = (torch.ones(1, device=self._device) for _ in range(2))
+        total = sum(1 for pair in channel.pairs if pair[1] == rank)
+        buffers = []
+        for source, target in channel.pairs:
+            if source == rank:
+                unit = self.post("send", sent, target, number)
+            elif target == rank:
+                buffers.append(torch.zeros_like(received))
+                unit = self.post("recv", buffers[-1], source, number)
+        self.wait(unit)
+        if sum(float(buffer) for buffer in buffers) != total:
+            raise CommError(f"a first message on the channel of {channel.what} came out wrong")

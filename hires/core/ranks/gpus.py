@@ -1,0 +1,93 @@
+"""Counts the NVIDIA GPUs that a process here may use, and reads which torch is installed: no torch.
+
+The front end needs both before anything starts, and importing torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable that limits the GPUs of a process."""
+
+_DEV = Path("/dev")
+_PCI = Path("/sys/bus/pci/devices")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor, and the class of graphics and 3D controllers
+_NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
+
+
+class Torch(NamedTuple):
+    """The installed torch, as its files describe it."""
+
+    version: str
+    cuda: str | None
+    """Version of CUDA that it was built for; None: it computes on CPUs only."""
+
+
+def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the names of the GPUs that a process may use, in the order of CUDA.
+
+    Without CUDA_VISIBLE_DEVICES they are the first ``gpus``, or those that this machine shows. As
+    in CUDA, a name that is none (as -1) hides those behind it.
+
+    >>> visible_gpus(4, {}), visible_gpus(4, {"CUDA_VISIBLE_DEVICES": "2,-1,3"})
+    (['0', '1', '2', '3'], ['2'])
+    """
+    visible = environ.get(VISIBLE)
+    if visible is None:
+        return [str(number) for number in range(device_files() if gpus is None else gpus)]
+    names: list[str] = []
+    for name in visible.split(","):
+        if not _NAME.fullmatch(name.strip()):
+            break
+        names.append(name.strip())
+    return names
+
+
+def device_files() -> int:
+    """Returns how many NVIDIA GPUs the system offers to programs."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
+
+
+def cards() -> int:
+    """Returns how many NVIDIA GPUs are plugged in, with a driver or without."""
+    count = 0
+    for folder in _PCI.glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
+            count += vendor == _NVIDIA and kind.startswith(_DISPLAY)
+    return count
+
+
+def driver() -> str | None:
+    """Returns the version of the NVIDIA driver that is loaded; None: there is none."""
+    with contextlib.suppress(OSError):
+        match = re.search(r"\s(\d+\.[\d.]+)\s", _DRIVER.read_text(errors="replace"))
+        return match[1] if match else "of an unknown version"
+    return None
+
+
+def installed_torch() -> Torch | None:
+    """Returns the installed torch without importing it; None: there is none."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.origin is not None:
+            return torch_of((Path(spec.origin).parent / "version.py").read_text(errors="replace"))
+    return None
+
+
+def torch_of(text: str) -> Torch:
+    r"""Returns what torch/version.py says.
+
+    >>> torch_of("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'")
+    Torch(version='2.13.0+cu130', cuda='13.0')
+    """
+    facts = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.M))
+    return Torch(facts.get("__version__", "of an unknown version"), facts.get("cuda"))

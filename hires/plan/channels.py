@@ -1,0 +1,90 @@
+"""Numbers the communicators of a backend with streams, and lists the ranks of each.
+
+On a stream a message that its other side does not take holds up those behind it
+(:mod:`hires.plan.proof.semantics`), so messages that must pass each other have communicators of
+their own: in each direction of a replica one for the halos of a stage, and one for each two stages
+and each way between them.
+
+    stage 0 (2 tiles)            stage 1 (2 tiles)             channels of one direction
+    rank 0 == F0, F1 =========>  rank 2                        1  halos of stage 0: ranks 0 and 1
+       ||    <======== B0, B1 ==   ||                          2  halos of stage 1: ranks 2 and 3
+    rank 1 ===================>  rank 3                        3  stage 0 to 1: ranks 0 to 3
+                                                               4  stage 1 to 0: ranks 0 to 3
+
+What a rank posts in one call on one channel is one group call, so the tiles of a halo exchange need
+no order among each other. Sums and gathers have communicators of their own, those of their groups.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hires.plan.plan import Plan, derived
+
+Key = tuple[int, int, int]
+"""(direction, source stage, target stage) of the messages; both stages are equal for halos."""
+
+
+Ends = tuple[tuple[int, int], tuple[int, int]]
+"""Of a message: (stage, tile) of its source and of its target."""
+
+
+class Channel(NamedTuple):
+    """A communicator and what it carries."""
+
+    what: str
+    """In words."""
+    pairs: tuple[tuple[int, int], ...]
+    """(source, target) of its messages, as ranks."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that send or receive on it, in ascending order."""
+        return sorted({rank for pair in self.pairs for rank in pair})
+
+
+def channel_of(plan: Plan, replica: int, key: Key) -> int:
+    """Returns the number of a channel, from 1 on."""
+    return replica * len(_ends(plan)) + _numbers(plan)[key]
+
+
+def channels(plan: Plan) -> list[Channel]:
+    """Returns all channels in the order of their numbers; the first one has number 1."""
+    made = []
+    for replica in range(plan.num_replicas):
+        for (direction, source, target), ends in _ends(plan).items():
+            pairs = [
+                (plan.rank_of(replica, direction, *one), plan.rank_of(replica, direction, *other))
+                for one, other in ends
+            ]
+            halos = f"the halos of stage {source}"
+            what = halos if source == target else f"messages from stage {source} to stage {target}"
+            made.append(Channel(what, tuple(pairs)))
+    return made
+
+
+@derived
+def _ends(plan: Plan) -> dict[Key, list[Ends]]:
+    """Returns the channels of one replica in order, with the ends of the messages on each."""
+    found: dict[Key, dict[Ends, None]] = {}
+    for direction in range(plan.num_directions):
+        for stage in plan.stages:
+            index, own = stage.index, found.setdefault((direction, stage.index, stage.index), {})
+            for op in stage.comm if stage.num_ranks > 1 else ():
+                for source, target, *_ in op.messages if op.moves_pixels else ():
+                    own[(index, source), (index, target)] = None
+                    if op.back or op.kind == "crop":
+                        own[(index, target), (index, source)] = None
+        for edge in plan.edges:
+            maker, reader = edge.source, edge.target
+            forward, back = ((direction, maker, reader), (direction, reader, maker))
+            for source, target, *_ in edge.messages:
+                found.setdefault(forward, {})[(maker, source), (reader, target)] = None
+            for source, target, *_ in edge.back:
+                found.setdefault(back, {})[(reader, target), (maker, source)] = None
+    return {key: list(ends) for key, ends in found.items() if ends}
+
+
+@derived
+def _numbers(plan: Plan) -> dict[Key, int]:
+    return {key: number for number, key in enumerate(_ends(plan), start=1)}

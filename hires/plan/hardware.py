@@ -1,0 +1,183 @@
+"""Chooses the device and the backend of a run, and compares its job's GPUs with those it uses.
+
+Nothing here imports torch: both are chosen before a run is frozen, also for another machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hires.core.config.launcher_config import spread
+from hires.core.config.run_config import RunConfig
+from hires.core.ranks import gpus
+from hires.plan.plan import Finding
+
+CPU, CUDA = "cpu", "cuda"
+GLOO, NCCL = "gloo", "nccl"
+
+_BY_TASK = ("gpus-per-task", "ntasks-per-gpu", "gpu-bind")
+"""Options of sbatch that divide GPUs among the tasks of one ``srun``."""
+_GPU = re.compile(r"(?:gres[:/])?gpu(?:[:=](?!\d+(?:$|\())[\w.-]+)?(?:[:=](\d+))?(?:\(.*)?")
+"""An entry of ``gres``: ``gpu``, ``gpu:4``, ``gpu:a100:4``, ``gres/gpu=4``."""
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Returns the config with the device and the backend that its ``auto`` mean here."""
+    config.device = device_of(config)
+    config.comm.backend = backend_of(config)
+    return config
+
+
+def device_of(config: RunConfig) -> str:
+    """Returns ``device``, or what ``auto`` means: ``cuda`` where the ranks have GPUs, else ``cpu``.
+
+    Ranks have GPUs if ``cluster.gpus`` or the job's options say so; on this machine alone, if it
+    shows some and the installed torch is built for CUDA.
+    """
+    if config.device != "auto":
+        return config.device
+    if config.cluster.gpus is None and requested_gpus(config) is None:
+        torch = gpus.installed_torch()
+        if torch is None or torch.cuda is None:
+            return CPU
+    return CUDA if gpus_of_node(config) else CPU
+
+
+def backend_of(config: RunConfig) -> str:
+    """Returns ``comm.backend``, or what ``auto`` means.
+
+    That is ``nccl`` where every rank has a GPU of its own, which NCCL needs, else ``gloo``.
+    """
+    if config.comm.backend != "auto":
+        return config.comm.backend
+    own = device_of(config) == CUDA and ranks_of_node(config) <= (gpus_of_node(config) or 0)
+    return NCCL if own else GLOO
+
+
+def ranks_of_node(config: RunConfig) -> int:
+    """Returns the most ranks that run on one machine."""
+    return max(spread(config.parallel.num_ranks, config.launcher.num_nodes))
+
+
+def gpus_of_node(config: RunConfig) -> int | None:
+    """Returns how many GPUs the ranks of one machine share; None: nothing says so."""
+    if not config.launcher.has_jobs:
+        return len(gpus.visible_gpus(config.cluster.gpus))
+    asked = requested_gpus(config)
+    counts = [count for count in (config.cluster.gpus, asked) if count is not None]
+    return min(counts, default=None)
+
+
+def requested_gpus(config: RunConfig) -> int | None:
+    """Returns the GPUs of a node that ``cluster.options`` request; None: they request none."""
+    options, ranks = config.cluster.options, ranks_of_node(config)
+    if not config.launcher.has_jobs:
+        return None
+    count, named = 0, False
+    for key in ("gres", "tres-per-node"):
+        for entry in str(options.get(key, "")).split(","):
+            if match := _GPU.fullmatch(entry.strip()):
+                count, named = count + int(match[1] or 1), True
+    for key, share in (("gpus-per-node", 1.0), ("gpus-per-task", ranks), ("gpus-per-socket", 1.0)):
+        count, named = count + round(_total(options.get(key)) * share), named or key in options
+    count += _total(options.get("gpus")) // config.launcher.num_nodes
+    return count if named or "gpus" in options else None
+
+
+def check_hardware(config: RunConfig) -> Iterator[Finding]:
+    """Yields what the device, the backend and the GPUs of a run's job have against each other."""
+    device, backend = device_of(config), backend_of(config)
+    there, ranks = gpus_of_node(config), ranks_of_node(config)
+    if device == CUDA:
+        yield from _unmet(config, there, ranks)
+        yield from _unused(config, there, ranks)
+    else:
+        yield from _idle(config, device)
+    if backend == NCCL and device != CUDA:
+        text = (
+            f"comm.backend=nccl carries tensors of GPUs only, and device={device} has none; use "
+            f"comm.backend=gloo or device=cuda"
+        )
+        yield Finding("error", "comm.backend", text)
+    elif backend == NCCL and there and ranks > there:
+        text = (
+            f"NCCL refuses several ranks on one GPU, and {ranks} ranks of a node share {there}; "
+            f"use comm.backend=gloo, or at most {there} ranks on a node"
+        )
+        yield Finding("error", "comm.backend", text)
+
+
+def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
+    # GPUs that a run on them lacks.
+    launcher = config.launcher
+    if there == 0:
+        where = "cluster.gpus=0" if config.cluster.gpus == 0 else "this machine shows none"
+        text = f"device=cuda needs GPUs, and {where}; use device=cpu, or a machine with GPUs"
+        yield Finding("error", "device", text)
+    elif there is None:
+        text = (
+            "device=cuda, but nothing says how many GPUs a node has; set cluster.gpus and "
+            "cluster.options.gres, as cluster.gpus=4 +cluster.options.gres=gpu:4"
+        )
+        yield Finding("warning", "cluster.gpus", text)
+    elif launcher.has_jobs and requested_gpus(config) is None:
+        # A job that has the whole node is given its GPUs, but its steps are not.
+        text = (
+            f"the job requests no GPUs, so Slurm gives its ranks none; add "
+            f"+cluster.options.gres=gpu:{there}"
+        )
+        yield Finding("warning", "cluster.options", text)
+    if there and ranks > there and backend_of(config) != NCCL:
+        text = (
+            f"{ranks} ranks of a node share {there} GPU{'s' if there > 1 else ''}: they compute in "
+            f"turn, and their messages go through the host's memory (gloo)"
+        )
+        yield Finding("warning", "cluster.gpus", text)
+    divided = [key for key in _BY_TASK if key in config.cluster.options]
+    if divided and launcher.has_jobs and (config.mpi, config.srun_mpi) == ("srun", "none"):
+        text = (
+            f"cluster.options.{divided[0]} divides GPUs among the tasks of one srun, but each rank "
+            f"is an srun of its own, so all ranks of a node might get one GPU; request them with "
+            f"cluster.options.gpus-per-node={there or ranks}"
+        )
+        yield Finding("error", "cluster.options", text)
+
+
+def _unused(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
+    # GPUs that a job holds, and its ranks do not use.
+    asked = requested_gpus(config)
+    if asked is not None and there is not None and ranks < asked:
+        text = (
+            f"the job holds {asked} GPUs of a node, and its {ranks} "
+            f"rank{'s use' if ranks > 1 else ' uses'} one each; use a layout of more ranks, fewer "
+            f"nodes, or request {ranks}"
+        )
+        yield Finding("warning", "cluster.options", text)
+
+
+def _idle(config: RunConfig, device: str) -> Iterator[Finding]:
+    # GPUs beside a run that computes on cores.
+    asked = requested_gpus(config)
+    if asked:
+        text = (
+            f"the job holds {asked} GPU{'s' if asked > 1 else ''} of a node, but device={device} "
+            f"computes on its cores; use device=cuda, or request none in cluster.options"
+        )
+        yield Finding("warning", "device", text)
+    elif config.cluster.gpus and config.cluster.gpus > 0:
+        text = (
+            f"cluster.gpus={config.cluster.gpus}, but device={device} computes on cores; use "
+            f"device=cuda to compute on GPUs"
+        )
+        yield Finding("warning", "device", text)
+
+
+def _total(value: object) -> int:
+    """Returns how many GPUs an option names, by type or without.
+
+    >>> _total("a100:2,v100:1"), _total(4), _total(None)
+    (3, 4, 0)
+    """
+    counts = [re.search(r"(\d+)$", entry) for entry in str(value or "").split(",")]
+    return sum(int(match[1]) for match in counts if match)

@@ -1,0 +1,135 @@
+"""Are device and backend chosen as the job's GPUs allow, and are mismatches named?"""
+
+from __future__ import annotations
+
+import pytest
+
+from hires.cli.compose.compose_config import compose
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.ranks import gpus
+from hires.core.ranks.gpus import Torch
+from hires.core.store.naming import run_name
+from hires.plan.hardware import backend_of, check_hardware, device_of, requested_gpus
+from tests.helpers.small_plans import plan_of
+
+CPU_TORCH, CUDA_TORCH = Torch("2.13.0+cpu", None), Torch("2.13.0", "13.0")
+JOB = {"name": "slurm"}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine without GPUs and with a torch for CUDA."""
+    monkeypatch.setattr(gpus, "device_files", lambda: 0)
+    monkeypatch.setattr(gpus, "installed_torch", lambda: CUDA_TORCH)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def config(replicas: int = 1, device: str = "auto", **sections) -> RunConfig:
+    parallel = {"replicas": replicas}
+    return from_dict({"device": device, "parallel": parallel, "batch": 8 * replicas, **sections})
+
+
+def found(config: RunConfig) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.key) for finding in check_hardware(config)]
+
+
+def test_machine_with_gpus_and_a_torch_for_them_computes_there(monkeypatch):
+    assert device_of(config()) == "cpu"
+    monkeypatch.setattr(gpus, "device_files", lambda: 2)
+    assert device_of(config()) == "cuda"
+    assert device_of(config(launcher=JOB)) == "cpu"  # the job runs elsewhere
+    monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
+    assert device_of(config()) == "cpu"
+    monkeypatch.setattr(gpus, "installed_torch", lambda: CUDA_TORCH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_of(config()) == "cpu"
+
+
+def test_gpus_of_a_cluster_decide_wherever_the_run_is_planned(monkeypatch):
+    monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
+    assert device_of(config(cluster={"gpus": 4}, launcher=JOB)) == "cuda"
+    assert device_of(config(cluster={"options": {"gres": "gpu:2"}}, launcher=JOB)) == "cuda"
+    assert device_of(config(cluster={"gpus": 0}, launcher=JOB)) == "cpu"
+    assert device_of(config(device="cpu", cluster={"gpus": 4}, launcher=JOB)) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, None),
+        ({"exclusive": True, "gres": "nvme:1"}, None),
+        ({"gres": "gpu"}, 1),
+        ({"gres": "gpu:4"}, 4),
+        ({"gres": "gpu:a100:4,nvme:1"}, 4),
+        ({"gres": "gpu:a100_3g.20gb:2(S:0)"}, 2),
+        ({"gres": "gpu:a100:2,gpu:v100:1"}, 3),
+        ({"tres-per-node": "gres/gpu:a100=3"}, 3),
+        ({"gpus-per-node": "a100:4"}, 4),
+        ({"gpus": 8}, 4),
+        ({"gpus-per-task": 1}, 2),
+        ({"gres": "gpu:0"}, 0),
+    ],
+)
+def test_gpus_that_options_of_sbatch_request(options, count):
+    launcher = {"name": "slurm", "nodes": 2}
+    assert requested_gpus(config(4, cluster={"options": options}, launcher=launcher)) == count
+
+
+def test_nccl_is_chosen_where_every_rank_has_a_gpu(monkeypatch):
+    monkeypatch.setattr(gpus, "device_files", lambda: 2)
+    assert [backend_of(config(n)) for n in (1, 2, 3)] == ["nccl", "nccl", "gloo"]
+    assert backend_of(config(device="cpu")) == "gloo"
+    assert backend_of(config(device="simulated")) == "gloo"
+    assert backend_of(config(comm={"backend": "gloo"})) == "gloo"
+    unknown = config(device="cuda", launcher=JOB)
+    assert backend_of(unknown) == "gloo"
+    assert found(unknown) == [("warning", "cluster.gpus")]
+
+
+def test_nccl_is_refused_where_ranks_share_a_gpu_or_have_none(monkeypatch):
+    monkeypatch.setattr(gpus, "device_files", lambda: 2)
+    [*_, error] = check_hardware(config(3, comm={"backend": "nccl"}))
+    assert (error.severity, error.key) == ("error", "comm.backend")
+    assert error.text.startswith("NCCL refuses several ranks on one GPU, and 3 ranks of a node")
+    assert found(config(device="cpu", comm={"backend": "nccl"})) == [("error", "comm.backend")]
+    [warning] = check_hardware(config(3))
+    assert "3 ranks of a node share 2 GPUs" in warning.text
+    assert "(gloo)" in warning.text
+
+
+def test_job_whose_gpus_and_device_do_not_fit_is_named():
+    held = {"gpus": 4, "options": {"gres": "gpu:4"}}
+    assert found(config(4, cluster=held, launcher=JOB)) == []
+    assert found(config(4, "cpu", cluster=held, launcher=JOB)) == [("warning", "device")]
+    assert found(config(4, "cpu", cluster={"gpus": 4})) == [("warning", "device")]
+    assert found(config(2, cluster=held, launcher=JOB)) == [("warning", "cluster.options")]
+    assert found(config(4, "cuda", cluster={"gpus": 0})) == [("error", "device")]
+    assert found(config(1, "cuda")) == [("error", "device")]
+    # Steps of an exclusive job get only what the job itself has requested.
+    whole = {"gpus": 4, "options": {"exclusive": True}}
+    [warning] = check_hardware(config(4, cluster=whole, launcher=JOB))
+    assert "cluster.options.gres=gpu:4" in warning.text
+
+
+def test_gpus_by_task_are_refused_where_each_rank_is_an_srun():
+    by_task = {"gpus": 4, "options": {"gpus-per-task": 1}}
+    [error] = check_hardware(config(4, cluster=by_task, launcher=JOB))
+    assert error.severity == "error"
+    assert "cluster.options.gpus-per-node=4" in error.text
+    assert found(config(4, cluster=by_task, launcher=JOB | {"srun_mpi": "pmix"})) == []
+
+
+def test_run_is_named_and_frozen_by_what_auto_means(monkeypatch):
+    words = ["parallel=dp", "parallel.replicas=2", "batch=8"]
+    before = compose(words)
+    assert (before.device, before.comm.backend) == ("cpu", "gloo")
+    assert run_name(before) == run_name(compose([*words, "device=cpu", "comm.backend=gloo"]))
+    monkeypatch.setattr(gpus, "device_files", lambda: 2)
+    after = compose(words)
+    assert (after.device, after.comm.backend) == ("cuda", "nccl")
+    assert run_name(after) != run_name(before)
+
+
+def test_plan_holds_what_was_chosen():
+    plan = plan_of(replicas=2)
+    assert (plan.device, plan.backend) == ("cpu", "gloo")
