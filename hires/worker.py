@@ -27,6 +27,7 @@ from hires.core.store import file_names, frozen, records
 from hires.core.store.files import append_line
 from hires.engine.build import build_rank
 from hires.engine.checkpoint import Saver, choose_begin
+from hires.engine.device import HOST, RankDevice, open_device
 from hires.engine.half_speed import warn_if_slower
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
@@ -83,29 +84,35 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
         if plan.world != world.size:
             raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
         torch.set_num_threads(config.launcher.threads)
-        meter = PeakMeter(config)
-        shared = config.comm.shared_memory
-        comm.start(world, timeout_s + TRANSPORT_GRACE_S, shared, plan.backend)
+        device = open_device(plan.device, world.local_rank)
+        meter = PeakMeter(config, device)
+        shared, wait_s = config.comm.shared_memory, timeout_s + TRANSPORT_GRACE_S
+        comm.start(world, wait_s, shared, plan.backend, device.host_empty)
         code = 0
         if verify:
-            engine = build_rank(config, plan, world.rank, 1, as_planned(run_dir))
+            engine = build_rank(config, plan, world.rank, 1, device, as_planned(run_dir))
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
             comm.barrier()
         else:
-            code = run_attempt(run_dir, config, plan, world, meter)
+            code = run_attempt(run_dir, config, plan, world, meter, device)
         comm.shutdown()
         return code
 
 
 def run_attempt(
-    run_dir: Path, config: RunConfig, plan: Plan, world: World, meter: PeakMeter
+    run_dir: Path,
+    config: RunConfig,
+    plan: Plan,
+    world: World,
+    meter: PeakMeter,
+    device: RankDevice | None = None,
 ) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = choose_begin(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
-    engine = build_rank(config, plan, world.rank, steps, as_planned(run_dir))
-    if world.rank == 0:
+    engine = build_rank(config, plan, world.rank, steps, device, as_planned(run_dir))
+    if world.rank == 0 and engine.device.torch == HOST:
         warn_if_slower(config)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)

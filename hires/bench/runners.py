@@ -126,8 +126,8 @@ class PipelineSteps(Runner):
         self.target = target if rank == num_stages - 1 else None
         # With examples torch need not run the stage on uninitialised numbers to learn shapes.
         takes, gives = _examples(plan, rank - 1), _examples(plan, rank)
-        peer, cpu = StagePeer(engine.modules[0], plan, rank), torch.device("cpu")
-        stage = PipelineStage(peer, rank, num_stages, cpu, input_args=takes, output_args=gives)
+        peer, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
+        stage = PipelineStage(peer, rank, num_stages, place, input_args=takes, output_args=gives)
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
 
         def loss(output: Tensor, target: Tensor) -> Tensor:

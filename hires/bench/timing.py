@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hires.comm import Group, all_gather, barrier
+from hires.engine.device import RankDevice
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ class Runner:
     """A contestant on one rank; what the stopwatch runs."""
 
     threads = 1
+    device = RankDevice()
+    """Where it computes; a step ends when that has done all that it was given."""
     parameters: Mapping[str, nn.Parameter]
     """Those that this rank holds, by name."""
 
@@ -107,15 +110,10 @@ def _sample(runner: Runner | None) -> tuple[float, float]:
         return 0.0, 0.0
     runner.prepare()
     barrier()
-    cpu_s, began = time.process_time(), _now()
+    runner.device.synchronize()
+    cpu_s, began = time.process_time(), time.perf_counter()
     runner.step()
-    took_s, cpu_s = _now() - began, time.process_time() - cpu_s
+    runner.device.synchronize()
+    took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
     runner.tidy()
     return took_s, cpu_s
-
-
-def _now() -> float:
-    """Returns the time in seconds, when the device has done all that it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()

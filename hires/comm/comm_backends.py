@@ -21,6 +21,11 @@ from hires.core.registry import Registry
 BACKENDS: Registry[Callable[[World, float], Any]] = Registry("backend")
 """``comm.backend`` -> joins the world; its longest wait for another rank, now and later, in s."""
 
+REACHES: dict[str, tuple[str, ...]] = {"nccl": ("cpu", "cuda")}
+"""``comm.backend`` -> the kinds of device whose memory it reads and writes. Without an entry it is
+the host's; tensors of other devices go through that (:mod:`hires.comm.staging`)."""
+HOST_ONLY = ("cpu",)
+
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 

@@ -11,7 +11,7 @@ import datetime
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 from hires.comm import shared
 from hires.comm.attach import PeerMemory
-from hires.comm.comm_backends import BACKENDS
+from hires.comm.comm_backends import BACKENDS, HOST_ONLY, REACHES
 from hires.comm.group_calls import Channels
 from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.shared import SharedMemory
+from hires.comm.staging import Allocate, Staging, plain_empty
 from hires.core.errors import CommError, RunError
 from hires.core.ranks import mailbox_limits, memory_files
 from hires.core.ranks.heartbeat import Activity
@@ -43,6 +44,8 @@ class Transport:
     one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
     timeout_s: float = 0.0  # longest wait for another rank
     channels: Channels | None = None  # of messages, where the backend has streams
+    staging: Staging = field(default_factory=lambda: Staging(HOST_ONLY))
+    """The host's buffers for tensors that the backend does not reach."""
 
 
 # Set once by start(), like the process groups of torch.distributed themselves.
@@ -71,15 +74,21 @@ class Group:
 
 
 def start(
-    world: World, timeout_s: float, shared_memory: bool = True, backend: str = "gloo"
+    world: World,
+    timeout_s: float,
+    shared_memory: bool = True,
+    backend: str = "gloo",
+    host_empty: Allocate = plain_empty,
 ) -> None:
     """Joins the world's rendezvous; CommError: not all ranks came within ``timeout_s``.
 
     That is also the longest wait for another rank later. With ``shared_memory`` close groups may
-    send small messages through it; ``backend``, of ``BACKENDS``, carries the others.
+    send small messages through it; ``backend``, of ``BACKENDS``, carries the others. ``host_empty``
+    allocates what messages of the rank's device go through, where that is not reached.
     """
     transport.one_machine = shared_memory and world.local_size == world.size
     transport.timeout_s = timeout_s
+    transport.staging = Staging(REACHES.get(backend, HOST_ONLY), host_empty)
     join = functools.partial(BACKENDS[backend], world, timeout_s)
     transport.backend = waiting(join, f"the rendezvous at {world.address}:{world.port}")
     # Streams have their own way between GPUs of one machine, and one order for all messages.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,11 +41,11 @@ class Handle:
         """
         if self.finish is None:
             return None
-        begin_s = time.perf_counter()
-        result = waiting(self.finish, self.what, self.peer, self.tag, self.ranks)
         recorder = self.group.recorder if self.group is not None else None
+        begin = recorder.clock.now() if recorder is not None else None
+        result = waiting(self.finish, self.what, self.peer, self.tag, self.ranks)
         if recorder is not None and recorder.action:
-            recorder.note(kind, begin_s, self.label or self.what)
+            recorder.note(kind, begin, self.label or self.what)
         return result
 
 
@@ -61,13 +60,16 @@ def isend(
     """
     if channel and transport.channels is not None:
         return _on_channel("send", _nhwc(tensor).contiguous(), peer, tag, group, channel)
-    memory, what = _memory_for(tensor, group), f"a send to rank {peer}"
+    memory, what, sent = _memory_for(tensor, group), f"a send to rank {peer}", _nhwc(tensor)
     if group is not None and memory is not None:
         index = group.ranks.index(peer)
-        waiting(lambda: memory.send(_nhwc(tensor), index), what, peer, tag)
+        waiting(lambda: memory.send(sent, index), what, peer, tag)
         return Handle(None, what)
-    work = guard(lambda: transport.backend.isend(_nhwc(tensor).contiguous(), peer, tag=tag), what)
-    return Handle(work.wait, what, group, peer, tag)
+    staged = transport.staging.of([sent])
+    [sent] = staged.fetch().parts if staged is not None else [sent.contiguous()]
+    work = guard(lambda: transport.backend.isend(sent, peer, tag=tag), what)
+    finish = work.wait if staged is None else _after(work.wait, staged.drop)
+    return Handle(finish, what, group, peer, tag)
 
 
 def irecv(
@@ -81,7 +83,10 @@ def irecv(
         finish = memory.expect(buffer, group.ranks.index(peer))
     else:
         assert buffer.is_contiguous(), "a receive needs a dense buffer"
-        finish = guard(lambda: transport.backend.irecv(buffer, peer, tag=tag), what).wait
+        staged = transport.staging.of([buffer])
+        [filled] = staged.parts if staged is not None else [buffer]
+        finish = guard(lambda: transport.backend.irecv(filled, peer, tag=tag), what).wait
+        finish = finish if staged is None else _after(finish, staged.put)
     return Handle(finish, what, group, peer, tag)
 
 
@@ -96,9 +101,12 @@ def all_reduce(tensor: Tensor, group: Group, wait: bool = True) -> Handle:
     what, among = f"an all-reduce among ranks {group.ranks}", group.process_group
     if group.size == 1:
         return Handle(None, what)
-    work = guard(lambda: transport.backend.all_reduce(tensor, group=among, async_op=True), what)
+    staged = transport.staging.of([tensor])
+    [summed] = staged.fetch().parts if staged is not None else [tensor]
+    work = guard(lambda: transport.backend.all_reduce(summed, group=among, async_op=True), what)
+    finish = work.wait if staged is None else _after(work.wait, staged.put)
     noted, ranks = group if wait else None, tuple(group.ranks)
-    handle = Handle(work.wait, what, noted, ranks=ranks, label="all-reduce")
+    handle = Handle(finish, what, noted, ranks=ranks, label="all-reduce")
     if wait:
         handle.wait(COLLECTIVE)
     return handle
@@ -116,7 +124,11 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group) -> None:
     for tensor in tensors if group.size > 1 else ():
         by_type.setdefault(tensor.dtype, []).append(tensor)
     for bucket in by_type.values():
-        if group.peers is not None:
+        staged = transport.staging.of(bucket)
+        if staged is not None:  # as one message: its buffer is a copy already
+            all_reduce_coalesced([staged.fetch().host], group)
+            staged.put()
+        elif group.peers is not None:
             what = f"a sum among ranks {group.ranks}"
             waiting(functools.partial(group.peers.sum, bucket), what, -1, -1, tuple(group.ranks))
         else:
@@ -143,6 +155,11 @@ def all_gather(tensor: Tensor, group: Group) -> Tensor:
 
 
 def _gather(tensor: Tensor, group: Group) -> Tensor:
+    staged = transport.staging.of([tensor])
+    if staged is not None:
+        gathered = _gather(staged.fetch().parts[0], group).to(tensor.device)
+        staged.drop()
+        return gathered
     small = tensor.nbytes <= DIRECT_BYTES and transport.channels is None
     if group.shared is not None and small:
         return group.shared.gather(tensor)
@@ -159,6 +176,14 @@ def _gather(tensor: Tensor, group: Group) -> Tensor:
     for handle in handles:
         handle.wait()
     return gathered
+
+
+def _after(finish: Callable[[], Any], then: Callable[[], None]) -> Callable[[], None]:
+    def finish_both() -> None:
+        finish()
+        then()
+
+    return finish_both
 
 
 def barrier() -> None:

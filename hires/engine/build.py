@@ -17,6 +17,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
 from hires.data.source import open_data
 from hires.data.start_check import require_readable
+from hires.engine.device import HOST, RankDevice
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.nets.build_network import build_model, materialise
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 class RankEngine:
     """Everything that one rank runs."""
 
+    device: RankDevice
     contexts: list[Context]  # one a direction
     tensors: dict[str, Tensor]
     """Parameters and buffers of the rank's stages, by the names that they have in the network."""
@@ -81,15 +83,18 @@ def build_rank(
     plan: Plan,
     rank: int,
     steps: int | range,
+    device: RankDevice | None = None,
     check: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
 ) -> RankEngine:
     """Returns what a rank runs in some steps; all ranks call it together: it creates groups.
 
-    ``check`` gets the rank's tensors as the network made them.
+    Without a ``device`` it computes on the CPU. ``check`` gets the rank's tensors as the network
+    made them.
     """
+    device = device or RankDevice()
     # For operators whose random numbers do not follow from their place in the batch.
     torch.manual_seed(config.seed * 2**20 + rank)
-    contexts = contexts_of(plan, rank)
+    contexts = contexts_of(plan, rank, device.torch)
     model = build_model(config.model, config.seed, (config.height, config.width))
     names = names_of(contexts, named_tensors(model))
     materialise(model, names, config.seed)
@@ -99,8 +104,9 @@ def build_rank(
     place_tensors(tensors, image_dtype(config), plan.graph)
     steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
     require_readable(config, source, steps, rank, plan.world)
-    loaders = [slot_loader(config, context, source, steps) for context in contexts]
-    engine = assemble(config, contexts, tensors, loaders)
+    tensors = {name: device.place(tensor) for name, tensor in tensors.items()}
+    loaders = [slot_loader(config, context, source, steps, device) for context in contexts]
+    engine = assemble(config, contexts, tensors, loaders, device)
     activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
     stage = contexts[0].stage
     place = stage.index, len(plan.stages), stage.first_layer, stage.last_layer
@@ -108,21 +114,32 @@ def build_rank(
     return engine
 
 
-def contexts_of(plan: Plan, rank: int) -> list[Context]:
+def contexts_of(plan: Plan, rank: int, device: torch.device = HOST) -> list[Context]:
     """Returns the slots of a rank, one a direction; all ranks call it together."""
     made = make_groups(groups(plan), num_tile_groups(plan))
-    open_channels(channels(plan), made, torch.device(plan.device))
+    open_channels(channels(plan), made, device)
     recorder = Recorder()
     for group in made.values():
         group.recorder = recorder
     cursor = Cursor([*events(plan, rank)], made)
-    return [Context(plan, rank, made, cursor, slot.direction) for slot in plan.slots_of(rank)]
+    place = made, cursor
+    return [
+        Context(plan, rank, *place, slot.direction, device=device) for slot in plan.slots_of(rank)
+    ]
 
 
 def assemble(
-    config: RunConfig, contexts: list[Context], tensors: dict[str, Tensor], loaders: list[Loader]
+    config: RunConfig,
+    contexts: list[Context],
+    tensors: dict[str, Tensor],
+    loaders: list[Loader],
+    device: RankDevice | None = None,
 ) -> RankEngine:
-    """Returns what a rank runs on its stages' parameters and buffers, cast to the run's type."""
+    """Returns what a rank runs on its stages' parameters and buffers, cast to the run's type.
+
+    They lie on the ``device``, or on the CPU, as the contexts say.
+    """
+    device = device or RankDevice()
     training = contexts[0].plan.training
     for context in contexts:
         context.seed = config.seed
@@ -133,10 +150,11 @@ def assemble(
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
+    recorder.clock = device.clock()
     scale = _loss_scale(config) if config.scales_loss else None
     executor = Executor(slots, sync, optimizer, recorder, scale)
     done = executor, loaders, optimizer, recorder
-    return RankEngine(contexts, tensors, modules, parameters, *done)
+    return RankEngine(device, contexts, tensors, modules, parameters, *done)
 
 
 def _loss_scale(config: RunConfig) -> LossScale:

@@ -3,7 +3,7 @@
     stage00.safetensors      parameters and running statistics of a stage, by their names in the
                              network
     momentum00.safetensors   what the optimiser keeps for its parameters, by the same names
-    rank0000.safetensors     state of a rank's random numbers
+    rank0000.safetensors     states of a rank's random numbers
     scale.safetensors        loss scale, of a training in fp16
 
 All holders of a stage are equal, so that of replica 0, direction down, tile 0 writes its files.
@@ -12,6 +12,9 @@ Which images come next is a function of the step and the seed (``hires.data.sour
     all ranks   write into a hidden folder, wait until the files are on the disk
     all ranks   agree that every part was written
     rank 0      renames the folder
+
+Tensors of an accelerator are written from copies on the host, piece by piece, so a checkpoint
+serves every kind of device.
 
 A crash at any moment leaves the checkpoint before whole. A failure on any rank ends the save on all
 of them, and the run goes on. Saving happens between steps and adds a few MiB to what is kept
@@ -49,9 +52,9 @@ from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, names_of
 from hires.engine.tensorfile import TensorFile
+from hires.nets.generators import HOST_STATE
 from hires.plan.plan import Plan
 
-RANDOM = "torch"  # name of the state of torch's random numbers in a rank's file
 SCALE, SCALE_FILE = "loss_scale", "scale.safetensors"
 
 log = logging.getLogger(__name__)
@@ -177,11 +180,11 @@ class Saver:
         scale = engine.executor.scale
         if scale is not None and SCALE_FILE in checkpoint.files:
             scale.restore(TensorFile(checkpoint.path / SCALE_FILE).tensor(SCALE))
+        # Another layout or kind of device draws other numbers, and not those of step 0 again.
+        torch.manual_seed((self.config.seed * 2**20 + self._rank) ^ (step << 40))
         if same_task and checkpoint.layout == _layout_of(engine.context.plan):
             file = TensorFile(checkpoint.path / _rank_file(self._rank))
-            torch.set_rng_state(file.tensor(RANDOM))
-        else:  # another layout draws other numbers, and not those of step 0 again
-            torch.manual_seed((self.config.seed * 2**20 + self._rank) ^ (step << 40))
+            engine.device.set_random_states({name: file.tensor(name) for name in file.names})
         # So that no rank waits in its first step for another one's disk.
         comm.max_all(0, patient=True)
         log.info("goes on at step %d from %s", step, checkpoint.path)
@@ -218,7 +221,7 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
 def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
     context, tensors, optimizer = engine.context, engine.tensors, engine.optimizer
-    files = {_rank_file(context.rank): {RANDOM: torch.get_rng_state()}}
+    files = {_rank_file(context.rank): engine.device.random_states()}
     if engine.executor.scale is not None and context.rank == 0:  # all ranks have the same
         files[SCALE_FILE] = {SCALE: engine.executor.scale.state()}
     if context.replica or context.tile:
@@ -282,7 +285,8 @@ def _check(checkpoint: Checkpoint, plan: Plan, rank: int) -> None:
             file = TensorFile(checkpoint.path / name)
             file.check((names | {SCALE}) & file.names)
     if checkpoint.layout == _layout_of(plan):
-        TensorFile(checkpoint.path / _rank_file(rank)).check([RANDOM])
+        file = TensorFile(checkpoint.path / _rank_file(rank))
+        file.check(file.names | {HOST_STATE})
 
 
 def _files(checkpoint: Checkpoint, kind: str) -> dict[str, TensorFile]:

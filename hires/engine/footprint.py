@@ -220,7 +220,7 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(blank, requires_grad=tensor.requires_grad) if is_parameter else blank
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
 from hires.data.source import PairSource, Source, open_data, step_indices
+from hires.engine.device import RankDevice, Uploads
 from hires.parallel.context import Context
 from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED
@@ -41,11 +42,14 @@ _THREAD = "loader"
 class Loader:
     """Returns microbatches, of which a thread reads ``prefetch`` ahead; 0: read on demand."""
 
-    def __init__(self, microbatches: Iterator[Microbatch], prefetch: int) -> None:
+    def __init__(
+        self, microbatches: Iterator[Microbatch], prefetch: int, uploads: Uploads | None = None
+    ) -> None:
         self.wait_s = 0.0  # seconds that the caller has waited for data, so far
-        self._microbatches = microbatches
+        self._uploads = uploads
+        self._microbatches = (_begun(batch, uploads) for batch in microbatches)
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: collections.deque[Future[Microbatch | None]] = collections.deque()
+        self._ahead: collections.deque[Future[_Coming | None]] = collections.deque()
         if prefetch:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
             # The thread holds the generator but not the loader: a forgotten loader ends its thread.
@@ -58,21 +62,23 @@ class Loader:
 
     def __next__(self) -> Microbatch:
         """Returns the next microbatch; RunError: an image cannot be read, and which."""
-        begin, microbatch = time.perf_counter(), None
+        begin, coming = time.perf_counter(), None
         try:
             if self._pool is None:
-                microbatch = next(self._microbatches, None)
+                coming = next(self._microbatches, None)
             elif self._stop.alive:
                 # The end, and an error, stay at the head of the queue: later calls meet them again.
-                microbatch = self._ahead[0].result()
+                coming = self._ahead[0].result()
         finally:
             self.wait_s += time.perf_counter() - begin
-        if microbatch is None:
+        if coming is None:
             raise StopIteration
         if self._pool is not None:
             self._ahead.popleft()
             self._read_ahead()
-        return microbatch
+        if self._uploads is not None:
+            self._uploads.finish(coming.batch, coming.event)
+        return coming.batch
 
     def close(self) -> None:
         """Stops the thread and waits for it."""
@@ -82,6 +88,19 @@ class Loader:
     def _read_ahead(self) -> None:
         assert self._pool is not None
         self._ahead.append(self._pool.submit(next, self._microbatches, None))
+
+
+class _Coming(NamedTuple):
+    batch: Microbatch
+    event: Any = None  # of the device, behind the copies of the batch
+
+
+def _begun(batch: Microbatch, uploads: Uploads | None) -> _Coming:
+    # In the thread that has read it.
+    if uploads is None:
+        return _Coming(batch)
+    moved, event = uploads.begin(batch)
+    return _Coming(Microbatch(*moved), event)
 
 
 def _stop(pool: ThreadPoolExecutor) -> None:
@@ -112,8 +131,15 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
     return Needs(end - first, window, compares, target)
 
 
-def slot_loader(config: RunConfig, context: Context, source: Data, steps: range) -> Loader:
+def slot_loader(
+    config: RunConfig,
+    context: Context,
+    source: Data,
+    steps: range,
+    device: RankDevice | None = None,
+) -> Loader:
     """Returns the loader of a slot: its window of its replica's images, for some steps."""
+    device = device or RankDevice()
     needs, (first, end) = needs_of(config, context), context.samples
     size, own = context.plan.graph.input_shape[0], context.plan.microbatches_of(context.direction)
 
@@ -124,8 +150,9 @@ def slot_loader(config: RunConfig, context: Context, source: Data, steps: range)
     parts = split_steps(order, len(own), steps)
     image = None if needs.window is None else image_of(source, needs.window)
     target = target_of(source, needs.target) if needs.compares else None
-    microbatches = read_microbatches(parts, image, target, image_dtype(config))
-    return Loader(microbatches, 0 if image is target is None else config.data.prefetch)
+    microbatches = read_microbatches(parts, image, target, image_dtype(config), device.host_empty)
+    prefetch = 0 if image is target is None else config.data.prefetch
+    return Loader(microbatches, prefetch, device.uploads())
 
 
 def whole_microbatches(config: RunConfig, replica: int) -> list[tuple[Tensor, Tensor]]:
@@ -178,16 +205,25 @@ def split_steps(order: Order, num_microbatches: int, steps: range) -> Iterator[l
 
 
 def read_microbatches(
-    parts: Iterable[list[int]], image: Target | None, target: Target | None, dtype: torch.dtype
+    parts: Iterable[list[int]],
+    image: Target | None,
+    target: Target | None,
+    dtype: torch.dtype,
+    empty: Callable[..., Tensor] | None = None,
 ) -> Iterator[Microbatch]:
-    """Yields the microbatches of some samples each, of what ``image`` and ``target`` read."""
+    """Yields the microbatches of some samples each, of what ``image`` and ``target`` read.
+
+    They lie on the host, in memory that ``empty`` allocates.
+    """
+    empty = empty or RankDevice().host_empty
 
     def stacked(samples: list[int], read: Target) -> Tensor:
         first = read(samples[0])
         if isinstance(first, int):
-            return torch.tensor([first, *map(read, samples[1:])])
+            labels = torch.tensor([first, *map(read, samples[1:])])
+            return empty(labels.shape, labels.dtype).copy_(labels)
         shape = (len(samples), *first.shape)
-        images = torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
+        images = empty(shape, dtype, memory_format=torch.channels_last)
         images[0] = torch.from_numpy(first)
         for k, sample in enumerate(samples[1:], start=1):
             images[k] = torch.from_numpy(read(sample))

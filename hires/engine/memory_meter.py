@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.core.config.run_config import RunConfig
+from hires.engine.device import RankDevice
 from hires.engine.optimizer import FusedSGD
 
 EXACT_BYTES = 2**16
@@ -38,16 +39,18 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 class PeakMeter:
     """Measures the peak of one rank; made as soon as everything is imported.
 
-    Source of ``peak_bytes``: ``device`` (what the device's allocator gave out at most), ``step``
-    (own pages in one step of the warm-up above those after the imports) or ``rss`` (the largest
-    resident size above that after the imports: the warm-up is too short, or the allocator is not
-    glibc).
+    Source of ``peak_bytes``: ``device`` (what an accelerator's allocator gave out at most),
+    ``step`` (own pages in one step of the warm-up above those after the imports) or ``rss`` (the
+    largest resident size above that after the imports: the warm-up is too short, or the allocator
+    is not glibc).
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, device: RankDevice | None = None) -> None:
+        self._device = device or RankDevice()
+        self._device.reset_peak()
         # The last step of the warm-up, if the optimiser's state is there by then.
         enough = 2 if config.task.name == "train" else 1
-        exact = config.measure.warmup >= enough and not torch.cuda.is_available()
+        exact = config.measure.warmup >= enough and not self._device.memory()
         exact = exact and _set_allocator(EXACT_BYTES, 2 * EXACT_BYTES)
         if not exact:
             keep_memory()
@@ -76,10 +79,10 @@ class PeakMeter:
 
     def line(self) -> dict[str, int | str]:
         """Returns the peak as the record holds it."""
-        peak_rss = max(self._peak_rss, _status("VmHWM"))
-        if torch.cuda.is_available():
-            peak, source = int(torch.cuda.max_memory_allocated()), "device"
-        elif self._own_peak is not None:
+        peak_rss, memory = max(self._peak_rss, _status("VmHWM")), self._device.memory()
+        if memory:
+            return {**memory, "source": "device", "peak_rss_bytes": peak_rss}
+        if self._own_peak is not None:
             peak, source = self._own_peak - self._own_import, "step"
         else:
             peak, source = peak_rss - self.rss_import, "rss"

@@ -83,6 +83,7 @@ def run_steps(
             waited_s, start_s = engine.data_wait_s, time.perf_counter()
             with meter.watch(step - saver.first):
                 result = engine.executor.step(engine.loaders, number=step)
+                engine.device.synchronize()
             step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
             loss, scale = result.loss, {}
             if result.loss_scale is not None:
@@ -116,7 +117,7 @@ def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(HiresError):
+        with contextlib.suppress(HiresError, RuntimeError):  # an accelerator may have failed
             engine.recorder.write(folder, engine.context.rank)
         raise
     engine.recorder.write(folder, engine.context.rank)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hires.core.errors import RunError
 from hires.core.store.checkpoints import DamagedError
+from hires.engine.device import to_host
 
 PIECE_BYTES = 2**22
 """A tensor is written in pieces of about this size: all memory that writing adds."""
@@ -100,4 +101,4 @@ def _pieces(tensor: Tensor) -> Iterable[memoryview]:
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     row_bytes = rows[0].numel() * rows.element_size()
     for part in torch.split(rows, max(1, PIECE_BYTES // row_bytes)):
-        yield part.contiguous().view(-1).view(torch.uint8).numpy().data
+        yield to_host(part).contiguous().view(-1).view(torch.uint8).numpy().data

@@ -26,6 +26,7 @@ from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_lines
 from hires.engine.build import RankEngine, whole_model
+from hires.engine.device import RankDevice, to_host
 from hires.engine.loader import whole_microbatches
 from hires.engine.optimizer import optimizer_of
 from hires.nets.network_call import without_checkpoints
@@ -63,7 +64,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     reference_file = attempt / "reference.pt"
     barrier()
     if rank == 0:
-        torch.save(reference_step(config), reference_file)
+        torch.save(reference_step(config, engine.device), reference_file)
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
     compared = {"rank": rank, "errors": _compare(held, reference, engine)}
@@ -82,7 +83,8 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
             draws = any(map(is_random, graph.nodes))
             low = lowers(graph)
             most = MOST_NOISE_FLOAT32 if low else MOST_NOISE
-            answer = summary(lines, wanted, noise_of(config, reference, draws, low), most)
+            noise = noise_of(config, engine.device, reference, draws, low)
+            answer = summary(lines, wanted, noise, most)
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
     if rank == 0 and not answer["ok"]:
@@ -126,7 +128,7 @@ def lowers(graph: Graph) -> bool:
 
 
 def noise_of(
-    config: RunConfig, reference: Tensors, draws: bool, lowers: bool = False
+    config: RunConfig, device: RankDevice, reference: Tensors, draws: bool, lowers: bool = False
 ) -> dict[str, float]:
     """Returns by how much one process differs from itself, by ``kind/name``.
 
@@ -136,7 +138,7 @@ def noise_of(
     noise, largest = dict.fromkeys(reference, 0.0), _largest(reference)
     nudged, most = ("nudged in float32", MOST_NOISE_FLOAT32) if lowers else ("nudged", SYMMETRIC)
     for way in (nudged,) if draws else (nudged, "reversed"):
-        again = reference_step(config, way)
+        again = reference_step(config, device, way)
         errors = {name: _error(again[name], t, name, largest) for name, t in reference.items()}
         outputs = (error for name, error in errors.items() if name.startswith("output/"))
         if max(outputs, default=0.0) <= most:
@@ -144,18 +146,19 @@ def noise_of(
     return noise
 
 
-def reference_step(config: RunConfig, way: str = "") -> Tensors:
-    """Returns everything that one process computes in one step, by ``kind/name``.
+def reference_step(config: RunConfig, device: RankDevice, way: str = "") -> Tensors:
+    """Returns everything that one process computes in one step, by ``kind/name``, on the host.
 
     ``way``: with the samples of each microbatch ``reversed``, or every pixel ``nudged`` by an ulp,
     its own or, ``nudged in float32``, that of float32.
     """
-    model, training = whole_model(config), config.task.name == "train"
+    model, training = device.place_module(whole_model(config)), config.task.name == "train"
     replicas = range(config.parallel.replicas)
     microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]
     tensors: Tensors = {}
     with torch.set_grad_enabled(training):
-        for index, (images, target) in enumerate(microbatches):
+        for index, batch in enumerate(microbatches):
+            images, target = map(device.place, batch)
             if way.startswith("nudged"):
                 pixels = images.float() if way == "nudged in float32" else images
                 towards = torch.where(pixels > 0, math.inf, -math.inf).to(pixels.dtype)
@@ -177,7 +180,7 @@ def reference_step(config: RunConfig, way: str = "") -> Tensors:
             kind.reference(trainable, **settings).step()  # type: ignore[arg-type]
         tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
-    return tensors
+    return {name: to_host(tensor) for name, tensor in tensors.items()}
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:
@@ -216,7 +219,7 @@ def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str,
     # The relative error of each tensor that this rank holds.
     plan, errors, largest = engine.context.plan, dict[str, float](), _largest(reference)
     for name, tensor in held.items():
-        expected = reference[name]
+        tensor, expected = to_host(tensor), reference[name]
         if name.startswith("output/"):  # this rank has its tile or shard of it
             microbatch = int(name.partition("/")[2]) % plan.total_microbatches
             context = engine.contexts[plan.direction_of(f"F{microbatch}")]

@@ -107,7 +107,7 @@ def materialise(model: nn.Module, names: Collection[str], seed: int) -> None:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         if any(prefix + key in wanted and value.is_meta for key, value in _own(module)):
-            module.to_empty(device="cpu", recurse=False)
+            module.to_empty(device=torch.get_default_device(), recurse=False)
             digest = hashlib.sha256(f"{seed}/{prefix}".encode()).digest()
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))

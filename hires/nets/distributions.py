@@ -23,6 +23,9 @@ Finish = Callable[[Tensor], Tensor]
 Numbers = Callable[..., Tensor]
 """(shape, dtype, finish, device) -> one draw."""
 Arguments = dict[str, Any]
+HOST = None
+"""Where draws are computed that need logarithms and the like, whose last bits differ from device to
+device. Even numbers are made of whole numbers and one product, so they are the same on all."""
 
 
 def writes(func: Any) -> bool:
@@ -130,7 +133,7 @@ def _normal(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
 def _inverse(quantile: Callable[[Tensor, Arguments], Tensor]) -> Callable[..., Tensor]:
     def draw(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
         out = _output(func, args["self"])
-        made = numbers(out.shape, out.dtype, lambda u: quantile(u, args), out.device)
+        made = numbers(out.shape, out.dtype, lambda u: quantile(u, args), HOST)
         return out.copy_(made)
 
     return draw
@@ -144,7 +147,7 @@ def _exponential(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
     def finish(u: Tensor) -> Tensor:
         return torch.log1p(-u).neg_().div_(args.get("lambd", 1.0)).clamp_(min=least)
 
-    return out.copy_(numbers(out.shape, out.dtype, finish, out.device))
+    return out.copy_(numbers(out.shape, out.dtype, finish, HOST))
 
 
 def _log_normal(u: Tensor, args: Arguments) -> Tensor:
@@ -212,7 +215,7 @@ def _write(numbers: Numbers, out: Tensor, normal: bool) -> Tensor:
         # Of 24 bits in float32, as torch has them: rounding must not reach 1.
         return u if out.dtype == torch.float64 else (u * 2**24).floor_() * 2.0**-24
 
-    out.copy_(numbers(out.shape, out.dtype, finish, out.device))
+    out.copy_(numbers(out.shape, out.dtype, finish, HOST if normal else out.device))
     return out
 
 

@@ -61,7 +61,7 @@ def _fake_copy(model: nn.Module, fakes: FakeTensorMode, dtype: torch.dtype) -> n
     with fakes:
         for tensor in (*model.parameters(), *model.buffers()):
             kind = dtype if tensor.is_floating_point() else tensor.dtype
-            blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+            blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind)
             if isinstance(tensor, nn.Parameter):
                 blank = nn.Parameter(blank, requires_grad=tensor.requires_grad)
             copies[id(tensor)] = blank

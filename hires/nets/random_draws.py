@@ -3,7 +3,7 @@
 A dropout on a tile must drop what it drops of the whole image. So no number comes from a generator:
 each is a hash of the seed, the step, the draw of the network's forward pass, and its place in the
 batch of the step, which ends up the same on every tile, stage, replica, microbatch and shard, and
-when a segment is computed again or a run is resumed:
+when a segment is computed again or a run is resumed, also on another kind of device:
 
     place     sample of the batch, then row by row in the sample's own tensor
     number    mix(key + (place + 1) * GOLDEN),  key = mix of (seed, step, draw)
@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hires.nets.distributions import DRAWN, Finish, writes
+from hires.nets.generators import new_generator
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -116,8 +117,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, arg in given.items()
         }
         if takes_generator:
-            device = next((a.device for a in given.values() if isinstance(a, Tensor)), "cpu")
-            dense["generator"] = torch.Generator(device).manual_seed(key)
+            device = next((a.device for a in given.values() if isinstance(a, Tensor)), None)
+            dense["generator"] = new_generator(device).manual_seed(key)
             made = func(**dense)
         else:
             with torch.random.fork_rng(devices=[]):

@@ -44,13 +44,13 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
     if rule.kind in CONVERSIONS:
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
-        return _windowed(node, context, _binder(node, tensors))
+        return _windowed(node, context, _binder(node, context, tensors))
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
         node = on_tile(node, rule.fit.dims, rect)
     if rule.kind in ("norm", "reduce") and rule.fit is None:
-        run = IMAGE_KERNELS[node.kind](node, context, _binder(node, tensors))
+        run = IMAGE_KERNELS[node.kind](node, context, _binder(node, context, tensors))
     else:
         run = _alone(node, context, tensors)
     both = used_both_ways(context.plan, stage) & {*node.params} if rule.result == WHOLE else set()
@@ -74,14 +74,14 @@ def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
     if updates_statistics(node):
         # A microbatch that is computed again must not count twice in the running statistics.
         no_tracking = {**node.args, "running_mean": None, "running_var": None}
-        first_run = _local(node, tensors)
-        second_run = _local(dataclasses.replace(node, args=no_tracking), tensors)
+        first_run = _local(node, context, tensors)
+        second_run = _local(dataclasses.replace(node, args=no_tracking), context, tensors)
         return lambda values: (second_run if context.recomputing else first_run)(values)
     if context.stage.layout[node.name] == SHARDED:
         first, end = context.samples
         args = shard_args(node, context.plan.graph.input_shape[0], end - first)
         node = dataclasses.replace(node, args=args)
-    return _local(node, tensors)
+    return _local(node, context, tensors)
 
 
 def _drawn(run: Operator, node: Node, context: Context) -> Operator:
@@ -180,7 +180,7 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
     return run_on
 
 
-def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
+def _local(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     if node.kind == "getitem":
         [source], index = node.inputs, node.args["index"]
         return lambda values: values[source][index]
@@ -190,7 +190,7 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
     function = SUBSTITUTES.get(node.kind) or function
-    bind = _binder(node, tensors)
+    bind = _binder(node, context, tensors)
 
     def run(values: Values) -> Any:
         args = bind(values)
@@ -206,7 +206,7 @@ def _local(node: Node, tensors: dict[str, Tensor]) -> Operator:
     return run_apart if facts_of(node.kind).ends_gradient else run
 
 
-def _binder(node: Node, tensors: dict[str, Tensor]) -> Bind:
+def _binder(node: Node, context: Context, tensors: dict[str, Tensor]) -> Bind:
     # Constants are decoded only once.
     def reads_value(arg: Any) -> bool:
         if isinstance(arg, list):
@@ -216,6 +216,8 @@ def _binder(node: Node, tensors: dict[str, Tensor]) -> Bind:
     args = node.args.items()
     from_values = [(key, arg) for key, arg in args if reads_value(arg)]
     fixed = {k: None if reads_value(arg) else _decode(arg, {}, tensors) for k, arg in args}
+    if "device" in fixed:  # of an operator that makes a tensor, perhaps without an operand
+        fixed["device"] = context.device
 
     def bind(values: Values) -> dict[str, Any]:
         return fixed | {key: _decode(arg, values, tensors) for key, arg in from_values}
@@ -233,5 +235,5 @@ def _decode(arg: Any, values: Values, tensors: dict[str, Tensor]) -> Any:
         return values[name]
     if kind == "param":
         return tensors[name]
-    # A device or a layout is that of the operands.
+    # A layout is that of the operands.
     return getattr(torch, name) if kind in ("dtype", "memory_format") else None

@@ -30,6 +30,8 @@ class Context:
     """The slot's ``halo.Exchange`` by its position in ``Stage.comm``, made when first used."""
     recomputing: bool = False
     """Whether a microbatch is computed again, so that its statistics must not count twice."""
+    device: torch.device = field(default_factory=torch.get_default_device)
+    """Where the slot's tensors lie: what it makes without an operand is made there."""
     seed: int = 0
     step: int = 0
     microbatch: int = 0

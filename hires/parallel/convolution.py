@@ -92,7 +92,7 @@ def convolve_transposed(
     """
     dtype, skipped = product_type(x), pair(stride)[0] - weight.shape[2]
     how = (stride, padding, output_padding, groups, dilation)
-    if dtype != torch.float64 and skipped > 0 and x.device.type == "cpu":
+    if dtype != torch.float64 and skipped > 0 and _by_onednn(x):
         # The gradient of x is a convolution whose row stride is above the kernel's rows.
         weight = torch.nn.functional.pad(weight, (0, 0, 0, skipped))
         longer = convolve_transposed(x, weight, bias, *how)
@@ -143,16 +143,21 @@ def product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
+def _by_onednn(x: Tensor) -> bool:
+    # The simulated device computes on the CPU.
+    return x.device.type in ("cpu", "simulated")
+
+
 def _dilation(weight: Tensor, dilation: Size) -> Any:
     # For 1x1 kernels in fp32 ATen chooses a matrix product at half the speed of oneDNN, unless they
     # are dilated, which changes nothing in a 1x1 kernel.
     small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
-    return [2, 2] if small and weight.device.type == "cpu" else dilation
+    return [2, 2] if small and _by_onednn(weight) else dilation
 
 
 def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:
     # The first fault: one output column in half precision.
-    half = dtype in HALF and x.device.type == "cpu"
+    half = dtype in HALF and _by_onednn(x)
     return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
 
 
@@ -160,13 +165,13 @@ def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | 
     # The second fault: strided 1x1 kernels in fp32.
     narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
     strided = tuple(pair(stride)) != (1, 1) and _is_pointwise(weight, padding)
-    return narrow and strided and weight.device.type == "cpu"
+    return narrow and strided and _by_onednn(weight)
 
 
 def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
     # The third fault: row strides above the rows of the kernel. 1x1 kernels without padding take
     # another way through the library.
-    if dtype == torch.float64 or weight.device.type != "cpu" or isinstance(padding, str):
+    if dtype == torch.float64 or not _by_onednn(weight) or isinstance(padding, str):
         return False
     return pair(stride)[0] > weight.shape[2] and not _is_pointwise(weight, padding)
 
@@ -183,8 +188,8 @@ def _read_rows(x: Tensor, rows: int, stride: Size, padding: Size | str, dilation
     step, zeros, apart = pair(stride)[0], pair(padding)[0], pair(dilation)[0]
     x = torch.nn.functional.pad(x, (0, 0, zeros, zeros)) if zeros else x
     num_outputs = (x.shape[2] - apart * (rows - 1) - 1) // step + 1
-    first = torch.arange(0, num_outputs * step, step)
-    read = (first[:, None] + torch.arange(0, rows * apart, apart)).flatten()
+    first = torch.arange(0, num_outputs * step, step, device=x.device)
+    read = (first[:, None] + torch.arange(0, rows * apart, apart, device=x.device)).flatten()
     return x.index_select(2, read).contiguous(memory_format=torch.channels_last)
 
 

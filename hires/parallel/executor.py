@@ -276,7 +276,8 @@ class SlotPass:
             assert images is not None
             leaves[INPUT] = images
         low = self.autocast
-        casting = torch.autocast("cpu", dtype=low, enabled=low is not None)
+        kind = self.context.device.type
+        casting = torch.autocast(kind, dtype=low, enabled=low is not None)
         with torch.set_grad_enabled(plan.training), casting:
             outputs = self.module.forward(leaves)
         loss = None
@@ -306,7 +307,7 @@ class SlotPass:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Returns an uninitialised tensor; an image lies in channels-last order."""
-        like = torch.empty(0, dtype=dtype)
+        like = torch.empty(0, dtype=dtype, device=self.context.device)
         return new_map(like, shape) if len(shape) == 4 else like.new_empty(shape)
 
     def sent(self, send: Event, made: dict[str, Tensor]) -> Tensor:

@@ -39,7 +39,7 @@ class StageModule:
         self.nodes = plan.nodes(stage.index)
         facts = {name: plan.graph.params[name] for node in self.nodes for name in node.params}
         self.tensors = {
-            name: constant_tensor(fact) if fact.is_constant else tensors[name]
+            name: constant_tensor(fact).to(context.device) if fact.is_constant else tensors[name]
             for name, fact in facts.items()
         }
         self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
@@ -124,8 +124,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.segment = segment
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.microbatch = segment.context.microbatch
-        ctx.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        ctx.microbatch, kind = segment.context.microbatch, segment.context.device.type
+        ctx.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         outputs = segment.run(dict(zip(segment.inputs, tensors, strict=True)))
         return tuple(outputs[name] for name in segment.outputs)
 
@@ -137,7 +137,7 @@ class _Recomputed(torch.autograd.Function):
         enabled, dtype = ctx.autocast
         second_run = _second_run(segment.context, ctx.microbatch)
         with second_run, torch.enable_grad():
-            with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            with torch.autocast(segment.context.device.type, dtype=dtype, enabled=enabled):
                 outputs = segment.run(dict(zip(segment.inputs, leaves, strict=True)))
             pairs = zip(map(outputs.__getitem__, segment.outputs), grads, strict=True)
             made = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]

@@ -10,6 +10,7 @@ from torch import nn
 
 from hires.core.config.run_config import from_dict
 from hires.engine import verify
+from hires.engine.device import RankDevice
 from hires.engine.verify import KINDS, lowers, noise_of, reference_step, summary, words
 from hires.nets.trace import trace
 
@@ -81,7 +82,7 @@ def _step_of(monkeypatch, net: nn.Module, batch: int = 4):
         return net.double().train()
 
     monkeypatch.setattr(verify, "whole_model", whole)
-    return config, reference_step(config)
+    return config, reference_step(config, RankDevice())
 
 
 def net_of(*layers: nn.Module) -> nn.Module:
@@ -93,7 +94,9 @@ def test_bias_before_a_norm_is_noise_and_its_weight_is_not(monkeypatch):
     # verify said NOT equal: the gradient of such a bias is a sum of terms that cancel.
     net = net_of(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     config, reference = _step_of(monkeypatch, net)
-    noise = noise_of(config, {n: t.clone() for n, t in reference.items()}, draws=False)
+    noise = noise_of(
+        config, RankDevice(), {n: t.clone() for n, t in reference.items()}, draws=False
+    )
     assert noise["gradients/0.bias"] > 0
     assert noise["gradients/0.weight"] < 1e-12
     assert max(error for name, error in noise.items() if name.startswith("output/")) < 1e-12
@@ -105,7 +108,9 @@ def test_network_that_treats_its_samples_differently_has_the_noise_of_an_ulp(mon
             return x.cumsum(0)
 
     config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Cumulative()))
-    noise = noise_of(config, {n: t.clone() for n, t in reference.items()}, draws=False)
+    noise = noise_of(
+        config, RankDevice(), {n: t.clone() for n, t in reference.items()}, draws=False
+    )
     assert max(noise.values()) < 1e-10
 
 
@@ -123,6 +128,6 @@ def test_network_that_computes_in_float32_has_its_noise(monkeypatch):
     assert not lowers(trace(net_of(), [2, 8, 16, 16], training=True, dtype=torch.float64))
     config, reference = _step_of(monkeypatch, net)
     clones = {n: t.clone() for n, t in reference.items()}
-    assert max(noise_of(config, clones, draws=False).values()) < 1e-10
-    noise = noise_of(config, clones, draws=False, lowers=True)
+    assert max(noise_of(config, RankDevice(), clones, draws=False).values()) < 1e-10
+    noise = noise_of(config, RankDevice(), clones, draws=False, lowers=True)
     assert 1e-9 < noise["gradients/0.weight"] < 1e-6

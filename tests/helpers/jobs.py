@@ -20,6 +20,7 @@ from hires.core.ranks import mailbox_limits, memory_files
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
+from hires.engine.device import open_device
 from hires.engine.verify import verify_rank
 from hires.parallel import cursor, gradients
 from hires.parallel.context import Context
@@ -36,9 +37,10 @@ from hires.plan.rules import window_axes_of
 
 def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
     """Returns verify.json of one layout, on rank 0."""
-    settings = from_dict(config)
-    comm.start(world, 60, settings.comm.shared_memory)
-    engine = build_rank(settings, Plan.from_dict(plan), world.rank, 1)
+    settings, made = from_dict(config), Plan.from_dict(plan)
+    device = open_device(made.device, world.local_rank)
+    comm.start(world, 60, settings.comm.shared_memory, host_empty=device.host_empty)
+    engine = build_rank(settings, made, world.rank, 1, device)
     verify_rank(engine, settings, Path(folder))
     comm.barrier()
     comm.shutdown()

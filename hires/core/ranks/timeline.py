@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
@@ -68,10 +68,33 @@ class StepSpans:
     """Spans that were too many to keep."""
 
 
+class HostClock:
+    """The clock of a rank that computes on the CPU; a mark is a time of ``time.perf_counter``.
+
+    That of an accelerator (``hires.engine.device``) has other marks, whose time is known later.
+    """
+
+    def begin_step(self) -> tuple[Any, float]:
+        """Returns the mark of a step's begin, and its time by ``time.perf_counter``."""
+        now = self.now()
+        return now, now
+
+    def now(self) -> Any:
+        """Returns the mark of what happens now."""
+        return time.perf_counter()
+
+    def seconds(self, begin: Any, mark: Any) -> float:
+        """Returns the time from one mark to a later one in s."""
+        return float(mark - begin)
+
+
 class Recorder:
-    """Keeps the spans of one rank's last steps; a span costs less than a microsecond."""
+    """Keeps the spans of one rank's last steps; a span costs less than a microsecond on a CPU."""
 
     def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
+        self.clock = HostClock()
+        """What makes the marks between which a span lies; they become times when it is written."""
+        self._begins: collections.deque[Any] = collections.deque(maxlen=kept_steps)
         self.action = ""
         """What the rank computes now; communication meanwhile belongs to it."""
         self.steps: collections.deque[StepSpans] = collections.deque(maxlen=kept_steps)
@@ -80,17 +103,19 @@ class Recorder:
 
     def begin_step(self) -> None:
         """Begins a step, right behind a barrier where clocks of machines are to be aligned."""
-        self.steps.append(StepSpans(-1, self.next_step, "", time.perf_counter()))
+        begin, begin_s = self.clock.begin_step()
+        self._begins.append(begin)
+        self.steps.append(StepSpans(-1, self.next_step, "", begin_s))
         self.next_step += 1
         self.action = ""
 
-    def note(self, kind: str, begin_s: float, what: str = "") -> None:
-        """Keeps a span that ends now; ``begin_s`` is of ``time.perf_counter``."""
+    def note(self, kind: str, begin: Any, what: str = "") -> None:
+        """Keeps a span that ends now; ``begin`` is a mark of the clock."""
         if not self.steps:
             return
         now = self.steps[-1]
         if len(now.spans) < MAX_SPANS:
-            now.spans.append(Span(kind, self.action, begin_s, time.perf_counter(), what))
+            now.spans.append(Span(kind, self.action, begin, self.clock.now(), what))
         else:
             now.dropped += 1
 
@@ -98,28 +123,25 @@ class Recorder:
     def span(self, kind: str, action: str = "", what: str = "") -> Iterator[None]:
         """Keeps what happens inside as one span, even if it fails."""
         self.action, before = action, self.action
-        begin_s = time.perf_counter()
+        begin = self.clock.now()
         try:
             yield
         finally:
-            self.note(kind, begin_s, what)
+            self.note(kind, begin, what)
             self.action = before
 
     def write(self, folder: StrPath, rank: int) -> None:
         """Appends one line a kept step, with times in s since it began; RunError: it cannot."""
-        for step in self.steps:
-            began_s = step.begin_s
+        for step, begin in zip(self.steps, self._begins, strict=True):
+
+            def after(mark: Any, begin: Any = begin) -> float:
+                return round(self.clock.seconds(begin, mark), 7)
+
             spans = [
-                (
-                    s.kind,
-                    s.action,
-                    round(s.begin_s - began_s, 7),
-                    round(s.end_s - began_s, 7),
-                    s.what,
-                )
-                for s in sorted(step.spans, key=lambda s: s.begin_s)
+                (s.kind, s.action, after(s.begin_s), after(s.end_s), s.what) for s in step.spans
             ]
-            line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": began_s}
+            spans.sort(key=lambda span: span[2])
+            line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": step.begin_s}
             line |= {"dropped": step.dropped, "spans": spans}
             append_line(Path(folder) / FILE, line)
 

@@ -1,0 +1,347 @@
+"""An accelerator in Python: ``device=simulated`` finds tensors that are on the wrong device.
+
+Every operator computes on the CPU, with its bits, but a tensor of the device cannot be mixed with
+one of the host, as beside a GPU. A copy that does not block is done as late as the streams allow,
+and until then its target holds no numbers, so a missing event shows, too:
+
+    pinned memory     numbers ----------------------------.        changed too early: wrong
+    copy stream       copy begins . record(event) . . .  done
+    compute stream    NaN ..................... wait_event(event)   read too early: NaN
+
+A process has one such device, and only ranks whose ``device`` it is load this module.
+
+Source:
+    https://github.com/pytorch/pytorch, test/test_privateuseone_python_backend.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_iter, tree_map
+
+NAME = "simulated"
+_HOST = torch.device("cpu")
+_COPY = torch.ops.aten.copy_.default
+_INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+_LOWERED = (
+    *("mm", "bmm", "addmm", "addbmm", "baddbmm", "matmul", "linear", "linalg_vecdot", "prelu"),
+    *("conv1d", "conv2d", "conv3d", "conv_tbc", "_convolution"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mkldnn_rnn_layer"),
+    *("scaled_dot_product_attention", "_native_multi_head_attention"),
+)
+_PROMOTED = ("cat", "stack", "index_copy")
+"""Operators that autocast computes in less precision, and in the widest type of their operands; all
+others that it changes it computes in float32."""
+
+
+class SimulatedTensor(torch.Tensor):
+    """A tensor of the device; ``held`` has its numbers, on the CPU."""
+
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> SimulatedTensor:
+        """Returns a tensor of the device with the numbers of one of the CPU."""
+        made: SimulatedTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.held = held
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{NAME}({self.held!r})"
+
+    def tolist(self) -> Any:
+        """Returns the numbers, as a tensor of any device does."""
+        return self.to(_HOST).tolist()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Computes an operator."""
+        return _compute(func, args, kwargs or {})
+
+
+class _LateCopy(NamedTuple):
+    target: Tensor
+    source: Tensor
+
+    def touches(self, tensor: Tensor) -> bool:
+        """Whether it reads or writes the memory of a tensor."""
+        return _address(tensor) in (_address(self.target), _address(self.source))
+
+
+class SimulatedStream:
+    """Work of the device in order; only copies that do not block are ever left to do."""
+
+    def __init__(self) -> None:
+        self._copies: collections.deque[_LateCopy] = collections.deque()
+        self.begun = self._done = 0  # copies, so far
+        with _lock:
+            _streams.add(self)
+
+    def begin(self, target: Tensor, source: Tensor) -> None:
+        """Begins a copy, which is left to do; until it is done its target holds no numbers."""
+        with _lock:
+            if any(copy.touches(target) for copy in self._copies):
+                self.finish()  # in the order of the stream
+            if target.is_floating_point() or target.is_complex():
+                target.fill_(math.nan)
+            elif target.dtype != torch.bool:
+                target.fill_(torch.iinfo(target.dtype).max)
+            self._copies.append(_LateCopy(target, source))
+            self.begun += 1
+
+    def finish(self, number: int | None = None) -> None:
+        """Does the first ``number`` of all copies that were begun, or all."""
+        with _lock:
+            while self._copies and (number is None or self._done < number):
+                copy = self._copies.popleft()
+                copy.target.copy_(copy.source)
+                self._done += 1
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        """Goes on behind an event."""
+        event.synchronize()
+
+    def wait_stream(self, stream: SimulatedStream) -> None:
+        """Goes on behind all that another stream was given."""
+        stream.finish()
+
+    def synchronize(self) -> None:
+        """Returns when everything is done."""
+        self.finish()
+
+
+class SimulatedEvent:
+    """A place in a stream, with the time at which the stream was there."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._stream, self._number, self._at_s = _default, 0, 0.0
+
+    def record(self, stream: SimulatedStream | None = None) -> None:
+        """Puts the event behind all that a stream was given so far."""
+        self._stream = stream or current_stream()
+        self._number, self._at_s = self._stream.begun, time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Returns when everything before the event is done."""
+        self._stream.finish(self._number)
+
+    def elapsed_time(self, later: SimulatedEvent) -> float:
+        """Returns the milliseconds from this event to a later one."""
+        return 1e3 * (later._at_s - self._at_s)
+
+
+_lock = threading.RLock()
+_streams: weakref.WeakSet[SimulatedStream] = weakref.WeakSet()
+_default = SimulatedStream()
+_current = threading.local()  # each thread's stream
+_pinned: set[int] = set()  # addresses of pinned memory
+
+
+class SimulatedModule:
+    """``torch.simulated``: the functions of ``torch.cuda`` that hires, and torch itself, call.
+
+    Its operators draw from the CPU's generator, so it has no states of random numbers.
+    """
+
+    Stream = SimulatedStream
+    Event = SimulatedEvent
+
+    def is_available(self) -> bool:
+        """Whether there is a device."""
+        return True
+
+    is_initialized = is_available
+
+    def device_count(self) -> int:
+        """Returns the number of devices."""
+        return 1
+
+    def current_device(self) -> int:
+        """Returns the index of the device."""
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        """Does nothing: there is one device."""
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Does nothing: the CPU's generator has been seeded."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Returns the types to which autocast may lower."""
+        return [torch.bfloat16, torch.float16]
+
+    def current_stream(self, device: Any = None) -> SimulatedStream:
+        """Returns the stream of this thread."""
+        return current_stream()
+
+    @contextlib.contextmanager
+    def stream(self, stream: SimulatedStream) -> Iterator[None]:
+        """Gives a stream what this thread computes inside."""
+        before, _current.stream = current_stream(), stream
+        try:
+            yield
+        finally:
+            _current.stream = before
+
+    def synchronize(self, device: Any = None) -> None:
+        """Returns when all streams are done."""
+        with _lock:
+            for stream in [*_streams]:
+                stream.finish()
+
+
+def current_stream() -> SimulatedStream:
+    """Returns the stream of this thread."""
+    stream: SimulatedStream = getattr(_current, "stream", _default)
+    return stream
+
+
+def pin(tensor: Tensor) -> Tensor:
+    """Returns a tensor of the host, whose memory counts as pinned from now on."""
+    address = _address(tensor)
+    if tensor.numel() and address not in _pinned:
+        _pinned.add(address)
+        weakref.finalize(tensor.untyped_storage(), _pinned.discard, address).atexit = False
+    return tensor
+
+
+_libraries: list[torch.library.Library] = []  # what a library registers lives as long as it does
+
+
+def load() -> torch.device:
+    """Registers the device, once in a process, and returns it."""
+    if not _libraries:
+        backend_registration._setup_privateuseone_for_python_backend(NAME, SimulatedModule())
+        # Operators without a tensor of the device among their operands: factories.
+        factories = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        factories.fallback(  # type: ignore[no-untyped-call]
+            lambda func, *args, **kwargs: _compute(func, args, kwargs), "PrivateUse1"
+        )
+        factories.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]
+        copies = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        copies.impl("_copy_from", _copy_from, "PrivateUse1")  # type: ignore[no-untyped-call]
+        _libraries.extend((factories, copies, _autocast()))
+    return torch.device(NAME, 0)
+
+
+def _autocast() -> torch.library.Library:
+    # Operators change their types as they do on the CPU.
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for full_name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"):
+        name = full_name.removeprefix("aten::")
+        if name != full_name:
+            kind, _, overload = name.partition(".")
+            function = getattr(getattr(torch.ops.aten, kind), overload or "default")
+            library.impl(name, _with_casts(function, kind), "AutocastPrivateUse1")  # type: ignore[no-untyped-call]
+    return library
+
+
+def _with_casts(function: Any, kind: str) -> Callable[..., Any]:
+    key = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+    assert key is not None
+    own_key = torch._C.DispatchKeySet(key)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        wanted = torch.get_autocast_dtype(NAME)
+        if kind in _PROMOTED:
+            given = {t.dtype for t in tree_iter((args, kwargs)) if _can_be_cast(t)}
+            wanted = torch.float32 if torch.float32 in given else wanted
+        elif kind not in _LOWERED:
+            wanted = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(own_key):
+            args, kwargs = tree_map(
+                lambda t: t.to(wanted) if _can_be_cast(t) else t, (args, kwargs)
+            )
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _can_be_cast(item: Any) -> bool:
+    real = isinstance(item, SimulatedTensor) and item.is_floating_point()
+    return real and item.dtype != torch.float64
+
+
+def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    operands = [item for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)]
+    _require_one_device(func, operands, args)
+    stream = current_stream()
+    if func is _COPY and _may_be_late(*args, **kwargs):
+        stream.begin(_held(args[0]), _held(args[1]))
+        return args[0]
+    stream.finish()
+    named = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.device)]
+    makes_own = named[0].type == NAME if named else True
+    changed = {id(_held(one)): one for one in operands}  # an operator in place returns an operand
+    args, kwargs = tree_map(_held, (args, kwargs))
+
+    def wrapped(item: Any) -> Any:
+        if not isinstance(item, Tensor):
+            return item
+        if id(item) in changed:
+            return changed[id(item)]
+        return SimulatedTensor(item) if makes_own else item
+
+    return tree_map(wrapped, func(*args, **kwargs))
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    # What torch.tensor() ends in, which keeps Python's tensors out of its copy.
+    copied: Tensor = _compute(_COPY, (target, source, non_blocking), {})
+    return copied
+
+
+def _held(item: Any) -> Any:
+    if isinstance(item, torch.device):
+        return _HOST
+    return item.held if isinstance(item, SimulatedTensor) else item
+
+
+def _require_one_device(func: Any, operands: list[Tensor], args: tuple[Any, ...]) -> None:
+    # As beside a GPU: a tensor of the host may be an index, or one number of an operator that goes
+    # from element to element.
+    if func is _COPY:
+        return
+    kind = func._schema.name.removeprefix("aten::")
+    indices = {id(index) for index in args[1]} if kind in _INDEXING else set()
+    takes_numbers = bool(indices) or torch.Tag.pointwise in func.tags
+    for one in operands:
+        is_number = takes_numbers and one.dim() == 0
+        if not (isinstance(one, SimulatedTensor) or id(one) in indices or is_number):
+            raise RuntimeError(
+                f"{kind} got tensors of two devices, {NAME}:0 and {one.device}: that of the shape "
+                f"{list(one.shape)} is on the host; make it on the device of the others"
+            )
+
+
+def _may_be_late(target: Tensor, source: Tensor, non_blocking: bool = False) -> bool:
+    host = source if isinstance(target, SimulatedTensor) else target
+    return non_blocking and _address(host) in _pinned
+
+
+def _address(tensor: Tensor) -> int:
+    return int(_held(tensor).untyped_storage().data_ptr())
