@@ -15,17 +15,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hires.core.config.run_config import RunConfig
 from hires.engine.device import RankDevice
 from hires.engine.optimizer import FusedSGD
+from hires.parallel.convolution import convolve, convolve_backward
 
 EXACT_BYTES = 2**16
 """From this size on memory comes straight from the system, and goes back when it is freed."""
@@ -96,14 +97,19 @@ def keep_memory() -> None:
 
 def load_lazy_parts() -> None:
     """Takes one step of a tiny network, so that what torch loads on first use is loaded."""
-    # backward() with a given gradient, as in a pipeline, imports 30 MiB of sympy.
+    # Without autograd: the first backward pass of a process starts a thread for each accelerator,
+    # and processes that are forked from this one have none, and cannot start theirs.
     weight = nn.Parameter(torch.ones(8, 8, 1, 1))
     optimizer = FusedSGD([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
-    with torch.enable_grad():
-        loss = F.conv2d(images, weight, dilation=[2, 2]).sum()
-        torch.autograd.backward(loss, torch.ones(()))
+    with torch.no_grad():
+        made = convolve(images, weight, None, 1, 0, 1, 1)
+        how = [1, 1], [1, 1], 1
+        grads = convolve_backward(made, images, weight, [0, 0], how, [True, True, False])
+    weight.grad = grads[1]
     optimizer.step()
+    # backward() with a given gradient, as in a pipeline, imports 30 MiB of sympy from there.
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
     np.random.default_rng()
 
 
