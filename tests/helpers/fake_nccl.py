@@ -152,6 +152,6 @@ def verify_on_channels(
 
     BACKENDS._items["nccl"] = join
     start = comm.start
-    comm.start = lambda world, timeout_s, shared: start(world, timeout_s, shared, "nccl")
+    comm.start = lambda *args, host_empty: start(*args, "nccl", host_empty)
     torch.set_num_threads(1)
     return verify(world, config, plan, folder), library.backends
