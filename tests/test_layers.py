@@ -131,3 +131,13 @@ def test_only_the_command_line_and_scripts_print():
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_supervisor_of_ranks_starts_without_numpy(python):
+    """Every run, and every run of a job array, waited a tenth of a second for it."""
+    code = (
+        "import sys\n"
+        "import hires.launcher.local.local_launcher, hires.launcher.slurm.batch\n"
+        "sys.exit('numpy' in sys.modules)\n"
+    )
+    assert python("-c", code).code == 0

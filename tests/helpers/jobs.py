@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm
-from hires.comm import attach, runtime
+from hires.comm import attach, membership, runtime
 from hires.core.config.run_config import from_dict
 from hires.core.errors import CommError, HiresError
 from hires.core.ranks import mailbox_limits, memory_files
@@ -33,6 +33,7 @@ from hires.plan.groups import groups
 from hires.plan.plan import CommOp, Plan
 from hires.plan.program import halo_messages
 from hires.plan.rules import window_axes_of
+from tests.helpers.patience import until
 
 
 def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
@@ -194,17 +195,20 @@ def many_gathers(world: World, rounds: int) -> int:
     return wrong
 
 
-def late_gather(world: World) -> str:
+def late_gather(world: World, done: Path) -> str:
     """Rank 1 never comes to a gather; returns what rank 0 is told."""
-    comm.start(world, 2)
+    comm.start(world, 60)
+    membership.transport.timeout_s = 0.5  # of the group's waits
     [group] = comm.make_groups([[0, 1]], 1).values()
     if world.rank == 1:
-        time.sleep(4)
+        until(done.exists)
         return ""
     try:
         comm.all_gather(torch.zeros(2), group)
     except CommError as error:
         return str(error)
+    finally:
+        done.touch()
     return "no error"
 
 

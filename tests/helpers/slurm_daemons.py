@@ -37,6 +37,18 @@ def kill(name: str) -> None:
     until(lambda: not Path(f"/proc/{pid}").exists(), f"the end of {name}")
 
 
+def step_of(pid: int) -> int:
+    """Returns the slurmstepd that runs a process of a job."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def kill_step(pid: int) -> None:
+    """Kills a slurmstepd, unless it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmstepd":
+            os.kill(pid, signal.SIGKILL)
+
+
 def start(name: str) -> None:
     """Starts a daemon again, and returns when Slurm answers and takes jobs."""
     program, _, node = name.partition("-")

@@ -289,10 +289,10 @@ def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
         (folder / "one" / "x.tif").touch()
         (folder / "two").mkdir()
         (folder / "two" / "y.tif").touch()
-        answer = hires("sweep", *SMALL, "data=folder", f"data.path={word}", "precision=fp32,bf16")
+        answer = hires("sweep", *SMALL, "data=folder", f"data.path={word}", "precision=fp32")
         assert answer.code == 0, answer.err
         assert all(point.overrides for point in held().points)
-    assert len(runs()) == 2 * len(odd)
+    assert len(runs()) == len(odd)
     for run in runs():
         script = run / "launch.sh"
         subprocess.run(["sh", "-n", str(script)], check=True)
