@@ -27,6 +27,7 @@ from hires.core.store.reading import open_regular
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
+from hires.plan.hardware import CUDA, NCCL
 
 _POLL_S = 0.02
 
@@ -230,4 +231,20 @@ def rank_environment(
     environ.setdefault("PYTHONFAULTHANDLER", "1")
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return {**config.cluster.environment, **environ}
+    return {**_gpu_variables(config, interface), **config.cluster.environment, **environ}
+
+
+def _gpu_variables(config: RunConfig, interface: str | None) -> dict[str, str]:
+    """Returns what CUDA and NCCL read, where nothing else sets it."""
+    variables: dict[str, str] = {}
+    if config.device == CUDA:
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as Slurm and nvidia-smi count GPUs
+    if config.comm.backend == NCCL:
+        # Each stream a queue of its own: in a shared one a message that waits for its other side
+        # would hold up the kernels of other streams, which no proof has. 8 is CUDA's default.
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        # Sums connect when the groups are made, not inside the first sum that is only begun.
+        variables["NCCL_RUNTIME_CONNECT"] = "0"
+        if interface is not None:
+            variables["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without = also ib0 means ib0.1
+    return variables
