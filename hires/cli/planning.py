@@ -218,7 +218,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts)
         memory: list[dict[str, int]] = cached("memory", key)
-        names = {*RankMemory.__dataclass_fields__, "peak_bytes"}
+        names = set(RankMemory(0, 0, 0, 0, 0).to_dict())
         whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
         if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
             if self._left_s <= 0:

@@ -21,6 +21,7 @@ of a run. What no operator allocates (shared memory, the process) is added.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -39,6 +40,7 @@ from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import HiresError, PlanError
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
+from hires.engine.caching_allocator import Block, CachingAllocator
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
 from hires.engine.own_network import OwnNetwork
@@ -47,7 +49,9 @@ from hires.nets.custom import error_line
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
-from hires.plan.graph import Graph, Rect
+from hires.plan.gpu_memory import CONTEXT_BYTES, CUBLAS_BYTES, nccl_bytes
+from hires.plan.graph import Graph, Node, Rect
+from hires.plan.hardware import CUDA, NCCL
 from hires.plan.memory import RankMemory
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
@@ -90,8 +94,8 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
 
 def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> RankMemory:
     """Returns the memory of one rank of a plan without errors; the weights may lie nowhere."""
-    live = LiveBytes()
-    silent = rehearsal(rank, config.comm.shared_memory)
+    live = LiveBytes(CachingAllocator() if plan.device == CUDA else None)
+    silent = rehearsal(rank, config.comm.shared_memory and plan.backend != NCCL)
     # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
     # and LiveBytes counts the storages of what comes back.
     with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
@@ -113,8 +117,12 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
         live.forget_peak()
         engine.executor.step(feed)
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
-    parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
-    return RankMemory(**parts)
+    if live.allocator is None:
+        parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
+        return RankMemory(**parts)
+    memory = RankMemory(**parts, nccl_bytes=nccl_bytes(plan, rank), context_bytes=CONTEXT_BYTES)
+    unused = live.allocator.reserved - memory.peak_bytes
+    return dataclasses.replace(memory, allocator_bytes=max(0, unused))
 
 
 def traced(config: RunConfig) -> Graph:
@@ -133,8 +141,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     The storage of every tensor that an operator returns counts until the last tensor on it is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: CachingAllocator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.allocator = allocator
+        """The allocator of the GPU on which all this would lie; None: it lies in host memory."""
+        self._blocks: dict[int, Block] = {}
         self.now = dict.fromkeys(PARTS, 0)  # bytes that are alive, by part
         self.at_peak = dict(self.now)  # the same when their sum was largest
         self._peak = 0
@@ -148,7 +159,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for item in tree_iter(results):
             if isinstance(item, Tensor):
                 self._count(item)
-        if scratch := _scratch_bytes(func, args, results):
+        if self.allocator is not None:
+            scratch = _workspace_bytes(func, args)
+            self.allocator.free(self.allocator.allocate(scratch))
+        else:
+            scratch = _scratch_bytes(func, args, results)
+        if scratch:
             self._update_peak(scratch)
         return results
 
@@ -164,6 +180,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.now[before] -= size
                     self.now[part] += size
 
+    def keep_workspace(self, nodes: Iterable[Node]) -> None:
+        """Adds what cuBLAS keeps from its first product on; convolutions are those of cuDNN."""
+        facts = map(facts_of, {node.kind for node in nodes})
+        if self.allocator is not None and any(f.multiplies and not f.window for f in facts):
+            self.now["workspace"] = CUBLAS_BYTES
+            self.allocator.allocate(CUBLAS_BYTES)
+
     def forget_peak(self) -> None:
         """Begins a new search for the largest sum."""
         self._peak = 0
@@ -178,6 +201,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._part[key] = "activations", size
         self.now["activations"] += size
+        if self.allocator is not None:
+            self._blocks[key] = self.allocator.allocate(size)
         # Also while a message is under way: SilentBackend's handles keep its tensor.
         weakref.finalize(storage, self._forget, key).atexit = False
         self._update_peak(0)
@@ -185,12 +210,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, key: int) -> None:
         part, size = self._part.pop(key)
         self.now[part] -= size
+        if self.allocator is not None:
+            self.allocator.free(self._blocks.pop(key))
 
     def _update_peak(self, scratch: int) -> None:
         total = sum(self.now.values()) + scratch
         if total > self._peak:
             self._peak = total
-            self.at_peak = {**self.now, "buffers": self.now["buffers"] + scratch}
+            kind = "buffers" if self.allocator is None else "workspace"
+            self.at_peak = {**self.now, kind: self.now.get(kind, 0) + scratch}
 
 
 def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterator[Batch]:
@@ -243,6 +271,16 @@ def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
         return 0
     pixels = output.numel() // output.shape[1]
     return int(pixels * weight[0].numel() * weight.element_size())
+
+
+def _workspace_bytes(func: Any, args: tuple[Any, ...]) -> int:
+    # cuDNN chooses its algorithms by rules of its own. Those for channels-last maps hold copies of
+    # the weights in an order of theirs, and of the weights' gradient in single precision.
+    if not facts_of(func._opname).copies_weight:
+        return 0
+    backward = func is torch.ops.aten.convolution_backward.default
+    weight = args[2] if backward else args[1]
+    return int(weight.nbytes + backward * 4 * weight.numel())
 
 
 def main() -> int:

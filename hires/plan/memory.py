@@ -16,6 +16,7 @@ from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size, size
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph
+from hires.plan.hardware import CUDA, device_of, gpus_of_node, ranks_of_node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 
@@ -37,15 +38,35 @@ class RankMemory:
     """What autograd and the schedule keep, and what operators pass on."""
     buffers_bytes: int
     """Images read ahead, receives, messages under way, scratch memory, the process itself."""
+    workspace_bytes: int = 0
+    """On a GPU: what cuDNN and cuBLAS held at that moment, in place of scratch memory."""
+    allocator_bytes: int = 0
+    """On a GPU: what torch's allocator held beyond the tensors of that moment: rounding, and the
+    unused parts of its segments."""
+    nccl_bytes: int = 0
+    """On a GPU: buffers of NCCL's communicators."""
+    context_bytes: int = 0
+    """On a GPU: CUDA's context and kernels."""
 
     @property
     def peak_bytes(self) -> int:
+        """All that is allocated for tensors, workspaces among them."""
+        return sum(dataclasses.astuple(self)[:6])
+
+    @property
+    def device_bytes(self) -> int:
         """All of them together."""
         return sum(dataclasses.astuple(self))
 
     def to_dict(self) -> dict[str, int]:
         """Returns plain values for ``plan.json``."""
-        return {**dataclasses.asdict(self), "peak_bytes": self.peak_bytes}
+        sums = {"peak_bytes": self.peak_bytes, "device_bytes": self.device_bytes}
+        return {**dataclasses.asdict(self), **sums}
+
+
+def device_bytes(entry: dict[str, int]) -> int:
+    """Returns what a rank of ``plan.memory`` needs; an older plan has tensors alone."""
+    return entry.get("device_bytes", entry["peak_bytes"])
 
 
 @dataclass(frozen=True)
@@ -60,11 +81,24 @@ class Room:
     """Machines over which the ranks are spread evenly, consecutive ranks together."""
     source: str | None = None
     """The key that sets ``machine_bytes``; None: it is that of this machine."""
+    devices: int = 0
+    """GPUs of each machine, which its ranks take in turn: then ``machine_bytes`` are those of one
+    GPU. 0: the ranks share the memory of the machine."""
 
     @property
     def shared(self) -> bool:
         """Whether the ranks share the memory of the machine, so that their sum counts."""
         return self.rank_bytes is None
+
+    @property
+    def libraries_bytes(self) -> int:
+        """What a rank needs there beside its prediction, to which a GPU's context belongs."""
+        return 0 if self.devices else LIBRARIES_BYTES
+
+    @property
+    def place(self) -> str:
+        """What the ranks share."""
+        return "GPU" if self.devices else "node"
 
     @property
     def counts_nodes(self) -> bool:
@@ -74,24 +108,28 @@ class Room:
     def needed(self, plan: Plan) -> int:
         """Returns the bytes that count: of the largest rank, or of the fullest machine."""
         if not self.shared:
-            return max(entry["peak_bytes"] for entry in plan.memory)
+            return max(map(device_bytes, plan.memory))
         return max(node.bytes for node in self.per_node(plan))
 
     def per_node(self, plan: Plan) -> list[NodeNeed]:
-        """Returns what the ranks of each machine need together, with their libraries."""
-        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        """Returns what the ranks of each machine need together, with their libraries.
+
+        Of each GPU instead, where they compute on these.
+        """
+        peaks = [device_bytes(entry) for entry in plan.memory]
         needs, first = [], 0
         for count in spread(plan.world, self.nodes):
-            ranks = range(first, first + count)
-            # Replicas are equal, so the plan holds the ranks of one.
-            need = sum(peaks[rank % len(peaks)] for rank in ranks) + LIBRARIES_BYTES * count
-            needs.append(NodeNeed(ranks, need))
+            here, step = range(first, first + count), max(1, self.devices)
+            for ranks in [here[n::step] for n in range(min(step, count))]:
+                # Replicas are equal, so the plan holds the ranks of one.
+                need = sum(peaks[rank % len(peaks)] + self.libraries_bytes for rank in ranks)
+                needs.append(NodeNeed(ranks, need))
             first += count
         return needs
 
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
-        peaks = [entry["peak_bytes"] for entry in plan.memory]
+        peaks = [device_bytes(entry) for entry in plan.memory]
         rank = peaks.index(max(peaks))
         if self.rank_bytes is not None and peaks[rank] > self.rank_bytes:
             return (
@@ -106,8 +144,12 @@ class Room:
         most = f", most of all rank {rank} with {largest}" if len(node.ranks) > 1 else ""
         there, has = "this machine", f"its memory of {size(self.machine_bytes)}"
         if self.source is not None:
-            there, has = "one node", f"{self.source}={config.cluster.memory}"
-        many = f"{len(node.ranks)} ranks on {there} need {size(node.bytes)}, predicted"
+            name = self.source.partition(".")[2]
+            there, has = f"one {self.place}", f"{self.source}={getattr(config.cluster, name)}"
+        need = "ranks on {} need" if len(node.ranks) > 1 else "rank on {} needs"
+        if not self.devices:
+            need = "ranks on {} need"
+        many = f"{len(node.ranks)} {need.format(there)} {size(node.bytes)}, predicted"
         return f"{many}{most}, which is more than {has}"
 
 
@@ -121,6 +163,10 @@ class NodeNeed(NamedTuple):
 def room_of(config: RunConfig) -> Room:
     """Returns how much memory the ranks of a run may need."""
     own, nodes = parse_size(config.memory.limit), config.launcher.num_nodes
+    if device_of(config) == CUDA:
+        own_gpu, gpus = parse_size(config.cluster.gpu_memory), gpus_of_node(config)
+        key = None if own_gpu is None else "cluster.gpu_memory"
+        return Room(own, own_gpu, nodes, key, gpus or ranks_of_node(config))
     of_site = config.cluster.memory_bytes
     if own is not None:  # a node of a site is no larger for that
         return Room(own, of_site, nodes, None if of_site is None else "cluster.memory")

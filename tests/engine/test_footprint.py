@@ -272,3 +272,19 @@ def test_fake_tensors_count_as_real_ones():
     real = work()
     with FakeTensorMode():
         assert work() == real
+
+
+def test_gpu_holds_the_same_tensors_and_states_what_comes_on_top():
+    keys: dict[str, Any] = {"parallel": {"tiles": [2, 1]}, "cluster": {"gpus": 2}}
+    here = predicted(device="cpu", **keys)[0]
+    there = predicted(device="cuda", **keys)[0]
+    assert (there.params_bytes, there.optimizer_bytes) == (here.params_bytes, here.optimizer_bytes)
+    assert here.peak_bytes == here.device_bytes
+    assert there.context_bytes > 0
+    assert there.nccl_bytes > 0
+    assert there.allocator_bytes > 0
+    # Every tensor lies in a block, and every block in a segment of 2 MiB or more.
+    reserved = there.device_bytes - there.context_bytes - there.nccl_bytes
+    assert reserved % 2**21 == 0
+    shared = predicted(device="cuda", parallel={"tiles": [2, 1]}, cluster={"gpus": 1})[0]
+    assert shared.nccl_bytes == 0  # gloo

@@ -97,3 +97,35 @@ def test_plan_json_keeps_the_memory():
     plan = plan_of()
     plan.memory = [entry(5)]
     assert Plan.from_dict(plan.to_dict()).memory == plan.memory
+
+
+def gpu_entry(tensors: int) -> dict[str, int]:
+    return RankMemory(0, 0, 0, tensors, 0, context_bytes=400 * MIB).to_dict()
+
+
+def gpu_config(memory: str, **launcher) -> RunConfig:
+    cluster = ClusterConfig(gpus=2, gpu_memory=memory)
+    return RunConfig(device="cuda", cluster=cluster, launcher=LauncherConfig(**launcher))
+
+
+def test_gpu_holds_its_ranks_with_their_contexts():
+    plan = plan_of(stages=3)
+    plan.memory = [gpu_entry(100 * MIB), gpu_entry(200 * MIB), gpu_entry(50 * MIB)]
+    room = room_of(gpu_config("1GiB"))
+    # Ranks 0 and 2 take the first GPU, in turn.
+    assert [(list(one.ranks), one.bytes) for one in room.per_node(plan)] == [
+        ([0, 2], 950 * MIB),
+        ([1], 600 * MIB),
+    ]
+    assert room.shortage(gpu_config("950MiB"), plan) is None
+    text = room_of(gpu_config("949MiB")).shortage(gpu_config("949MiB"), plan)
+    assert text is not None
+    assert text.startswith("2 ranks on one GPU need 950.0 MiB, predicted, most of all rank 0 with")
+    assert text.endswith("which is more than cluster.gpu_memory=949MiB")
+
+
+def test_gpu_of_unknown_memory_is_not_judged_by_the_memory_of_the_machine():
+    plan = plan_of(stages=2)
+    plan.memory = [gpu_entry(2**50)] * 2
+    config = RunConfig(device="cuda", cluster=ClusterConfig(gpus=2))
+    assert room_of(config).shortage(config, plan) is None

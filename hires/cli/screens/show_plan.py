@@ -11,7 +11,7 @@ from hires.core import terminal
 from hires.core.screen_table import screen_lines
 from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
-from hires.plan.memory import Room
+from hires.plan.memory import Room, device_bytes
 from hires.plan.plan import Plan
 from hires.plan.proof.semantics import MAILBOXES
 
@@ -29,6 +29,13 @@ _PARTS = (
     ("activations_bytes", "A", "activations"),
     ("buffers_bytes", "B", "buffers"),
 )
+_GPU_PARTS = (
+    ("workspace_bytes", "W", "cuDNN and cuBLAS"),
+    ("allocator_bytes", "R", "reserved by torch"),
+    ("nccl_bytes", "N", "NCCL"),
+    ("context_bytes", "C", "CUDA context"),
+)
+"""Assumptions (``hires.plan.gpu_memory``), but for what torch's allocator reserves."""
 
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
@@ -124,16 +131,17 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     """Returns a bar for each rank of a replica at the fullest moment, alike ones on one line."""
     if not memory:
         return []
-    full = limit or max(entry["peak_bytes"] for entry in memory)
-    rows = [("rank", "", "peak", *(letter for _, letter, _ in _PARTS))]
+    full = limit or max(map(device_bytes, memory))
+    parts = _parts(memory)
+    rows = [("rank", "", "peak", *(letter for _, letter, _ in parts))]
     for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
         ranks = [str(rank) for rank, _ in run]
         name = "-".join(dict.fromkeys((ranks[0], ranks[-1])))
-        parts = [f"{entry[key] / MIB:.1f}" for key, _, _ in _PARTS]
-        rows.append((name, bar(entry, full), f"{entry['peak_bytes'] / MIB:.1f}", *parts))
-    lines = aligned(rows, "llrrrrrr")
+        cells = [f"{entry[key] / MIB:.1f}" for key, _, _ in parts]
+        rows.append((name, bar(entry, full), f"{device_bytes(entry) / MIB:.1f}", *cells))
+    lines = aligned(rows, "ll" + "r" * (len(parts) + 1))
     scale = f"memory.limit, {size(full)}" if limit else size(full)
-    names = ", ".join(f"{letter} {name}" for _, letter, name in _PARTS)
+    names = ", ".join(f"{letter} {name}" for _, letter, name in parts)
     return [*lines, names, f"MiB, predicted; a full bar is {scale}"]
 
 
@@ -142,10 +150,11 @@ def node_lines(room: Room, plan: Plan) -> list[str]:
     if not plan.memory or not room.counts_nodes:
         return []
     has = f" of {size(room.machine_bytes)}" if room.machine_bytes is not None else ""
+    kind = "GPU" if room.devices else "node"
     lines, first = [], 0
     for needs, run in groupby(room.per_node(plan), key=lambda one: (len(one.ranks), one.bytes)):
         last = first + len(list(run)) - 1
-        name = f"node {first}" if first == last else f"nodes {first}-{last}"
+        name = f"{kind} {first}" if first == last else f"{kind}s {first}-{last}"
         need = "1 rank needs" if needs[0] == 1 else f"{needs[0]} ranks need"
         lines.append(f"{name}: {need} {size(needs[1])}{has}")
         first = last + 1
@@ -155,12 +164,18 @@ def node_lines(room: Room, plan: Plan) -> list[str]:
 def bar(entry: dict[str, Any], full: int) -> str:
     """Returns a bar of letters, one a part, points for what is free, ``>`` beyond the end."""
     text, end = "", 0  # ends are rounded, not lengths, so that the whole is as long as it should
-    for key, letter, _ in _PARTS:
+    for key, letter, _ in _parts([entry]):
         end += entry[key]
         text += letter * (round(_WIDTH * end / full) - len(text))
     if len(text) > _WIDTH:
         return f"[{text[: _WIDTH - 1]}>]"
     return f"[{text.ljust(_WIDTH, '.')}]"
+
+
+def _parts(memory: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Returns what memory is for: on GPUs more than on CPUs."""
+    on_gpu = any(entry.get("context_bytes") for entry in memory)
+    return [*_PARTS, *(_GPU_PARTS if on_gpu else ())]
 
 
 def finding_lines(findings: list[Facts]) -> list[str]:

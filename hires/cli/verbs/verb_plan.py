@@ -43,7 +43,7 @@ def main(args: Namespace) -> int:
         facts[config.launcher.name] = start
     room = room_of(config)
     if plan.memory and room.counts_nodes:
-        facts["nodes"] = [
+        facts["gpus" if room.devices else "nodes"] = [
             {"ranks": [node.ranks[0], node.ranks[-1]], "needs_bytes": node.bytes}
             for node in room.per_node(plan)
         ]
@@ -53,7 +53,10 @@ def main(args: Namespace) -> int:
         lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
         nodes = node_lines(room, plan)
         if nodes:
-            lines += ["", "memory of a node, libraries included", *(f"  {line}" for line in nodes)]
+            title = (
+                f"memory of a {room.place}, {'context' if room.devices else 'libraries'} included"
+            )
+            lines += ["", title, *(f"  {line}" for line in nodes)]
         if start is not None:
             lines += ["", f"{config.launcher.name.capitalize()}: {start}"]
         print("\n".join(lines))

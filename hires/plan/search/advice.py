@@ -80,7 +80,7 @@ def would_fit(
 
 def needs(room: Room, plan: Plan) -> str:
     """Returns what a plan needs of what there is too little of, in words."""
-    where = " on a node" if room.source else " in all"
+    where = f" on a {room.place}" if room.source else " in all"
     return f"{size(room.needed(plan))}{where if room.shared else ''}"
 
 
@@ -93,6 +93,9 @@ def out_of_reach(config: RunConfig, room: Room, graph: Graph) -> str:
         return f"at least {size(each)} on a rank" if each > room.rank_bytes else ""
     if room.machine_bytes is None:
         return ""
+    if room.devices:
+        each = least // min(ranks, nodes * room.devices)
+        return f"at least {size(each)} on a GPU" if each > room.machine_bytes else ""
     libraries = max(spread(ranks, nodes)) * LIBRARIES_BYTES
     if libraries > room.machine_bytes:
         return f"{size(libraries)} for libraries alone"
