@@ -49,7 +49,7 @@ def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Op
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
         node = on_tile(node, rule.fit.dims, rect)
-    if rule.kind in ("norm", "reduce") and rule.fit is None:
+    if rule.kind == "norm" or (rule.kind == "reduce" and rule.fit is None):
         run = IMAGE_KERNELS[node.kind](node, context, _binder(node, context, tensors))
     else:
         run = _alone(node, context, tensors)

@@ -15,7 +15,7 @@ Source:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,7 +98,7 @@ def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
     keep = bool(node.args.get("keepdim", "output_size" in node.args))
     pixels = [Factor(rows, ROWS), Factor(cols, COLUMNS)]
     along = [*factors[dims[0]]] if "dim" in node.args else pixels
-    place, kept = order.index(context.tile), _Kept.of(node, context, order)
+    place, kept = order.index(context.tile), KeptDim.of(node, context, order)
 
     def run(values: Values) -> Any:
         x = part(values[source], held, own)
@@ -107,8 +107,8 @@ def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
         sent = reduction.local(x, facts)
         sent = sent if kept is None else kept.filled_up(sent)
         gathered = _GatherTiles.apply(sent, context.cursor, node.name, place)  # type: ignore[no-untyped-call]
-        combined = reduction.combine if kept is None else kept.combined(reduction.combine)
-        value = combined(gathered, facts)
+        combine = reduction.combine
+        value = kept.combined(gathered, facts, combine) if kept else combine(gathered, facts)
         kind = values[source].dtype
         made = value if isinstance(value, tuple) else (value,)
         made = tuple(one.to(kind) if one.is_floating_point() else one for one in made)
@@ -117,12 +117,15 @@ def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
     return run
 
 
-class _Kept(NamedTuple):
-    # The dim that tiles cut and the reduction leaves, where grids have rows and columns. Tiles of
-    # one part of it are combined apart:
-    #
-    #     tile 0  rows 0-2 | tile 1  rows 0-2        mean over columns   0-2 of tiles 0 and 1
-    #     tile 2  rows 3-4 | tile 3  rows 3-4                            3-4 of tiles 2 and 3
+class KeptDim(NamedTuple):
+    """The dim that tiles cut and a reduction leaves, where grids have rows and columns.
+
+    Tiles of one part of it are combined apart:
+
+        tile 0  rows 0-2 | tile 1  rows 0-2        mean over columns   0-2 of tiles 0 and 1
+        tile 2  rows 3-4 | tile 3  rows 3-4                            3-4 of tiles 2 and 3
+    """
+
     place: int
     """The dim in a result, from the last."""
     most: int
@@ -131,7 +134,8 @@ class _Kept(NamedTuple):
     """For each part the tiles that share it, in the order of ranks, and its size."""
 
     @classmethod
-    def of(cls, node: Node, context: Context, order: list[int]) -> _Kept | None:
+    def of(cls, node: Node, context: Context, order: list[int]) -> KeptDim | None:
+        """Returns it for a node; ``order``: the tile of each rank."""
         graph, stage, [source] = context.plan.graph, context.stage, node.inputs
         factors = dims_of(graph, stage, source)
         dim = kept_dim(node, factors)
@@ -139,7 +143,8 @@ class _Kept(NamedTuple):
             return None
         [(size, axis, parts)] = factors[dim]
         assert axis is not None
-        dims, keep = reduced_dims(node, shape_of(factors)), node.args.get("keepdim")
+        dims = reduced_dims(node, shape_of(factors))
+        keep = node.args.get("keepdim", node.kind not in REDUCTIONS)
         behind = sum(keep or other not in dims for other in range(dim, len(factors)))
         own = [divmod(tile, stage.tiles[1])[axis] for tile in order]
         groups = [
@@ -150,22 +155,24 @@ class _Kept(NamedTuple):
         return cls(-behind, most_of(factors[dim]), groups)
 
     def filled_up(self, sent: Tensor) -> Tensor:
-        # Messages of all tiles have one size.
+        """Returns numbers with zeros behind them: messages of all tiles have one size."""
         missing = self.most - sent.shape[self.place]
         return F.pad(sent, [0, 0] * (-self.place - 1) + [0, missing])
 
-    def combined(self, combine: Callable[[Tensor, Reduced], Any]) -> Callable[..., Any]:
-        def of_parts(gathered: Tensor, r: Reduced) -> Any:
-            parts = []
-            for ranks, size in self.groups:
-                shares = r.shares[ranks]
-                facts = r._replace(shares=shares / shares.sum())
-                parts.append(combine(gathered[ranks].narrow(self.place, 0, size), facts))
-            if isinstance(parts[0], tuple):
-                return tuple(torch.cat(one, self.place) for one in zip(*parts, strict=True))
-            return torch.cat(parts, self.place)
+    def split(self, gathered: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+        """Yields each part: its tiles in the order of ranks, and what they sent of it."""
+        for ranks, size in self.groups:
+            yield ranks, gathered[ranks].narrow(self.place, 0, size)
 
-        return of_parts
+    def combined(self, gathered: Tensor, r: Reduced, combine: Callable[..., Any]) -> Any:
+        """Returns what a combination makes of all parts."""
+        made = []
+        for ranks, sent in self.split(gathered):
+            shares = r.shares[ranks]
+            made.append(combine(sent, r._replace(shares=shares / shares.sum())))
+        if isinstance(made[0], tuple):
+            return tuple(torch.cat(one, self.place) for one in zip(*made, strict=True))
+        return torch.cat(made, self.place)
 
 
 def sum_over_tiles(own: Tensor, context: Context, node: str) -> Tensor:

@@ -34,6 +34,7 @@ from hires.plan.factors import (
     is_map,
     map_dims,
     map_shape,
+    order_of_map,
     pack,
     shape_of,
     unpack,
@@ -56,6 +57,7 @@ from hires.plan.rules import (
 )
 
 EXPAND = "expand.default"
+PERMUTE = "permute.default"
 
 Refused = list[tuple[Stage, Node]]  # and the stage that would compute it
 
@@ -131,7 +133,7 @@ class _Builder:
             if rule is not None:
                 self._add_ruled(node, rule, tiled)
                 return True
-            return self._add_whole(node)
+            return self._add_on_map(node, tiled) or self._add_whole(node)
         return self._add_undivided(node) or self._add_whole(node)
 
     def _add_undivided(self, node: Node) -> bool:
@@ -164,6 +166,30 @@ class _Builder:
             made = params if ref[0] == "param" else names
             made[ref[1]] = self._crop(ref, dims, fit.dims)
         self._append(_renamed(node, names, params), rule.result, fit.dims)
+
+    def _add_on_map(self, node: Node, tiled: dict[str, Dims]) -> bool:
+        """Appends a node that reads a window of rows and columns in other dims, if it is one.
+
+        It reads a map, between two nodes that move the dims: n x H x W x C -> n x C x H x W.
+        """
+        window = facts_of(node.kind).window
+        order = order_of_map(next(iter(tiled.values()))) if len(tiled) == 1 else None
+        if window is None or window.moved is None or order is None or node.shape is None:
+            return False
+        [value], first = tiled, next(iter(node.args))
+        names = [self._unused(f"{one}.map{self.stage.index}") for one in (value, node.name)]
+        args = {**node.args, **window.moved(node, order), first: {"value": names[0]}}
+        source, made = (
+            [shape[dim] for dim in order] for shape in (self.graph.shape(value), node.shape)
+        )
+        moved = dataclasses.replace(node, name=names[1], args=args, shape=made)
+        if node.name == self.graph.output or window.axes(moved, source, self.graph) is None:
+            return False
+        back = sorted(range(4), key=order.__getitem__)
+        self._append_permuted(names[0], self.forms[value][TILED], order, source)
+        self._append_ruled(moved)
+        self._append_permuted(node.name, names[1], back, node.shape)
+        return True
 
     def _add_whole(self, node: Node) -> bool:
         missing = [value for value in node.inputs if WHOLE not in self.forms[value]]
@@ -250,6 +276,15 @@ class _Builder:
             args = {"input": source}
             self.crops[key] = self._convert(f"{name}.crop", CROP, args, shape, dims)
         return self.crops[key]
+
+    def _append_permuted(self, name: str, value: str, order: list[int], shape: list[int]) -> None:
+        args = {"self": {"value": value}, "dims": order}
+        self._append_ruled(self._conversion(name, PERMUTE, args, shape))
+
+    def _append_ruled(self, node: Node) -> None:
+        rule = rule_in(self.stage, node, self.result)
+        assert rule is not None
+        self._append(node, rule.result, None if rule.fit is None else rule.fit.dims)
 
     def _append_whole(self, node: Node) -> None:
         """Appends a node that every rank computes alike; shards then keep their own samples."""

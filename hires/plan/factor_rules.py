@@ -308,7 +308,13 @@ def _sized(dims: Dims, shape: list[int]) -> Dims | None:
     pairs = [*zip(dims, shape, shape_of(dims), strict=False)]
     if len(dims) != len(shape) or any(is_cut(dim) and size != old for dim, size, old in pairs):
         return None
-    return tuple(dim if size == old else (Factor(size),) for dim, size, old in pairs)
+    return tuple(dim if size == old else (_resized(dim, size),) for dim, size, old in pairs)
+
+
+def _resized(dim: Dim, size: int) -> Factor:
+    """Returns a dim of another size; rows that are not cut remain rows."""
+    rows = len(dim) == 1 and dim[0].axis is not None and size > 1
+    return dim[0]._replace(size=size) if rows else Factor(size)
 
 
 def _cropping(r: Reading, dims: Dims, operands: list[Ref]) -> Fit:

@@ -156,6 +156,16 @@ def is_map(dims: Dims) -> bool:
     return all(len(dim) == 1 and dim[0].axis == axis for dim, axis in image if is_cut(dim))
 
 
+def order_of_map(dims: Dims) -> list[int] | None:
+    """Returns the order in which four dims are a map; None if rows and columns are no dims."""
+    axes = [dim[0].axis for dim in dims]
+    image = sorted(axis for axis in axes if axis is not None)
+    if len(dims) != 4 or any(len(dim) > 1 for dim in dims) or image != [ROWS, COLUMNS]:
+        return None
+    others = [place for place, axis in enumerate(axes) if axis is None]
+    return [*others, axes.index(ROWS), axes.index(COLUMNS)]
+
+
 def as_map(dims: Dims) -> Dims:
     """Returns the dims of an ordinary map as :func:`map_dims` has them."""
     grid = [math.prod(factor.parts for factor in dim) for dim in dims[2:]]

@@ -202,10 +202,16 @@ def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None
 def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
     """Whether tiles may compute more of a node's value than they own.
 
-    They may not of a value that another stage reads, of lists, of one that they crop, or where a
-    tile owns no pixel.
+    They may not of a value that another stage reads, of lists, of one that they crop, of a softmax
+    over pixels, or where a tile owns no pixel.
     """
-    if rule.result != TILED or rule.kind == "crop" or is_list(graph, node.name, *node.inputs):
+    shared = rule.kind == "norm" and rule.fit is not None
+    if (
+        rule.result != TILED
+        or rule.kind == "crop"
+        or shared
+        or is_list(graph, node.name, *node.inputs)
+    ):
         return False
     tiled = [value for value in node.inputs if stage.layout[value] == TILED]
     if rule.axes is None and not on_one_map(graph, stage, node.name, *tiled):

@@ -122,6 +122,8 @@ def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | 
         return Rule("constant")
     if way == "reduction":
         return _reduction(node, graph, tiled)
+    if way == "softmax":
+        return _softmax(node, graph, tiled)
     fit = fit_of(way, Reading(node, graph, tiled))
     if fit is None:
         return None
@@ -156,23 +158,38 @@ def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule | None:
 
 def _reduction(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
     """It goes over rows, columns or both, alone or with other dims, or to one cell."""
-    [(value, factors), *others], first = tiled.items(), next(iter(node.args.values()))
-    if others or node.params or first != {"value": value}:
-        return None
-    reduction, shape = facts_of(node.kind).reduction, graph.shape(value)
+    reduction, numbers = facts_of(node.kind).reduction, _num_results(node, graph, tiled)
     assert reduction is not None, f"the entry of {node.kind} has no reduction"
+    [factors, *_] = tiled.values()
     if "output_size" in node.args and not is_map(factors):
         return None
-    dims, kept = reduced_dims(node, shape), kept_dim(node, factors)
-    cut = {dim for dim, factor in enumerate(factors) if is_cut(factor)}
-    if not cut & dims or len(cut - dims) > (kept is not None) or not _has_type(node, graph, value):
-        return None
-    along = [factor for dim in dims for factor in factors[dim]] if "dim" in node.args else []
-    if reduction(node) == 3 and any(factor.axis is None for factor in along):
+    along = reduced_dims(node, shape_of(factors)) if "dim" in node.args else ()
+    if reduction(node) == 3 and any(f.axis is None for dim in along for f in factors[dim]):
         return None  # the place of the extreme is no row and column
-    sizes = (most_of(factors[d]) if d == kept else n for d, n in enumerate(shape) if d not in dims)
-    numbers = reduction(node) * math.prod(sizes)
+    numbers *= reduction(node)
     return Rule("reduce", elements=numbers) if numbers else None
+
+
+def _softmax(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
+    numbers = _num_results(node, graph, tiled)
+    [dims, *_] = tiled.values()
+    dims = as_map(dims) if is_map(dims) else dims
+    if not numbers or (node.name == graph.output and not is_map(dims)):
+        return None
+    return Rule("norm", elements=numbers, fit=Fit(dims))
+
+
+def _num_results(node: Node, graph: Graph, tiled: dict[str, Dims]) -> int:
+    """Returns how many numbers a tile makes of its own pixels of one value; 0: not so."""
+    [(value, factors), *others], first = tiled.items(), next(iter(node.args.values()))
+    if others or node.params or first != {"value": value} or not _has_type(node, graph, value):
+        return 0
+    dims, kept = reduced_dims(node, shape_of(factors)), kept_dim(node, factors)
+    cut = {place for place, dim in enumerate(factors) if is_cut(dim)}
+    if not cut & dims or len(cut - dims) > (kept is not None):
+        return 0
+    left = ((place, size) for place, size in enumerate(shape_of(factors)) if place not in dims)
+    return math.prod(most_of(factors[place]) if place == kept else size for place, size in left)
 
 
 def kept_dim(node: Node, factors: Dims) -> int | None:

@@ -361,3 +361,34 @@ class Steep(nn.Module):
         x = F.relu(self.norm(self.conv1(x)))
         x = F.relu(self.conv2(x / self.slope) * self.slope)
         return self.head(x.mean((2, 3)))
+
+
+class Panorama(nn.Module):
+    """Rows and columns that turn round or stand in other dims, strips, softmax over pixels."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
+        self.mix = nn.Conv2d(8, 8, 3, padding=1)
+        self.table = nn.Embedding(8, 8)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> (n, classes)."""
+        y = F.silu(self.stem(x))
+        z = F.pad(y.permute(0, 2, 3, 1).roll((1, -2), (1, 2)), (0, 0, 1, 2, 0, 1))
+        z = (z[:, 1:, 2:-1] * z[:, 1:, 3:]).permute(0, 3, 1, 2)
+        y = y + self.mix(F.softmax(self.mix(y), 3) * y.shape[3])
+        y = y[:, [7, 1, 0, 3, 4, 4, 6, 5]] + y.roll((-1, 4), (2, 3)).repeat_interleave(2, 1)[:, ::2]
+        y = y + self.table(y.argmax(1)).permute(0, 3, 1, 2)
+        strips = y.max(3, keepdim=True)[0] * y.mean(2, keepdim=True)
+        y = F.rrelu(y + strips, training=self.training)
+        noise = torch.poisson(y.detach().abs()) * torch.randint_like(y, 3)
+        weights = self.mix(y)[:, :1].flatten(2).softmax(2)
+        context = (y + 0.1 * noise).flatten(2) @ weights.transpose(1, 2)
+        return self.head(context.squeeze(2) + z.topk(2, 1)[0].mean((1, 2, 3))[:, None])
+
+
+def panorama(classes: int = 4) -> nn.Module:
+    """Returns the network of :class:`Panorama`."""
+    return Panorama(classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -230,6 +231,43 @@ def test_tiles_of_a_roll_send_what_turns_round_alone():
         [1, 2, 3, 4, 0, 8],
         [2, 3, 5, 6, 0, 8],
     ]
+
+
+SOFTMAX: dict[str, Forward] = {
+    "pixels": lambda n, x: x.flatten(2).softmax(-1).view_as(x) * x,
+    "tokens": lambda n, x: (x.flatten(2).transpose(1, 2).softmax(1) * 3).transpose(1, 2).view_as(x),
+    "columns": lambda n, x: x.softmax(3) + x.log_softmax(2),
+    "log of pixels": lambda n, x: F.log_softmax(x.flatten(2), 2).view_as(x),
+    "context": lambda n, x: x.flatten(2) @ x[:, :1].flatten(2).softmax(2).mT,
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_softmax_over_the_image(name: str):
+    graph = check_tiles(Net(SOFTMAX[name]), (2, 4, 9, 7), (2, 1), (2, 2), (1, 9))
+    stage, findings = tiled(graph, (2, 1))
+    assert not findings
+    assert not any("gather0" in value for value in stage.layout)
+
+
+LAST: dict[str, Forward] = {
+    "roll": lambda n, x: x.roll((-1, 2), (1, 2)) * x,
+    "pad": lambda n, x: F.pad(x, (0, 0, 0, 3, 0, 5)) - F.pad(x, (1, -1, -2, 5, 0, 5)),
+    "slice": lambda n, x: x[:, 1:7, :4] + x[:, :6, 4:],
+    "every second": lambda n, x: torch.cat([x[:, ::2, 1::2], x[:, 1::2, ::2]], -1),
+    "merged": lambda n, x: F.layer_norm(F.pad(x, (0, 0, 0, 2))[:, ::2, ::2], (4,)),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+@pytest.mark.parametrize("grid", [(2, 2), (3, 1), (1, 5)])
+def test_windows_of_maps_whose_channels_are_last_are_not_gathered(name: str, grid: Any):
+    def forward(n: Net, x: Tensor) -> Tensor:
+        return LAST[name](n, (x * 2).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    stage, findings = tiled(traced(forward, (2, 4, 8, 8)), grid)
+    assert not findings
+    assert not any("gather0" in value for value in stage.layout)
 
 
 HAND_MADE: dict[str, Forward] = {

@@ -18,7 +18,7 @@ REFUSED: dict[str, tuple[Forward, dict[str, Any]]] = {
     "permute": (lambda n, x: x.permute(0, 2, 3, 1), {}),
     "select": (lambda n, x: x[:, :, 0], {}),
     "cat": (lambda n, x: torch.cat([x, x], dim=2), {}),
-    "softmax": (lambda n, x: x.softmax(3), {}),
+    "_safe_softmax": (lambda n, x: torch.ops.aten._safe_softmax(x, 3), {}),
     "topk": (lambda n, x: x.topk(2, 2)[0], {}),
     "argmax": (lambda n, x: x.argmax(), {}),
     "sum": (lambda n, x: x.sum((2, 3), dtype=torch.float64), {}),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hires.core.registry import Registry
 from hires.plan.graph import Graph, Node
@@ -28,6 +28,7 @@ Tiling = Literal[
     "window",
     "statistics",
     "reduction",
+    "softmax",
     "constant",
     "element",
 ]
@@ -40,6 +41,7 @@ Tiling = Literal[
 dims, copies, every k-th row; pixels stay in their tile. ``product``: along the dims of ``product``.
 ``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
 ``reduction``: a sum, maximum ... of the image, after which every tile holds the whole value.
+``softmax``: along rows, columns or pixels, from such a sum.
 ``constant``: of the type of its input, whatever that holds. ``element``: one tensor of a list.
 """
 
@@ -61,6 +63,9 @@ class WindowFacts:
     """Value of the pixels outside the image, or the argument that holds it; None: none is read."""
     pads: bool = False
     """Whether torch's kernel can make the ring itself, where the image is not cut in that dim."""
+    moved: Callable[[Node, list[int]], dict[str, Any]] | None = None
+    """(node, order of its input's dims) -> its arguments for an input of that order; None: rows and
+    columns are always the last dims."""
     strips: bool = False
     """Whether the interior is computed while the halo travels (``hires.parallel.strips``)."""
 
@@ -177,9 +182,9 @@ are gathered, every tile computes it alike, and what follows is cropped to tiles
   dims*, *joined*, *indexed*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*,
   *repeated*, *strided*: if every pixel stays in its tile; rows and columns may be any dims (tokens,
   windows, n x H x W x C). *product*: from own rows; keys and values of attention are gathered.
-  *window*: from own pixels and a halo. *statistics*, *reduction*: tiles exchange a few numbers of
-  the image first. Random numbers follow from the place of each number in the batch, or where an
-  operator is computed whole, from the microbatch.
+  *window*: from own pixels and a halo. *statistics*, *reduction*, *softmax*: tiles exchange a few
+  numbers of the image first. Random numbers follow from the place of each number in the
+  batch, or where an operator is computed whole, from the microbatch.
 * **In shards**: how ranks that divide the samples compute it (`parallel.local_dp`). *samples*: each
   sample alone. *dims*: along `dim`, if that is not the samples. *sizes*: a reshape, to the samples
   of the shard. *element*: as the list that it is taken from.

@@ -166,13 +166,38 @@ declare(
 declare("conv_transpose2d", windowed(window=WindowFacts(_conv), multiplies="input"))
 declare("max_pool2d", windowed(window=WindowFacts(_pool, ring=-math.inf, pads=True)))
 declare("avg_pool2d", windowed(window=WindowFacts(_pool, ring=0.0, pads=True)))
-declare("pad constant_pad_nd", windowed(window=WindowFacts(_pad, ring="value")))
+
+
+def _moved_pads(node: Node, order: list[int]) -> dict[str, Any]:
+    pads = [*node.args["pad"], *[0] * 8]
+    pairs = [pads[2 * (3 - dim) : 2 * (4 - dim)] for dim in order]  # pads begin with the last dim
+    while len(pairs) > 2 and not any(pairs[0]):
+        pairs.pop(0)
+    return {"pad": [number for pair in reversed(pairs) for number in pair]}
+
+
+def _moved_dim(node: Node, order: list[int]) -> dict[str, Any]:
+    return {"dim": order.index(node.args["dim"] % 4)}
+
+
+def _moved_dims(node: Node, order: list[int]) -> dict[str, Any]:
+    return {"dims": [order.index(dim % 4) for dim in node.args["dims"]]}
+
+
+declare(
+    "pad constant_pad_nd",
+    windowed(window=WindowFacts(_pad, ring="value", moved=_moved_pads)),
+)
 declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(_pad)))
-declare("roll", OperatorFacts(("window",), "dims", "dims", window=WindowFacts(_roll)))
+declare(
+    "roll", OperatorFacts(("window",), "dims", "dims", window=WindowFacts(_roll, moved=_moved_dims))
+)
 declare(
     "slice",
     OperatorFacts(
-        ("window", "channels", "strided"), "samples", window=WindowFacts(_slice, ring=0.0)
+        ("window", "channels", "strided"),
+        "samples",
+        window=WindowFacts(_slice, ring=0.0, moved=_moved_dim),
     ),
 )
 declare(
@@ -284,11 +309,12 @@ def _order_of(node: Node) -> int:
 
 
 declare(
-    "chunk split split_with_sizes tensor_split softmax _safe_softmax log_softmax glu "
+    "chunk split split_with_sizes tensor_split _safe_softmax glu "
     "cumsum cumprod logcumsumexp cummax cummin topk sort argsort kthvalue median nanmedian mode "
     "any all index_select index_fill",
     OperatorFacts(("channels",), "dims"),
 )
+declare("softmax log_softmax", OperatorFacts(("channels", "softmax"), "dims"))
 declare("cat concat concatenate stack slice_scatter", OperatorFacts(("joined",), "dims"))
 declare("gather take_along_dim scatter scatter_add scatter_reduce", OperatorFacts(("joined",)))
 declare("index embedding", OperatorFacts(("indexed",)))
