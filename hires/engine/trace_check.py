@@ -221,7 +221,14 @@ class _Trial:
         with rehearsal(0, shared_memory=False):
             [context] = contexts_of(plan, 0)
         module = StageModule(context, self.tensors)
-        return self._computed(lambda images: module.forward({INPUT: images})[graph.output])
+
+        def step(images: Tensor) -> Tensor:
+            module.buffers.begin_step()
+            output = module.forward({INPUT: images})[graph.output]
+            module.buffers.end_step()
+            return output
+
+        return self._computed(step)
 
     def compare(self, expected: Tensors) -> None:
         """Raises ConfigError if the graph computes something else than the module."""
@@ -277,15 +284,26 @@ class _Trial:
             if self.training and backward and output.requires_grad:
                 torch.autograd.backward([output], [self.factor])
         found = {"output": output.detach()}
+        assigned = self._take_assigned()
         for name, tensor in self.tensors.items():
             if isinstance(tensor, nn.Parameter):
                 if self.training and tensor.requires_grad:
                     grad, tensor.grad = tensor.grad, None
                     found[f"the gradient of {name}"] = torch.zeros(()) if grad is None else grad
             elif tensor.is_floating_point():
-                found[name] = tensor.clone()
+                found[name] = assigned.get(name, tensor).detach().clone()
                 tensor.copy_(buffers[name])
         return found
+
+    def _take_assigned(self) -> Tensors:
+        # Buffers that the module has replaced by others; it gets its own ones back.
+        assigned = {}
+        for path, module in self.model.named_modules():
+            for key, buffer in module._buffers.items():
+                name = f"{path}.{key}".lstrip(".")
+                if buffer is not None and buffer is not self.tensors.get(name, buffer):
+                    assigned[name], module._buffers[key] = buffer, self.tensors[name]
+        return {name: assigned[name] for name in assigned.keys() & self.graph.updates.keys()}
 
     def _perturbed(self) -> Tensors:
         # What the module computes if the last bit of every number is another.

@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
+from hires.core.errors import ConfigError
 from hires.nets.network_call import without_checkpoints
 
 LOUD = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
@@ -104,16 +105,32 @@ def _quiet() -> Iterator[None]:
 def _plain_calls() -> Iterator[None]:
     # What torch.export would lose or turn into something else: ``tensor.data`` would become a
     # constant, and a checkpointed part (``use_reentrant=True``) would have no gradient.
-    with without_checkpoints(), _DetachedData():
+    with without_checkpoints(), _TraceableCalls():
         yield
 
 
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
-class _DetachedData(TorchFunctionMode):
+class _TraceableCalls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         func = Tensor.detach if func == _GET_DATA else func
+        func = _random_between if func is Tensor.random_ else func
         return func(*args, **(kwargs or {}))
+
+
+def _random_between(x: Tensor, *bounds: int | None, **named: Any) -> Tensor:
+    # The overload ``random_.from`` has the name of a keyword, with which a program is no Python.
+    first, end = (*bounds, None, None)[:2]
+    first, end = named.pop("from", first), named.pop("to", end)
+    if len(bounds) + len(named) < 2 and end is None:  # x.random_(5)
+        first, end = None, first
+    if first is None:
+        return x.random_(**named) if end is None else x.random_(end, **named)
+    if end is None:
+        raise ConfigError(
+            f"the network calls random_({first}, None); give both bounds, or use torch.randint"
+        )
+    return x.random_(end - first, **named).add_(first)

@@ -18,6 +18,13 @@ from torch.export.graph_signature import InputKind, InputSpec
 
 from hires.core.errors import ConfigError
 from hires.nets.attention_dropout import attention_with_dropout, drops_weights
+from hires.nets.buffer_updates import (
+    READ,
+    check_updates,
+    constant_updates,
+    with_reads,
+    written,
+)
 from hires.nets.constants import constant_of
 from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
 from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
@@ -26,17 +33,9 @@ from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.operators.operator_facts import facts_of, flops_of, gradient_inputs, num_draws
 
 COUNTER = "num_batches_tracked"
-"""The one buffer that a network may write to; the engine counts once a step."""
+"""A buffer of norms; the engine counts once a step."""
 MOST_CONSTANT_BYTES = 8 * 2**20
 """Size of all constants of a network: they are stored in the plan."""
-
-
-def written(name: str) -> ConfigError:
-    """Returns the error of a forward pass that changes a parameter or buffer."""
-    return ConfigError(
-        f"the network's forward pass writes to {name}; hires keeps only the running statistics of "
-        f"norms: compute it without writing to parameters or buffers"
-    )
 
 
 SIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -47,31 +46,19 @@ SIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Operator that reads a size from another tensor -> the one with the size as an argument."""
 
 
-def refuse_assigned(exported: ExportedProgram, assigned: dict[str, Tensor]) -> None:
-    """Raises ConfigError if a buffer was assigned what is computed from images or parameters.
-
-    A table that depends on nothing but shapes may be kept in a buffer: each call makes the same.
-    """
-    kinds = {spec.arg.name: spec.kind for spec in exported.graph_signature.input_specs}
-    for name, tensor in assigned.items():
-        storage, seen = storage_of(tensor), set[fx.Node]()
-        ahead = [one for one in exported.graph.nodes if storage_of(value_of(one)) == storage]
-        while ahead:
-            node = ahead.pop()
-            if node.op == "placeholder" and kinds[node.name] is not InputKind.CONSTANT_TENSOR:
-                raise written(name)
-            ahead += [one for one in node.all_input_nodes if one not in seen]
-            seen.update(node.all_input_nodes)
-
-
 class GraphWriter:
     """Turns an exported program of one forward pass into a graph.
 
-    ``tensors`` are parameters and buffers by their first name, which ``names`` gives for all names.
+    ``tensors`` are parameters and buffers by their first name, which ``names`` gives for all names;
+    ``assigned`` is what the forward pass assigned to buffers.
     """
 
     def __init__(
-        self, exported: ExportedProgram, tensors: dict[str, Tensor], names: dict[str, str]
+        self,
+        exported: ExportedProgram,
+        tensors: dict[str, Tensor],
+        names: dict[str, str],
+        assigned: dict[str, Tensor],
     ) -> None:
         inline(exported.graph_module)
         self.spec = exported.call_spec.out_spec
@@ -88,11 +75,18 @@ class GraphWriter:
         self.numbers: dict[str, float] = {}  # constants without dims
         self.no_grad: set[str] = set()  # values that were made without gradients
         self.detached: dict[str, Ref] = {}  # such a value, for readers with gradients
+        self.buffers: set[str] = set()
+        self.written: dict[str, fx.Node] = {}  # buffers that the forward pass writes
         self.node = self.nodes[0]  # the one that is turned
         specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
         for node in self.nodes:
             if node.op == "placeholder":
                 self.memory.add(node, self._input(specs[node.name], exported.constants, names))
+        # torch.export may leave out the copy of what was assigned into the buffer.
+        for name, tensor in assigned.items():
+            made = [n for n in self.nodes if storage_of(value_of(n)) == storage_of(tensor)]
+            if made and made[0].op != "placeholder":  # else it was written in place
+                self.written[names.get(name, name)] = made[-1]
 
     def write(self, input_shape: list[int]) -> Graph:
         """Returns the graph for images (n, C, H, W); ConfigError: what it cannot hold."""
@@ -101,8 +95,9 @@ class GraphWriter:
             if node.op == "call_function":
                 self.node = node
                 self._call(node)
-        output = self._output()
-        live, wanted = [], {output}
+        output, updates = self._output(), self._updates()
+        reads = with_reads(self.made, updates, self.facts)
+        live, wanted = list[Node](), {output, *updates.values(), *reads}
         for made in reversed(self.made):
             if made.name in wanted:
                 wanted.update(made.inputs)
@@ -111,14 +106,27 @@ class GraphWriter:
             raise ConfigError("the network's output does not depend on the image")
         used = {name for made in live for name in made.params}
         facts = {name: fact for name, fact in self.facts.items() if name in used}
-        graph = Graph(live[::-1], output, input_shape, facts)
+        graph = Graph(live[::-1], output, input_shape, facts, updates)
         for made in graph.nodes:
             trainable = any(facts[name].trainable for name in made.params)
             above = any(map(graph.needs_grad, gradient_inputs(made)))
             floating = made.dtype is None or "float" in made.dtype or "complex" in made.dtype
             ends = facts_of(made.kind).ends_gradient or made.name in self.no_grad
             made.needs_grad = floating and (trainable or above) and not ends
+        check_updates(graph)
         return graph
+
+    def _updates(self) -> dict[str, str]:
+        updates = {}
+        for name, root in self.written.items():
+            made = self.memory.read(root)
+            if "value" not in made:  # another tensor was copied into it
+                like = torch.empty(self.facts[name].shape, device="meta")
+                args = {"self": made, "memory_format": None}
+                made = self._emit(READ, args, like.to(value_of(root).dtype), self.node)
+            updates[name] = made["value"]
+        tables = constant_updates(self.made, updates, self.facts)
+        return {name: value for name, value in updates.items() if name not in tables}
 
     def _call(self, node: fx.Node) -> None:
         # Adds the node of one operation, unless its value equals its input.
@@ -126,10 +134,10 @@ class GraphWriter:
         source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         if source is not None and source not in self.memory:
             return  # a check of a number that the graph does not hold
-        if source is not None and call.writes:
-            made = self._overwritten(node, source, call)
-            self.memory.write(source, made, node)
-            self.memory.add(node, made, source)
+        if call.into is not None:
+            made = self._overwritten(node, call.into, call)
+            self.memory.write(call.into, made, node)
+            self.memory.add(node, made, call.into)
             return
         shows = source if source is not None and self._is_view(node, source, call) else None
         if source is not None and call.same_value:
@@ -161,14 +169,19 @@ class GraphWriter:
             return True  # its input itself, which torch.export takes for a new tensor
         return storage_of(value_of(node)) == storage_of(value_of(source))
 
-    def _overwritten(self, node: fx.Node, source: fx.Node, call: Call) -> Ref:
-        # The value that an operation in place leaves in its first argument.
-        name = self.memory.read(self.memory.root_of(source)).get("param", "")
+    def _overwritten(self, node: fx.Node, into: fx.Node, call: Call) -> Ref:
+        # The value that an operation leaves in the memory that it writes into.
+        root = self.memory.root_of(into)
+        name = self.memory.read(root).get("param", "")
         if name.endswith(COUNTER):
             return {"param": name}
-        if name:
+        if name in self.buffers:
+            self.written[name] = root
+        elif name:
             raise written(name)
         args = {key: self._encode(arg) for key, arg in call.arguments.items()}
+        if into is not node.args[0]:  # the argument ``out``
+            return self._emit(call.op, args, value_of(node), node)
         return written_value(node, args, self.numbers, self._emit)
 
     def _encode(self, arg: Any) -> Any:
@@ -247,7 +260,9 @@ class GraphWriter:
     ) -> dict[str, str]:
         target = spec.target or spec.arg.name
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            return {"param": names.get(target, target)}
+            name = names.get(target, target)
+            self.buffers |= {name} if spec.kind is InputKind.BUFFER else set()
+            return {"param": name}
         if spec.kind is InputKind.USER_INPUT:
             return {"value": INPUT}
         constant = constants.get(target)

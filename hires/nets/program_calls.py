@@ -8,7 +8,7 @@ torch.export puts what runs under ``torch.no_grad`` or ``torch.autocast`` into p
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -35,13 +35,18 @@ class Call(NamedTuple):
     """All of them by name, with the defaults of the operator."""
     aliases: bool = False
     """Whether it may return its input's memory, as a view or after a write."""
-    writes: bool = False
-    """Whether it writes into its first argument; others are refused."""
+    into: fx.Node | None = None
+    """The argument that it writes into: its first one, or ``out``."""
 
     @property
     def op(self) -> str:
         """The operator as a node of the graph names it."""
         return f"{self.name}.{self.overload}"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes into memory that it is given."""
+        return self.into is not None
 
     @property
     def same_value(self) -> bool:
@@ -63,17 +68,44 @@ class Call(NamedTuple):
             )
         schema = target._schema
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-        if any(written[1:]):
-            raise ConfigError(f"the network calls {target}; use the variant without out=")
         arguments = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
         arguments |= {a.name: arg for a, arg in zip(schema.arguments, node.args, strict=False)}
         aliases = any(returned.alias_info is not None for returned in schema.returns)
         name = schema.name.split("::")[1]
-        writes = any(written) and name not in ONLY_SHAPE
+        if any(written[1:]):
+            plain = variant_of(name, [str(a.type) for a in schema.arguments if a.name != "out"])
+            out = arguments.pop("out", None)
+            if plain is None or sum(written) > 1 or not _fits(node, out):
+                raise ConfigError(f"the network calls {target}; use the variant without out=")
+            written_to = cast(fx.Node, out)
+            return cls(plain, name, plain._overloadname, arguments, aliases, written_to)
+        changed = any(written) and name not in ONLY_SHAPE
+        into = cast(fx.Node, node.args[0]) if changed else None
         name = name.removesuffix("_") if name in ONLY_SHAPE else name
         if facts_of(name).converts and facts_of(name).may_share:  # also to another tensor's type
             return cls(target, "to", "dtype", _conversion(node), aliases)
-        return cls(target, name, target._overloadname, arguments, aliases, writes)
+        return cls(target, name, target._overloadname, arguments, aliases, into)
+
+
+def variant_of(name: str, types: list[str]) -> Any:
+    """Returns the overload of an operator that takes arguments of these types; None if none is."""
+    packet = getattr(torch.ops.aten, name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        function = getattr(packet, overload)
+        given = [str(argument.type) for argument in function._schema.arguments]
+        if given == types and len(function._schema.returns) == 1:
+            return function
+    return None
+
+
+def _fits(node: fx.Node, into: Any) -> bool:
+    """Whether an operation writes into a tensor of the shape and type that it would make."""
+    if not isinstance(into, fx.Node):
+        return False
+    tensors = [into, *(arg for arg in node.args if isinstance(arg, fx.Node))]
+    values = [one.meta["val"] for one in tensors if isinstance(one.meta.get("val"), torch.Tensor)]
+    same_type = all(value.dtype == values[0].dtype for value in values)
+    return same_type and node.meta["val"].shape == values[0].shape
 
 
 def _conversion(node: fx.Node) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from hires.core.errors import ConfigError
-from hires.nets.program_calls import Call, layer_of
+from hires.nets.program_calls import Call, layer_of, variant_of
 from hires.nets.traced_memory import Emit, Ref, name_of, value_of
 
 OPERATORS = {"__ior__": "bitwise_or", "__iand__": "bitwise_and", "__ixor__": "bitwise_xor"}
@@ -89,10 +89,6 @@ def _out_of_place(call: Call) -> str | None:
     wanted = [str(argument.type) for argument in call.target._schema.arguments]
     base = OPERATORS.get(call.name, call.name.removesuffix("_"))
     for name in (base, f"{base}_functional"):
-        packet = getattr(torch.ops.aten, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            schema = getattr(packet, overload)._schema
-            types = [str(argument.type) for argument in schema.arguments]
-            if types == wanted and len(schema.returns) == 1:
-                return f"{name}.{overload}"
+        if (plain := variant_of(name, wanted)) is not None:
+            return f"{name}.{plain._overloadname}"
     return None

@@ -58,8 +58,12 @@ class Context:
     @property
     def first_sample(self) -> int:
         """The microbatch's first sample in the batch of the step, which all replicas make up."""
-        before = self.replica * self.plan.total_microbatches + self.microbatch
-        return before * self.plan.graph.input_shape[0]
+        return self.place * self.plan.graph.input_shape[0]
+
+    @property
+    def place(self) -> int:
+        """The microbatch's place in the step of one process, which takes replica by replica."""
+        return self.replica * self.plan.total_microbatches + self.microbatch
 
     def own(self, size: list[int]) -> Rect:
         """Returns the rectangle of an H x W map that this slot's tile owns."""

@@ -121,6 +121,7 @@ class Executor:
         self.result = StepResult()
         for slot in self.slots:
             slot.context.step = number
+            slot.begin_step()
             if self.scale is not None:
                 slot.loss_scale = self.result.loss_scale = self.scale.scale
         # What the next pass takes, and what passes leave for later events.
@@ -130,6 +131,8 @@ class Executor:
         self.made: dict[str, Tensor] = {}
         for event in self.cursor:
             self._execute(event)
+        for slot in self.slots:
+            slot.module.buffers.end_step()
         self.cursor.restart()
         return self.result
 
@@ -263,6 +266,15 @@ class SlotPass:
         self.is_last = stage == len(plan.stages) - 1
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
+    def begin_step(self) -> None:
+        """Computes the buffers that the microbatches of a step find."""
+        with self._casting():
+            self.module.buffers.begin_step()
+
+    def _casting(self) -> torch.autocast:
+        kind, low = self.context.device.type, self.autocast
+        return torch.autocast(kind, dtype=low, enabled=low is not None)
+
     def forward(self, arrived: Arrived, batch: Batch) -> Flight:
         """Computes the stage, and the loss in the last one."""
         images, target = batch
@@ -275,10 +287,7 @@ class SlotPass:
         if self.reads_images:
             assert images is not None
             leaves[INPUT] = images
-        low = self.autocast
-        kind = self.context.device.type
-        casting = torch.autocast(kind, dtype=low, enabled=low is not None)
-        with torch.set_grad_enabled(plan.training), casting:
+        with torch.set_grad_enabled(plan.training), self._casting():
             outputs = self.module.forward(leaves)
         loss = None
         if self.is_last and plan.training:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hires.nets.constants import constant_tensor
+from hires.parallel.buffer_states import BufferStates
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
@@ -49,8 +50,11 @@ class StageModule:
         bounds = stage.segments or [stage.first, stage.last]
         parts = [plan.graph.nodes[a:b] for a, b in itertools.pairwise(bounds)]
         reads = [{name for node in nodes for name in node.inputs} for nodes in parts]
+        self.buffers = BufferStates(context, self.nodes, self.tensors)
         self.segments = [
-            Segment(context, nodes, self.tensors, set(self.outputs).union(*reads[i + 1 :]))
+            Segment(
+                context, nodes, self.buffers, self.tensors, set(self.outputs).union(*reads[i + 1 :])
+            )
             for i, nodes in enumerate(parts)
         ]
         self.recomputes = bool(stage.segments)
@@ -82,7 +86,12 @@ class Segment:
     """Consecutive nodes of a stage; ``later`` are the values that are read behind them."""
 
     def __init__(
-        self, context: Context, nodes: list[Node], tensors: dict[str, Tensor], later: set[str]
+        self,
+        context: Context,
+        nodes: list[Node],
+        buffers: BufferStates,
+        tensors: dict[str, Tensor],
+        later: set[str],
     ) -> None:
         self.context = context
         made = {node.name for node in nodes}
@@ -94,7 +103,8 @@ class Segment:
         self._steps: list[tuple[Node, Operator, list[str]]] = []
         for index, node in enumerate(nodes):
             overwrites = node.name in in_place
-            run = _overwriting(node) if overwrites else compile_node(node, context, tensors)
+            run = _overwriting(node) if overwrites else buffers.reader(node)
+            run = run or compile_node(node, context, tensors)
             dead = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
             self._steps.append((node, run, dead))
 

@@ -246,7 +246,8 @@ def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Findin
     """Returns an error for every two stages apart in which training would change a parameter."""
     stage_of = {n.name: s.index for s in stages for n in graph.nodes[s.first : s.last]}
     tied: dict[tuple[int, int], list[str]] = {}
-    users = tied_uses(graph, graph.nodes) if training else {}
+    users = tied_uses(graph, graph.nodes)
+    users = {name: uses for name, uses in users.items() if training or name in graph.updates}
     for name, uses in users.items():
         first, last = (stage_of[node.name] for node in (uses[0], uses[-1]))
         if first != last:

@@ -68,7 +68,7 @@ def convert(graph: Graph, stages: list[Stage], gather: bool = True) -> tuple[Gra
     Returns the network with the conversions that this takes, which may move the bounds of the
     stages, and the nodes that no rank can compute; without ``gather`` also those computed whole.
     """
-    result = Graph([], graph.output, graph.input_shape, graph.params)
+    result = Graph([], graph.output, graph.input_shape, graph.params, graph.updates)
     labels, refused, bounds = labels_of(graph), Refused(), [0]
     for stage in stages:
         nodes = graph.nodes[stage.first : stage.last]
@@ -140,7 +140,7 @@ class _Builder:
         """Appends a node of one rank or of shards, if there is a rule."""
         forms = {value: self.forms[value] for value in node.inputs}
         names = {value: form.get(self.divided) or form[WHOLE] for value, form in forms.items()}
-        candidate = _renamed(node, names)
+        candidate = renamed(node, names)
         rule = rule_in(self.stage, candidate, self.result)
         if rule is not None:
             shards = self.stage.shards > 1
@@ -165,7 +165,7 @@ class _Builder:
         for ref, dims in fit.crops.items():
             made = params if ref[0] == "param" else names
             made[ref[1]] = self._crop(ref, dims, fit.dims)
-        self._append(_renamed(node, names, params), rule.result, fit.dims)
+        self._append(renamed(node, names, params), rule.result, fit.dims)
 
     def _add_on_map(self, node: Node, tiled: dict[str, Dims]) -> bool:
         """Appends a node that reads a window of rows and columns in other dims, if it is one.
@@ -199,10 +199,10 @@ class _Builder:
             image = node.shape is None or len(node.shape) == 4
             how = self.divided if missing and image else WHOLE
             dims = None if node.shape is not None else self._would(node.name)
-            self._append(_renamed(node, names), how if dims or node.shape else WHOLE, dims)
+            self._append(renamed(node, names), how if dims or node.shape else WHOLE, dims)
             return False
         names = {value: self._whole(value) for value in node.inputs}
-        self._append_whole(_renamed(node, names))
+        self._append_whole(renamed(node, names))
         return True
 
     @functools.cached_property
@@ -345,7 +345,7 @@ def _expanded(shape: list[int], made: Dims) -> list[int]:
     return [math.prod(f.size for f in dim) if is_cut(dim) else size for size, dim in pairs]
 
 
-def _renamed(node: Node, values: dict[str, str], params: dict[str, str] | None = None) -> Node:
+def renamed(node: Node, values: dict[str, str], params: dict[str, str] | None = None) -> Node:
     """Returns a node that reads its values under other names, and some parameters as values."""
     params = params or {}
     if not params and all(value == name for value, name in values.items()):

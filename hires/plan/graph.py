@@ -102,6 +102,8 @@ class Graph:
     input_shape: list[int]
     """(n, C, H, W) of one microbatch."""
     params: dict[str, Parameter] = field(default_factory=dict)
+    updates: dict[str, str] = field(default_factory=dict)
+    """Buffers that the forward pass writes -> the value that it leaves there."""
     unchecked: str = ""
     """Why it was not compared with the user's module; empty if it was."""
 

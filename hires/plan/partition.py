@@ -87,12 +87,19 @@ def starts_between_ties(graph: Graph) -> list[int]:
 
 
 def tied_uses(graph: Graph, nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """Returns the users, in order, of every parameter that a training step changes."""
+    """Returns the users, in order, of every parameter that a training step changes.
+
+    The node that makes the new value of a buffer is the last one of its users.
+    """
     users: dict[str, list[Node]] = {}
+    updated = {value: name for name, value in graph.updates.items()}
     for node in nodes:
         for name in node.params:
-            if graph.params[name].trainable or uses_batch_statistics(node):
+            changes = graph.params[name].trainable or name in graph.updates
+            if changes or uses_batch_statistics(node):
                 users.setdefault(name, []).append(node)
+        if node.name in updated:
+            users.setdefault(updated[node.name], []).append(node)
     return users
 
 

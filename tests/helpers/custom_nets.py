@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm
 
 from hires.nets.resnet import ResNet
 
@@ -53,6 +54,26 @@ class Zoo(nn.Module):
             y = F.pad(y, (dx // 2, dx - dx // 2, dy // 2, dy - dy // 2))
         x = self.head(self.norm(torch.cat([x, y], dim=1)))
         return x if self.dense else F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+class Spectral(nn.Module):
+    """A discriminator whose forward pass writes buffers: power iterations, and a factor."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.first = spectral_norm(nn.Conv2d(3, 8, 3, padding=1))
+        self.norm = nn.BatchNorm2d(8)
+        self.second = parametrizations.spectral_norm(nn.Conv2d(8, 8, 4, 2, 1))
+        self.third = parametrizations.spectral_norm(nn.Conv2d(8, 8, 3, padding=1))
+        self.head = spectral_norm(nn.Linear(8, classes), n_power_iterations=2)
+        self.register_buffer("decay", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes)."""
+        self.decay = self.decay * 0.9
+        x = F.leaky_relu(self.norm(self.first(x)), 0.2) * self.decay
+        x = self.third(F.leaky_relu(self.second(x), 0.2))
+        return self.head(x.mean((2, 3)))
 
 
 class Cells(nn.Module):

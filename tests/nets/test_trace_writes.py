@@ -137,3 +137,58 @@ def test_write_that_nobody_reads_leaves_no_node():
         return z
 
     assert [node.kind for node in traced(forward).nodes] == ["mul", "add"]
+
+
+def test_out_argument_is_a_write():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        z = torch.add(x, 1, out=y)
+        return (y.mul_(2) + z) if z is y else z
+
+    graph = traced(forward)
+    assert [node.kind for node in graph.nodes] == ["add", "mul", "add"]
+    assert graph.nodes[-1].inputs == [graph.nodes[1].name]
+
+
+def test_numbers_between_bounds_are_drawn():
+    # The operator is named after a keyword: its trace was no Python.
+    graph = traced(lambda n, x: x + torch.zeros_like(x).random_(3, 5))
+    assert [node.op for node in graph.nodes][1:3] == ["random.to", "add.Tensor"]
+    assert graph.nodes[1].args["to"] == 2
+
+
+def test_buffer_that_is_written_is_read_before_and_has_a_new_value():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + self.seen
+            self.seen.view(-1)[0].add_(1)
+            return y * self.seen
+
+    graph = trace(Counts(), SHAPE, True)
+    reads = [node for node in graph.nodes if node.params]
+    assert [node.op for node in reads] == ["clone.default"]
+    new = graph.updates["seen"]
+    assert new in graph.nodes[-1].inputs
+    assert reads[0].name in graph.by_name[new].inputs or reads[0].name in graph.nodes[1].inputs
+
+
+def test_attribute_that_is_assigned_and_never_read_before_is_traced():
+    # As the positions of ConViT, which are made again for an image of another size.
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = torch.zeros(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.places.shape[1] != x.shape[3]:
+                self.places = torch.arange(x.shape[3]).view(1, -1) / x.shape[3]
+            return x + self.places
+
+    net = Positions()
+    graph = trace(net, SHAPE, True)
+    assert "arange" in [node.kind for node in graph.nodes]
+    assert net.places.shape == (1, 1)

@@ -68,6 +68,19 @@ def test_network_equals_one_process(network: str, layout: str, tmp_path: Path):
     check(tmp_path, parallel=LAYOUTS[layout], **{"image": [37, 41], **NETWORKS[network]})
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"parallel": {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}},
+        {"parallel": {"replicas": 2, "stages": 2, "directions": 2, "schedule": "gems"}},
+    ],
+)
+def test_buffers_that_the_forward_pass_writes_equal_those_of_one_process(keys, tmp_path):
+    # Each microbatch updates them in turn, replica by replica, also where it is computed again.
+    model = {"name": "custom", "target": "tests.helpers.custom_nets:Spectral"}
+    check(tmp_path, batch=8, model=model, memory={"checkpoint": "block"}, **keys)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("network", NETWORKS)
