@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -22,7 +23,7 @@ from hires.cli.compose.choices import conf_dir
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError
 from hires.core.python_command import code_command
-from hires.core.ranks import heartbeat, memory_files, network
+from hires.core.ranks import gpus, heartbeat, memory_files, network
 from hires.core.ranks.mailbox_limits import ALL_MAIL_BYTES
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect
@@ -235,11 +236,7 @@ def _address(nodes: int) -> Check:
 def _gpus(facts: dict[str, Any]) -> list[Check]:
     devices, apart = facts["devices"], facts["apart"]
     if not devices:
-        if facts["cuda"] is None:
-            return [Check("cuda", OK, "this torch is for CPUs; ranks compute there")]
-        remedy = "fine without a GPU; with one, `nvidia-smi` must list it (driver, permissions)"
-        text = f"this torch is for CUDA {facts['cuda']} and finds no GPU"
-        return [Check("cuda", WARNING, text, remedy)]
+        return [_no_gpu(facts["cuda"])]
     remedy = "install a torch with NCCL; until then GPUs talk over gloo"
     nccl = facts["nccl"]
     checks = [
@@ -254,6 +251,33 @@ def _gpus(facts: dict[str, Any]) -> list[Check]:
         remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
         checks.append(_good("peers", not apart, text, remedy))
     return checks
+
+
+def _no_gpu(cuda: str | None) -> Check:
+    """Why torch finds no GPU, as far as this machine shows it; ``cuda``: for which it is built."""
+    cards, driver, files = gpus.cards(), gpus.driver(), gpus.device_files()
+    there = f"{cards} NVIDIA GPU{'s' if cards > 1 else ''}" if cards else "NVIDIA GPUs"
+    if cuda is None:
+        if not cards and not files:
+            return Check("cuda", OK, "this torch is for CPUs; ranks compute there")
+        text = f"this machine has {there}, and this torch is for CPUs: ranks compute there"
+        remedy = "install a torch with CUDA (pip install torch, without the index of CPU wheels)"
+    elif not cards and driver is None:
+        text = f"this torch is for CUDA {cuda}, and this machine has no NVIDIA GPU"
+        return Check("cuda", OK, f"{text}; ranks compute on the CPU")
+    elif driver is None:
+        text = f"this machine has {there} and no NVIDIA driver"
+        remedy = "install the driver, or load its module (modprobe nvidia)"
+    elif not files:
+        text = f"driver {driver} is loaded, but this process is shown no GPU (/dev/nvidia0)"
+        remedy = "start the container with its GPUs (--gpus all, --nv), or request them from Slurm"
+    elif not gpus.visible_gpus():
+        text = f"{gpus.VISIBLE}={os.environ.get(gpus.VISIBLE)!r} hides all {files} GPUs"
+        remedy = f"unset {gpus.VISIBLE}, or name GPUs in it, as 0"
+    else:
+        text = f"driver {driver} and {files} GPUs are here, but CUDA {cuda} of torch finds none"
+        remedy = "see `nvidia-smi`; a driver older than CUDA needs a torch for an older CUDA"
+    return Check("cuda", WARNING, text, remedy)
 
 
 def _gloo() -> Check:

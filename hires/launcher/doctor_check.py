@@ -67,7 +67,12 @@ def node_checks(
     if not facts:
         return []
     names = {one["rank"]: one["node"] for one in facts}
-    checks = [_versions(facts), _gpus(facts), _disk(facts), _clock(facts, met, names, here_s)]
+    checks = [
+        _versions(facts),
+        _gpus(facts, config.device),
+        _disk(facts),
+        _clock(facts, met, names, here_s),
+    ]
     nodes = config.launcher.nodes
     if len(met) < nodes:
         text = f"{nodes - len(met)} of {nodes} ranks did not come to the end"
@@ -93,9 +98,12 @@ def _versions(facts: Sequence[Report]) -> Check:
     return _of_job("versions", OK, f"{text} on all nodes and here")
 
 
-def _gpus(facts: Sequence[Report]) -> Check:
+def _gpus(facts: Sequence[Report], device: str) -> Check:
     """Whether all nodes have the same GPUs, which read each other's memory."""
     counts = {one["node"]: len(one["gpus"]) for one in facts}
+    if not any(counts.values()) and device == "cuda":
+        remedy = "request them (cluster.options.gres=gpu:N), and install a torch with CUDA"
+        return _of_job("gpus", FAILED, "torch finds none on any node, but device=cuda", remedy)
     if not any(counts.values()):
         return _of_job("gpus", OK, "none on any node; ranks compute on CPUs")
     text = ", ".join(f"{node}: {count}" for node, count in counts.items())

@@ -17,9 +17,12 @@ no order among each other. Sums and gathers have communicators of their own, tho
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hires.plan.plan import Plan, derived
+from hires.plan.hardware import CUDA, NCCL
+from hires.plan.plan import Finding, Plan, derived
 
 Key = tuple[int, int, int]
 """(direction, source stage, target stage) of the messages; both stages are equal for halos."""
@@ -48,6 +51,7 @@ def channel_of(plan: Plan, replica: int, key: Key) -> int:
     return replica * len(_ends(plan)) + _numbers(plan)[key]
 
 
+@derived
 def channels(plan: Plan) -> list[Channel]:
     """Returns all channels in the order of their numbers; the first one has number 1."""
     made = []
@@ -61,6 +65,23 @@ def channels(plan: Plan) -> list[Channel]:
             what = halos if source == target else f"messages from stage {source} to stage {target}"
             made.append(Channel(what, tuple(pairs)))
     return made
+
+
+def carriers(plan: Plan) -> Iterator[Finding]:
+    """Yields what carries the messages of GPUs."""
+    if plan.device != CUDA or plan.world == 1:
+        return
+    if plan.backend == NCCL:
+        most = max(
+            Counter(rank for one in channels(plan) for rank in one.ranks).values(), default=0
+        )
+        text = (
+            f"messages and sums go from GPU to GPU through nccl, messages on up to {most} "
+            f"communicators a rank; the agreement before each step goes through gloo"
+        )
+    else:
+        text = "messages and sums go through gloo, by way of the host's memory"
+    yield Finding("note", "comm.backend", text)
 
 
 @derived

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.plan import checks
+from hires.plan.channels import carriers
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph
 from hires.plan.groups import gradient_mode
@@ -85,6 +86,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += far_halos(plan.stages)
     plan.findings += whole_notes(plan, parallel.listed)
     plan.findings += verify(plan)
+    plan.findings += carriers(plan)
     plan.totals = totals(plan)
     return plan
 

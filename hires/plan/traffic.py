@@ -94,9 +94,9 @@ def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
 
 def totals(plan: Plan) -> dict[str, Any]:
     """Returns messages and bytes of one step of the whole world, in all and by kind."""
-    by_kind: dict[str, dict[str, int]] = {}
+    by_kind: dict[str, dict[str, Any]] = {}
     for (kind, _), (messages, num_bytes) in by_class(plan).items():
-        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0})
+        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0, "backend": plan.backend})
         entry["messages"] += messages
         entry["bytes"] += num_bytes
     return {

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.compose.compose_config import compose
 from hires.core import python_command
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
 from hires.core.store.attempts import Attempt
-from hires.launcher.slurm import job_script
+from hires.launcher.slurm import allocation, job_script
 from hires.launcher.slurm.job_script import note_job
+from hires.plan.hardware import check_hardware
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -334,3 +336,34 @@ def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
     note_job(tmp_path / "a0", "12", 4)
     assert Attempt(tmp_path, 0).job_name == "12_4"
     assert Attempt(tmp_path, 1).job_name is None
+
+
+def test_script_of_two_nodes_with_four_gpus_each(tmp_path):
+    """Every line of options; docs/launchers.md has the reason for each."""
+    words = ["cluster=a100x4", "launcher=slurm", "launcher.nodes=2", "parallel=dp", "batch=8"]
+    chosen = compose([*words, "parallel.replicas=8", "launcher.threads=12"])
+    assert (chosen.device, chosen.comm.backend) == ("cuda", "nccl")
+    assert not list(check_hardware(chosen))
+    text = job_script.write_script(tmp_path, chosen, 8, []).read_text()
+    found = options(text)
+    del found["job-name"]
+    assert found == {
+        "nodes": "2",
+        "ntasks": "8",
+        "ntasks-per-node": "4",
+        "cpus-per-task": "12",
+        "gres": "gpu:4",
+        "exclusive": "",
+        "mem": "0",
+        "time": "60",
+        "signal": "B:USR2@120",
+        "requeue": "",
+        "open-mode": "append",
+        "output": "/dev/null",
+    }
+    assert "CUDA_VISIBLE_DEVICES" not in text  # Slurm sets it on each node, each rank takes its own
+    step = " ".join(allocation._SRUN)
+    assert "--overlap" in step
+    assert "--cpu-bind=none" in step
+    assert "--gpus" not in step
+    assert "--gres" not in step

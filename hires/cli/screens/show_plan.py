@@ -93,16 +93,17 @@ def placement_lines(plan: Facts) -> list[str]:
 
 
 def message_lines(totals: Facts) -> list[str]:
-    """Returns one line a kind of message: how many a step, how many bytes."""
-    rows = [
-        (kind, f"{facts['messages']}", size(facts["bytes"]))
-        for kind, facts in totals.get("by_kind", {}).items()
-        if facts["messages"]
-    ]
-    if not rows:
+    """Returns one line a kind of message: how many a step, how many bytes, and its backend."""
+    kinds = {kind: one for kind, one in totals.get("by_kind", {}).items() if one["messages"]}
+    if not kinds:
         return ["none"]
-    rows.append(("all", f"{totals['messages']}", size(totals["bytes"])))
-    return aligned([("kind", "messages", "bytes"), *rows])
+    rows = [["kind", "messages", "bytes"]]
+    rows += [[kind, f"{one['messages']}", size(one["bytes"])] for kind, one in kinds.items()]
+    rows.append(["all", f"{totals['messages']}", size(totals["bytes"])])
+    backends = [one.get("backend", "") for one in kinds.values()]
+    if any(backends):  # an older plan has none
+        rows = [[*row, name] for row, name in zip(rows, ["through", *backends, ""], strict=True)]
+    return aligned(rows, "lrrl"[: len(rows[0])])
 
 
 def proof_lines(proofs: list[Facts]) -> list[str]:

@@ -12,6 +12,7 @@ from hires.cli import doctor_checks
 from hires.cli.verbs import verb_doctor
 from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.ranks import gpus
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks
 
@@ -147,8 +148,34 @@ def test_gpus_that_are_no_peers_and_a_torch_without_nccl_are_warned_of():
         "peers": "warning",
     }
     assert "1 of 2 pairs of GPUs do not, as 0 and 1" in found["peers"].text
-    [none] = doctor_checks._gpus({**told, "devices": []})
-    assert (none.state, "nvidia-smi" in none.remedy) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cards", "driver", "files", "visible", "state", "words"),
+    [
+        (None, 0, None, 0, None, "ok", "this torch is for CPUs"),
+        (None, 2, "570.86", 2, None, "warning", "has 2 NVIDIA GPUs, and this torch is for CPUs"),
+        ("13.0", 0, None, 0, None, "ok", "has no NVIDIA GPU"),
+        ("13.0", 1, None, 0, None, "warning", "has 1 NVIDIA GPU and no NVIDIA driver"),
+        ("13.0", 1, "570.86", 0, None, "warning", "is shown no GPU"),
+        ("13.0", 1, "570.86", 1, "", "warning", "CUDA_VISIBLE_DEVICES='' hides all 1 GPUs"),
+        ("13.0", 1, "450.1", 1, None, "warning", "CUDA 13.0 of torch finds none"),
+    ],
+)
+def test_reason_why_torch_finds_no_gpu(
+    monkeypatch, cuda, cards, driver, files, visible, state, words
+):
+    monkeypatch.setattr(gpus, "cards", lambda: cards)
+    monkeypatch.setattr(gpus, "driver", lambda: driver)
+    monkeypatch.setattr(gpus, "device_files", lambda: files)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    facts = {"devices": [], "cuda": cuda, "nccl": None, "apart": []}
+    [check] = doctor_checks._gpus(facts)
+    assert check.state == state
+    assert words in check.text
+    assert bool(check.remedy) == (state != "ok")
 
 
 @pytest.mark.dist

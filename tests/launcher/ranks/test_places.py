@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import CommConfig, RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks.world import World, from_environment
 from hires.launcher.interface import launcher_of
@@ -107,3 +107,18 @@ def test_world_of_an_outer_launcher_is_not_inherited():
 def test_interface_chosen_by_the_user_stays():
     environ = rank_environment({"GLOO_SOCKET_IFNAME": "eth7"}, WORLD, RunConfig(), interface="lo")
     assert environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_rank_on_a_gpu_gets_what_cuda_and_nccl_read():
+    cluster = ClusterConfig(environment={"NCCL_RUNTIME_CONNECT": "1", "NCCL_ALGO": "Ring"})
+    config = RunConfig(device="cuda", comm=CommConfig(backend="nccl"), cluster=cluster)
+    base = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    environ = rank_environment(base, WORLD, config, interface="ib0")
+    assert environ["NCCL_SOCKET_IFNAME"] == "=ib0"  # and not ib0.8001
+    assert environ["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    # The site's own settings count before these, and the user's before both.
+    assert (environ["NCCL_RUNTIME_CONNECT"], environ["NCCL_ALGO"]) == ("1", "Ring")
+    assert environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    on_cores = rank_environment({}, WORLD, RunConfig(), interface="ib0")
+    assert not any(name.startswith(("NCCL_", "CUDA_")) for name in on_cores)
