@@ -32,9 +32,12 @@ class Answer:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: no collection of garbage looks at it."""
+    """Sets aside what was imported and collected, and leaves the cores to other processes."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # no later collection looks at it
+    if torch := sys.modules.get("torch"):
+        # Threads of several processes on few cores wait for each other, and poll meanwhile.
+        torch.set_num_threads(1)
 
 
 def pytest_configure() -> None:

@@ -22,8 +22,7 @@ from hires.bench.parity_bench import (
 )
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.nets.trace import trace_config
-from hires.plan.planner import make_plan
+from tests.helpers.traces import plan_of
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +87,7 @@ def test_network_that_hires_does_not_know_is_equal_too():
     config = config_of(settings)
     assert config is not None
     assert config.model.name == "custom"
-    row = check(settings, make_plan(config, trace_config(config)), timeout_s=300)
+    row = check(settings, plan_of(config), timeout_s=300)
     assert row["ok"], row
     assert row["max_rel_err"] <= 1e-10
 

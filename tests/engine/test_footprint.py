@@ -19,10 +19,9 @@ from hires.core.store.records import read_record
 from hires.core.store.rundir import create
 from hires.engine.footprint import LiveBytes, footprint
 from hires.launcher.local.local_launcher import launch
-from hires.nets.trace import trace_config
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
+from tests.helpers import traces
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -39,7 +38,7 @@ def config_of(**keys: Any) -> RunConfig:
 
 
 def plan_of(config: RunConfig) -> Plan:
-    plan = make_plan(config, trace_config(config))
+    plan = traces.plan_of(config)
     assert plan.ok, plan.findings
     return plan
 

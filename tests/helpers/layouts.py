@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
-from hires.nets.trace import trace_config
-from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
 from tests.helpers.jobs import verify
 from tests.helpers.ranks import run_ranks
+from tests.helpers.traces import plan_of
 
 
 def config_of(**keys: Any) -> RunConfig:
@@ -30,11 +28,6 @@ def config_of(**keys: Any) -> RunConfig:
         )
         values[key] = {**values.get(key, {}), **value} if same else value
     return from_dict(values)
-
-
-def plan_of(config: RunConfig) -> Plan:
-    """Returns the plan of a config."""
-    return make_plan(config, trace_config(config))
 
 
 def verified(folder: Path, gradients: str = "", **keys: Any) -> dict[str, Any]:

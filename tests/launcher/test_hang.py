@@ -28,8 +28,7 @@ from hires.core.store.reading import read_lines
 from hires.core.store.rundir import RunDir
 from hires.launcher.local import local_launcher
 from hires.launcher.supervision import watchdog
-from hires.nets.trace import trace_config
-from hires.plan.planner import make_plan
+from tests.helpers.traces import plan_of
 from tests.launcher.conftest import ROOT, alive, events, rank_pids
 
 pytestmark = pytest.mark.dist
@@ -55,7 +54,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         launcher=LauncherConfig(name=getattr(request, "param", "local")),
         results=str(tmp_path / "results"),
     )
-    plan = make_plan(config, trace_config(config))
+    plan = plan_of(config)
     return rundir.create(config, plan.to_dict(), ["hires", "run", "parallel=sp"])
 
 
@@ -127,7 +126,7 @@ def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(run, 
 def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
     monkeypatch.setenv("SLEEPY", "0")
     config = replace(records.read_config(run), parallel=ParallelConfig(), campaign="alone")
-    plan = make_plan(config, trace_config(config))
+    plan = plan_of(config)
     alone = rundir.create(config, plan.to_dict(), ["hires", "run"])
     outcome = local_launcher.launch(alone, 0, module="tests.helpers.sleepy_rank")
     assert outcome.reason == "hang"

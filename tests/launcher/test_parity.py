@@ -11,8 +11,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import ModelConfig, RunConfig
 from hires.core.store import rundir
 from hires.launcher.local import local_launcher
-from hires.nets.trace import trace_config
-from hires.plan.planner import make_plan
+from tests.helpers.traces import plan_of
 from tests.launcher.conftest import ROOT
 
 pytestmark = pytest.mark.dist
@@ -28,7 +27,7 @@ def test_verification_that_differs_ends_with_its_reason(tmp_path, monkeypatch):
         precision=PrecisionConfig("fp64"),
         results=str(tmp_path),
     )
-    plan = make_plan(config, trace_config(config))
+    plan = plan_of(config)
     run = rundir.create(config, plan.to_dict(), ["hires", "verify"])
     outcome = local_launcher.launch(run, 0, args=("--verify",), module="tests.helpers.wrong_rank")
     assert (outcome.state, outcome.reason) == ("failed", "parity")

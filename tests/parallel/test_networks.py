@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hires.nets.trace import trace_config
 from hires.plan.partition import layer_starts
 from tests.helpers.graphs import cut_values
 from tests.helpers.layouts import config_of, plan_of, verified
+from tests.helpers.traces import graph_of
 
 pytestmark = pytest.mark.dist
 
@@ -124,7 +124,7 @@ def test_custom_network_learns_from_pairs(tmp_path: Path):
 
 def test_state_and_skip_and_nothing_else_cross_a_cut_between_two_cells(tmp_path: Path):
     keys: dict[str, Any] = {"image": [37, 41], **NETWORKS["amoebanet"]}
-    graph = trace_config(config_of(**keys))
+    graph = graph_of(config_of(**keys))
     starts = layer_starts(graph)
     crossing = [[graph.by_name[name].layer for name in cut_values(graph, i)] for i in starts]
     cells = [index for index, layers in enumerate(crossing) if _are_cells(layers)]

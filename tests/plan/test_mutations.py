@@ -80,10 +80,10 @@ def compare(seeds: range, semantics: str) -> tuple[Counter[str], list[str]]:
 
 @pytest.mark.parametrize("semantics", ORDERS)
 def test_verdict_is_what_threads_do(semantics):
-    seen, wrong = compare(range(120), semantics)
+    seen, wrong = compare(range(60), semantics)  # the first of the thousand below
     assert not wrong
-    assert seen["nothing: fine"] > 5
-    assert sum(count for how, count in seen.items() if how.endswith("harm")) > 40
+    assert seen["nothing: fine"] > 2
+    assert sum(count for how, count in seen.items() if how.endswith("harm")) > 20
 
 
 @pytest.mark.slow

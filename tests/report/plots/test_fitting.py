@@ -50,7 +50,10 @@ def drawn(data) -> Callable[[float], list[Plot]]:
 
     @functools.cache
     def at(width: float) -> list[Plot]:
-        return [plot for plot in figures.draw(data, width) if plot.figure is not None]
+        plots = [plot for plot in figures.draw(data, width) if plot.figure is not None]
+        for plot in plots:
+            plot.figure.draw_without_rendering()  # it places everything, once for all tests
+        return plots
 
     return at
 
@@ -111,7 +114,6 @@ def test_no_text_is_cut_or_lies_on_another(drawn, width):
 def test_figures_have_the_width_that_was_asked_for_and_panels_fill_it(drawn, width):
     for plot in drawn(width):
         assert plot.figure.get_size_inches()[0] == width
-        plot.figure.draw_without_rendering()
         boxes = [axis.get_position() for axis in plot.figure.axes]
         assert max(box.x1 for box in boxes) > 0.8, plot.name
         assert min(box.x0 for box in boxes) < 0.35, plot.name
@@ -122,7 +124,6 @@ def test_legend_and_footer_take_no_room_from_the_axes(drawn, width):
     # On a telephone the legend lay across the bars, and time lines had no height.
     for plot in drawn(width):
         figure = plot.figure
-        figure.draw_without_rendering()
         boxes = [axis.get_window_extent() for axis in figure.axes]
         legends = [legend.get_window_extent() for legend in figure.legends]
         assert min(box.height for box in boxes) > 0.1 * figure.dpi, plot.name
