@@ -41,7 +41,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.reading import read_yaml
 from hires.core.units import GIB
-from hires.engine.verify import TOLERANCE
+from hires.engine.verify_bounds import TOLERANCE
 from hires.nets.trace import trace_config
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan

@@ -27,7 +27,7 @@ from hires.bench.compared_step import Settings, compare_step, config_from, overr
 from hires.bench.contestants import bench_data
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.engine.verify import TOLERANCE
+from hires.engine.verify_bounds import TOLERANCE
 from hires.nets.trace import trace_config
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan

@@ -1,11 +1,13 @@
-"""Compares one step of a layout with one process, in float64.
+"""Compares one step of a layout with one process in float64.
 
 Every rank runs the layout's step. Then rank 0 runs the plain module, with none of hires' operators,
 over the microbatches of all replicas, and every rank compares what it holds with that.
 
 Some tensors are noise in float64 itself: the gradient of a bias before a norm is a sum whose terms
 cancel. Where one differs by more than the tolerance, the module is run again, with the samples of
-each microbatch reversed and with every pixel moved by an ulp: what it differs by is its noise.
+each microbatch reversed and with every pixel moved by an ulp: what it differs by is its noise. A
+layout in lower precision has wider bounds (:mod:`hires.engine.verify_bounds`), and the noise is the
+error of one process in that precision.
 """
 
 from __future__ import annotations
@@ -25,36 +27,38 @@ from hires.core.errors import ParityError
 from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_lines
+from hires.data.source import open_data
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.device import RankDevice, to_host
-from hires.engine.loader import whole_microbatches
+from hires.engine.loader import slot_loader, whole_microbatches
 from hires.engine.optimizer import optimizer_of
+from hires.engine.verify_bounds import (
+    EXACT,
+    KINDS,
+    LOWERED,
+    Bounds,
+    bounds_of,
+    coarsest,
+    in_float64,
+    lowest,
+)
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
+from hires.parallel.executor import StepResult
 from hires.parallel.loss import plain_loss
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of, is_random
 
-TOLERANCE = 1e-10
-FLOOR = 1e-4
-"""A tensor whose largest value is below this part of the largest of its kind is compared with that
-part: the gradient of a bias before a norm is zero but for rounding, and so is its error."""
-
-NOISE_FACTOR = 10.0
-"""A layout adds in more orders than the reversed one: it may differ by so many times the noise."""
-MOST_NOISE, MOST_NOISE_FLOAT32 = 1e-6, 1e-4
-"""No noise excuses a larger difference, the second where the network computes in float32."""
 SYMMETRIC = 1e-8
 """If the output of reversed samples differs by more, the network treats its samples differently."""
 
-KINDS = ("output", "loss", "gradients", "parameters", "running_stats")
 Tensors = dict[str, Tensor]
 
 
 def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     """Compares a step of one rank; rank 0 writes ``verify.json``, and raises ParityError."""
     rank = engine.context.rank
-    result = engine.executor.step(engine.loaders, keep_outputs=True)
+    result, graph = step_within_range(engine, config), engine.context.plan.graph
     first = engine.context.replica * engine.context.plan.total_microbatches
     held = {f"output/{first + i}": output for i, output in result.outputs.items()}
     held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
@@ -64,27 +68,32 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     reference_file = attempt / "reference.pt"
     barrier()
     if rank == 0:
-        torch.save(reference_step(config, engine.device), reference_file)
+        exact = reference_step(in_float64(config), engine.device)
+        torch.save(exact, reference_file)
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
-    compared = {"rank": rank, "errors": _compare(held, reference, engine)}
+    bounds = bounds_of(config, graph)
+    compared = {"rank": rank, "errors": _compare(held, reference, engine, bounds)}
     append_line(attempt / file_names.VERIFY_LINES, compared)
     barrier()
     if rank == 0:
         reference_file.unlink()
         # Some rank must compare everything but the layers that the output ignores.
-        params = engine.context.plan.graph.params
+        params = graph.params
         kinds = ("output/", "loss/")
         wanted = [n for n in reference if n.startswith(kinds) or n.partition("/")[2] in params]
         lines = read_lines(attempt / file_names.VERIFY_LINES)
-        answer = summary(lines, wanted)
+        answer = summary(lines, wanted, None, bounds)
         if not answer["ok"] and math.isfinite(answer["max_rel_err"]):
-            graph = engine.context.plan.graph
-            draws = any(map(is_random, graph.nodes))
-            low = lowers(graph)
-            most = MOST_NOISE_FLOAT32 if low else MOST_NOISE
-            noise = noise_of(config, engine.device, reference, draws, low)
-            answer = summary(lines, wanted, noise, most)
+            if bounds.exact:
+                draws, low = any(map(is_random, graph.nodes)), lowers(graph)
+                noise = noise_of(config, engine.device, reference, draws, low)
+                bounds = LOWERED if low else EXACT
+            else:
+                scale = result.loss_scale or 1.0
+                noise = own_errors(config, engine.device, reference, bounds, scale)
+            answer = summary(lines, wanted, noise, bounds)
+        answer["precision"] = coarsest(config)
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
     if rank == 0 and not answer["ok"]:
@@ -92,10 +101,25 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         raise ParityError(f"the layout differs from one process: {'; '.join(map(words, wrong))}")
 
 
+def step_within_range(engine: RankEngine, config: RunConfig) -> StepResult:
+    """Runs the first step; with a loss scale as often as it overflows, from the same state."""
+    buffers = {n: t.clone() for n, t in engine.tensors.items() if n not in engine.parameters}
+    result = engine.executor.step(engine.loaders, keep_outputs=True)
+    while result.skipped and engine.executor.scale is not None:
+        engine.executor.scale.require_progress()
+        for name, tensor in buffers.items():
+            engine.tensors[name].data.copy_(tensor)
+        engine.close()
+        source = open_data(config)
+        engine.loaders = [slot_loader(config, c, source, range(1)) for c in engine.contexts]
+        result = engine.executor.step(engine.loaders, keep_outputs=True)
+    return result
+
+
 def words(worst: dict[str, Any]) -> str:
     """Returns the worst tensor of a kind with its error, its noise and what is allowed."""
     noise = worst["noise"]
-    alone = "" if noise is None else f", where float64 alone differs by {noise:.2e}"
+    alone = "" if noise is None else f", where one process alone differs by {noise:.2e}"
     return f"{worst['name']} by {worst['error']:.2e}{alone}, allowed is {worst['allowed']:.0e}"
 
 
@@ -103,20 +127,20 @@ def summary(
     lines: list[dict[str, Any]],
     wanted: list[str],
     noise: Mapping[str, float] | None = None,
-    most: float = MOST_NOISE,
+    bounds: Bounds = EXACT,
 ) -> dict[str, Any]:
     """Returns ``ok``, ``max_rel_err``, by kind the largest ``errors`` and the ``worst`` tensor.
 
     ``lines`` hold the ``errors`` of each rank by ``kind/name``. A kind that neither side has, as
     the gradients of an inference, is None. What is ``wanted`` and of no rank is infinitely wrong.
-    With the ``noise`` of the tensors, ``by_noise`` names those that are allowed more for it, but
-    never more than ``most``.
+    With the ``noise`` of the tensors, ``by_noise`` names those that are allowed more for it, and
+    ``lost`` those of which it leaves nothing.
     """
     errors: dict[str, float] = {}
     for line in lines:
         for name, error in line["errors"].items():
             errors[name] = max(errors.get(name, 0.0), error)
-    return _judged({**dict.fromkeys(wanted, math.inf), **errors}, noise, most)
+    return _judged({**dict.fromkeys(wanted, math.inf), **errors}, noise, bounds)
 
 
 def lowers(graph: Graph) -> bool:
@@ -136,7 +160,7 @@ def noise_of(
     that ``lowers`` a part to float32, an ulp of float64 is lost: it is moved by one of float32.
     """
     noise, largest = dict.fromkeys(reference, 0.0), _largest(reference)
-    nudged, most = ("nudged in float32", MOST_NOISE_FLOAT32) if lowers else ("nudged", SYMMETRIC)
+    nudged, most = ("nudged in float32", LOWERED.most) if lowers else ("nudged", SYMMETRIC)
     for way in (nudged,) if draws else (nudged, "reversed"):
         again = reference_step(config, device, way)
         errors = {name: _error(again[name], t, name, largest) for name, t in reference.items()}
@@ -146,13 +170,26 @@ def noise_of(
     return noise
 
 
-def reference_step(config: RunConfig, device: RankDevice, way: str = "") -> Tensors:
+def own_errors(
+    config: RunConfig, device: RankDevice, reference: Tensors, bounds: Bounds, scale: float
+) -> dict[str, float]:
+    """Returns the error of one process in the lowest precision of a run, by ``kind/name``."""
+    alone, largest = reference_step(lowest(config), device, scale=scale), _largest(reference)
+    rest = largest, bounds
+    return {name: _error(alone[name], t, name, *rest) for name, t in reference.items()}
+
+
+def reference_step(
+    config: RunConfig, device: RankDevice, way: str = "", scale: float = 1.0
+) -> Tensors:
     """Returns everything that one process computes in one step, by ``kind/name``, on the host.
 
     ``way``: with the samples of each microbatch ``reversed``, or every pixel ``nudged`` by an ulp,
-    its own or, ``nudged in float32``, that of float32.
+    its own or, ``nudged in float32``, that of float32. The loss is multiplied by the ``scale``, and
+    the gradients divided by it.
     """
     model, training = device.place_module(whole_model(config)), config.task.name == "train"
+    low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
     replicas = range(config.parallel.replicas)
     microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]
     tensors: Tensors = {}
@@ -166,15 +203,18 @@ def reference_step(config: RunConfig, device: RankDevice, way: str = "") -> Tens
             elif way == "reversed":
                 images, target = images.flip(0), target.flip(0)
             draws = Draws(config.seed, 0, index * len(images), len(images))
-            with draws, without_checkpoints():
+            with draws, without_checkpoints(), device.autocast(low):
                 output = model(images)
             kept = output.detach()
             tensors[f"output/{index}"] = kept.flip(0) if way == "reversed" else kept
             if training:
-                loss = plain_loss(config.loss, output, target)
-                torch.autograd.backward(loss / len(microbatches))
+                exact = output if output.dtype == torch.float64 else output.float()
+                loss = plain_loss(config.loss, exact, target)
+                torch.autograd.backward(loss / len(microbatches) * scale)
                 tensors[f"loss/{index}"] = loss.detach()
     if training:
+        for gradient in (p.grad for p in model.parameters() if p.grad is not None):
+            gradient.div_(scale)
         if trainable := [p for p in model.parameters() if p.requires_grad]:
             kind, settings = optimizer_of(config)
             kind.reference(trainable, **settings).step()  # type: ignore[arg-type]
@@ -190,18 +230,21 @@ def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:
 
 
 def _judged(
-    errors: Mapping[str, float], noise: Mapping[str, float] | None, most: float
+    errors: Mapping[str, float], noise: Mapping[str, float] | None, bounds: Bounds
 ) -> dict[str, Any]:
     """Returns the verdict on some errors; the worst of a kind is the one most above its limit."""
     worst: dict[str, dict[str, Any] | None] = dict.fromkeys(KINDS)
-    by_noise = []
+    by_noise: list[str] = []
+    lost: list[str] = []
     for name, error in errors.items():
-        own = None if noise is None else noise.get(name, 0.0)
-        allowed = max(TOLERANCE, min(NOISE_FACTOR * (own or 0.0), most))
+        kind, own = name.split("/")[0], None if noise is None else noise.get(name, 0.0)
+        own_part = bounds.noise_factor * (own or 0.0)
+        is_lost = bounds.lost < (own or 0.0) < math.inf
+        allowed = max(bounds.by_kind[kind], own_part if is_lost else min(own_part, bounds.most))
         one = {"name": name, "error": error, "noise": own, "allowed": allowed}
-        one["ok"] = error <= allowed
-        by_noise += [name] if one["ok"] and not error <= TOLERANCE else []
-        kind = name.split("/")[0]
+        one["bound"], one["ok"] = bounds.by_kind[kind], error <= allowed
+        if one["ok"] and not error <= bounds.by_kind[kind]:
+            (lost if is_lost else by_noise).append(name)
         last = worst[kind]
         if last is None or error / allowed > last["error"] / last["allowed"]:
             worst[kind] = one
@@ -212,10 +255,13 @@ def _judged(
         "errors": {kind: max(some, default=None) for kind, some in largest.items()},
         "worst": worst,
         "by_noise": by_noise,
+        "lost": lost,
     }
 
 
-def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str, float]:
+def _compare(
+    held: Tensors, reference: Tensors, engine: RankEngine, bounds: Bounds
+) -> dict[str, float]:
     # The relative error of each tensor that this rank holds.
     plan, errors, largest = engine.context.plan, dict[str, float](), _largest(reference)
     for name, tensor in held.items():
@@ -226,14 +272,20 @@ def _compare(held: Tensors, reference: Tensors, engine: RankEngine) -> dict[str,
             n0, n1, r0, r1, c0, c1 = context.held(plan.graph.output)
             expected = expected[n0:n1]
             expected = expected[:, :, r0:r1, c0:c1] if expected.dim() == 4 else expected
-        errors[name] = _error(tensor, expected, name, largest)
+        errors[name] = _error(tensor, expected, name, largest, bounds)
     return errors
 
 
-def _error(tensor: Tensor, expected: Tensor, name: str, largest: Mapping[str, float]) -> float:
+def _error(
+    tensor: Tensor,
+    expected: Tensor,
+    name: str,
+    largest: Mapping[str, float],
+    bounds: Bounds = EXACT,
+) -> float:
     if tensor.shape != expected.shape:
         return math.inf
-    scale = max(_size(expected), FLOOR * largest[name.split("/")[0]])
+    scale = max(_size(expected), bounds.floor * largest[name.split("/")[0]])
     error = _size(tensor.double() - expected.double()) / scale if scale else 0.0
     return error if error == error else math.inf
 

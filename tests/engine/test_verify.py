@@ -11,7 +11,8 @@ from torch import nn
 from hires.core.config.run_config import from_dict
 from hires.engine import verify
 from hires.engine.device import RankDevice
-from hires.engine.verify import KINDS, lowers, noise_of, reference_step, summary, words
+from hires.engine.verify import lowers, noise_of, reference_step, summary, words
+from hires.engine.verify_bounds import KINDS, LOWERED
 from hires.nets.trace import trace
 
 GOOD = {"output/0": 1e-14, "loss/0": 0.0, "gradients/a.weight": 1e-13, "parameters/a.weight": 1e-15}
@@ -66,7 +67,7 @@ def test_noise_never_excuses_what_is_wrong():
 def test_noise_of_float32_excuses_more_than_that_of_float64():
     errors, noise = {**GOOD, "gradients/bias": 4e-6}, {"gradients/bias": 3e-6}
     assert not summary([{"rank": 0, "errors": errors}], [], noise)["ok"]
-    assert summary([{"rank": 0, "errors": errors}], [], noise, verify.MOST_NOISE_FLOAT32)["ok"]
+    assert summary([{"rank": 0, "errors": errors}], [], noise, LOWERED)["ok"]
 
 
 def _step_of(monkeypatch, net: nn.Module, batch: int = 4):

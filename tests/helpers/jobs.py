@@ -15,7 +15,7 @@ from torch import Tensor
 from hires import comm
 from hires.comm import attach, membership, runtime
 from hires.core.config.run_config import from_dict
-from hires.core.errors import CommError, HiresError
+from hires.core.errors import CommError, HiresError, ParityError
 from hires.core.ranks import mailbox_limits, memory_files
 from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
@@ -25,7 +25,8 @@ from hires.engine.verify import verify_rank
 from hires.parallel import cursor, gradients
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
-from hires.parallel.halo import Frame, exchange_at, gather_window
+from hires.parallel.gradients import StageGradients
+from hires.parallel.halo import Borrowed, Frame, exchange_at, gather_window
 from hires.parallel.window import Window
 from hires.plan import groups as plan_groups
 from hires.plan.event import ALONE, Event
@@ -46,6 +47,33 @@ def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: s
     comm.barrier()
     comm.shutdown()
     return json.loads((Path(folder) / "verify.json").read_text()) if world.rank == 0 else None
+
+
+def wrong_verify(
+    world: World, config: dict[str, Any], plan: dict[str, Any], folder: str, fault: str
+) -> Any:
+    """Returns :func:`verify` of a layout with a fault, on rank 0.
+
+    ``halo``: borrowed pixels are zero; ``average``: gradients are averaged over the tiles.
+    """
+    pieces, terms = Borrowed.pieces, StageGradients.terms
+
+    def blank(borrowed: Borrowed) -> Any:
+        return [(rect, torch.zeros_like(pixels)) for rect, pixels in pieces(borrowed)]
+
+    def averaged(stage: StageGradients, number: int) -> Any:
+        return [term.div_(stage.num_tiles) for term in terms(stage, number)]
+
+    if fault == "halo":
+        Borrowed.pieces = blank  # type: ignore[method-assign]
+    else:
+        StageGradients.terms = averaged  # type: ignore[method-assign]
+    try:
+        return verify(world, config, plan, folder)
+    except ParityError:
+        comm.barrier()
+        comm.shutdown()
+        return json.loads((Path(folder) / "verify.json").read_text())
 
 
 def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[float, float]:

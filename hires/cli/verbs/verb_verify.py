@@ -1,6 +1,7 @@
 """``hires verify``: compares a layout with one process.
 
-Rank 0 compares one step in float64 with one process on the same microbatches (``verify.json``).
+Rank 0 compares one step with one process in float64 on the same microbatches (``verify.json``). The
+layout runs in float64, too, unless the command line names a precision.
 """
 
 from __future__ import annotations
@@ -17,15 +18,13 @@ from hires.cli.planning import planned, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.report.columns import Column
-
-BOUND = 1e-10
-"""Largest difference that passes, relative to the largest value of each tensor."""
 
 _SHOWN = 4
 """Tensors that a line names."""
@@ -35,6 +34,7 @@ PARSER = Parser(
     (
         "hires verify parallel=sp 'parallel.tiles=[3,1]' 'image=[75,61]'",
         "hires verify parallel=sp+pp parallel.microbatches=4 --json",
+        "hires verify parallel=sp precision=fp16          within what fp16 rounds",
         "hires verify model=custom model.target=package.module:function parallel=sp",
     ),
     *composing(),
@@ -43,9 +43,8 @@ PARSER = Parser(
 
 
 def main(args: Namespace) -> int:
-    """Prints the largest relative errors; returns 0 if all are within 1e-10 or noise, else 1."""
-    config = compose(args.overrides, args.config_dir)
-    config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
+    """Prints the largest relative errors; returns 0 if all are within bound or noise, else 1."""
+    config = _as_named(compose(args.overrides, args.config_dir), args.overrides)
     if args.cfg:
         return print_config(config)
     if launcher_of(config).has_jobs:
@@ -74,23 +73,41 @@ def main(args: Namespace) -> int:
     return 0 if answer["ok"] else RunError.exit_code
 
 
+def _as_named(config: RunConfig, words: list[str]) -> RunConfig:
+    """Returns a config in float64 with messages to match, but for what the command line names."""
+    named = {word.lstrip("+~").partition("=")[0] for word in words}
+    if not named & {"precision", "precision.name"}:
+        config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
+    if "comm.dtype" not in named:
+        config = dataclasses.replace(config, comm=dataclasses.replace(config.comm, dtype="value"))
+    return config
+
+
 def _print(answer: dict[str, Any]) -> None:
     rows = []
     for kind, worst in answer["worst"].items():
-        cells = ("-", "-", "-", "not compared")
+        cells = ("-", "-", "-", "-", "not compared")
         if worst is not None:
             noise = "-" if worst["noise"] is None else f"{worst['noise']:.2e}"
-            passed = "ok" if worst["error"] <= BOUND else "ok: noise"
+            passed = "ok" if worst["error"] <= worst["bound"] else "ok: noise"
             verdict = passed if worst["ok"] else "too large"
-            cells = (worst["name"].partition("/")[2], f"{worst['error']:.2e}", noise, verdict)
+            numbers = f"{worst['error']:.2e}", f"{worst['bound']:.0e}", noise
+            cells = (worst["name"].partition("/")[2], *numbers, verdict)
         rows.append((kind.replace("_", " "), *cells))
-    numbers = [Column(name, name, digits=2) for name in ("error", "noise")]
-    print_table("Largest relative error", ("compared", "tensor", *numbers, ""), rows)
-    verdict = "equal" if answer["ok"] else "NOT equal"
-    print(f"{verdict} to one process: {answer['max_rel_err']:.2e}, allowed {BOUND:.0e}")
-    if names := answer["by_noise"]:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        print(
-            f"allowed ten times their float64 noise, measured by reordering samples or moving "
-            f"pixels by one ulp: {', '.join(names[:_SHOWN])}{more}"
-        )
+    heads = [Column(name, name, digits=2) for name in ("error", "bound", "noise")]
+    print_table("Largest relative error", ("compared", "tensor", *heads, ""), rows)
+    verdict, precision = "equal" if answer["ok"] else "NOT equal", answer["precision"]
+    kinds = [one["bound"] for one in answer["worst"].values() if one is not None]
+    allowed = " to ".join(dict.fromkeys(f"{bound:.0e}" for bound in (min(kinds), max(kinds))))
+    in_low = "" if precision == "fp64" else f" in float64, within what {precision} rounds"
+    print(f"{verdict} to one process{in_low}: {answer['max_rel_err']:.2e}, allowed {allowed}")
+    measured = (
+        "ten times their float64 noise, measured by reordering samples or moving pixels by one ulp"
+        if precision == "fp64"
+        else f"three times the error of one process in {precision}"
+    )
+    lost = f"not judged, as one process in {precision} loses most of their digits"
+    for what, names in ((f"allowed {measured}", answer["by_noise"]), (lost, answer["lost"])):
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            print(f"{what}: {', '.join(names[:_SHOWN])}{more}")
