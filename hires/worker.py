@@ -25,10 +25,10 @@ from hires.core.ranks import heartbeat
 from hires.core.ranks.world import World, bind, from_environment
 from hires.core.store import file_names, frozen, records
 from hires.core.store.files import append_line
+from hires.engine import arithmetic
 from hires.engine.build import build_rank
 from hires.engine.checkpoint import Saver, choose_begin
-from hires.engine.device import HOST, RankDevice, open_device
-from hires.engine.half_speed import warn_if_slower
+from hires.engine.device import RankDevice, open_device
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
@@ -85,6 +85,7 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
             raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
         torch.set_num_threads(config.launcher.threads)
         device = open_device(plan.device, world.local_rank)
+        arithmetic.prepare(config, device, world.rank)
         meter = PeakMeter(config, device)
         shared, wait_s = config.comm.shared_memory, timeout_s + TRANSPORT_GRACE_S
         comm.start(world, wait_s, shared, plan.backend, device.host_empty)
@@ -112,8 +113,6 @@ def run_attempt(
     begin = choose_begin(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
     engine = build_rank(config, plan, world.rank, steps, device, as_planned(run_dir))
-    if world.rank == 0 and engine.device.torch == HOST:
-        warn_if_slower(config)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
     done = run_steps(engine, config, metrics, meter, saver)

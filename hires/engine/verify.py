@@ -111,7 +111,8 @@ def step_within_range(engine: RankEngine, config: RunConfig) -> StepResult:
             engine.tensors[name].data.copy_(tensor)
         engine.close()
         source = open_data(config)
-        engine.loaders = [slot_loader(config, c, source, range(1)) for c in engine.contexts]
+        rest = source, range(1), engine.device
+        engine.loaders = [slot_loader(config, context, *rest) for context in engine.contexts]
         result = engine.executor.step(engine.loaders, keep_outputs=True)
     return result
 

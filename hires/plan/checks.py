@@ -174,7 +174,7 @@ def check_types(config: RunConfig, graph: Graph) -> Iterator[Finding]:
 
 def check_precision(config: RunConfig) -> Iterator[Finding]:
     """Yields an error or warning about arithmetic that the run's device does not have."""
-    name, device = config.precision.name, getattr(config, "device", "cpu")
+    name, device = config.precision.name, config.device
     if name == "tf32" and device != "cuda":
         text = (
             f"precision=tf32 is arithmetic of NVIDIA GPUs from compute capability 8 on, and the "

@@ -232,3 +232,58 @@ def test_strided_1x1_convolution_has_the_gradients_of_float64(channels, rows, co
     ):
         assert one.is_contiguous(memory_format=torch.channels_last)
         assert distance(one, other) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        ((6, 8, 3, 3), {"padding": 1}),
+        ((6, 8, 3, 3), {"padding": 1, "stride": 2}),
+        ((6, 8, 4, 2), {"padding": "same"}),
+        ((6, 8, 3, 2), {"padding": "valid", "dilation": 2}),
+        ((6, 8, 1, 1), {"stride": 2}),
+        ((8, 1, 3, 3), {"padding": 1, "groups": 8}),
+        ((6, 8, 2, 2), {"stride": 3}),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_gradients_in_fp16_are_those_of_the_rounded_numbers(shape, how, autocast):
+    # oneDNN computes them in loops that take 600 times as long as fp32.
+    torch.manual_seed(1)
+    dtype = torch.float32 if autocast else torch.float16
+    x = torch.randn(2, 8, 11, 9).to(dtype).requires_grad_()
+    weight = (torch.randn(shape) / 8).to(dtype).requires_grad_()
+    bias = torch.randn(shape[0]).to(dtype).requires_grad_()
+    keys = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **how}
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        found = convolve(x, weight, bias, *keys.values())
+    assert found.dtype == torch.float16
+    grad = torch.randn(found.shape).half()
+    found.backward(grad)
+    exact = [t.detach().half().double().requires_grad_() for t in (x, weight, bias)]
+    plain = torch.conv2d(*exact, *keys.values())
+    plain.backward(grad.double())
+    pairs = zip((x, weight, bias), exact, strict=True)
+    _compare_halves([(found, plain), *((a.grad, b.grad) for a, b in pairs)])
+
+
+def _compare_halves(pairs):
+    # A sum of products in fp32 is rounded once: 2^-11 of the largest number.
+    for one, other in pairs:
+        assert (one.double() - other).abs().max() <= 2**-11 * other.abs().max()
+
+
+@pytest.mark.parametrize(("stride", "groups", "outer"), [(2, 1, 1), (3, 2, 0), (1, 1, 0)])
+def test_gradients_of_a_transposed_convolution_in_fp16(stride, groups, outer):
+    torch.manual_seed(2)
+    operands = torch.randn(2, 8, 6, 5), torch.randn(8, 4 // groups, 2, 3) / 4, torch.randn(4)
+    x, weight, bias = ours = [t.half().requires_grad_() for t in operands]
+    exact = [t.detach().double().requires_grad_() for t in ours]
+    found = convolve_transposed(x, weight, bias, stride, 1, outer, groups, 1)
+    plain = torch.conv_transpose2d(*exact, stride, 1, outer, groups, 1)
+    grad = torch.randn(plain.shape).half()
+    found.backward(grad)
+    plain.backward(grad.double())
+    pairs = zip(ours, exact, strict=True)
+    _compare_halves([(found, plain), *((a.grad, b.grad) for a, b in pairs)])

@@ -31,9 +31,11 @@ def rank_0_finds(monkeypatch):
             each = {}
             for kind, error in errors.items():
                 facts = {"name": f"{kind}/a", "error": error, "noise": noise, "allowed": allowed}
+                facts["bound"] = 1e-10
                 each[kind] = None if error is None else {**facts, "ok": error <= allowed}
             answer = {"ok": worst <= allowed, "max_rel_err": worst, "errors": errors}
             answer |= {"worst": each, "by_noise": ["gradients/a"] if noise else []}
+            answer |= {"lost": [], "precision": seen["config"]["precision"]["name"]}
             (path / f"a{attempt}" / "verify.json").write_text(json.dumps(answer))
             code = 0 if answer["ok"] else 1
             state = "done" if answer["ok"] else "failed"
@@ -47,13 +49,22 @@ def rank_0_finds(monkeypatch):
 
 def test_equal_layout_exits_0(hires, rank_0_finds):
     seen = rank_0_finds(3e-12, running_stats=None)
-    answer = hires("verify", *SMALL, "parallel=sp", "precision=bf16")
+    answer = hires("verify", *SMALL, "parallel=sp")
     assert answer.code == 0, answer.err
     assert "gradients" in answer.out
     assert "3.00e-12" in answer.out
     assert "running stats" in answer.out
     assert "equal to one process: 3.00e-12, allowed 1e-10" in answer.out
-    assert seen["config"]["precision"] == {"name": "fp64"}
+    assert seen["config"]["precision"]["name"] == "fp64"
+
+
+def test_precision_that_is_named_is_verified(hires, rank_0_finds):
+    seen = rank_0_finds(3e-12)
+    answer = hires("verify", *SMALL, "parallel=sp", "precision=bf16", "comm.dtype=fp16")
+    assert answer.code == 0, answer.err
+    assert "equal to one process in float64, within what bf16 rounds" in answer.out
+    assert seen["config"]["precision"]["name"] == "bf16"
+    assert seen["config"]["comm"]["dtype"] == "fp16"
 
 
 def test_unequal_layout_exits_1(hires, rank_0_finds):

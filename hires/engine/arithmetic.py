@@ -1,4 +1,4 @@
-"""Measures whether a precision of 16 bits is slower than fp32 on this CPU."""
+"""Prepares the device of a rank for the arithmetic of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 import torch
 
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
+from hires.engine.device import HOST, RankDevice
 
 SHAPE, CHANNELS = (2, 64, 28, 28), 64
 """Of the input and the outputs of a convolution that takes a few milliseconds."""
@@ -17,16 +19,28 @@ RUNS = 3
 log = logging.getLogger(__name__)
 
 
-def warn_if_slower(config: RunConfig) -> None:
-    """Logs a warning if a convolution in the run's precision takes longer than in fp32."""
+def prepare(config: RunConfig, device: RankDevice, rank: int) -> None:
+    """Lets a device use TF32 or forbids it; ConfigError: it has none.
+
+    Rank 0 logs a warning if its CPU is slower in the run's precision than in fp32.
+    """
     name = config.precision.name
-    if name not in HALF:
-        return
+    if name == "tf32" and not device.has_tf32:
+        raise ConfigError(
+            f"precision=tf32 needs NVIDIA GPUs of compute capability 8 or above, and rank {rank} "
+            f"has none; use precision=fp32"
+        )
+    device.set_tf32(name == "tf32")
+    if rank == 0 and name in HALF and device.torch == HOST:
+        _warn_if_slower(name)
+
+
+def _warn_if_slower(name: str) -> None:
     half_s, single_s = (_convolution_s(getattr(torch, PRECISIONS[p])) for p in (name, "fp32"))
     if half_s > single_s:
         log.warning(
-            "precision=%s is slower than fp32 on this CPU: a convolution takes %.1f ms, %.1f ms in "
-            "fp32; it saves memory, not time",
+            "precision=%s saves memory on this CPU and no time: a convolution takes %.1f ms, and "
+            "%.1f ms in fp32",
             name,
             half_s * 1e3,
             single_s * 1e3,

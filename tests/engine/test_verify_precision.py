@@ -1,0 +1,76 @@
+"""Is a layout in low precision within the derived bound, and what is wrong outside of it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hires.core.config.run_config import to_dict
+from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest, longest_way
+from tests.helpers.jobs import wrong_verify
+from tests.helpers.layouts import config_of, plan_of, verified
+from tests.helpers.ranks import run_ranks
+
+EDSR: dict[str, Any] = {"model": {"name": "edsr", "blocks": 2, "width": 6}, "image": [24, 22]}
+SMALL: dict[str, Any] = {"model": {"name": "edsr", "blocks": 1, "width": 4}, "image": [16, 14]}
+TILES = {"tiles": [2, 1]}
+ALL = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}
+
+
+def test_bound_is_that_of_the_coarsest_type():
+    def bounds(precision: str, dtype: str = "value"):
+        config = config_of(**SMALL, precision={"name": precision}, comm={"dtype": dtype})
+        return bounds_of(config, plan_of(config).graph)
+
+    assert bounds("fp64") is EXACT
+    bf16, fp16, fp32 = bounds("bf16"), bounds("fp16"), bounds("fp32")
+    assert bf16.by_kind["output"] == pytest.approx(8 * fp16.by_kind["output"])
+    assert MOST > bf16.by_kind["gradients"] > 2 * fp16.by_kind["gradients"]
+    assert fp32.by_kind["output"] < 1e-5
+    assert bounds("fp64", "bf16") == bf16
+    assert bounds("fp16", "bf16") == bf16
+    assert bounds("bf16", "fp32") == bf16
+    assert coarsest(config_of(precision={"name": "fp32"})) == "fp32"
+
+
+def test_longest_way_counts_products_twice_and_kinks():
+    graph = plan_of(config_of(**SMALL)).graph
+    steps, kinks = longest_way(graph)
+    assert kinks == sum(node.kind == "relu" for node in graph.nodes)
+    assert steps > len([node for node in graph.nodes if node.kind == "conv2d"]) * 2
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_layout_is_within_the_bound(precision: str, tmp_path):
+    answer = verified(tmp_path, **SMALL, precision={"name": precision}, parallel=ALL)
+    assert answer["ok"], answer
+    assert answer["precision"] == precision
+    assert not answer["lost"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("gradients", ["together", "early"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_messages_of_another_type_are_within_its_bound(dtype: str, gradients: str, tmp_path):
+    # In float64 nothing else is rounded, so what differs shows that messages were.
+    keys = {**SMALL, "parallel": {**ALL, "replicas": 1}, "comm": {"dtype": dtype}}
+    answer = verified(tmp_path, gradients, **keys)
+    assert answer["ok"], answer
+    assert answer["precision"] == dtype
+    assert answer["errors"]["output"] > 1e-9
+    assert answer["errors"]["gradients"] > 1e-9
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("fault", ["halo", "average"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_fault_exceeds_the_bound(precision: str, fault: str, tmp_path):
+    config = config_of(**EDSR, precision={"name": precision}, parallel=TILES)
+    plan = plan_of(config)
+    given = (to_dict(config), plan.to_dict(), str(tmp_path), fault)
+    answer = run_ranks(wrong_verify, plan.world, *given)[0]
+    assert not answer["ok"]
+    kind = {"halo": "output", "average": "gradients"}[fault]
+    assert answer["errors"][kind] > answer["worst"][kind]["bound"]
