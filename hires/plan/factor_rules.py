@@ -154,6 +154,19 @@ def _joined(r: Reading) -> Fit | None:
     return dataclasses.replace(_cropping(r, rest, [*r.whole()]), dims=made)
 
 
+def _compared(r: Reading) -> Fit | None:
+    """Two operands along a dim that is not cut, which vanishes."""
+    shapes = [shape_of(dims) for dims in r.tiled.values()] + [r.shape(ref) for ref in r.whole()]
+    rank = max(map(len, shapes))
+    both, place = aligned([*r.tiled.values()], rank), r.node.args["dim"] % rank
+    if both is None or is_cut(both[place]):
+        return None
+    made = _result(r, both[:place] + both[place + 1 :])
+    return (
+        None if made is None else dataclasses.replace(_cropping(r, both, [*r.whole()]), dims=made)
+    )
+
+
 def _equal_but_for(r: Reading, place: int) -> bool:
     """Whether all operands have the sizes of the first in all dims but one, whole ones too."""
     shapes = [shape_of(dims) for dims in r.tiled.values()] + [r.shape(ref) for ref in r.whole()]
@@ -368,6 +381,7 @@ WAYS: dict[str, Callable[[Reading], Fit | None]] = {
     "last dims": _last_dims,
     "joined": _joined,
     "indexed": _indexed,
+    "compared": _compared,
     "regrouped": _regrouped,
     "permuted": _permuted,
     "expanded": _expanded,

@@ -190,6 +190,8 @@ CHANNELS: dict[str, Forward] = {
     "flip": lambda n, x: x.flip(1) + torch.maximum(x, n.index[:, :1]),
     "bits": lambda n, x: x * ((x > 0) & (x < 1) | ~(x > -1)),
     "bounds": lambda n, x: x.clamp(min=x.flip(1)) + torch.where(x > 0, x, 2.0).hypot(x),
+    "two maps": lambda n, x: x * F.cosine_similarity(x, x.flip(1)).unsqueeze(1),
+    "a map and a vector": lambda n, x: F.cosine_similarity(x, x.mean((2, 3), True), 1)[:, None] * x,
     "copies of rows": lambda n, x: x.repeat_interleave(2, 2).repeat_interleave(3, 3),
 }
 

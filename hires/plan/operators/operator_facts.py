@@ -19,6 +19,7 @@ Tiling = Literal[
     "last dims",
     "joined",
     "indexed",
+    "compared",
     "regrouped",
     "permuted",
     "expanded",
@@ -37,6 +38,7 @@ Tiling = Literal[
 ``pointwise``: every number alone. ``channels``: along ``argument``, if tiles do not cut that dim.
 ``last dims``: along the last ones. ``joined``: several, along such a dim or a new one.
 ``indexed``: other places of such dims, or rows of a table for each pixel of a map of indices.
+``compared``: two operands along such a dim.
 ``regrouped``, ``permuted``, ``expanded``, ``repeated``, ``strided``: a reshape, another order of
 dims, copies, every k-th row; pixels stay in their tile. ``product``: along the dims of ``product``.
 ``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
@@ -179,12 +181,12 @@ are gathered, every tile computes it alike, and what follows is cropped to tiles
 
 * **In tiles**: how tiles of an image compute it (`parallel.tiles`). *pointwise*: each number alone,
   from operands with equal maps, of one pixel, or whole ones, which are cropped. *channels*, *last
-  dims*, *joined*, *indexed*: along dims that tiles do not cut. *regrouped*, *permuted*, *expanded*,
-  *repeated*, *strided*: if every pixel stays in its tile; rows and columns may be any dims (tokens,
-  windows, n x H x W x C). *product*: from own rows; keys and values of attention are gathered.
-  *window*: from own pixels and a halo. *statistics*, *reduction*, *softmax*: tiles exchange a few
-  numbers of the image first. Random numbers follow from the place of each number in the
-  batch, or where an operator is computed whole, from the microbatch.
+  dims*, *joined*, *indexed*, *compared*: along dims that tiles do not cut. *regrouped*, *permuted*,
+  *expanded*, *repeated*, *strided*: if every pixel stays in its tile; rows and columns may be any
+  dims (tokens, windows, n x H x W x C). *product*: from own rows; keys and values of attention are
+  gathered. *window*: from own pixels and a halo. *statistics*, *reduction*, *softmax*: tiles
+  exchange a few numbers of the image first. Random numbers follow from the place of each number in
+  the batch, or where an operator is computed whole, from the microbatch.
 * **In shards**: how ranks that divide the samples compute it (`parallel.local_dp`). *samples*: each
   sample alone. *dims*: along `dim`, if that is not the samples. *sizes*: a reshape, to the samples
   of the shard. *element*: as the list that it is taken from.
