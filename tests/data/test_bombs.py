@@ -1,6 +1,7 @@
 """Small files that claim, or decode to, more than the memory holds are refused beforehand."""
 
 import io
+import lzma
 import os
 import struct
 import tracemalloc
@@ -14,6 +15,7 @@ from PIL import Image, PngImagePlugin
 
 from hires.core.errors import RunError
 from hires.data.image_format import open_image
+from hires.data.tiff import DECOMPRESSORS
 
 MOST = 2**22
 """Bytes that reading any of these files may take."""
@@ -224,3 +226,19 @@ def test_pipe_in_place_of_an_image_does_not_hang(source_of, tmp_path, suffix):
 def test_tifffile_agrees_with_the_files_of_this_test():
     with tifffile.TiffFile(io.BytesIO(tiff(64, 64, zlib.compress(bytes(64 * 64))))) as file:
         assert file.pages[0].asarray().shape == (64, 64)
+
+
+@pytest.mark.parametrize("code", [8, 34925])
+def test_what_a_segment_inflates_to_lies_in_memory_once(code):
+    # zlib collects blocks and copies them in the end: twice the size of the segment.
+    raw = bytes(40 * 2**20)
+    data = zlib.compress(raw) if code == 8 else lzma.compress(raw)
+    tracemalloc.start()
+    made = DECOMPRESSORS[code](data, len(raw) + 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made == raw
+    assert peak < 1.4 * len(raw)  # LZMA has a dictionary of 8 MiB beside it
+    assert len(DECOMPRESSORS[code](data, 100)) == 100
+    with pytest.raises(ValueError, match="cut off"):
+        DECOMPRESSORS[code](data[:-40], len(raw) + 1)
