@@ -174,8 +174,10 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
                 raise NoCommonOrderError
             del unread[peer, event.lane][: event.mail]  # other messages pass the mailboxes by
         elif kind in ("wait_send", "wait_sends"):
-            keys = [key for key in open_posts if key[0] == "send"]
-            for key in [("send", peer, tag)] if kind == "wait_send" else keys:
+            keys = [("send", peer, tag)]
+            if kind == "wait_sends":
+                keys = [key for key in open_posts if key[0] == "send"]
+            for key in keys:
                 behind.update(done for _, done in open_posts.pop(key, []))
             counts["waits"] += 1
             node = rank, counts["waits"]
