@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
 from hires.core.ranks import gpus
 from hires.plan.plan import Finding
 
@@ -83,6 +84,26 @@ def requested_gpus(config: RunConfig) -> int | None:
         count, named = count + round(_total(options.get(key)) * share), named or key in options
     count += _total(options.get("gpus")) // config.launcher.num_nodes
     return count if named or "gpus" in options else None
+
+
+def require_gpus(config: RunConfig) -> None:
+    """Refuses to start ranks here on GPUs that this machine or its torch does not have.
+
+    RunError: what is missing. Planning needs neither, so that a run can be prepared elsewhere.
+    """
+    if config.device != CUDA:
+        return
+    torch = gpus.installed_torch()
+    if not gpus.device_files():
+        missing = "this machine shows no NVIDIA GPU"
+    elif torch is not None and torch.cuda is None:
+        missing = f"torch {torch.version} is built for CPUs"
+    else:
+        return
+    raise RunError(
+        f"device=cuda, but {missing}; use device=cpu, or start it where GPUs are (launcher=slurm); "
+        f"`hires doctor` shows what this machine has"
+    )
 
 
 def check_hardware(config: RunConfig) -> Iterator[Finding]:

@@ -6,10 +6,18 @@ import pytest
 
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import RunError
 from hires.core.ranks import gpus
 from hires.core.ranks.gpus import Torch
 from hires.core.store.naming import run_name
-from hires.plan.hardware import backend_of, check_hardware, device_of, requested_gpus
+from hires.launcher.interface import launcher_of
+from hires.plan.hardware import (
+    backend_of,
+    check_hardware,
+    device_of,
+    requested_gpus,
+    require_gpus,
+)
 from tests.helpers.small_plans import plan_of
 
 CPU_TORCH, CUDA_TORCH = Torch("2.13.0+cpu", None), Torch("2.13.0", "13.0")
@@ -133,3 +141,14 @@ def test_run_is_named_and_frozen_by_what_auto_means(monkeypatch):
 def test_plan_holds_what_was_chosen():
     plan = plan_of(replicas=2)
     assert (plan.device, plan.backend) == ("cpu", "gloo")
+
+
+def test_ranks_do_not_start_here_on_gpus_that_are_not_here(monkeypatch):
+    require_gpus(config(device="cpu"))
+    with pytest.raises(RunError, match=r"shows no NVIDIA GPU; use device=cpu, or start it where"):
+        launcher_of(config()).rank_places(config(device="cuda"), 1)
+    monkeypatch.setattr(gpus, "device_files", lambda: 1)
+    assert len(launcher_of(config()).rank_places(config(device="cuda"), 1).ranks) == 1
+    monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
+    with pytest.raises(RunError, match=r"torch 2\.13\.0\+cpu is built for CPUs"):
+        require_gpus(config(device="cuda"))

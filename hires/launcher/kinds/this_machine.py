@@ -13,6 +13,7 @@ from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import launch
 from hires.launcher.ranks.places import RankPlaces, on_hosts
 from hires.launcher.slurm import allocation
+from hires.plan.hardware import require_gpus
 
 
 @LAUNCHERS.register("local")
@@ -23,6 +24,13 @@ class LocalLauncher(Launcher):
 
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> None:
         """Submits nothing: :meth:`wait` starts the ranks."""
+
+    def rank_places(
+        self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
+    ) -> RankPlaces:
+        """Returns the places of the ranks; a RunError: there are no GPUs for them."""
+        require_gpus(config)
+        return super().rank_places(config, num_ranks, words)
 
     def wait(
         self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
@@ -44,6 +52,7 @@ class OneCommandLauncher(LocalLauncher):
     ) -> RankPlaces:
         """Returns the places and the command, or the nodes of the Slurm job that begins here."""
         if dialect_of(config) != "srun":
+            require_gpus(config)
             return on_hosts(num_ranks, config, words)
         try:
             job = allocation.current()
