@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from hires.core.registry import Registry
-from hires.plan.operators.operator_table import pair
+from hires.plan.operators.windows import pair
 
 HALF = (torch.bfloat16, torch.float16)
 BLOCK = 16  # channels that the library pads a weight to

@@ -36,7 +36,7 @@ from hires.parallel.convolution import convolve, convolve_backward
 from hires.parallel.halo import Borrowed, Piece, add_pieces, new_part, part, paste
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
-from hires.plan.operators.operator_table import pair
+from hires.plan.operators.windows import pair
 from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hires.parallel.window import WINDOW_KERNELS, Window
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import OPERATORS, OperatorFacts, WindowFacts, declare
-from hires.plan.operators.operator_table import window_axes
+from hires.plan.operators.windows import window_axes
 from hires.plan.tiling import Axes
 
 

@@ -14,199 +14,53 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
-from hires.plan.graph import Graph, Node
-from hires.plan.operators import products
+from hires.plan.graph import Node
+from hires.plan.operators import products, windows
 from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
-from hires.plan.tiling import Axes, Axis
 
 windowed = functools.partial(OperatorFacts, ("window",), "samples")
-
-
-def pair(value: Any) -> list[int]:
-    """Returns [rows, cols] of an argument that is one number, one in a list, or two."""
-    if isinstance(value, int):
-        return [value, value]
-    return [value[0], value[0]] if len(value) == 1 else list(value)
-
-
-def window_axes(kind: str, node: Node, shape: list[int], *window: list[int]) -> Axes:
-    """Returns the axes of a node whose input has a shape of (n, C, H, W).
-
-    ``window`` is [rows, cols] of kernel, stride, padding and dilation.
-    """
-    assert node.shape is not None
-    rows, cols = zip(*window, strict=True)
-    return Axis(kind, shape[2], node.shape[2], *rows), Axis(kind, shape[3], node.shape[3], *cols)
-
-
-def _conv(node: Node, shape: list[int], graph: Graph) -> Axes:
-    [(source, weight)] = node.args["weight"].items()
-    kernel = (graph.params[weight].shape if source == "param" else graph.shape(weight))[2:]
-    stride, dilation = pair(node.args["stride"]), pair(node.args["dilation"])
-    padding = node.args["padding"]
-    if padding == "same":
-        # PyTorch puts the odd row of an even kernel behind the image.
-        padding = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
-    elif padding == "valid":
-        padding = [0, 0]
-    kind = "transposed" if node.kind == "conv_transpose2d" else "window"
-    return window_axes(kind, node, shape, kernel, stride, pair(padding), dilation)
-
-
-def _pool(node: Node, shape: list[int], graph: Graph) -> Axes:
-    kernel = pair(node.args["kernel_size"])
-    stride = pair(node.args["stride"] or kernel)
-    padding, dilation = pair(node.args["padding"]), pair(node.args.get("dilation", 1))
-    return window_axes("window", node, shape, kernel, stride, padding, dilation)
-
-
-def _pad(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    pads: list[int] = node.args["pad"] if "pad" in node.args else node.args["padding"]
-    mode = node.args.get("mode", _PAD_MODES.get(node.kind, "constant"))
-    left, _, top, _, *channels = [*pads, *[0] * (4 - len(pads))]
-    if mode != "constant":
-        cropped = mode == "circular" and min(pads) < 0
-        return (
-            None
-            if channels or cropped
-            else window_axes(mode, node, shape, [1, 1], [1, 1], [top, left], [1, 1])
-        )
-    if any(channels[2:]):  # samples
-        return None
-    return window_axes("window", node, shape, [1, 1], [1, 1], [top, left], [1, 1])
-
-
-_PAD_MODES = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}
-
-
-def _roll(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    shifts, dims = node.args["shifts"], node.args["dims"]
-    by_dim: dict[int, int] = {}
-    for dim, shift in zip(dims, shifts, strict=False):
-        by_dim[dim % 4] = by_dim.get(dim % 4, 0) + shift
-    if len(dims) != len(shifts) or by_dim.keys() - {2, 3}:
-        return None
-    before = [by_dim.get(dim, 0) for dim in (2, 3)]
-    kinds = ["circular" if rows else "window" for rows in before]
-    sizes = zip(kinds, shape[2:], before, strict=True)
-    rows, cols = (Axis(kind, size, size, padding=shift) for kind, size, shift in sizes)
-    return rows, cols
-
-
-def _interleave(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    dim, times = node.args["dim"], node.args["repeats"]
-    if dim is None or dim % 4 < 2 or not isinstance(times, int) or len(node.shape or []) != 4:
-        return None
-    assert node.shape is not None
-    kinds = ["copies" if place == dim % 4 else "window" for place in (2, 3)]
-    sizes = zip(kinds, shape[2:], node.shape[2:], strict=True)
-    rows, cols = (Axis(kind, *size) for kind, *size in sizes)
-    return rows, cols
-
-
-def _slice(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    dim = node.args["dim"] % 4
-    if dim < 2:
-        return None
-    start = node.args["start"] or 0
-    start = max(start + shape[dim], 0) if start < 0 else min(start, shape[dim])
-    stride, padding = [1, 1], [0, 0]
-    stride[dim - 2], padding[dim - 2] = node.args["step"], -start
-    return window_axes("window", node, shape, [1, 1], stride, padding, [1, 1])
-
-
-def _interpolate(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    assert node.shape is not None
-    corners = bool(node.args.get("align_corners"))
-    kind = "cubic" if "bicubic" in node.kind else "linear"
-    if "nearest" in node.kind:
-        kind = "nearest_exact" if "exact" in node.kind else "nearest"
-    if node.kind.endswith("_aa"):
-        if corners:
-            return None
-        kind += "_smooth"
-    kind += "_corners" if corners else ""
-    given = node.args.get("scale_factors") or [node.args.get(f"scales_{dim}") for dim in "hw"]
-    axes = []
-    for size_in, size_out, factor in zip(shape[2:], node.shape[2:], given, strict=True):
-        scale = 1.0 / factor if factor else size_in / size_out
-        if corners:
-            scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
-        axes.append(Axis(kind, size_in, size_out, scale=scale))
-    return axes[0], axes[1]
-
-
-def _bins(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    if node.shape is None:  # also the indices of the maxima
-        return None
-    rows, cols = (Axis("bins", *size) for size in zip(shape[2:], node.shape[2:], strict=True))
-    return rows, cols
-
-
-def _pixel_unshuffle(node: Node, shape: list[int], graph: Graph) -> Axes:
-    factor = pair(node.args["downscale_factor"])
-    return window_axes("window", node, shape, factor, factor, [0, 0], [1, 1])
-
-
-def _pixel_shuffle(node: Node, shape: list[int], graph: Graph) -> Axes:
-    factor = pair(node.args["upscale_factor"])
-    return window_axes("shuffle", node, shape, [1, 1], factor, [0, 0], [1, 1])
 
 
 declare(
     "conv2d",
     windowed(
-        window=WindowFacts(_conv, ring=0.0, pads=True, strips=True),
+        window=WindowFacts(windows.convolution, ring=0.0, pads=True, strips=True),
         multiplies="output",
         overwritable=True,
     ),
 )
-declare("conv_transpose2d", windowed(window=WindowFacts(_conv), multiplies="input"))
-declare("max_pool2d", windowed(window=WindowFacts(_pool, ring=-math.inf, pads=True)))
-declare("avg_pool2d", windowed(window=WindowFacts(_pool, ring=0.0, pads=True)))
-
-
-def _moved_pads(node: Node, order: list[int]) -> dict[str, Any]:
-    pads = [*node.args["pad"], *[0] * 8]
-    pairs = [pads[2 * (3 - dim) : 2 * (4 - dim)] for dim in order]  # pads begin with the last dim
-    while len(pairs) > 2 and not any(pairs[0]):
-        pairs.pop(0)
-    return {"pad": [number for pair in reversed(pairs) for number in pair]}
-
-
-def _moved_dim(node: Node, order: list[int]) -> dict[str, Any]:
-    return {"dim": order.index(node.args["dim"] % 4)}
-
-
-def _moved_dims(node: Node, order: list[int]) -> dict[str, Any]:
-    return {"dims": [order.index(dim % 4) for dim in node.args["dims"]]}
+declare("conv_transpose2d", windowed(window=WindowFacts(windows.convolution), multiplies="input"))
+declare("max_pool2d", windowed(window=WindowFacts(windows.pool, ring=-math.inf, pads=True)))
+declare("avg_pool2d", windowed(window=WindowFacts(windows.pool, ring=0.0, pads=True)))
 
 
 declare(
     "pad constant_pad_nd",
-    windowed(window=WindowFacts(_pad, ring="value", moved=_moved_pads)),
+    windowed(window=WindowFacts(windows.pad, ring="value", moved=windows.moved_pads)),
 )
-declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(_pad)))
+declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(windows.pad)))
 declare(
-    "roll", OperatorFacts(("window",), "dims", "dims", window=WindowFacts(_roll, moved=_moved_dims))
+    "roll",
+    OperatorFacts(
+        ("window",), "dims", "dims", window=WindowFacts(windows.roll, moved=windows.moved_dims)
+    ),
 )
 declare(
     "slice",
     OperatorFacts(
         ("window", "channels", "strided"),
         "samples",
-        window=WindowFacts(_slice, ring=0.0, moved=_moved_dim),
+        window=WindowFacts(windows.cut_out, ring=0.0, moved=windows.moved_dim),
     ),
 )
 declare(
     "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-    windowed(window=WindowFacts(_interpolate)),
+    windowed(window=WindowFacts(windows.interpolation)),
 )
-declare("pixel_shuffle", windowed(window=WindowFacts(_pixel_shuffle)))
-declare("pixel_unshuffle", windowed(window=WindowFacts(_pixel_unshuffle)))
+declare("pixel_shuffle", windowed(window=WindowFacts(windows.pixel_shuffle)))
+declare("pixel_unshuffle", windowed(window=WindowFacts(windows.pixel_unshuffle)))
 
 # The kernels into which torch's dispatcher turns a convolution; no graph holds them.
 declare("convolution mkldnn_convolution convolution_backward", OperatorFacts(copies_weight=True))
@@ -344,8 +198,8 @@ declare("argmax argmin", reduced(reduction=_extremes))
 declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
 declare("linalg_vector_norm norm", reduced(reduction=_order_of))
 pooled = functools.partial(OperatorFacts, ("reduction", "window"), "samples", "output_size")
-declare("adaptive_avg_pool2d", pooled(reduction=lambda node: 1, window=WindowFacts(_bins)))
-declare("adaptive_max_pool2d", pooled(reduction=lambda node: 3, window=WindowFacts(_bins)))
+declare("adaptive_avg_pool2d", pooled(reduction=lambda node: 1, window=WindowFacts(windows.bins)))
+declare("adaptive_max_pool2d", pooled(reduction=lambda node: 3, window=WindowFacts(windows.bins)))
 
 
 def _drops_weights(node: Node) -> bool:
@@ -392,7 +246,10 @@ declare(
     moved(("permuted",)),
 )
 declare("repeat tile", OperatorFacts(("repeated",)))
-declare("repeat_interleave", OperatorFacts(("channels", "window"), window=WindowFacts(_interleave)))
+declare(
+    "repeat_interleave",
+    OperatorFacts(("channels", "window"), window=WindowFacts(windows.interleave)),
+)
 declare("expand", OperatorFacts(("expanded",), "sizes", "size"))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
