@@ -49,6 +49,13 @@ class Optimizer:
             parameter.grad = None
 
     @torch.no_grad()
+    def reserve(self) -> None:
+        """Makes what a step keeps, without one: a skipped step needs as much memory as others."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._numbers(parameter)
+
+    @torch.no_grad()
     def step(self) -> None:
         """Moves the parameters that have a gradient, each type's together."""
         by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}

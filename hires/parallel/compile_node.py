@@ -24,6 +24,7 @@ from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
+from hires.parallel.missing_kernels import with_kernel
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.window import Window
 from hires.plan.factor_rules import on_tile
@@ -189,7 +190,7 @@ def _local(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
         overload = "p"
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
-    function = SUBSTITUTES.get(node.kind) or function
+    function = SUBSTITUTES.get(node.kind) or with_kernel(function)
     bind = _binder(node, context, tensors)
 
     def run(values: Values) -> Any:

@@ -232,9 +232,9 @@ class Executor:
         self.scale.update()
 
     def _optimise(self, event: Event) -> None:
-        if self.optimiser is not None and not self.result.skipped:
+        if self.optimiser is not None:
             with self.recorder.span(timeline.OPTIMISER):
-                self.optimiser.step()
+                self.optimiser.reserve() if self.result.skipped else self.optimiser.step()
 
     def _slot(self, event: Event) -> SlotPass:
         return self.slots[self.plan.direction_of(event.part.action)]

@@ -115,3 +115,16 @@ def test_optimiser_is_one_class_that_is_registered(monkeypatch):
     assert all(torch.equal(a - 0.5, b) for a, b in zip(before, ours, strict=True))
     assert [float(count) for count in optimizer.state()] == [2.0] * len(ours)
     assert optimizer.kept_of(ours[0])["moves"].shape == ()
+
+
+def test_reserved_state_changes_no_step():
+    torch.manual_seed(0)
+    first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizers = [FusedSGD([p], lr=0.1, momentum=0.9, weight_decay=0.01) for p in (first, second)]
+    first.grad, second.grad = torch.full((3,), 0.5), torch.full((3,), 0.5)
+    optimizers[0].reserve()
+    assert [len(optimizer.state()) for optimizer in optimizers] == [1, 0]
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.step()
+    assert torch.equal(first, second)
