@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -245,6 +246,8 @@ def load() -> torch.device:
         copies = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         copies.impl("_copy_from", _copy_from, "PrivateUse1")  # type: ignore[no-untyped-call]
         _libraries.extend((factories, copies, _autocast()))
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, _raising(getattr(torch.autograd, name)))
     return torch.device(NAME, 0)
 
 
@@ -287,26 +290,42 @@ def _can_be_cast(item: Any) -> bool:
 
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    operands = [item for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)]
+    operands: list[Tensor] = []
+    devices: list[torch.device] = []
+
+    def held(item: Any) -> Any:
+        # As tree_map, but operators have only lists inside their arguments, and it is slow.
+        if isinstance(item, Tensor):
+            operands.append(item)
+            return item.held if isinstance(item, SimulatedTensor) else item
+        if isinstance(item, (list, tuple)):
+            return [held(one) for one in item]
+        if isinstance(item, torch.device):
+            devices.append(item)
+            return _HOST
+        return item
+
+    host_args = [held(arg) for arg in args]
+    host_kwargs = {key: held(arg) for key, arg in kwargs.items()}
     _require_one_device(func, operands, args)
     stream = current_stream()
     if func is _COPY and _may_be_late(*args, **kwargs):
-        stream.begin(_held(args[0]), _held(args[1]))
+        stream.begin(host_args[0], host_args[1])
         return args[0]
     stream.finish()
-    named = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.device)]
-    makes_own = named[0].type == NAME if named else True
+    makes_own = devices[0].type == NAME if devices else True
     changed = {id(_held(one)): one for one in operands}  # an operator in place returns an operand
-    args, kwargs = tree_map(_held, (args, kwargs))
 
     def wrapped(item: Any) -> Any:
+        if isinstance(item, (list, tuple)):
+            return type(item)(map(wrapped, item))
         if not isinstance(item, Tensor):
             return item
         if id(item) in changed:
             return changed[id(item)]
         return SimulatedTensor(item) if makes_own else item
 
-    return tree_map(wrapped, func(*args, **kwargs))
+    return wrapped(func(*host_args, **host_kwargs))
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -315,10 +334,8 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return copied
 
 
-def _held(item: Any) -> Any:
-    if isinstance(item, torch.device):
-        return _HOST
-    return item.held if isinstance(item, SimulatedTensor) else item
+def _held(tensor: Tensor) -> Tensor:
+    return tensor.held if isinstance(tensor, SimulatedTensor) else tensor
 
 
 def _require_one_device(func: Any, operands: list[Tensor], args: tuple[Any, ...]) -> None:
@@ -332,10 +349,32 @@ def _require_one_device(func: Any, operands: list[Tensor], args: tuple[Any, ...]
     for one in operands:
         is_number = takes_numbers and one.dim() == 0
         if not (isinstance(one, SimulatedTensor) or id(one) in indices or is_number):
-            raise RuntimeError(
+            error = RuntimeError(
                 f"{kind} got tensors of two devices, {NAME}:0 and {one.device}: that of the shape "
                 f"{list(one.shape)} is on the host; make it on the device of the others"
             )
+            if torch._C._current_graph_task_id() == -1:
+                raise error
+            _errors.append(error)
+
+
+_errors: list[RuntimeError] = []  # of the backward pass that runs now
+
+
+def _raising(run: Callable[..., Any]) -> Callable[..., Any]:
+    # Errors of a backward pass come when it is over: inside one, torch asks Python for the device
+    # while the error is under way, and that ends the process.
+    @functools.wraps(run)
+    def run_and_raise(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:  # inside another backward pass
+            return run(*args, **kwargs)
+        _errors.clear()
+        made = run(*args, **kwargs)
+        for error in _errors:
+            raise error
+        return made
+
+    return run_and_raise
 
 
 def _may_be_late(target: Tensor, source: Tensor, non_blocking: bool = False) -> bool:

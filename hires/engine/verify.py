@@ -12,9 +12,11 @@ error of one process in that precision.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_lines
 from hires.data.source import open_data
 from hires.engine.build import RankEngine, whole_model
-from hires.engine.device import RankDevice, to_host
+from hires.engine.device import HOST, RankDevice, to_host
 from hires.engine.loader import slot_loader, whole_microbatches
 from hires.engine.optimizer import optimizer_of
 from hires.engine.verify_bounds import (
@@ -42,6 +44,7 @@ from hires.engine.verify_bounds import (
     in_float64,
     lowest,
 )
+from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.executor import StepResult
@@ -204,7 +207,8 @@ def reference_step(
             elif way == "reversed":
                 images, target = images.flip(0), target.flip(0)
             draws = Draws(config.seed, 0, index * len(images), len(images))
-            with draws, without_checkpoints(), device.autocast(low):
+            places = _foreign_tensors_named(device)
+            with draws, without_checkpoints(), device.autocast(low), places:
                 output = model(images)
             kept = output.detach()
             tensors[f"output/{index}"] = kept.flip(0) if way == "reversed" else kept
@@ -222,6 +226,26 @@ def reference_step(
         tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
     return {name: to_host(tensor) for name, tensor in tensors.items()}
+
+
+@contextlib.contextmanager
+def _foreign_tensors_named(device: RankDevice) -> Iterator[None]:
+    # The ranks run the graph, in which all tensors are made on the device; the module itself need
+    # not do so.
+    try:
+        yield
+    except RuntimeError as error:
+        if device.torch == HOST or "device" not in str(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        libraries = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+        own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+        where = f" (line {own[-1].lineno} of {own[-1].filename})" if own else ""
+        raise ParityError(
+            f"the module itself cannot run on {device.torch}{where}: {error_line(error)}; make the "
+            f"tensor on the device of the input, as torch.zeros(4, device=x.device), or hold it "
+            f"with register_buffer"
+        ) from error
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:

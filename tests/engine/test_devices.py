@@ -1,35 +1,210 @@
-"""Every layout computes on a device that is not the CPU what one process computes."""
+"""Does every layout compute on a device that is not the CPU what one process computes?"""
 
 from __future__ import annotations
 
+import ast
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.helpers.device_jobs import errors_of
+from hires.core.config.run_config import to_dict
+from hires.core.errors import ConfigError
+from hires.engine.device import HOST, RankDevice, open_device
+from tests.helpers import device_jobs
+from tests.helpers.device_jobs import MUTATIONS, errors_of
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.saved import losses, make
+from tests.parallel.test_layouts import LAYOUTS as ALL_LAYOUTS
+from tests.parallel.test_layouts import ZOO, ZOO_DATA
 
-pytestmark = pytest.mark.dist
+PACKAGE = Path(__file__).resolve().parents[2] / "hires"
+NETS = "tests.helpers.custom_nets:"
+
+
+def custom(name: str, **args: Any) -> dict[str, Any]:
+    return {"model": {"name": "custom", "target": NETS + name, "args": args}, "data": ZOO_DATA}
+
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "single": {"parallel": {"microbatches": 2}, "memory": {"checkpoint": "block"}},
-    "sp 1x2": {"parallel": {"tiles": [1, 2]}},
+    "sp 1x2": {"parallel": {"tiles": [1, 2]}, "comm": {"shared_memory": False}},
     "sp 2x2": {"parallel": {"tiles": [2, 2], "microbatches": 2}},
     "lp": {"parallel": {"stages": 2}},
     "pp gpipe": {"parallel": {"stages": 2, "microbatches": 4}},
     "pp 1f1b": {"parallel": {"stages": 2, "microbatches": 4, "schedule": "1f1b"}},
     "gems": {"parallel": {"stages": 2, "directions": 2, "schedule": "gems"}},
-    "sp+gems": {
-        "parallel": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
-        "comm": {"shared_memory": False},
-    },
+    "sp+gems": {"parallel": {"tiles": [2, 2], "stages": 2, "directions": 2, "schedule": "gems"}},
     "sp+pp": {"parallel": {"tiles": [2, 1], "stages": 3, "spatial_stages": 1, "microbatches": 4}},
     "dp": {"parallel": {"replicas": 2}},
     "local_dp": {"parallel": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "microbatches": 2}},
+    "inference": {"parallel": {"tiles": [2, 1], "stages": 2}, "task": {"name": "infer"}},
+    "gathered": {**custom("attends", size=[19, 22]), "parallel": {"tiles": [2, 1]}},
+    "dropout": {
+        **custom("textured"),
+        "parallel": {"tiles": [1, 2]},
+        "memory": {"checkpoint": "block"},
+    },
 }
 
 
+@pytest.mark.dist
 def test_layouts_equal_one_process_on_the_simulated_device(tmp_path: Path):
-    errors = errors_of(tmp_path, {name: {"batch": 8, **keys} for name, keys in LAYOUTS.items()})
+    errors = errors_of(tmp_path, {name: {"batch": 4, **keys} for name, keys in LAYOUTS.items()})
     assert errors.keys() == LAYOUTS.keys()
     assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_all_layouts_equal_one_process_on_the_simulated_device(tmp_path: Path):
+    configs = {n: {"batch": 8, "parallel": one} for n, one in ALL_LAYOUTS.items()}
+    every_rule = {"image": [37, 41], "model": ZOO, "data": ZOO_DATA}
+    configs |= {
+        f"every rule {tiles}": {**every_rule, "parallel": {"tiles": tiles}}
+        for tiles in ([2, 1], [1, 3], [2, 2])
+    }
+    errors = errors_of(tmp_path, configs)
+    assert errors.keys() == configs.keys()
+    assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_path: Path):
+    # Step by step; also from the checkpoint of the other device, either way.
+    keys: dict[str, Any] = {
+        **custom("furnished", classes=5),
+        "steps": 4,
+        "precision": {"name": precision},
+        "checkpoint": {"every": 2, "keep": 5},
+        "parallel": {"tiles": [2, 1]},
+    }
+    devices = ("cpu", "simulated")
+    first = [make(tmp_path / device, device=device, **keys) for device in devices]
+    then = []
+    for device, other in zip(devices, reversed(first), strict=True):
+        resumed = keys["checkpoint"] | {"resume": str(other / "checkpoints" / "step000002")}
+        then.append(
+            make(tmp_path / f"{device} again", device=device, **keys | {"checkpoint": resumed})
+        )
+    for folders in (first, then):  # the second ones read what the first ones wrote
+        run_ranks(device_jobs.run_folders, 2, [str(folder) for folder in folders])
+    expected = losses(first[0], 0)
+    assert losses(first[1], 0) == expected
+    later = {key: loss for key, loss in expected.items() if key[0] >= 2}
+    assert later
+    assert [losses(folder, 0) for folder in then] == [later, later]
+
+
+@pytest.mark.dist
+def test_each_missing_move_to_the_device_fails():
+    parallel = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
+    config = config_of(
+        batch=4, device="simulated", parallel=parallel, **custom("furnished", classes=5)
+    )
+    given = to_dict(config), plan_of(config).to_dict()
+    [found] = run_ranks(device_jobs.mutate_each, 1, *given)
+    assert found.keys() == MUTATIONS.keys()
+    assert all("two devices" in error for error in found.values()), found
+
+
+@pytest.mark.dist
+def test_operands_of_two_devices_are_refused_as_beside_a_gpu():
+    [found] = run_ranks(device_jobs.mixed_operands, 1)
+    refused = {name for name, answer in found.items() if answer == "RuntimeError"}
+    assert refused == {
+        *("add", "a number of the device", "cat", "stack numbers", "matmul", "linear", "put"),
+        *("out", "module", "numpy"),
+    }
+    assert "tensor(15.)" in found["index"]
+    assert found["copy to the host"] == "15.0" or "15." in found["copy to the host"]
+    assert found["tensor"] == "[1, 2]"
+
+
+@pytest.mark.dist
+def test_copy_without_its_event_is_seen():
+    [(early, behind, begun, back, plain)] = run_ranks(device_jobs.late_copies, 1)
+    assert all(number != number for number in (*early, *begun))  # NaN
+    assert behind == [1.0, 2.0, 3.0]
+    assert back == behind
+    assert plain == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.dist
+def test_messages_of_a_device_go_through_buffers_that_are_used_again():
+    for rank, found in enumerate(run_ranks(device_jobs.staged_messages, 2)):
+        for step in range(3):
+            assert found[f"message {step}"] == 1 - rank + step
+            assert found[f"sum {step}"] == 1 + 2 * step
+            assert found[f"sums {step}"] == [1.0, 1.0]
+            assert found[f"gather {step}"] == ("simulated", [[0, 0], [1, 1]])
+        assert found["buffers 0"] == found["buffers 2"]
+
+
+@pytest.mark.dist
+def test_module_that_makes_a_tensor_on_the_wrong_device_is_named():
+    config = config_of(device="simulated", **custom("careless"))
+    [error] = run_ranks(device_jobs.careless_step, 1, to_dict(config))
+    assert "custom_nets.py" in error
+    assert "device=x.device" in error
+
+
+def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace(allow_tf32=True))
+    devices = [open_device("cuda", local_rank) for local_rank in range(3)]
+    assert [device.torch.index for device in devices] == [0, 1, 0]
+    assert chosen == [device.torch for device in devices]
+    assert not devices[0].has_tf32
+    assert not torch.backends.cudnn.allow_tf32  # fp32 is fp32
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA")
+def test_cuda_without_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="built for CPUs"):
+        open_device("cuda", 0)
+
+
+def test_unknown_device_is_answered():
+    with pytest.raises(ConfigError, match="cuda"):
+        open_device("cuba", 0)
+
+
+def test_cpu_moves_nothing():
+    device, tensor = RankDevice(), torch.ones(2)
+    assert device.torch == HOST
+    assert device.place(tensor) is tensor
+    assert device.uploads() is None
+    assert device.memory() == {}
+
+
+NAMES_DEVICES = {
+    "engine/device.py": "is the home of devices",
+    "engine/simulated_device.py": "is one",
+    "comm/comm_backends.py": "names the devices that a backend reaches",
+    "bench/bench_output.py": "names the processor of a machine",
+    "comm/node_report.py": "reports the GPUs of a node",
+    "parallel/convolution.py": "knows what oneDNN gets wrong, in one predicate",
+    "nets/program_calls.py": "reads autocast blocks of traced networks",
+}
+"""Module of a rank -> why it may name a device."""
+
+
+def test_no_other_module_of_a_rank_names_a_device():
+    found = set()
+    for part in ("comm", "nets", "parallel", "engine", "bench", "worker.py"):
+        for path in [PACKAGE / part, *(PACKAGE / part).rglob("*.py")]:
+            for node in ast.walk(ast.parse(path.read_text())) if path.is_file() else ():
+                text = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+                name = getattr(node, "attr", "") if isinstance(node, ast.Attribute) else ""
+                if text in ("cpu", "cuda", "simulated") or name in ("cuda", "is_cuda", "is_cpu"):
+                    found.add(str(path.relative_to(PACKAGE)))
+    assert found == NAMES_DEVICES.keys()

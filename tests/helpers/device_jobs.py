@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hires import comm
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hires import comm, worker
 from hires.comm import membership
+from hires.comm.staging import Staging
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.errors import ParityError
 from hires.core.ranks.world import World
+from hires.core.store import records
+from hires.engine import simulated_device
 from hires.engine.build import build_rank
-from hires.engine.device import open_device
-from hires.engine.verify import verify_rank
+from hires.engine.device import Accelerator, open_device
+from hires.engine.memory_meter import PeakMeter
+from hires.engine.verify import reference_step, verify_rank
+from hires.parallel import stage, window
+from hires.parallel.executor import SlotPass
+from hires.parallel.image_kernels import NormTiles
 from hires.plan.plan import Plan
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -55,3 +69,176 @@ def errors_of(folder: Path, configs: dict[str, dict[str, Any]]) -> dict[str, flo
     for size, layouts in sorted(by_size.items()):
         errors |= run_ranks(verify_each, size, layouts, timeout_s=60 + 10 * len(layouts))[0]
     return errors
+
+
+def run_folders(world: World, folders: list[str]) -> None:
+    """Runs the first attempt of several run folders, each on the device of its plan."""
+    plans = [Plan.from_dict(records.read_plan(folder)) for folder in folders]
+    devices = {plan.device: open_device(plan.device, world.local_rank) for plan in plans}
+    comm.start(world, 60)
+    for folder, plan in zip(folders, plans, strict=True):
+        device, config = devices[plan.device], records.read_config(folder)
+        membership.transport.staging = Staging(("cpu",), device.host_empty)
+        meter = PeakMeter(config, device)
+        assert worker.run_attempt(Path(folder), config, plan, world, meter, device) == 0
+    comm.shutdown()
+
+
+@contextlib.contextmanager
+def _on_host(slot: SlotPass) -> Iterator[None]:
+    slot.context.device, before = torch.device("cpu"), slot.context.device
+    try:
+        yield
+    finally:
+        slot.context.device = before
+
+
+_empty, _rows, _shares = SlotPass.empty, window._rows, NormTiles.shares
+_constant = stage.constant_tensor
+
+
+def _empty_on_host(slot: SlotPass, *args: Any) -> Tensor:
+    with _on_host(slot):
+        return _empty(slot, *args)
+
+
+class _Stuck:
+    # A constant that does not move.
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def to(self, device: torch.device) -> Tensor:
+        """Returns it where it is."""
+        return self.tensor
+
+
+MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "weights": (Accelerator, "place", lambda device, tensor: tensor),
+    "images": (Accelerator, "uploads", lambda device: None),
+    "receives": (SlotPass, "empty", _empty_on_host),
+    "rows of a scaling": (window, "_rows", lambda taps, x: _rows(taps, torch.empty(0))),
+    "shares of the tiles": (NormTiles, "shares", lambda t, like: t._shares.to(like.dtype)),
+    "constants": (stage, "constant_tensor", lambda fact: _Stuck(_constant(fact))),
+}
+"""Each leaves something on the host that belongs on the device: a ``.to(device)`` less."""
+
+
+def mutate_each(world: World, config: dict[str, Any], plan: dict[str, Any]) -> dict[str, str]:
+    """Returns what each mutation makes of rank 0's step, alone: an error, or nothing.
+
+    The step runs without the other ranks: what is received holds any numbers.
+    """
+    settings, made = from_dict(config), Plan.from_dict(plan)
+    device = open_device("simulated", 0)
+
+    def step() -> None:
+        with comm.rehearsal(0, shared_memory=False):
+            engine = build_rank(settings, made, 0, 1, device)
+            engine.executor.step(engine.loaders)
+            engine.close()
+
+    step()
+    found = {}
+    for name, (owner, attribute, changed) in MUTATIONS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, attribute, changed)
+            try:
+                step()
+            except RuntimeError as error:
+                found[name] = str(error)
+    return found
+
+
+def mixed_operands(world: World) -> dict[str, str]:
+    """Returns what comes of operations that have tensors of the host and of the device."""
+    place = simulated_device.load()
+    own, other = torch.arange(6.0, device=place).view(2, 3), torch.ones(2, 3)
+    number, index = torch.tensor(2.0), torch.tensor([1, 0])
+    calls: dict[str, Callable[[], Any]] = {
+        "add": lambda: own + other,
+        "add a number": lambda: own + number,
+        "a number of the device": lambda: other + own.sum(),
+        "cat": lambda: torch.cat([own, other]),
+        "stack numbers": lambda: torch.stack([own.sum(), number]),
+        "matmul": lambda: own @ other.t(),
+        "linear": lambda: nn.functional.linear(own, other),
+        "index": lambda: own[index].sum(),
+        "put": lambda: own.clone().index_put_((index,), other),
+        "out": lambda: torch.add(own, own, out=other),
+        "copy to the host": lambda: torch.empty(2, 3).copy_(own).sum(),
+        "copy to the device": lambda: torch.empty(2, 3, device=place).copy_(other).sum(),
+        "module": lambda: nn.Linear(3, 3)(own),
+        "factory": lambda: (own + torch.ones(3, device=own.device)).sum(),
+        "tensor": lambda: torch.tensor([1, 2], device=place).tolist(),
+        "numpy": lambda: own.numpy(),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            found[name] = f"{call()}"
+        except (RuntimeError, TypeError) as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def late_copies(world: World) -> list[Any]:
+    """Returns what is read before and behind the events of copies that do not block."""
+    device = open_device("simulated", 0)
+    assert isinstance(device, Accelerator)
+    uploads, computes = device.uploads(), device.module.current_stream()
+    host = device.host_empty([3], torch.float32).copy_(torch.arange(3.0))
+    [image], event = uploads.begin([host])
+    assert image is not None
+    early = (image + 0).tolist()
+    host += 1  # too early: the copy reads it later
+    uploads.finish([image], event)
+    behind = (image + 0).tolist()
+    back = device.host_empty([3], torch.float32)
+    back.copy_(image, non_blocking=True)
+    begun = back.tolist()
+    image.fill_(7.0)  # behind the copy in the stream
+    computes.synchronize()
+    plain = torch.zeros(3).copy_(image, non_blocking=True)  # not pinned, so it blocks
+    return [early, behind, begun, back.tolist(), plain.tolist()]
+
+
+def staged_messages(world: World) -> dict[str, Any]:
+    """Returns what two ranks get of messages of the device, and how many buffers these took."""
+    device = open_device("simulated", world.local_rank)
+    allocated = []
+
+    def allocate(shape: Any, dtype: torch.dtype) -> Tensor:
+        allocated.append((dtype, *shape))
+        return device.host_empty(shape, dtype)
+
+    comm.start(world, 60, shared_memory=False, host_empty=allocate)
+    [group] = comm.make_groups([[0, 1]], 1).values()
+    found: dict[str, Any] = {}
+    for step in range(3):
+        mine = torch.full((1, 2, 3, 4), float(world.rank + step), device=device.torch)
+        mine = mine.contiguous(memory_format=torch.channels_last)
+        arrived = torch.empty_like(mine)
+        handles = [comm.irecv(arrived, 1 - world.rank, 5), comm.isend(mine, 1 - world.rank, 5)]
+        for handle in handles:
+            handle.wait()
+        found[f"message {step}"] = arrived.mean().item()
+        comm.all_reduce(mine, group)
+        found[f"sum {step}"] = mine.mean().item()
+        parts = [torch.full((n,), float(world.rank), device=device.torch) for n in (5, 70_000)]
+        comm.all_reduce_coalesced(parts, group)
+        found[f"sums {step}"] = [part.mean().item() for part in parts]
+        gathered = comm.all_gather(torch.full((2,), world.rank, device=device.torch), group)
+        found[f"gather {step}"] = (gathered.device.type, gathered.tolist())
+        found[f"buffers {step}"] = len(allocated)
+    comm.shutdown()
+    return found
+
+
+def careless_step(world: World, config: dict[str, Any]) -> str:
+    """Returns the error of the module of a config, run on the simulated device."""
+    settings = from_dict(config)
+    try:
+        reference_step(settings, open_device("simulated", 0))
+    except ParityError as error:
+        return str(error)
+    return ""

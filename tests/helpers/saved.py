@@ -17,6 +17,7 @@ from hires.core.ranks.world import World
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.reading import read_lines
 from hires.engine import checkpoint, run, tensorfile
+from hires.engine.device import open_device
 from hires.engine.memory_meter import PeakMeter
 from hires.parallel.executor import Executor, StepResult
 from hires.plan.plan import Plan
@@ -32,7 +33,9 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
     The last rank, and nobody else, gets the signal while it computes the step before ``stop_at``.
     """
     run.hold_preemption()
-    comm.start(world, 60)
+    plan = Plan.from_dict(records.read_plan(folder))
+    device = open_device(plan.device, world.local_rank)
+    comm.start(world, 60, host_empty=device.host_empty)
     step = Executor.step
 
     def counted(executor: Executor, feed: Any, **keys: Any) -> StepResult:
@@ -42,8 +45,8 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
 
     Executor.step = counted  # type: ignore[method-assign, assignment]
     config = records.read_config(folder)
-    plan = Plan.from_dict(records.read_plan(folder))
-    code = worker.run_attempt(Path(folder), config, plan, world, PeakMeter(config))
+    meter = PeakMeter(config, device)
+    code = worker.run_attempt(Path(folder), config, plan, world, meter, device)
     comm.shutdown()
     return code
 
