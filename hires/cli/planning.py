@@ -38,7 +38,8 @@ FORECASTS_S = 100.0
 thousand different layouts would otherwise be planned for as long as it runs."""
 UNRELATED = (
     "campaign", "results", "steps", "measure", "checkpoint", "task.lr", "comm.timeout_s",
-    "launcher.port", "data.path", "data.classes", "data.length", "data.fit", "data.shuffle",
+    "comm.visible", "launcher.port", "data.path", "data.classes", "data.length", "data.fit",
+    "data.shuffle",
 )  # fmt: skip
 """Keys that change neither the network, nor the plan, nor its memory. A new key that is not
 named here costs time and gives no wrong answer. ``model.classes`` is what follows of

@@ -51,6 +51,7 @@ class Channels:
         unit = self._open.setdefault(channel, GroupCall())
         function = self._backend.isend if kind == "send" else self._backend.irecv
         group = self._groups[channel - 1]
+        tensor = tensor.view(-1).view(torch.uint8)  # NCCL lacks some types, and only copies here
         unit.ops.append(self._backend.P2POp(function, tensor, peer, group))
         return unit
 

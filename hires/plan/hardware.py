@@ -170,9 +170,9 @@ def _unused(config: RunConfig, there: int | None, ranks: int) -> Iterator[Findin
     asked = requested_gpus(config)
     if asked is not None and there is not None and ranks < asked:
         text = (
-            f"the job holds {asked} GPUs of a node, and its {ranks} "
-            f"rank{'s use' if ranks > 1 else ' uses'} one each; use a layout of more ranks, fewer "
-            f"nodes, or request {ranks}"
+            f"the job holds {asked} GPUs of a node, and its "
+            f"{f'{ranks} ranks use one each' if ranks > 1 else 'one rank uses one'}; use a layout "
+            f"of more ranks, fewer nodes, or request {ranks}"
         )
         yield Finding("warning", "cluster.options", text)
 

@@ -15,8 +15,11 @@ from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError
 from hires.plan.channels import Channel, channels
 from hires.plan.event import Event
+from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
+from hires.plan.proof.prove import run_machine
+from hires.plan.proof.semantics import SEPARATE
 from tests.helpers.fake_nccl import HARD_TIMEOUT_S, ThreadBackend, Wire, verify_on_channels
 from tests.helpers.layouts import config_of
 from tests.helpers.layouts import plan_of as plan_of_config
@@ -145,3 +148,29 @@ def test_ranks_compute_the_same_on_channels(tmp_path: Path):
     assert verdict["ok"], verdict
     assert backends.count("nccl") == len(channels(plan))
     assert set(backends) == {BOTH, "nccl"}
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["pipeline"], LAYOUTS["gems"]], ids=["pipeline", "gems"])
+def test_one_channel_for_everything_would_block_the_ranks(layout):
+    plan = plan_of(**layout)
+    programs = [list(events(plan, rank)) for rank in range(plan.world)]
+    assert not run_machine(programs, groups(plan), SEPARATE).problems
+    joined = [[event._replace(channel=min(1, event.channel)) for event in p] for p in programs]
+    assert "deadlock" in run_machine(joined, groups(plan), SEPARATE).problems[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.complex64, torch.bfloat16])
+def test_messages_of_types_that_nccl_lacks_travel_as_bytes(dtype):
+    wire, sent = Wire(), torch.tensor([[1, 0], [1, 1]]).to(dtype)
+    first, second = (ThreadBackend(rank, wire) for rank in range(2))
+    channel = [Channel("a message", ())]
+    ends = [Channels(one, channel, torch.device("cpu")) for one in (first, second)]
+    for backend in (first, second):
+        wire.members[backend.made] = [0, 1]
+    received = torch.zeros_like(sent)
+    posts = [ends[0].post("send", sent, 1, 1), ends[1].post("recv", received, 0, 1)]
+    for end, post in zip(ends, posts, strict=True):
+        end.end_call()
+        assert post.works
+    ends[1].wait(posts[1])
+    assert torch.equal(received, sent)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ from tests.helpers.jobs import verify
 HARD_TIMEOUT_S = 60.0
 
 
-class Op(NamedTuple):
+@dataclass(eq=False)
+class Op:
     """One side of a message, as torch.distributed.P2POp."""
 
     kind: Any

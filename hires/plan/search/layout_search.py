@@ -91,9 +91,12 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
     kinds = ("block", "stage") if config.task.name == "train" else ()
     kinds_left = [kind for kind in kinds if kind != config.memory.checkpoint]
     recompute = [_changes("memory.checkpoint", [kind]) for kind in kinds_left]
-    if not room.shared:
-        # One stage more, then twice as many each time, up to what layers and ranks allow.
-        spare = launcher.offered_ranks // replicas - ranks // replicas
+    if not room.shared or room.devices:
+        # One stage more, then twice as many each time, up to what layers and ranks allow. On GPUs
+        # more ranks than these would share them.
+        offered = launcher.offered_ranks
+        offered = min(offered, room.nodes * room.devices) if room.devices else offered
+        spare = offered // replicas - ranks // replicas
         most = min(layers, parallel.stages + spare // parallel.local_dp)
         counts = {parallel.stages + 1, most, *_doubled(parallel.stages, most)}
         more = [n for n in sorted(counts) if parallel.stages < n <= most]

@@ -232,3 +232,13 @@ def test_layout_that_is_out_of_reach_is_never_planned(monkeypatch: pytest.Monkey
     assert [c.parallel.replicas for c in predictor.asked] == []
     assert "parallel.replicas=1 (at least 175.0 GiB)" in text
     assert text.startswith("too much; tried: nothing that makes a plan; out without a trial: ")
+
+
+def test_gpus_that_are_free_are_taken_before_there_are_fewer_ranks():
+    config = config_of()
+    ladders = less_memory(config, 40, Room(None, GIB, 1, "cluster.gpu_memory", 4))
+    texts = [change.text for ladder in ladders for change in ladder]
+    assert "parallel.stages=2" in texts
+    assert "parallel.stages=4" in texts
+    assert "parallel.stages=8" not in texts  # there are four
+    assert any(text.startswith("parallel.tiles") for text in texts)
