@@ -351,7 +351,7 @@ def _require_one_device(func: Any, operands: list[Tensor], args: tuple[Any, ...]
         if not (isinstance(one, SimulatedTensor) or id(one) in indices or is_number):
             error = RuntimeError(
                 f"{kind} got tensors of two devices, {NAME}:0 and {one.device}: that of the shape "
-                f"{list(one.shape)} is on the host; make it on the device of the others"
+                f"{list(one.shape)} is on the host"
             )
             if torch._C._current_graph_task_id() == -1:
                 raise error
