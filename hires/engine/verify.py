@@ -138,7 +138,7 @@ def summary(
     ``lines`` hold the ``errors`` of each rank by ``kind/name``. A kind that neither side has, as
     the gradients of an inference, is None. What is ``wanted`` and of no rank is infinitely wrong.
     With the ``noise`` of the tensors, ``by_noise`` names those that are allowed more for it, and
-    ``lost`` those of which it leaves nothing.
+    ``lost`` those of which it leaves nothing: they are not judged.
     """
     errors: dict[str, float] = {}
     for line in lines:
@@ -263,13 +263,14 @@ def _judged(
     lost: list[str] = []
     for name, error in errors.items():
         kind, own = name.split("/")[0], None if noise is None else noise.get(name, 0.0)
-        own_part = bounds.noise_factor * (own or 0.0)
-        is_lost = bounds.lost < (own or 0.0) < math.inf
-        allowed = max(bounds.by_kind[kind], own_part if is_lost else min(own_part, bounds.most))
+        bound = bounds.by_kind[kind]
+        if bounds.lost < (own or 0.0) < math.inf and bound < error < math.inf:
+            lost.append(name)
+            continue
+        allowed = max(bound, min(bounds.noise_factor * (own or 0.0), bounds.most))
         one = {"name": name, "error": error, "noise": own, "allowed": allowed}
-        one["bound"], one["ok"] = bounds.by_kind[kind], error <= allowed
-        if one["ok"] and not error <= bounds.by_kind[kind]:
-            (lost if is_lost else by_noise).append(name)
+        one["bound"], one["ok"] = bound, error <= allowed
+        by_noise += [name] if one["ok"] and not error <= bound else []
         last = worst[kind]
         if last is None or error / allowed > last["error"] / last["allowed"]:
             worst[kind] = one

@@ -24,7 +24,7 @@ summed in a lower type are rounded once more for each rank, which d counts as on
 
 ``MOST`` bounds both: a gradient that is averaged over two tiles, not summed, is wrong by 0.5. Where
 one process in the same precision is off by more than half of that (batch norms of a few pixels,
-say), a tensor is ``lost``: it is only compared with the error of that process.
+say), a tensor is ``lost``: nothing can be said of it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Bounds(NamedTuple):
     that part: the gradient of a bias before a norm is zero but for rounding, and so is its
     error."""
     lost: float = math.inf
-    """Tensors in which one process differs by more are not held to ``most``."""
+    """Tensors in which one process differs by more are not judged."""
 
     @property
     def exact(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from hires.core.config.run_config import to_dict
+from hires.engine.verify import summary
 from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest, longest_way
 from tests.helpers.jobs import wrong_verify
 from tests.helpers.layouts import config_of, plan_of, verified
@@ -74,3 +76,20 @@ def test_fault_exceeds_the_bound(precision: str, fault: str, tmp_path):
     assert not answer["ok"]
     kind = {"halo": "output", "average": "gradients"}[fault]
     assert answer["errors"][kind] > answer["worst"][kind]["bound"]
+
+
+def test_tensor_that_one_process_loses_is_named_and_not_judged():
+    errors = {"gradients/a": 1.2, "gradients/b": 0.3, "output/0": 0.05}
+    bounds = EXACT._replace(by_kind=dict.fromkeys(EXACT.by_kind, 0.1), most=MOST, lost=MOST / 2)
+
+    def judged(**noise: float):
+        named = {f"gradients/{name}": own for name, own in noise.items()}
+        return summary([{"rank": 0, "errors": errors}], [*errors], named, bounds)
+
+    answer = judged(a=0.5, b=0.05)
+    assert answer["ok"]
+    assert (answer["lost"], answer["by_noise"]) == (["gradients/a"], ["gradients/b"])
+    assert answer["worst"]["gradients"]["name"] == "gradients/b"
+    assert not judged(a=0.15, b=0.05)["ok"]
+    assert not judged(a=math.inf, b=0.05)["ok"]  # where it overflows it says nothing
+    assert judged(a=0.5, b=0.5)["worst"]["gradients"] is None

@@ -1,0 +1,102 @@
+"""Is a precision refused or warned of where the device does not have it?"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from hires.core.config.run_config import from_dict
+from hires.core.errors import ConfigError
+from hires.engine import arithmetic
+from hires.engine.device import RankDevice
+from hires.plan import checks
+
+
+class Ampere(RankDevice):
+    """A device with TF32."""
+
+    has_tf32 = True
+    allowed: bool | None = None
+
+    def set_tf32(self, allowed: bool) -> None:
+        self.allowed = allowed
+
+
+def config_of(name: str, **keys):
+    return from_dict({"precision": {"name": name}, "device": "cpu", **keys})
+
+
+def test_tf32_is_refused_before_a_run_and_by_a_rank():
+    [found] = checks.check_precision(config_of("tf32"))
+    assert (found.severity, found.key) == ("error", "precision")
+    assert "compute capability 8" in found.text
+    assert not [*checks.check_precision(config_of("tf32", device="cuda"))]
+    with pytest.raises(ConfigError, match="rank 3 has none; use precision=fp32"):
+        arithmetic.prepare(config_of("tf32"), RankDevice(), 3)
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("tf32", True), ("fp32", False)])
+def test_tf32_is_used_for_that_precision_only(name, allowed):
+    device = Ampere()
+    arithmetic.prepare(config_of(name), device, 1)
+    assert device.allowed is allowed
+
+
+@pytest.mark.parametrize("flag", checks.FP16_FLAGS)
+def test_plan_warns_where_the_cpu_emulates_fp16(flag, monkeypatch):
+    monkeypatch.setattr(checks, "cpu_flags", lambda: {"avx2"})
+    [found] = checks.check_precision(config_of("fp16"))
+    assert found.severity == "warning"
+    assert not [*checks.check_precision(config_of("bf16"))]
+    monkeypatch.setattr(checks, "cpu_flags", lambda: {"avx2", flag})
+    assert not [*checks.check_precision(config_of("fp16"))]
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_rank_warns_if_16_bits_are_slower(slow, monkeypatch, caplog):
+    times = {"torch.float16": 0.02 if slow else 0.005, "torch.float32": 0.01}
+    monkeypatch.setattr(arithmetic, "_convolution_s", lambda dtype: times[str(dtype)])
+    with caplog.at_level(logging.WARNING):
+        arithmetic.prepare(config_of("fp16"), RankDevice(), 1)
+        assert not caplog.text
+        arithmetic.prepare(config_of("fp16"), RankDevice(), 0)
+    assert ("takes 20.0 ms, and 10.0 ms in fp32" in caplog.text) is slow
+
+
+def test_both_types_are_measured():
+    assert arithmetic._convolution_s(arithmetic.torch.float32) > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"name": "fp16", "weights": "bf16"}, "precision.weights=bf16 needs precision=bf16"),
+        ({"name": "fp64", "weights": "fp32"}, "does not go with precision=fp64"),
+        ({"name": "bf16", "loss_scale": 8}, "is for precision=fp16, not precision=bf16"),
+        ({"name": "fp16", "loss_scale": 0}, "must be dynamic, or a number above 0"),
+        ({"name": "fp16", "weights": "fp16"}, "is for task=infer"),
+    ],
+)
+def test_keys_that_do_not_go_together(keys, expected):
+    with pytest.raises(ConfigError, match=expected):
+        from_dict({"precision": keys})
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "weights", "held", "autocast"),
+    [
+        ("train", "fp16", "auto", "float32", "float16"),
+        ("infer", "fp16", "auto", "float16", None),
+        ("infer", "bf16", "bf16", "bfloat16", None),
+        ("infer", "bf16", "fp32", "float32", "bfloat16"),
+        ("train", "tf32", "auto", "float32", None),
+        ("infer", "fp64", "auto", "float64", None),
+    ],
+)
+def test_types_of_weights_and_products(task, precision, weights, held, autocast):
+    config = from_dict(
+        {"task": {"name": task}, "precision": {"name": precision, "weights": weights}}
+    )
+    assert (config.image_type, config.autocast_type) == (held, autocast)
+    assert config.scales_loss is (task == "train" and precision == "fp16")
