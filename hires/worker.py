@@ -49,13 +49,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hires.worker", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="a run folder that `hires run` made")
     parser.add_argument("--verify", action="store_true", help="compare one step with one process")
+    parser.add_argument("--reference", help="device of that process, if not this rank's")
     options = parser.parse_args(argv)
     hold_preemption()
     world = None
     try:
         world = from_environment()
         logs.setup(world.rank)
-        return run_rank(options.run_dir, world, options.verify)
+        return run_rank(options.run_dir, world, options.verify, options.reference)
     except Exception as error:
         if world is not None:
             # Every failure is recorded: the launcher separates the cause from its consequences.
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def run_rank(run_dir: Path, world: World, verify: bool) -> int:
+def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = None) -> int:
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
     frozen.require_unchanged(run_dir)
@@ -92,7 +93,8 @@ def run_rank(run_dir: Path, world: World, verify: bool) -> int:
         code = 0
         if verify:
             engine = build_rank(config, plan, world.rank, 1, device, as_planned(run_dir))
-            verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt))
+            other = open_device(reference, world.local_rank) if reference else device
+            verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt), other)
             comm.barrier()
         else:
             code = run_attempt(run_dir, config, plan, world, meter, device)

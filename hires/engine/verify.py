@@ -58,9 +58,14 @@ SYMMETRIC = 1e-8
 Tensors = dict[str, Tensor]
 
 
-def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
-    """Compares a step of one rank; rank 0 writes ``verify.json``, and raises ParityError."""
-    rank = engine.context.rank
+def verify_rank(
+    engine: RankEngine, config: RunConfig, attempt: Path, device: RankDevice | None = None
+) -> None:
+    """Compares a step of one rank; rank 0 writes ``verify.json``, and raises ParityError.
+
+    The one process in float64 computes on ``device``, or where the rank does.
+    """
+    rank, device = engine.context.rank, device or engine.device
     result, graph = step_within_range(engine, config), engine.context.plan.graph
     first = engine.context.replica * engine.context.plan.total_microbatches
     held = {f"output/{first + i}": output for i, output in result.outputs.items()}
@@ -71,7 +76,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
     reference_file = attempt / "reference.pt"
     barrier()
     if rank == 0:
-        exact = reference_step(in_float64(config), engine.device)
+        exact = reference_step(in_float64(config), device)
         torch.save(exact, reference_file)
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
@@ -90,7 +95,7 @@ def verify_rank(engine: RankEngine, config: RunConfig, attempt: Path) -> None:
         if not answer["ok"] and math.isfinite(answer["max_rel_err"]):
             if bounds.exact:
                 draws, low = any(map(is_random, graph.nodes)), lowers(graph)
-                noise = noise_of(config, engine.device, reference, draws, low)
+                noise = noise_of(config, device, reference, draws, low)
                 bounds = LOWERED if low else EXACT
             else:
                 scale = result.loss_scale or 1.0

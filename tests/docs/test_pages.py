@@ -44,7 +44,7 @@ def test_hires_command_is_accepted(hires, command):
     if verb in ("run", "plan", "verify", "sweep"):
         answer = hires(verb, *rest, "--cfg", "job")
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
-        assert rest in ([], ["layouts"], ["launcher=slurm", "--nodes", "2"])
+        assert rest in ([], ["--gpu"], ["layouts"], ["launcher=slurm", "--nodes", "2"])
         answer = hires("--help")
     elif verb in ("status", "logs", "retry", "cancel", "report"):
         run = make_run(Path("results"))

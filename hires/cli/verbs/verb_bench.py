@@ -20,6 +20,7 @@ BENCHMARKS = {
     "plan": "time and memory to plan and prove up to 4096 ranks",
     "parity": "random layouts against one process in float64",
     "networks": "public networks in several layouts against one process in float64",
+    "gpu": "all that needs a GPU: parity, precisions, streams, memory and speed on one",
     "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 PARSER = Parser(

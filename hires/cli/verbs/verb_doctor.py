@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.doctor_checks import machine_checks, mpi_checks, torch_checks
-from hires.cli.options import JSON, Parser, composing, number
+from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config
+from hires.cli.verbs.verb_bench import main as bench
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.screen_table import painted_state
@@ -24,10 +25,12 @@ PARSER = Parser(
     (
         "hires doctor                             this machine",
         "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
+        "hires doctor --gpu                       everything that needs a GPU, tried on one",
         "hires doctor --json",
     ),
     *composing(),
     number("--nodes", "machines that runs are to use (launcher.nodes)"),
+    flag("--gpu", "run `hires bench gpu`, up to eight minutes, instead of the checks"),
     number("--patience", "seconds that the job may wait and take", default=600),
     JSON,
 )
@@ -35,6 +38,8 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
+    if args.gpu:
+        return bench(["gpu", *(["--json"] if args.json else [])])
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         from hires.cli.compose.compose_config import compose

@@ -1,8 +1,8 @@
 """Launches a run folder by hand: ``python -m hires.launcher.local RUN_DIR [-- COMMAND]``.
 
 The ``launch.sh`` of every run folder calls it, and may name the command that starts the ranks.
-``... RUN_DIR ATTEMPT [MODULE]`` launches an attempt of the local queue, whose folder exists
-already, maybe with another Python module as its ranks, and prints nothing but errors.
+``... RUN_DIR ATTEMPT [MODULE [ARGUMENTS]]`` launches an attempt whose folder exists already, as one
+of the local queue, maybe with another Python module as its ranks, and prints nothing but errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     end = words.index("--") if "--" in words else len(words)
     (folder, *attempt), command = words[:end] or [""], words[end + 1 :]
-    is_odd = len(attempt) > 2 or (attempt and (command or not attempt[0].isdecimal()))
+    is_odd = attempt and (command or not attempt[0].isdecimal())
     if folder in ("", "-h", "--help") or is_odd:
         say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
         return 0 if folder.startswith("-") else 2
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if attempt:
             number, module = int(attempt[0]), (attempt[1:] or [local_launcher.RANK])[0]
-            return local_launcher.launch(folder, number, module=module).exit_code
+            args = attempt[2:]
+            return local_launcher.launch(folder, number, module=module, args=args).exit_code
         path = rundir.frozen_folder(folder)
         with running_elsewhere.alone(path):
             number = attempts.next_attempt(path)

@@ -19,14 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.store import file_names, reading
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
+from hires.core.store.reading import yaml_text
 from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
 from hires.launcher.interface import Outcome, launcher_named
@@ -105,7 +104,7 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
         try:
             # A folder that looks like that of a run.
             make_folder(folder / "a0" / file_names.LOGS)
-            text = yaml.safe_dump(plain(config), allow_unicode=False)
+            text = yaml_text(plain(config))
             write_atomically(folder / file_names.CONFIG, text)
             write_atomically(folder / file_names.PLAN, json.dumps({"world": launcher.nodes}))
             job_script.write_script(folder, config, launcher.nodes, argv)

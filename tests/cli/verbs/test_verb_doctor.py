@@ -44,6 +44,13 @@ def test_failing_check_exits_1_with_its_remedy(hires, monkeypatch):
     )
 
 
+def test_check_of_a_gpu_is_the_benchmark(hires, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 1)
+    assert hires("doctor", "--gpu", "--json").code == 1
+    assert seen == [["gpu", "--json"]]
+
+
 def test_json(hires, monkeypatch):
     monkeypatch.setattr(verb_doctor, "all_checks", lambda *_: CHECKS[:1])
     answer = hires("doctor", "--json")
