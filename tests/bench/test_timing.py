@@ -31,7 +31,7 @@ def seen(monkeypatch):
     happened = []
     clock = iter(range(1000))
     monkeypatch.setattr(timing, "barrier", lambda: happened.append("barrier"))
-    monkeypatch.setattr(timing, "_now", lambda: float(next(clock)))
+    monkeypatch.setattr(timing, "_now", lambda runner: float(next(clock)))
     return happened
 
 
