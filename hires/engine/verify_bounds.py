@@ -38,18 +38,13 @@ from hires.core.config.run_config import RunConfig
 from hires.core.precisions import SIGNIFICANT_BITS
 from hires.plan.graph import INPUT, Graph
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_table import KINKS
 
 KINDS = ("output", "loss", "gradients", "parameters", "running_stats")
 TOLERANCE = 1e-10
 """In float64, relative to the largest value of each tensor."""
 MOST = 0.4
 """In any precision."""
-KINKS = (
-    "relu", "relu6", "leaky_relu", "prelu", "hardtanh", "hardswish", "hardsigmoid", "clamp",
-    "clamp_min", "abs", "max_pool2d", "adaptive_max_pool2d", "amax", "amin", "max", "min",
-    "maximum", "minimum",
-)  # fmt: skip
-"""Operators whose gradient jumps."""
 
 
 class Bounds(NamedTuple):

@@ -110,6 +110,14 @@ declare("dropout feature_dropout", drawn(random=_drops, may_share=True))
 declare("alpha_dropout feature_alpha_dropout", drawn(random=_drops))
 
 
+KINKS = (
+    *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid"),
+    *("clamp", "clamp_min", "clamp_max", "clip", "abs", "absolute", "max_pool2d"),
+    *("adaptive_max_pool2d", "amax", "amin", "max", "min", "maximum", "minimum", "fmax", "fmin"),
+)
+"""Operators whose gradient jumps: rounding may choose another side."""
+
+
 def uses_batch_statistics(node: Node) -> bool:
     """Whether a node normalises by the microbatch's own mean and variance, as in training."""
     return node.kind == "batch_norm" and bool(node.args["training"])
