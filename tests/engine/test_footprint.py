@@ -196,7 +196,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 64 * 1024  # KiB; the parameter alone has a GiB
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_rehearsal_computes_nothing_on_real_memory(precision, monkeypatch):
     # torch has no shape function for the statistics of a norm: 21 GiB of real zeros were summed up.
     def refuse(mode: Any, operator: Any, *args: Any) -> None:
