@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, number, option
-from hires.cli.screens.screen import percent, print_table, shown
+from hires.cli.screens.screen import percent, print_notes, print_table, shown
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.files import write_atomically
@@ -19,9 +21,11 @@ from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
+from hires.report.load.plain_values import listed
 from hires.report.load.runs import Run, read_runs
 
 TOLERANCE = "5%"
+_MAX_CAUSES = 3  # of what could not be decided, in one line
 PARSER = Parser(
     "compare",
     (
@@ -68,7 +72,8 @@ def main(args: Namespace) -> int:
     if made.is_worse:
         return REGRESSION
     if not made.is_decided:
-        raise RunError("nothing is decided: see why in the last column")
+        why = listed(list(dict.fromkeys(one.why for one in made.results)), _MAX_CAUSES, "; ")
+        raise RunError(f"nothing is decided: {why}")
     return 0
 
 
@@ -89,9 +94,22 @@ def _compare(args: Namespace) -> Comparison:
     if file is not None:
         values, runs = references.read(Path(file)), _runs(names[0], args.results)
         metrics = None if args.metric is None else _metrics(args.metric)
-        return comparison.compare_references((file, names[0]), values, runs, metrics, settings)
+        with _notes_of(runs):
+            return comparison.compare_references((file, names[0]), values, runs, metrics, settings)
     a, b = (_runs(name, args.results) for name in names)
-    return comparison.compare_runs((names[0], names[1]), a, b, _metrics(args.metric), settings)
+    with _notes_of([*a, *b]):
+        metrics = _metrics(args.metric)
+        return comparison.compare_runs((names[0], names[1]), a, b, metrics, settings)
+
+
+@contextlib.contextmanager
+def _notes_of(runs: Sequence[Run]) -> Iterator[None]:
+    """Prints what is damaged before the error of a comparison that it may have caused."""
+    try:
+        yield
+    except ConfigError:
+        print_notes([note for run in runs for note in run.notes])
+        raise
 
 
 def _metrics(names: str | None) -> list[Metric]:

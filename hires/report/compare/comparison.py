@@ -114,15 +114,11 @@ def compare_runs(
     metrics: Sequence[Metric], settings: Settings,
 ) -> Comparison:  # fmt: skip
     """Returns how the runs of B compare with those of A; ConfigError: they share no point."""
-    pairs = pair(a, b)
+    read_a, read_b = ([run for run in side if run.config] for side in (a, b))
+    pairs = pair(read_a, read_b)
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
-        work = [f"{d.what} ({d.a} and {d.b})" for d in run_differences(a, b)[0] if d.what in WORK]
-        why = f"other work, by {' and '.join(work)}" if work else "several values on a side"
-        raise ConfigError(
-            f"{names[0]} and {names[1]} share no point: their configs differ in keys that have "
-            f"{why}; name runs or campaigns that differ in one thing"
-        )
+        raise ConfigError(_nothing_shared(names, read_a, read_b))
     comparison = Comparison(names, settings)
     batches = [{point.runs[0].identity().get("batch") for point in both[1:]} for both in shared]
     if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
@@ -133,7 +129,7 @@ def compare_runs(
         )
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
-    comparison.config, comparison.origin = run_differences(a, b)
+    comparison.config, comparison.origin = run_differences(read_a, read_b)
     only_a = [label for label, _, theirs in pairs if not theirs.runs]
     only_b = [label for label, ours, _ in pairs if not ours.runs]
     for side, labels in zip(names, (only_a, only_b), strict=True):
@@ -240,6 +236,27 @@ def origin(provenance: Any) -> dict[str, str | None]:
     cores, memory = (count(dig(provenance, "hardware", key)) for key in ("cores", "memory"))
     facts["cores"] = None if cores is None else str(cores)
     return {**facts, "memory": None if memory is None else size(memory)}
+
+
+def _nothing_shared(names: tuple[str, str], a: Sequence[Run], b: Sequence[Run]) -> str:
+    """Returns why no run of A is a point of B, and what to name instead."""
+    for name, side in zip(names, (a, b), strict=True):
+        if not side:
+            return (
+                f"no config.yaml of {name} can be read, which its runs are paired by; run it again"
+            )
+    differences = run_differences(a, b)[0]
+
+    def values(side: Sequence[Run], key: str) -> set[str | None]:
+        return {run.identity().get(key) for run in side}
+
+    work = [d for d in differences if d.what in WORK and not values(a, d.what) & values(b, d.what)]
+    listing = [f"{d.what} ({d.a} in A, {d.b} in B)" for d in work or differences]
+    why = "their images or tasks differ" if work else "they differ in several keys at once"
+    return (
+        f"{names[0]} (A) and {names[1]} (B) share no point, because {why}: "
+        f"{listed(listing, _MAX_VALUES, '; ')}; name runs or campaigns that differ in one key"
+    )
 
 
 def _nearest(references: Sequence[Reference], measured: Sequence[tuple[str, ComparedPoint]]) -> str:

@@ -64,8 +64,9 @@ class Run:
     @cached_property
     def flat_config(self) -> Values:
         """The config's leaves by their whole keys, and the digests of what it names beside."""
-        digests = self.record.get("inputs")
-        held = digests if isinstance(digests, dict) else {}
+        records = (self.record, *(attempt.record for attempt in reversed(self.attempts)))
+        digests = (record.get("inputs") for record in records)
+        held: Values = next((one for one in digests if isinstance(one, dict)), {})
         return flat(self.config) | {k: held[n] for n, k in INPUTS.items() if text(held.get(n), 64)}
 
     def identity(self, *without: str) -> dict[str, str]:

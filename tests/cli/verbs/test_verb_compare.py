@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -195,9 +196,25 @@ def test_campaign_of_which_nothing_has_ended(hires):
     answer = hires("compare", "a", "b")
     assert answer.code == 1
     assert "no attempt is complete" in answer.out
-    assert "nothing is decided" in answer.err
+    assert re.search("nothing is decided: .*no attempt is complete", answer.err)
     assert hires("compare", str(other), "--write-reference", "x.yaml").code == 2
     assert run.exists()
+
+
+def test_damaged_files_are_named_before_the_error_that_they_cause(hires):
+    # The error alone blamed the configs, and no note named a file.
+    compared_run(RESULTS, [steps()], campaign="a")
+    torn = compared_run(RESULTS, [steps()], campaign="b")
+    (torn / "record.json").unlink()
+    os.mkfifo(torn / "record.json")
+    (torn / "config.yaml").unlink()
+    os.mkfifo(torn / "config.yaml")
+    answer = hires("compare", "a", "b")
+    assert answer.code == 2
+    *notes, error = answer.err.splitlines()
+    assert all(any(f"{torn.name}/{name}" in note for note in notes)
+               for name in ("record.json", "config.yaml"))  # fmt: skip
+    assert "no config.yaml of b can be read" in error
 
 
 def test_metrics_of_the_help_are_those_there_are():

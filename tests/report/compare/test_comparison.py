@@ -104,7 +104,7 @@ def test_runs_of_two_sources_on_one_side_are_two_points(tmp_path, before):
 
 def test_sides_with_other_images_are_not_compared(tmp_path, before):
     after = compared_run(tmp_path, [steps()], campaign="after", image=96)
-    with pytest.raises(ConfigError, match=r"other work, by image \(\[224,224\] and \[96,96\]\)"):
+    with pytest.raises(ConfigError, match=r"differ: image \(\[224,224\] in A, \[96,96\] in B\)"):
         compare([before], [after])
 
 
@@ -260,8 +260,20 @@ def test_one_worse_point_makes_all_worse(tmp_path):
 def test_nothing_in_common_is_an_error(tmp_path):
     a = [compared_run(tmp_path, [steps()], campaign="a", batch=n) for n in (1, 2)]
     b = [compared_run(tmp_path, [steps()], campaign="b", batch=n) for n in (3, 4)]
-    with pytest.raises(ConfigError, match="share no point"):
+    with pytest.raises(ConfigError, match=r"several keys at once: batch \(1, 2 in A, 3, 4 in B\)"):
         compare(a, b)
+
+
+def test_run_without_a_config_keeps_no_others_apart(tmp_path, before):
+    # Its missing keys counted as second values of a side, so no run had a partner.
+    torn = compared_run(tmp_path, [steps()], campaign="after", seed=7)
+    (torn / "config.yaml").write_text("[")
+    after = compared_run(tmp_path, [steps()], campaign="after")
+    made = compare([before], [torn, after])
+    assert verdicts(made) == [("no difference", "same")]
+    assert any("config.yaml" in note for note in made.notes)
+    with pytest.raises(ConfigError, match=r"no config\.yaml of B can be read"):
+        compare([before], [torn])
 
 
 def test_hostile_record_is_unknown(tmp_path, before):
