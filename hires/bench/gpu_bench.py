@@ -238,7 +238,11 @@ def memory(check: GpuCheck) -> Iterator[Row]:
 
 def speed(check: GpuCheck) -> Iterator[Row]:
     """Times three networks at several sizes, in every precision, beside plain torch."""
-    yield from speeds(Speed(check.device, tuple(check.options.images), check.deadline_s))
+    try:
+        yield from speeds(Speed(check.device, tuple(check.options.images), check.deadline_s))
+    except HiresError as error:
+        message = str(error)
+        yield check.row("speed", "all rows", lambda: (False, message))
 
 
 SECTIONS: dict[str, Callable[[GpuCheck], Iterator[Row]]] = {

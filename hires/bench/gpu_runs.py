@@ -61,6 +61,7 @@ BASE: Values = {
     "model": {"name": "resnet", "depth": 18, "classes": 10},
     "data": {"length": 16},
     "measure": {"warmup": 1},
+    "comm": {"backend": "gloo"},  # NCCL refuses several ranks on one GPU
     "precision": {"name": "fp64"},
 }
 

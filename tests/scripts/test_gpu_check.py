@@ -15,6 +15,7 @@ import pytest
 from hires.bench import gpu_bench
 from hires.bench.gpu_runs import FAMILIES
 from hires.core.errors import RunError
+from hires.core.ranks import gpus
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "scripts/gpu_check.py")
@@ -114,6 +115,15 @@ def section():
 )
 def test_line_says_what_became_of_a_check(section, deadline_s, found, state):
     assert section(deadline_s, found)["state"] == state
+
+
+def test_ranks_that_share_a_gpu_are_planned(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "device_files", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    runs = gpu_bench.Runs(tmp_path, "cuda")
+    run = runs.freeze(runs.config("c", FAMILIES["sp grid"]))
+    plan = json.loads((Path(run) / "plan.json").read_text())
+    assert (plan["device"], plan["backend"]) == ("cuda", "gloo")
 
 
 def test_every_family_of_layouts_is_planned():
