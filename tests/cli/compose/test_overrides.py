@@ -43,7 +43,7 @@ def test_misspelt_key_is_answered_with_the_nearest(word, key, meant):
     [
         ("model=resnet51", "resnet50"),
         ("model=ResNet50", "did you mean resnet50?"),
-        ("precision=fp16", "bf16"),
+        ("precision=fp8", "bf16"),
         ("parallel=spp", "sp+pp"),
         ("task=Train", "did you mean train?"),
         ("comm=ncc", "did you mean nccl?"),
