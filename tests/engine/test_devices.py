@@ -193,6 +193,7 @@ NAMES_DEVICES = {
     "bench/bench_output.py": "names the processor of a machine",
     "bench/gpu_bench.py": "compares a device with the CPU",
     "bench/gpu_runs.py": "has its reference on the CPU",
+    "bench/nccl_posts.py": "tries NCCL",
     "bench/gpu_speed.py": "compares a GPU's speed with what it can reach",
     "comm/node_report.py": "reports the GPUs of a node",
     "parallel/convolution.py": "knows what oneDNN gets wrong, in one predicate",
