@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -17,16 +18,19 @@ from hires.cli.screens.screen import plural
 from hires.core import terminal, units
 from hires.core.errors import INTERRUPTED
 from hires.core.screen_table import screen_lines
-from hires.core.text_table import aligned, folded
+from hires.core.text_table import aligned, folded, shortened
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunState
 from hires.launcher.status.state import states
+from hires.report.load.plain_values import listed
 
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")
 _SIDES = "lllrrrrll"
 _KEEP = ("state", "step", "left", "img/s", "note")
 """Columns that stay longest where the screen is narrow."""
+_MAX_NOTES = 20  # below a table that has no room for them
+_MAX_NAMES = 2  # runs that one note names
 _CLEAR = "\x1b[H\x1b[2J"
 _EXAMPLES = (
     "hires status                    all campaigns under results/",
@@ -75,12 +79,39 @@ def lines(states: Sequence[RunState], width: int | None, height: int | None = No
     if len(states) == 1 and width and max(map(len, aligned(rows))) > width:  # of one all is shown
         facts = [fact for fact in zip(*rows, strict=True) if fact[1] not in ("", "-")]
         return [*aligned(folded(facts, width), "ll"), count(states)]
+    below: list[str] = []
+    if width and max(map(len, aligned(rows))) > width:
+        rows = [row[:-1] for row in rows]  # its notes, which say why, are lines below the table
+        below = _notes(shown, width, None if height is None else room // 3)
+        shown = shown[: len(states) if height is None else max(1, room - len(below))]
+        rows = rows[: 1 + len(shown)]
     several = {"campaign"} if len({state.campaign for state in shown}) > 1 else set()
-    keep = [TITLES.index(name) for name in (*_KEEP[:3], *several, *_KEEP[3:])]
-    table, note = screen_lines(rows, width, _SIDES, TITLES, keep)
+    names = TITLES[: len(rows[0])]
+    keep = [names.index(n) for n in (*_KEEP[:3], *several, *_KEEP[3:]) if n in names]
+    table, note = screen_lines(rows, width, _SIDES[: len(names)], names, keep)
     if len(shown) < len(states):
         table.append(f"... and {len(states) - len(shown)} more")
-    return [*table, *note, count(states)]
+    return [*table, *note, *below, count(states)]
+
+
+def _notes(states: Sequence[RunState], width: int, most: int | None) -> list[str]:
+    """Returns the notes of runs as lines, equal ones once, causes before the numbers of jobs.
+
+    With ``most`` each note is cut to one line, and no more lines come back.
+    """
+    runs: dict[str, list[str]] = {}
+    for state in sorted(states, key=lambda state: not state.cause):
+        if _note(state):
+            runs.setdefault(_note(state), []).append(state.name)
+    notes = [f"note: {listed(names, _MAX_NAMES)}: {note}" for note, names in runs.items()]
+    kept = notes[: _MAX_NOTES if most is None else most]
+    if most is None:
+        lines = [line for note in kept for line in textwrap.wrap(note, width)]
+    else:
+        lines = [shortened(note, width) for note in kept]
+    if len(notes) > len(kept) and most is None:
+        lines.append(f"note: and {len(notes) - len(kept)} more, which --json lists")
+    return lines
 
 
 def count(states: Sequence[RunState]) -> str:
@@ -97,11 +128,6 @@ def repeats(state: RunState) -> str:
 
 
 def _cells(state: RunState) -> tuple[str, ...]:
-    notes = [] if state.job is None else [f"job {state.job}"]
-    if state.cause:
-        notes.append(" ".join(state.cause.split()))
-    if state.expected is not None:
-        notes.append(f"expected to start {state.expected}")
     return (
         state.name,
         state.campaign,
@@ -111,5 +137,14 @@ def _cells(state: RunState) -> tuple[str, ...]:
         "-" if state.img_per_s is None else f"{state.img_per_s:.4g}",
         "-" if state.peak_bytes is None else units.size(state.peak_bytes),
         "-" if state.attempt is None else f"a{state.attempt}",
-        ", ".join(notes),
+        _note(state),
     )
+
+
+def _note(state: RunState) -> str:
+    notes = [] if state.job is None else [f"job {state.job}"]
+    if state.cause:
+        notes.append(" ".join(state.cause.split()))
+    if state.expected is not None:
+        notes.append(f"expected to start {state.expected}")
+    return ", ".join(notes)
