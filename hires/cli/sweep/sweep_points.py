@@ -7,7 +7,7 @@ import itertools
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,8 @@ class Points:
     """In order, those that cannot run included."""
     left_out: int = 0
     """How many ``--where`` does not keep."""
-    alike: int = 0
-    """How many are the same run as an earlier one."""
+    alike: list[str] = field(default_factory=list)
+    """Why points that are the same run as an earlier one are, one text for each of them."""
 
     @property
     def valid(self) -> list[SweepPoint]:
@@ -109,7 +109,17 @@ class Points:
 
     def values(self, point: SweepPoint) -> list[str]:
         """Returns the cells of a point below the keys of :meth:`columns`."""
-        return [word.partition("=")[2] for word in self.swept(point)]
+        return [_cell(word, point.config) for word in self.swept(point)]
+
+    def likeness(self, point: SweepPoint, twin: SweepPoint) -> str:
+        """Returns which values make two points one run, and the override that they share."""
+        ours, theirs = self.swept(point), self.swept(twin)
+        own = [word for word in ours if word not in theirs]
+        others = [word for word in theirs if word not in ours]
+        parents = tuple(f"{word.lstrip('+').partition('=')[0]}." for word in own)
+        fixed = [word for word in point.words if word not in ours and word.startswith(parents)]
+        with_them = f" with {' '.join(fixed)}" if fixed else ""
+        return f"{' '.join(own)}{with_them} is the same run as {' '.join(others)}"
 
 
 class Where(Expression):
@@ -171,7 +181,7 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool =
     Points that are the same run as another are dropped. One with as many complete attempts as
     ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved.
     """
-    runs: set[Path] = set()
+    runs: dict[Path, SweepPoint] = {}
     earlier = EarlierRuns()
     listed: list[SweepPoint] = []
     for point in show_planning(points.listed):
@@ -189,10 +199,11 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool =
             except HiresError as error:
                 point.reason = str(error)
         if not point.reason and point.path in runs:
-            points.alike += 1
-        else:
-            listed.append(point)
-            runs |= set() if point.reason else {point.path}
+            points.alike.append(points.likeness(point, runs[point.path]))
+            continue
+        listed.append(point)
+        if not point.reason:
+            runs[point.path] = point
     points.listed, valid = listed, [point for point in listed if not point.reason]
     for point in points.excluded:
         point.nearest = _nearest(point, valid)
@@ -250,7 +261,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
         {"overrides": p.words, "state": p.state, "reason": p.reason, "nearest": p.nearest}
         for p in points.excluded
     ]
-    counted = {"left_out": points.left_out, "alike": points.alike}
+    counted = {"left_out": points.left_out, "alike": len(points.alike)}
     return {"points": listed, "excluded": excluded, **counted}
 
 
@@ -269,6 +280,14 @@ def end_of(point: SweepPoint, attempts: Sequence[dict[str, Any]], repeat: int) -
     if bad:
         return str(bad[-1])
     return "done" if len(point.done) + len(attempts) >= repeat else "pending"
+
+
+def _cell(word: str, config: RunConfig | None) -> str:
+    """Returns the value of a word; for a layout its name once all other words are applied."""
+    key, _, value = word.partition("=")
+    if key != "parallel" or config is None:
+        return value
+    return replace(config.parallel, name=value).label
 
 
 def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
@@ -298,11 +317,14 @@ def _print_counts(points: Points) -> None:
     if len(names) > _SHOWN_NOTES:
         more = plural(len(names) - _SHOWN_NOTES, "other note")
         print(f"note: {more}, which --json lists", file=sys.stderr)
+    likeness = collections.Counter(points.alike)
+    for text, count in likeness.most_common(_SHOWN):
+        print(f"note: {text} ({plural(count, 'point')})", file=sys.stderr)
     states = collections.Counter(point.state for point in points.listed)
     parts = [f"{states[READY]} to run", f"{states[COMPLETE]} complete"]
     parts.append(f"{states[INFEASIBLE]} excluded")
     if points.left_out:
         parts.append(f"{points.left_out} left out by --where")
     if points.alike:
-        parts.append(f"{points.alike} the same run as another")
+        parts.append(f"{len(points.alike)} the same run as another")
     print(f"{len(points.listed)} points: {', '.join(parts)}")

@@ -278,7 +278,19 @@ def test_points_that_are_the_same_run_count_once(hires, fake_ranks):
     answer = hires("sweep", *SMALL, "memory.limit=1GiB,2GiB")
     assert answer.code == 0
     assert "1 the same run as another" in answer.out
+    same = "note: memory.limit=2GiB is the same run as memory.limit=1GiB (1 point)"
+    assert same in answer.err
     assert len(runs()) == 1
+
+
+def test_layout_is_named_by_what_all_words_make_of_it(hires, fake_ranks):
+    # The table said "single" of two ranks, and not why half of the points were left out.
+    words = ("parallel=single,sp", "parallel.tiles=[2,1]", "precision=fp32,bf16")
+    answer = hires("sweep", *SMALL, *words)
+    assert answer.code == 0, answer.err
+    assert [cells[1] for cells in results(answer.out)] == ["sp", "sp"]
+    same = "parallel=sp with parallel.tiles=[2,1] is the same run as parallel=single (2 points)"
+    assert f"note: {same}" in answer.err
 
 
 def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
