@@ -206,8 +206,15 @@ def reasons(row: Row) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     for name, answer in row["layouts"].items():
         if not answer["ok"]:
-            names.setdefault(reason_of(answer.get("failure", "it differs")), []).append(name)
+            names.setdefault(reason_of(answer.get("failure", _difference(answer))), []).append(name)
     return {", ".join(layouts): reason for reason, layouts in names.items()}
+
+
+def _difference(answer: dict[str, Any]) -> str:
+    worst = answer.get("decisive")
+    if answer.get("verdict") == "undecided" and worst is not None:
+        return f"undecided: float64 itself differs by {worst['noise']:.1e} in {worst['name']}"
+    return "it differs"
 
 
 def reason_of(error: object) -> str:

@@ -4,10 +4,11 @@ Every rank runs the layout's step. Then rank 0 runs the plain module, with none 
 over the microbatches of all replicas, and every rank compares what it holds with that.
 
 Some tensors are noise in float64 itself: the gradient of a bias before a norm is a sum whose terms
-cancel. Where one differs by more than the tolerance, the module is run again, with the samples of
-each microbatch reversed and with every pixel moved by an ulp: what it differs by is its noise. A
-layout in lower precision has wider bounds (:mod:`hires.engine.verify_bounds`), and the noise is the
-error of one process in that precision.
+cancel. Where one differs by more than the tolerance, the module is run again, with samples in
+another order and with pixels moved by some ulps (:mod:`hires.engine.verify_reruns`): the most that
+it differs by is its noise. Noise excuses a difference up to a limit; a larger one that is within
+the noise is undecided. A layout in lower precision has wider bounds
+(:mod:`hires.engine.verify_bounds`), and the noise is the error of one process in that precision.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from hires.engine.verify_bounds import (
     in_float64,
     lowest,
 )
+from hires.engine.verify_reruns import AS_IS, Rerun, reruns
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
@@ -53,7 +55,7 @@ from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of, is_random
 
 SYMMETRIC = 1e-8
-"""If the output of reversed samples differs by more, the network treats its samples differently."""
+"""If the output of reordered samples differs by more, the network treats them differently."""
 
 Tensors = dict[str, Tensor]
 
@@ -61,7 +63,7 @@ Tensors = dict[str, Tensor]
 def verify_rank(
     engine: RankEngine, config: RunConfig, attempt: Path, device: RankDevice | None = None
 ) -> None:
-    """Compares a step of one rank; rank 0 writes ``verify.json``, and raises ParityError.
+    """Compares a step of one rank; rank 0 writes ``verify.json``; ParityError: it differs.
 
     The one process in float64 computes on ``device``, or where the rank does.
     """
@@ -95,17 +97,20 @@ def verify_rank(
         if not answer["ok"] and math.isfinite(answer["max_rel_err"]):
             if bounds.exact:
                 draws, low = any(map(is_random, graph.nodes)), lowers(graph)
-                noise = noise_of(config, device, reference, draws, low)
                 bounds = LOWERED if low else EXACT
+                noises = noise_of(config, device, reference, draws, low)
             else:
                 scale = result.loss_scale or 1.0
-                noise = own_errors(config, engine.device, reference, bounds, scale)
-            answer = summary(lines, wanted, noise, bounds)
+                noises = iter([own_errors(config, engine.device, reference, bounds, scale)])
+            for noise in noises:
+                answer = summary(lines, wanted, noise, bounds)
+                if answer["ok"]:
+                    break
         answer["precision"] = coarsest(config)
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
-    if rank == 0 and not answer["ok"]:
-        wrong = (one for one in answer["worst"].values() if one is not None and not one["ok"])
+    wrong = [one for one in answer["worst"].values() if is_wrong(one)] if rank == 0 else []
+    if wrong:
         raise ParityError(f"the layout differs from one process: {'; '.join(map(words, wrong))}")
 
 
@@ -125,6 +130,11 @@ def step_within_range(engine: RankEngine, config: RunConfig) -> StepResult:
     return result
 
 
+def is_wrong(worst: dict[str, Any] | None) -> bool:
+    """Whether the worst tensor of a kind differs by more than its noise explains."""
+    return worst is not None and not (worst["ok"] or worst["undecided"])
+
+
 def words(worst: dict[str, Any]) -> str:
     """Returns the worst tensor of a kind with its error, its noise and what is allowed."""
     noise = worst["noise"]
@@ -138,12 +148,14 @@ def summary(
     noise: Mapping[str, float] | None = None,
     bounds: Bounds = EXACT,
 ) -> dict[str, Any]:
-    """Returns ``ok``, ``max_rel_err``, by kind the largest ``errors`` and the ``worst`` tensor.
+    """Returns the ``verdict``, by kind the largest ``errors`` and the ``worst`` tensor.
 
+    ``verdict`` is "equal" (``ok``), "not equal" or "undecided", and ``decisive`` the worst of all.
     ``lines`` hold the ``errors`` of each rank by ``kind/name``. A kind that neither side has, as
     the gradients of an inference, is None. What is ``wanted`` and of no rank is infinitely wrong.
-    With the ``noise`` of the tensors, ``by_noise`` names those that are allowed more for it, and
-    ``lost`` those of which it leaves nothing: they are not judged.
+    With the ``noise`` of the tensors, ``by_noise`` names those that are allowed more for it,
+    ``undecided`` those with more noise than is allowed and an error within it, and ``lost`` those
+    of which it leaves nothing: they are not judged.
     """
     errors: dict[str, float] = {}
     for line in lines:
@@ -162,21 +174,16 @@ def lowers(graph: Graph) -> bool:
 
 def noise_of(
     config: RunConfig, device: RankDevice, reference: Tensors, draws: bool, lowers: bool = False
-) -> dict[str, float]:
-    """Returns by how much one process differs from itself, by ``kind/name``.
-
-    A network that ``draws`` masks draws them for the place of a sample: it is not reversed. In one
-    that ``lowers`` a part to float32, an ulp of float64 is lost: it is moved by one of float32.
-    """
+) -> Iterator[dict[str, float]]:
+    """Yields by how much one process differs from itself, by ``kind/name``, after each rerun."""
     noise, largest = dict.fromkeys(reference, 0.0), _largest(reference)
-    nudged, most = ("nudged in float32", LOWERED.most) if lowers else ("nudged", SYMMETRIC)
-    for way in (nudged,) if draws else (nudged, "reversed"):
-        again = reference_step(config, device, way)
+    for rerun in reruns(draws, lowers):
+        again = reference_step(config, device, rerun)
         errors = {name: _error(again[name], t, name, largest) for name, t in reference.items()}
         outputs = (error for name, error in errors.items() if name.startswith("output/"))
-        if max(outputs, default=0.0) <= most:
+        if rerun.ulps or max(outputs, default=0.0) <= SYMMETRIC:
             noise = {name: max(error, errors[name]) for name, error in noise.items()}
-    return noise
+        yield noise
 
 
 def own_errors(
@@ -189,13 +196,11 @@ def own_errors(
 
 
 def reference_step(
-    config: RunConfig, device: RankDevice, way: str = "", scale: float = 1.0
+    config: RunConfig, device: RankDevice, rerun: Rerun = AS_IS, scale: float = 1.0
 ) -> Tensors:
     """Returns everything that one process computes in one step, by ``kind/name``, on the host.
 
-    ``way``: with the samples of each microbatch ``reversed``, or every pixel ``nudged`` by an ulp,
-    its own or, ``nudged in float32``, that of float32. The loss is multiplied by the ``scale``, and
-    the gradients divided by it.
+    The loss is multiplied by the ``scale``, and the gradients divided by it.
     """
     model, training = device.place_module(whole_model(config)), config.task.name == "train"
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
@@ -205,18 +210,14 @@ def reference_step(
     with torch.set_grad_enabled(training):
         for index, batch in enumerate(microbatches):
             images, target = map(device.place, batch)
-            if way.startswith("nudged"):
-                pixels = images.float() if way == "nudged in float32" else images
-                towards = torch.where(pixels > 0, math.inf, -math.inf).to(pixels.dtype)
-                images = torch.nextafter(pixels, towards).to(images)
-            elif way == "reversed":
-                images, target = images.flip(0), target.flip(0)
+            order = rerun.order(len(images)).to(images.device)
+            images, target = rerun.moved(images)[order], target[order]
             draws = Draws(config.seed, 0, index * len(images), len(images))
             places = _foreign_tensors_named(device)
             with draws, without_checkpoints(), device.autocast(low), places:
                 output = model(images)
             kept = output.detach()
-            tensors[f"output/{index}"] = kept.flip(0) if way == "reversed" else kept
+            tensors[f"output/{index}"] = kept if rerun.shift is None else kept[order.argsort()]
             if training:
                 exact = output if output.dtype == torch.float64 else output.float()
                 loss = plain_loss(config.loss, exact, target)
@@ -262,9 +263,14 @@ def _trained(parameters: dict[str, nn.Parameter]) -> Tensors:
 def _judged(
     errors: Mapping[str, float], noise: Mapping[str, float] | None, bounds: Bounds
 ) -> dict[str, Any]:
-    """Returns the verdict on some errors; the worst of a kind is the one most above its limit."""
+    """Returns the verdict on some errors.
+
+    The worst of a kind is the one most above its limit; one that is undecided only if none is
+    wrong.
+    """
     worst: dict[str, dict[str, Any] | None] = dict.fromkeys(KINDS)
     by_noise: list[str] = []
+    undecided: list[str] = []
     lost: list[str] = []
     for name, error in errors.items():
         kind, own = name.split("/")[0], None if noise is None else noise.get(name, 0.0)
@@ -272,22 +278,35 @@ def _judged(
         if bounds.lost < (own or 0.0) < math.inf and bound < error < math.inf:
             lost.append(name)
             continue
-        allowed = max(bound, min(bounds.noise_factor * (own or 0.0), bounds.most))
-        one = {"name": name, "error": error, "noise": own, "allowed": allowed}
-        one["bound"], one["ok"] = bound, error <= allowed
+        explained = bounds.noise_factor * (own or 0.0)
+        allowed = max(bound, min(explained, bounds.most))
+        one = {"name": name, "error": error, "noise": own, "allowed": allowed, "bound": bound}
+        one["ok"] = error <= allowed
+        one["undecided"] = bounds.exact and allowed < error <= explained and error < math.inf
         by_noise += [name] if one["ok"] and not error <= bound else []
+        undecided += [name] if one["undecided"] else []
         last = worst[kind]
-        if last is None or error / allowed > last["error"] / last["allowed"]:
+        if last is None or _severity(one) > _severity(last):
             worst[kind] = one
     largest = {kind: [e for n, e in errors.items() if n.startswith(f"{kind}/")] for kind in KINDS}
+    judged = (one for one in worst.values() if one is not None)
+    decisive = max(judged, key=_severity, default=None)
+    equal = decisive is not None and decisive["ok"]
     return {
-        "ok": all(one["ok"] for one in worst.values() if one is not None),
+        "ok": equal,
+        "verdict": "equal" if equal else "not equal" if is_wrong(decisive) else "undecided",
+        "decisive": decisive,
         "max_rel_err": max(errors.values()),
         "errors": {kind: max(some, default=None) for kind, some in largest.items()},
         "worst": worst,
         "by_noise": by_noise,
+        "undecided": undecided,
         "lost": lost,
     }
+
+
+def _severity(one: dict[str, Any]) -> tuple[bool, float]:
+    return is_wrong(one), one["error"] / one["allowed"]
 
 
 def _compare(

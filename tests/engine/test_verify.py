@@ -13,6 +13,7 @@ from hires.engine import verify
 from hires.engine.device import RankDevice
 from hires.engine.verify import lowers, noise_of, reference_step, summary, words
 from hires.engine.verify_bounds import KINDS, LOWERED
+from hires.engine.verify_reruns import Rerun
 from hires.nets.trace import trace
 
 GOOD = {"output/0": 1e-14, "loss/0": 0.0, "gradients/a.weight": 1e-13, "parameters/a.weight": 1e-15}
@@ -64,6 +65,43 @@ def test_noise_never_excuses_what_is_wrong():
     assert not summary([{"rank": 0, "errors": errors}], [], {"gradients/bias": 1.0})["ok"]
 
 
+def test_error_within_a_noise_above_the_limit_is_undecided():
+    # verify said NOT equal at an error of 3e-6 beside a noise of 8e-6: the limit of 1e-6 won.
+    errors = {**GOOD, "gradients/a.weight": 3e-6}
+    lines, noise = [{"rank": 0, "errors": errors}], {"gradients/a.weight": 8e-6}
+    answer = summary(lines, [*errors], noise)
+    assert (answer["verdict"], answer["ok"]) == ("undecided", False)
+    assert answer["undecided"] == [answer["decisive"]["name"]] == ["gradients/a.weight"]
+    assert answer["decisive"]["allowed"] == 1e-6
+    errors["output/0"] = 1e-9  # has no such noise: one wrong tensor decides
+    answer = summary(lines, [*errors], noise)
+    assert (answer["verdict"], answer["decisive"]["name"]) == ("not equal", "output/0")
+
+
+def test_noise_of_a_network_that_amplifies_it_is_measured_by_several_draws(monkeypatch):
+    # One draw of a chain of sin(5 y + 1) showed a tenth of what a layout differs by.
+    class Chain(nn.Module):
+        def forward(self, x):
+            for _ in range(8):
+                x = torch.sin(5 * x + 1)
+            return x
+
+    config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Chain()))
+    clones = {n: t.clone() for n, t in reference.items()}
+    draws = [noise["gradients/0.weight"] for noise in noise_of(config, RankDevice(), clones, False)]
+    assert draws == sorted(draws)
+    assert draws[-1] > draws[0] > 1e-12
+
+
+def test_reruns_keep_every_sample_with_its_output(monkeypatch):
+    net = net_of(nn.Conv2d(3, 8, 3))
+    config, reference = _step_of(monkeypatch, net)
+    for rerun in (Rerun(shift=0), Rerun(shift=1), Rerun(ulps=3)):
+        again = reference_step(config, RankDevice(), rerun)
+        torch.testing.assert_close(again["output/0"], reference["output/0"], rtol=0, atol=1e-12)
+    assert Rerun(shift=1).order(4).tolist() == [0, 3, 2, 1]
+
+
 def test_noise_of_float32_excuses_more_than_that_of_float64():
     errors, noise = {**GOOD, "gradients/bias": 4e-6}, {"gradients/bias": 3e-6}
     assert not summary([{"rank": 0, "errors": errors}], [], noise)["ok"]
@@ -95,9 +133,8 @@ def test_bias_before_a_norm_is_noise_and_its_weight_is_not(monkeypatch):
     # verify said NOT equal: the gradient of such a bias is a sum of terms that cancel.
     net = net_of(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     config, reference = _step_of(monkeypatch, net)
-    noise = noise_of(
-        config, RankDevice(), {n: t.clone() for n, t in reference.items()}, draws=False
-    )
+    clones = {n: t.clone() for n, t in reference.items()}
+    *_, noise = noise_of(config, RankDevice(), clones, draws=False)
     assert noise["gradients/0.bias"] > 0
     assert noise["gradients/0.weight"] < 1e-12
     assert max(error for name, error in noise.items() if name.startswith("output/")) < 1e-12
@@ -109,9 +146,8 @@ def test_network_that_treats_its_samples_differently_has_the_noise_of_an_ulp(mon
             return x.cumsum(0)
 
     config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Cumulative()))
-    noise = noise_of(
-        config, RankDevice(), {n: t.clone() for n, t in reference.items()}, draws=False
-    )
+    clones = {n: t.clone() for n, t in reference.items()}
+    *_, noise = noise_of(config, RankDevice(), clones, draws=False)
     assert max(noise.values()) < 1e-10
 
 
@@ -129,6 +165,7 @@ def test_network_that_computes_in_float32_has_its_noise(monkeypatch):
     assert not lowers(trace(net_of(), [2, 8, 16, 16], training=True, dtype=torch.float64))
     config, reference = _step_of(monkeypatch, net)
     clones = {n: t.clone() for n, t in reference.items()}
-    assert max(noise_of(config, RankDevice(), clones, draws=False).values()) < 1e-10
-    noise = noise_of(config, RankDevice(), clones, draws=False, lowers=True)
+    *_, noise = noise_of(config, RankDevice(), clones, draws=False)
+    assert max(noise.values()) < 1e-10
+    *_, noise = noise_of(config, RankDevice(), clones, draws=False, lowers=True)
     assert 1e-9 < noise["gradients/0.weight"] < 1e-6

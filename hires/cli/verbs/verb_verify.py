@@ -28,6 +28,7 @@ from hires.report.columns import Column
 
 _SHOWN = 4
 """Tensors that a line names."""
+_EXIT_CODES = {"equal": 0, "not equal": RunError.exit_code, "undecided": ConfigError.exit_code}
 
 PARSER = Parser(
     "verify",
@@ -43,7 +44,10 @@ PARSER = Parser(
 
 
 def main(args: Namespace) -> int:
-    """Prints the largest relative errors; returns 0 if all are within bound or noise, else 1."""
+    """Prints the largest relative errors; returns 0 if all are allowed, 1 if one is not.
+
+    2: the noise of float64 itself is too large for a verdict.
+    """
     config = _as_named(compose(args.overrides, args.config_dir), args.overrides)
     if args.cfg:
         return print_config(config)
@@ -70,7 +74,7 @@ def main(args: Namespace) -> int:
         print(json.dumps(answer, indent=2))
     else:
         _print(answer)
-    return 0 if answer["ok"] else RunError.exit_code
+    return _EXIT_CODES[answer["verdict"]]
 
 
 def _as_named(config: RunConfig, words: list[str]) -> RunConfig:
@@ -90,19 +94,28 @@ def _print(answer: dict[str, Any]) -> None:
         if worst is not None:
             noise = "-" if worst["noise"] is None else f"{worst['noise']:.2e}"
             passed = "ok" if worst["error"] <= worst["bound"] else "ok: noise"
-            verdict = passed if worst["ok"] else "too large"
-            numbers = f"{worst['error']:.2e}", f"{worst['bound']:.0e}", noise
-            cells = (worst["name"].partition("/")[2], *numbers, verdict)
+            failed = "undecided" if worst["undecided"] else "too large"
+            numbers = f"{worst['error']:.2e}", noise, f"{worst['allowed']:.0e}"
+            cells = (worst["name"].partition("/")[2], *numbers, passed if worst["ok"] else failed)
         rows.append((kind.replace("_", " "), *cells))
-    heads = [Column(name, name, digits=2) for name in ("error", "bound", "noise")]
+    heads = [Column(name, name, digits=2) for name in ("error", "noise", "allowed")]
     print_table("Largest relative error", ("compared", "tensor", *heads, ""), rows)
-    verdict, precision = "equal" if answer["ok"] else "NOT equal", answer["precision"]
-    kinds = [one["bound"] for one in answer["worst"].values() if one is not None]
-    allowed = " to ".join(dict.fromkeys(f"{bound:.0e}" for bound in (min(kinds), max(kinds))))
+    precision, worst = answer["precision"], answer["decisive"]
     in_low = "" if precision == "fp64" else f" in float64, within what {precision} rounds"
-    print(f"{verdict} to one process{in_low}: {answer['max_rel_err']:.2e}, allowed {allowed}")
+    if worst is None:
+        print(f"cannot be decided: {precision} loses most digits of every tensor; verify fp64")
+    elif answer["verdict"] == "undecided":
+        print(
+            f"cannot be decided: float64 itself differs by {worst['noise']:.2e} in {worst['name']}"
+            f", the layout by {worst['error']:.2e}, and at most {worst['allowed']:.0e} is allowed; "
+            f"verify fewer layers, or another seed or image"
+        )
+    else:
+        verdict = "equal" if answer["ok"] else "NOT equal"
+        differs = f"{worst['error']:.2e}, allowed {worst['allowed']:.0e} ({worst['name']})"
+        print(f"{verdict} to one process{in_low}: {differs}")
     measured = (
-        "ten times their float64 noise, measured by reordering samples or moving pixels by one ulp"
+        "ten times their float64 noise, measured by reordering samples and moving pixels by ulps"
         if precision == "fp64"
         else f"three times the error of one process in {precision}"
     )

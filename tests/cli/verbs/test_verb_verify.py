@@ -21,19 +21,24 @@ def rank_0_finds(monkeypatch):
     """Stands for the ranks: writes verify.json and remembers the frozen config."""
     seen = {}
 
-    def finds(worst: float, noise: float | None = None, **more: float | None):
+    def finds(
+        worst: float, noise: float | None = None, verdict: str | None = None, **more: float | None
+    ):
         def launch(path, attempt, *, args, on_line):
             assert args == ("--verify",)
             seen["path"] = path
             seen["config"] = yaml.safe_load((path / "config.yaml").read_text())
             errors = {**ERRORS, "gradients": worst, **more}
-            allowed = max(1e-10, 10 * (noise or 0))
+            allowed = max(1e-10, min(10 * (noise or 0), 1e-6))
             each = {}
             for kind, error in errors.items():
                 facts = {"name": f"{kind}/a", "error": error, "noise": noise, "allowed": allowed}
                 facts["bound"] = 1e-10
-                each[kind] = None if error is None else {**facts, "ok": error <= allowed}
+                facts |= {"ok": error is None or error <= allowed, "undecided": verdict is not None}
+                each[kind] = None if error is None else facts
+            equal = "equal" if worst <= allowed else "not equal"
             answer = {"ok": worst <= allowed, "max_rel_err": worst, "errors": errors}
+            answer |= {"verdict": verdict or equal, "decisive": each["gradients"]}
             answer |= {"worst": each, "by_noise": ["gradients/a"] if noise else []}
             answer |= {"lost": [], "precision": seen["config"]["precision"]["name"]}
             (path / f"a{attempt}" / "verify.json").write_text(json.dumps(answer))
@@ -72,7 +77,7 @@ def test_unequal_layout_exits_1(hires, rank_0_finds):
     answer = hires("verify", *SMALL, "parallel=sp")
     assert answer.code == 1
     assert "too large" in answer.out
-    assert "NOT equal" in answer.out
+    assert "NOT equal to one process: 4.00e-03, allowed 1e-10 (gradients/a)" in answer.out
 
 
 def test_noise_of_float64_is_equal_and_named(hires, rank_0_finds):
@@ -82,6 +87,17 @@ def test_noise_of_float64_is_equal_and_named(hires, rank_0_finds):
     assert "ok: noise" in answer.out
     assert "allowed ten times their float64 noise" in answer.out
     assert answer.out.rstrip().endswith("gradients/a")
+
+
+def test_noise_above_the_limit_is_no_verdict_and_exits_2(hires, rank_0_finds):
+    # A layout was "NOT equal" though its error was below the noise of float64 in the same table.
+    rank_0_finds(3e-6, noise=8e-6, verdict="undecided")
+    answer = hires("verify", *SMALL, "parallel=sp")
+    assert answer.code == 2
+    assert "undecided" in answer.out
+    assert "cannot be decided: float64 itself differs by 8.00e-06 in gradients/a" in answer.out
+    assert "at most 1e-06 is allowed" in answer.out
+    assert "NOT equal" not in answer.out
 
 
 def test_json_is_what_rank_0_wrote(hires, rank_0_finds):
