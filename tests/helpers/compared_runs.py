@@ -76,11 +76,11 @@ def _record(
     """Returns the record of an attempt, its first step warm-up."""
     samples = [{"step": n, "step_s": float(s)} for n, s in enumerate([9.0, *steps])]
 
-    def spread(values: Sequence[float]) -> dict[str, float]:
-        found = records.spread(values)
-        assert found is not None
-        return {key: found[key] for key in ("median", "p10", "p90")}
-
+    step_s = records.spread(steps)
+    assert step_s is not None
+    img_per_s = records.rates(config.batch, step_s)
+    assert img_per_s is not None
+    kept = ("median", "p10", "p90")
     return {
         "schema": 1,
         "state": "done",
@@ -88,8 +88,8 @@ def _record(
         "attempt": attempt,
         "campaign": config.campaign,
         "throughput": {
-            "img_per_s": spread([config.batch / step for step in steps]),
-            "step_s": spread(steps),
+            "img_per_s": {key: img_per_s[key] for key in kept},
+            "step_s": {key: step_s[key] for key in kept},
             "samples": len(steps),
             "discarded": [{"step": 0, "why": "warm-up"}],
         },

@@ -156,7 +156,7 @@ def _build(
         "run": own.run.name,
         "campaign": config.campaign,
         "throughput": {
-            "img_per_s": spread([config.batch / step_s for step_s in times if step_s > 0]),
+            "img_per_s": rates(config.batch, spread([step_s for step_s in times if step_s > 0])),
             "step_s": spread(times),
             "samples": len(times),
             "discarded": discarded,
@@ -264,6 +264,23 @@ def spread(values: Sequence[float]) -> Values | None:
         "p10": tenths[0],
         "p90": tenths[-1],
         "ci95": confidence(values),
+    }
+
+
+def rates(images: int, step_s: Values | None) -> Values | None:
+    """Returns the :func:`spread` of images per second, from that of the seconds of a step.
+
+    The median of two rates is their mean, and not the rate of the mean step: beside the median step
+    it would be wrong by a factor if one step took ten times the other.
+    """
+    if step_s is None:
+        return None
+    low_high = step_s["ci95"]
+    return {
+        "median": images / step_s["median"],
+        "p10": images / step_s["p90"],
+        "p90": images / step_s["p10"],
+        "ci95": None if low_high is None else [images / one for one in reversed(low_high)],
     }
 
 

@@ -35,8 +35,15 @@ class Metric:
 
 
 def _rates(record: Record) -> list[float]:
-    images = count(record.get("images_per_step")) or 0
-    return [images / step_s for step_s in counted_steps(record)] if images else []
+    # The median of an even number of rates is the mean of two, not the rate of the median step, as
+    # the record has it: so the two middle steps count as their mean.
+    images, steps = count(record.get("images_per_step")) or 0, counted_steps(record)
+    if steps and len(steps) % 2 == 0:
+        by_time, half = sorted(range(len(steps)), key=steps.__getitem__), len(steps) // 2
+        middle = by_time[half - 1 : half + 1]
+        mean = sum(steps[place] for place in middle) / 2
+        steps = [mean if place in middle else step_s for place, step_s in enumerate(steps)]
+    return [images / step_s for step_s in steps] if images else []
 
 
 def _peak(record: Record) -> list[float]:

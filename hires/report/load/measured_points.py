@@ -90,8 +90,7 @@ def point_rows(attempts: Iterable[Row]) -> list[Row]:
         lows, highs = _known(repeats, "img_per_s_p10"), _known(repeats, "img_per_s_p90")
         spread = [min(lows, default=None), max(highs, default=None)]
         if took and point["batch"]:
-            speeds = [point["batch"] / step_s for step_s in took]
-            spread = [float(share) for share in np.quantile(speeds, (0.1, 0.9))]
+            spread = [point["batch"] / float(step_s) for step_s in np.quantile(took, (0.9, 0.1))]
         peaks = [peak for peak in _known(repeats, "peak_bytes_max") if peak]
         speed = statistics.median(_known(repeats, "img_per_s_median"))
         point |= {"img_per_s_median": speed, "img_per_s_p10": spread[0], "img_per_s_p90": spread[1]}

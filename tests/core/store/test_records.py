@@ -63,6 +63,19 @@ def test_slowest_rank_is_the_sample_and_warm_up_does_not_count(run):
     assert record["loss"] == {"first": 3.0, "last": -1.0, "finite": True}
 
 
+def test_rates_are_those_of_the_quantiles_of_the_step_time():
+    # Two steps of 5 and 31 ms had a median of 232 img/s beside a median step of 18 ms at batch 2.
+    step_s = records.spread([0.005, 0.031])
+    rates = records.rates(2, step_s)
+    assert step_s["ci95"] is None is rates["ci95"]
+    assert rates["median"] == pytest.approx(2 / 0.018)
+    assert rates["p10"] * step_s["p90"] == pytest.approx(2)
+    assert rates["p90"] * step_s["p10"] == pytest.approx(2)
+    step_s = records.spread([1.0, 2.0, 3.0, 4.0, 5.0, 8.0])
+    assert records.rates(8, step_s)["ci95"] == [1.0, 8.0]
+    assert records.rates(8, None) is None
+
+
 def began(step_number, attempt):
     name = f"step{step_number:06d}"
     return {"kind": "begin", "rank": 0, "step": step_number, "checkpoint": name, "attempt": attempt}

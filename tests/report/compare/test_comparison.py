@@ -292,3 +292,13 @@ def test_hostile_record_is_unknown(tmp_path, before):
 def test_tolerance_that_is_none(said):
     with pytest.raises(ConfigError, match="write 5%"):
         parse_tolerance(said)
+
+
+def test_throughput_of_an_even_number_of_steps_is_that_of_the_median_step(tmp_path):
+    # compare had 232 img/s, the mean of two rates, where the median step of 18 ms is 111 img/s.
+    run = compared_run(tmp_path, [[0.005, 0.031]], campaign="even", batch=2)
+    [found] = read_runs([run])
+    [attempt] = found.repeats
+    rates = METRICS["throughput"].values(attempt.record)
+    assert np.median(rates) == pytest.approx(2 / 0.018)
+    assert attempt.record["throughput"]["img_per_s"]["median"] == pytest.approx(2 / 0.018)
