@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from hires.core.errors import ConfigError
 from hires.core.store import campaign, file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, text
@@ -131,16 +132,42 @@ def load(
     """Returns the frames of some run folders, and of the points that some campaigns planned.
 
     The folder of a campaign, or of all results, stands for the runs in it. ``add_states`` sets the
-    status of runs without an exit record.
+    status of runs without an exit record. A path that does not exist is noted; ConfigError: none
+    does; TypeError: one is no path.
     """
-    folders = [paths] if isinstance(paths, str | os.PathLike) else paths
-    frames = Frames(read_runs(run for folder in folders for run in _runs_in(Path(folder))))
+    if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
+        paths = [paths]
+    folders, missing = _existing(paths)
+    frames = Frames(read_runs(run for folder in folders for run in _runs_in(folder)))
+    frames.notes += [Note(text(path, 160) or "?", "there is no such folder") for path in missing]
     add_states(frames.run_list)
     labels = {run.path.parent: run.campaign for run in frames.run_list}
     for folder in map(Path, campaigns):
         name = labels.setdefault(folder, campaign_labels([*labels, folder])[folder])
         frames.planned_rows += rows.planned_rows(name, campaign.read(folder, frames.notes))
     return frames
+
+
+def _existing(paths: Iterable[Any]) -> tuple[list[Path], list[str]]:
+    """Returns the paths that exist, and the others as text."""
+    folders: list[Path] = []
+    missing: list[str] = []
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"frames.load takes paths of run folders, as 'results/default', not {path!r}"
+            )
+        folder = Path(os.fspath(path))
+        if folder.exists():
+            folders.append(folder)
+        else:
+            missing.append(str(folder))
+    if missing and not folders:
+        raise ConfigError(
+            f"{missing[0]!r} is no folder of a run, a campaign or all results; give a path as "
+            f"'results/default', from {Path.cwd()}"
+        )
+    return folders, missing
 
 
 def _runs_in(path: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import json
 import pandas as pd
 import pytest
 
+from hires.core.errors import ConfigError
 from hires.report import frames
 from tests.helpers.report_runs import MIB, report_run, sized_campaign
 
@@ -186,3 +187,17 @@ def test_columns_hold_no_value_of_another_type(tmp_path):
     assert row["layout"] == "pp"
     assert row["image"] == "13x10"
     assert len(found.memory) == 1
+
+
+def test_path_that_is_none_is_refused(tmp_path):
+    # A folder that is not there gave empty frames without a word, and a number an AttributeError.
+    with pytest.raises(ConfigError, match=r"'.*nowhere' is no folder of a run"):
+        frames.load([tmp_path / "nowhere"])
+    with pytest.raises(TypeError, match=r"takes paths of run folders, .*, not 3"):
+        frames.load([3])
+    with pytest.raises(TypeError, match=r"takes paths of run folders, .*, not 3"):
+        frames.load(3)
+    run = report_run(tmp_path)
+    found = frames.load([run, tmp_path / "nowhere"])
+    assert len(found.runs) == 1
+    assert any("no such folder" in note.text for note in found.all_notes())
