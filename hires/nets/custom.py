@@ -25,6 +25,7 @@ from torch import nn
 
 import hires
 from hires.core.errors import ConfigError
+from hires.core.registry import nearest
 from hires.core.store.frozen import sha256_of
 from hires.nets.build_network import NETS
 from hires.nets.network_call import on_images
@@ -35,6 +36,8 @@ _PYTHON = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdli
 _GENERATED = ("_remote_module_non_scriptable",)
 """Modules that torch writes into a temporary folder when torch.distributed.nn is imported."""
 _INSTALLED = {"site-packages", "dist-packages"}
+_SHOWN = 8
+"""Functions of a module that an error names."""
 _AT_START = frozenset(sys.modules)
 """Modules that came before any network, as of a ``sitecustomize.py``, an IDE or a profiler."""
 _imported_to_build: set[str] = set()
@@ -178,10 +181,18 @@ def _imported(target: str) -> Callable[..., Any]:
     )
     hidden = mine.exists() and str(mine) != found
     raise ConfigError(
-        f"model.target={target!r}: {module.__name__} has no function {name!r}; it has "
-        f"{', '.join(own) or 'none at all'}"
+        f"model.target={target!r}: {module.__name__} has no function {name!r}; "
+        f"{_offered(name, own)}"
         f"{f'. {mine} is hidden by {found or module_name}: rename it' if hidden else ''}"
     )
+
+
+def _offered(name: str, own: list[str]) -> str:
+    hits = nearest(name, own)
+    if hits or not own:
+        return f"did you mean {' or '.join(hits)}?" if hits else "it has none at all"
+    more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
+    return f"it has {', '.join(own[:_SHOWN])}{more}"
 
 
 def _made(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:

@@ -119,6 +119,11 @@ def _place_of(error: Exception) -> str:
 
 def _reason(error: Exception) -> str:
     text = error_line(error)
-    if "data-dependent" in text:
-        return f"its control flow depends on the values of tensors ({text})"
+    if "data-dependent" in text or "DataDependent" in text:
+        return (
+            "its control flow depends on the values of tensors, as that of `if x.mean() > 0:`; "
+            "compute both sides and choose with torch.where(condition, a, b)"
+        )
+    if "Cannot view a tensor" in text or "view size is not compatible" in text:
+        return f"{text}; torch refuses this view of a channels-last map, too: use reshape"
     return text

@@ -220,7 +220,8 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     elif "float" not in (made.dtype or "") or not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
     elif LOSSES[config.loss].targets == "classes" and shape[1] < (config.model.classes or 0):
-        problem = f"the network returns {shape[1]} classes, the data has {config.model.classes}"
+        classes, remedy = config.model.classes, _fewer_classes(config, shape[1])
+        problem = f"the network returns {shape[1]} classes, the data has {classes}{remedy}"
     else:
         return []
     text = (
@@ -229,6 +230,15 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         f"(task.loss=l1)"
     )
     return [Finding("error", "model", text)]
+
+
+def _fewer_classes(config: RunConfig, classes: int) -> str:
+    if config.data.path is not None:
+        return f"; make it return {config.model.classes}"
+    return (
+        f"; make it return {config.model.classes}, or set data.classes={classes} and "
+        f"model.classes={classes}"
+    )
 
 
 def _image_remedy(config: RunConfig, shape: list[int]) -> str:

@@ -81,7 +81,8 @@ def test_module_that_cannot_be_imported_says_why(module, text, expected):
 
 def test_missing_function_is_answered_with_those_there_are(module):
     name = module("def small():\n    pass\nclass Large(nn.Module):\n    pass\nsize = 3\n")
-    assert refusal(f"{name}:smal").endswith(f"{name} has no function 'smal'; it has small, Large")
+    assert refusal(f"{name}:smal").endswith(f"{name} has no function 'smal'; did you mean small?")
+    assert refusal(f"{name}:nothere").endswith("has no function 'nothere'; it has small, Large")
     assert "no function 'size'" in refusal(f"{name}:size")
     assert refusal(f"{module('size = 3')}:net").endswith("it has none at all")
 

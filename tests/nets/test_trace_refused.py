@@ -176,6 +176,21 @@ def test_forward_pass_that_fails_says_why(forward, expected):
     assert expected in text
 
 
+def test_choice_by_value_names_its_remedy_and_line():
+    def forward(n: Any, x: Tensor) -> Tensor:
+        return x if x.mean() > 0 else -x
+
+    text = reason(forward)
+    assert "choose with torch.where(condition, a, b) at " in text
+    assert "(return x if x.mean() > 0 else -x)" in text
+    assert "Guard" not in text
+
+
+def test_view_of_a_channels_last_map_names_reshape():
+    text = reason(lambda n, x: x.to(memory_format=torch.channels_last).view(x.size(0), -1))
+    assert "torch refuses this view of a channels-last map, too: use reshape" in text
+
+
 def test_image_too_small_for_the_network_says_so():
     with pytest.raises(ConfigError, match=r"input of \[1, 3, 2, 2\] failed .*size.*too small"):
         trace(nn.Sequential(nn.Conv2d(3, 3, 1), nn.MaxPool2d(4)), [1, 3, 2, 2], False)

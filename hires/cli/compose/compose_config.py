@@ -135,7 +135,9 @@ class Composer:
         type_words = config_keys()[field].type if field in config_keys() else None
         if type_words is None or "Interpolation" in type(error).__name__:
             return where + " ".join(text.split()) + (f" ({word or f'key {key}'})" if key else "")
-        must_be = f"{field if word else 'it'} must be {type_words}"
+        default = config_keys()[field].default
+        example = "" if default == "null" else f", as {field}={default}"
+        must_be = f"{field if word else 'it'} must be {type_words}{example}"
         return f"{where}{word or key} has the wrong type: {must_be}"
 
 

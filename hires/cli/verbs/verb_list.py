@@ -150,8 +150,9 @@ def _sections(what: str | None, extra: Path | None) -> Listing:
         return {choices[what]: {what: listing[choices[what]][what]}}
     words = [*listing, OPERATORS, RUNS, *known, *choices, *{k.rpartition(".")[2] for k in known}]
     hits = nearest(what, words)
-    hint = f"did you mean {' or '.join(hits)}?" if hits else offer("", [*listing, OPERATORS, RUNS])
-    raise ConfigError(f"nothing to list under {what!r}; {hint}")
+    hint = f"; did you mean {' or '.join(hits)}?" if hits else ""
+    every = f"{offer('', [*listing, OPERATORS, RUNS])}, or any key"
+    raise ConfigError(f"nothing to list under {what!r}; {every}{hint}")
 
 
 def _page(name: str) -> str:

@@ -203,7 +203,7 @@ class LauncherConfig(Section, key="launcher"):
         if self.hosts and self.name != "mpirun":
             check.problems.append(
                 f"launcher.hosts={','.join(self.hosts)} is for launcher=mpirun, not "
-                f"launcher={self.name}"
+                f"launcher={self.name}; leave launcher.hosts out"
             )
         if self.signal_s >= 60 * self.minutes > 0:
             check.problems.append(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 from hires.core.units import GIB, MIB, bytes_without_unit, parse_size
 
 T = TypeVar("T")
@@ -119,11 +120,13 @@ def check_word(key: str, value: str, null: bool = False) -> None:
 def check_name(key: str, value: str) -> None:
     """Refuses text that cannot name a folder which every verb and file system takes."""
     num_bytes = len(value.encode(errors="surrogatepass"))
-    plain = value.isprintable() and "/" not in value and value[:1] not in ("", ".", "-")
+    odd = next((letter for letter in value if not letter.isprintable()), None)
+    plain = odd is None and "/" not in value and value[:1] not in ("", ".", "-")
     if not plain:
+        control = "" if odd is None else f", and {odd!r} is a control character"
         raise ConfigError(
-            f"{key}={value!r} names a folder under results/: use a plain name on one line, without "
-            f"'/', that does not begin with '.' or '-'"
+            f"{key}={value!r} names a folder under results/{control}: use a plain name on one "
+            f"line, without '/', that does not begin with '.' or '-'"
         )
     if num_bytes > MAX_NAME_BYTES:
         raise ConfigError(
@@ -169,9 +172,14 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
     hints = {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
     unknown = sorted(str(k) for k in values if k not in hints)
     if unknown and not usable:
-        raise ConfigError(
-            f"unknown key {prefix}{unknown[0]}; choose one of {', '.join(sorted(hints))}"
-        )
+        inside = [
+            f"{section}.{unknown[0]}"
+            for section, hint in hints.items()
+            if not prefix and dataclasses.is_dataclass(hint)
+            if unknown[0] in {field.name for field in dataclasses.fields(hint)}
+        ]
+        remedy = f"did you mean {' or '.join(inside)}?" if inside else offer("", sorted(hints))
+        raise ConfigError(f"unknown key {prefix}{unknown[0]}; {remedy}")
     made, check = {}, Checks()
     for name in [name for name in values if name in hints]:
         try:

@@ -133,6 +133,7 @@ def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
         ("opertors", "operators"),
         ("modle", "model"),
         ("nosuch", "choose one of checkpoint, "),
+        ("nonsense", "choose one of checkpoint, "),  # it was "did you mean nodes?" alone
     ],
 )
 def test_unknown_word_is_answered_with_the_nearest(hires, wrong, meant):

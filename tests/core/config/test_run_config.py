@@ -57,6 +57,17 @@ def test_unknown_key_is_answered_with_the_known_ones(key, choices):
         from_dict(nested(key, 1))
 
 
+def test_key_without_its_section_is_answered_with_both():
+    # A row of `bench networks --file` had `output`, and the answer was a list of all keys.
+    with pytest.raises(ConfigError, match=r"unknown key output; did you mean model\.output\?"):
+        from_dict({"output": "boxes"})
+
+
+def test_control_character_in_a_name_is_named():
+    with pytest.raises(ConfigError, match=r"and '\\x1b' is a control character: use a plain"):
+        from_dict({"campaign": "x\x1b[31my"})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
