@@ -180,10 +180,13 @@ def _edit(run: Path) -> str | None:
         return None
     for name in frozen.files:
         if not frozen.accepts(name, _frozen_sha256(run, name)):
+            # The command that made the run starts it as it was before the edit.
+            more = " KEY=VALUE" if name == file_names.CONFIG else ""
+            values = f"each edited value in the place of{more}" if more else "what you want"
             return (
                 f"{run / name} was edited after the run was planned, and its numbers would stand "
-                f"under a wrong name; undo the edit, or start a run of its own with the values "
-                f"that you want{_again(run)}"
+                f"under a wrong name; undo the edit, or start a run of its own with {values}"
+                f"{_again(run, more)}"
             )
     edited = edited_sources(frozen.inputs)
     if not edited:
@@ -244,9 +247,13 @@ def digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _again(run: Path) -> str:
+def _again(run: Path, more: str = "") -> str:
     line = reproduce_line_of(run)
-    return f": `{line}`" if line else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"
+    return (
+        f": `{line}{more}`"
+        if line
+        else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"
+    )
 
 
 def _frozen_sha256(run: Path, name: str) -> str | None:

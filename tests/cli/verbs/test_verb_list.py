@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -36,8 +37,8 @@ def test_json_holds_the_same(hires):
 
 def test_keys_come_with_their_defaults(hires):
     text = hires("list", "keys").out
-    assert "parallel.tiles           [1,1] " in text
-    assert "data.shuffle             true " in text
+    assert re.search(r"^parallel\.tiles +\[1,1\] ", text, re.MULTILINE)
+    assert re.search(r"^data\.shuffle +true ", text, re.MULTILINE)
 
 
 def test_every_key_has_a_meaning():
