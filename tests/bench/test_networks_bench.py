@@ -19,6 +19,7 @@ from hires.bench.ranks import traceback_of
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
+from hires.plan.hardware import resolve
 
 FILE = """
 networks:
@@ -42,7 +43,7 @@ def test_line_that_makes_a_layout_again_makes_the_same_config():
     network = chosen(NetworksOptions(only="timm/swinv2"))[0]
     for keys in network.layouts.values():
         settings = network.in_layout(keys)
-        ours = to_dict(config_from(settings))
+        ours = to_dict(resolve(config_from(settings)))
         theirs = to_dict(compose([*overrides(settings), "precision=fp64", "steps=3"]))
         ours["parallel"].pop("name")
         theirs["parallel"].pop("name")

@@ -10,7 +10,7 @@ from hires.bench import simulate_bench as bench
 from hires.bench import thesis
 from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, RATIOS
 from hires.core.config.run_config import from_dict
-from hires.core.ranks.timeline import Recorder
+from hires.core.ranks.timeline import HostClock, Recorder
 from hires.nets.trace import trace_config
 from hires.plan.partition import layer_starts
 from hires.plan.simulation.costs import Roofline
@@ -21,6 +21,13 @@ from tests.helpers.small_plans import LAYOUTS, plan_of
 NETWORK = Network(Link(0.01, 1e6), Link(0.01, 1e6))
 
 
+class StoppedClock(HostClock):
+    """A clock on which every step begins at 0."""
+
+    def now(self):
+        return 0.0
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run folder whose ranks did exactly what a simulation says."""
@@ -29,7 +36,9 @@ def run(tmp_path):
     (tmp_path / "a0").mkdir()
     for line in simulate(plan, unit_costs(plan), NETWORK).ranks:
         recorder = Recorder()
-        recorder.steps.append(line)
+        recorder.clock = StoppedClock()
+        recorder.begin_step()
+        recorder.steps[-1].spans.extend(line.spans)
         recorder.write(tmp_path / "a0", line.rank)
     return tmp_path
 

@@ -33,7 +33,7 @@ def test_config_goes_in_and_a_graph_comes_out(process):
     module = process(
         "image = json.loads(sys.stdin.readline())['trace']['image']\n"
         "graph = {'nodes': [], 'output': 'fc', 'input_shape': [1, 3, *image], 'params': {}}\n"
-        "print(json.dumps({'graph': graph}))\n"
+        "print(json.dumps({'graph': graph, 'network': []}))\n"
     )
     graph = trace(RunConfig(image=[75, 61]), module)
     assert graph.input_shape == [1, 3, 75, 61]
@@ -69,7 +69,7 @@ def test_process_that_broke_is_started_again_by_the_next_question(process, tmp_p
         "    seen.touch()\n"
         "    sys.exit(3)\n"
         "graph = {'nodes': [], 'output': 'fc', 'input_shape': [1], 'params': {}}\n"
-        "print(json.dumps({'graph': graph}))\n"
+        "print(json.dumps({'graph': graph, 'network': []}))\n"
     )
     with TorchProcess(module) as asked:
         with pytest.raises(RunError, match="exit code 3"):

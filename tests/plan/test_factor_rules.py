@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.tiling import own_rects
 from tests.helpers.tiny_nets import Forward, Net, traced
 
+ON_HOST: Any = SimpleNamespace(device=torch.device("cpu"))
+"""What of a slot's context these nodes use."""
 WAYS = ("window", "statistics", "global mean")  # of maps alone: they are tested elsewhere
 
 
@@ -34,7 +37,7 @@ class Walk:
         for node in graph.nodes:
             # ``view`` of what lies in memory in another order is a reshape.
             whole = on_tile(node, whole_dims(node.shape), (0, 1, 0, 1)) if node.shape else node
-            self.values[node.name] = _local(whole, self.tensors)(self.values)
+            self.values[node.name] = _local(whole, ON_HOST, self.tensors)(self.values)
             self.add(node)
 
     def add(self, node: Node) -> None:
@@ -71,7 +74,7 @@ class Walk:
                 held[name] = self.cut(held[name], dims, tile)
             dims = fit.dims
             here = node if dims is None else on_tile(node, dims, self.rects(dims)[tile])
-            made.append(_local(here, tensors)(values))
+            made.append(_local(here, ON_HOST, tensors)(values))
         return made
 
     def cut(self, whole: Any, dims: Dims, tile: int) -> Any:
