@@ -14,7 +14,8 @@ import pytest
 from hires.cli.tracing import TorchProcess
 from hires.core.config.run_config import ModelConfig, RunConfig
 from hires.core.store.frozen import RunInputs, network_changes
-from hires.core.store.naming import run_name
+from hires.core.store.rundir import create, run_path
+from tests.helpers.new_runs import ARGV, PLAN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NET = """
@@ -93,7 +94,7 @@ def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     }
     assert inputs() == first
     assert RunInputs.from_dict(json.loads(json.dumps(asdict(first)))) == first
-    names = {run_name(CONFIG, first.digests)}
+    names = {create(CONFIG, PLAN, ARGV, first).name}
     for edit, words in (
         (("classes.txt", "cat cow"), "classes.txt changed"),  # which builds the same
         (("widths.json", "5"), "widths.json changed"),
@@ -103,9 +104,10 @@ def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
         write(tmp_path, *edit)
         after = inputs()
         assert network_changes(before, after) == words
-        names.add(run_name(CONFIG, after.digests))
+        names.add(create(CONFIG, PLAN, ARGV, after).name)
     monkeypatch.setenv("SLOPE", "0.2")
     before, after = after, inputs()
     assert network_changes(before, after) == "an operation of the network changed"
-    names.add(run_name(CONFIG, after.digests))
+    names.add(create(CONFIG, PLAN, ARGV, after).name)
     assert len(names) == 5
+    assert run_path(CONFIG, before).name in names

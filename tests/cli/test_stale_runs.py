@@ -11,10 +11,15 @@ from PIL import Image
 
 from hires.cli import planning
 from hires.cli.tracing import cache_dir, trace_key
+from hires.core.store.built_network import BuiltNetwork, BuiltTensor
 from hires.core.store.frozen import RunInputs, SourceFile
 from tests.cli.conftest import SMALL
 
 CUSTOM = ("model=custom", "model.target=net:net", *SMALL[1:])
+
+
+BUILT = ["here", "0123", 1.0, 1.0]
+"""Machine, digest and sums of what the network of these tests builds."""
 
 
 def runs() -> list[Path]:
@@ -35,7 +40,9 @@ def net(tmp_path, monkeypatch, traced) -> Path:
         def trace(self, config):
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             source = SourceFile("net", str(path), sha256)
-            self.networks[trace_key(config)] = RunInputs((source,))
+            first = BuiltTensor("float32[1]", *BUILT[1:])
+            built = BuiltNetwork(BUILT[0], "", {"w": first})
+            self.networks[trace_key(config)] = RunInputs((source,), built=built)
             return super().trace(config)
 
     monkeypatch.setattr(planning, "TorchProcess", Process)
@@ -70,6 +77,22 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     answer = hires("show", runs()[0].name, "--diff", runs()[1].name)
     assert "model.source" in answer.out
     assert "made from: network " in hires("show", first.name).out
+
+
+def test_network_that_another_machine_rounds_is_the_same_run(hires, fake_ranks, net, monkeypatch):
+    assert hires("run", *CUSTOM).code == 0
+    [first] = runs()
+    monkeypatch.setitem(globals(), "BUILT", ["there", "4567", 1.0 + 1e-6, 1.0])
+    assert "complete since an earlier time" in hires("run", *CUSTOM).err
+    assert "0 to run, 1 complete" in hires("sweep", *CUSTOM).out
+    monkeypatch.setitem(globals(), "BUILT", ["here", "4567", 1.0 + 1e-6, 1.0])
+    answer = hires("run", *CUSTOM)
+    changed = f"the first values of w of the network changed since {first.name} (complete)"
+    assert f"{changed}: this is a new run" in answer.err
+    assert len(runs()) == 2
+    assert "complete since an earlier time" in hires("run", *CUSTOM).err
+    assert "0 to run, 1 complete" in hires("sweep", *CUSTOM).out
+    assert len(runs()) == 2
 
 
 def test_added_image_is_a_new_run_and_a_touched_one_is_not(hires, fake_ranks, traced, images):

@@ -1,9 +1,9 @@
 """Names what a run was frozen from, and finds out what has changed since.
 
 A run is its config, a network of the user's (its source, the files that it reads, and what they
-build), and the images of a folder. The name of a run holds the digests of the last two, so a run of
-other files has another folder. ``frozen.json`` keeps what they are digests of, and those of the
-frozen files, which are compared where ranks start.
+build), and the images of a folder. The name of a run holds the digests of the files and images, so
+a run of others has another folder; what was built is compared (:func:`rundir.run_path`).
+``frozen.json`` keeps all that, and digests of the frozen files, compared where ranks start.
 """
 
 from __future__ import annotations
@@ -73,15 +73,22 @@ class RunInputs:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Returns ``network``, ``built`` and ``data``, if there are any, each as 16 digits."""
+        """Returns ``network`` and ``data``, if there are any, each as 16 digits."""
         found = {}
         if self.network:
             found["network"] = digest(_keyed(self.network))
-        if self.built is not None:
-            found["built"] = digest(self.built.facts)
         if self.data is not None:
             found["data"] = self.data.digest[:16]
         return found
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """Returns :attr:`digests`, with ``built`` if it is there."""
+        return self.digests | ({} if self.built is None else {"built": self.built.digest})
+
+    def is_same(self, other: RunInputs) -> bool:
+        """Whether both are those of one run, perhaps on two machines (:mod:`.built_network`)."""
+        return self.digests == other.digests and built_changes(other.built, self.built) is None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunInputs:
@@ -115,7 +122,7 @@ class Frozen:
 
     def continues(self, other: Frozen) -> bool:
         """Whether the runs differ in their length at most."""
-        return (self.series, self.inputs.digests) == (other.series, other.inputs.digests)
+        return self.series == other.series and self.inputs.is_same(other.inputs)
 
     def text(self) -> str:
         """Returns the text of the file."""

@@ -174,7 +174,7 @@ def _build(
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
-        "inputs": {} if held is None else held.inputs.digests,
+        "inputs": {} if held is None else held.inputs.recorded,
         "provenance": {
             **own.env.get("provenance", {}),
             "argv": own.env.get("argv"),

@@ -156,6 +156,42 @@ def built(**tensors: torch.Tensor) -> BuiltNetwork:
     return built_network(tensors)
 
 
+def test_network_built_on_another_machine_is_the_same_run(config, net):
+    weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
+    sources = (source(net, "relu"),)
+
+    def made(weight: torch.Tensor, machine: str = "here", constant: float = 1.0) -> RunInputs:
+        constants = built(c=torch.tensor([constant])).tensors
+        network = replace(built(weight=weight), machine=machine, constants=constants)
+        return RunInputs(sources, built=network)
+
+    first = rundir.create(config, PLAN, ARGV, made(weight))
+    rounded = weight * (1 + 2**-22)
+    for same in made(weight), made(rounded, "there"), made(weight, "there", 1 + 2**-22):
+        assert rundir.create(config, PLAN, ARGV, same).path == first.path
+    assert frozen.read(first).inputs == made(weight)  # what was planned first
+    held = frozen.read(first)
+    others = made(rounded), made(weight, constant=1 + 2**-22), made(weight + 1, "there")
+    runs = [rundir.create(config, PLAN, ARGV, other).path for other in others]
+    assert len({first.path, *runs}) == 4
+    assert runs == [rundir.run_path(config, other) for other in others]
+    assert rundir.run_path(config, made(weight + 1 + 2**-22, "elsewhere")) == runs[2]
+    longer = replace(config, steps=500)
+    continues = [frozen.frozen_of(longer, {}, one).continues(held) for one in (*others, same)]
+    assert continues == [False, False, False, True]
+
+
+def test_run_that_recorded_nothing_of_what_was_built_is_the_same(config, net):
+    inputs = RunInputs((source(net, "relu"),))
+    first = rundir.create(config, PLAN, ARGV, inputs)
+    now = replace(inputs, built=built(weight=torch.ones(3)))
+    assert frozen.network_changes(inputs, now) is None
+    assert rundir.create(config, PLAN, ARGV, now).path == first.path
+    assert frozen.read(first).inputs == now
+    other = replace(inputs, built=built(weight=torch.zeros(3)))
+    assert rundir.run_path(config, other) != first.path
+
+
 def test_rank_that_built_another_network_is_refused(tmp_path):
     weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
     planned = replace(built(weight=weight, other=torch.ones(3)), graph="0123")
