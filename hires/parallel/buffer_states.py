@@ -77,4 +77,6 @@ class BufferStates:
         for name, run in self._steps:
             values[name] = run(values)
         self._next = None
-        return {n: values[v].to(self._tensors[n].dtype) for n, v in self._updates.items()}
+        # Copies: a value may be a view of a parameter, which the optimiser changes before end_step.
+        made = ((name, values[value]) for name, value in self._updates.items())
+        return {n: value.to(self._tensors[n].dtype, copy=True) for n, value in made}
