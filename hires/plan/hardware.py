@@ -40,7 +40,7 @@ def device_of(config: RunConfig) -> str:
         return config.device
     if config.cluster.gpus is None and requested_gpus(config) is None:
         torch = gpus.installed_torch()
-        if torch is None or torch.cuda is None:
+        if torch is None or torch.cuda is None or not gpus.device_files():
             return CPU
     return CUDA if gpus_of_node(config) else CPU
 
@@ -63,8 +63,11 @@ def ranks_of_node(config: RunConfig) -> int:
 
 def gpus_of_node(config: RunConfig) -> int | None:
     """Returns how many GPUs the ranks of one machine share; None: nothing says so."""
-    if not config.launcher.has_jobs:
+    if config.launcher.is_here:
         return len(gpus.visible_gpus(config.cluster.gpus))
+    if not config.launcher.has_jobs:  # on hosts, among which this one may have none
+        own = len(gpus.visible_gpus()) or None
+        return own if config.cluster.gpus is None else config.cluster.gpus
     asked = requested_gpus(config)
     counts = [count for count in (config.cluster.gpus, asked) if count is not None]
     return min(counts, default=None)
@@ -107,7 +110,7 @@ def require_gpus(config: RunConfig) -> None:
 
 
 def check_hardware(config: RunConfig) -> Iterator[Finding]:
-    """Yields what the device, the backend and the GPUs of a run's job have against each other."""
+    """Yields how the device, the backend and the GPUs of a run's job do not fit together."""
     device, backend = device_of(config), backend_of(config)
     there, ranks = gpus_of_node(config), ranks_of_node(config)
     if device == CUDA:
@@ -137,9 +140,10 @@ def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding
         text = f"device=cuda needs GPUs, and {where}; use device=cpu, or a machine with GPUs"
         yield Finding("error", "device", text)
     elif there is None:
+        jobs = " and cluster.options.gres, as cluster.gpus=4 +cluster.options.gres=gpu:4"
         text = (
-            "device=cuda, but nothing says how many GPUs a node has; set cluster.gpus and "
-            "cluster.options.gres, as cluster.gpus=4 +cluster.options.gres=gpu:4"
+            f"device=cuda, but nothing says how many GPUs a node has; set cluster.gpus"
+            f"{jobs if launcher.has_jobs else ', as cluster.gpus=4'}"
         )
         yield Finding("warning", "cluster.gpus", text)
     elif launcher.has_jobs and requested_gpus(config) is None:

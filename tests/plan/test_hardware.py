@@ -15,6 +15,7 @@ from hires.plan.hardware import (
     backend_of,
     check_hardware,
     device_of,
+    gpus_of_node,
     requested_gpus,
     require_gpus,
 )
@@ -51,6 +52,28 @@ def test_machine_with_gpus_and_a_torch_for_them_computes_there(monkeypatch):
     monkeypatch.setattr(gpus, "installed_torch", lambda: CUDA_TORCH)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert device_of(config()) == "cpu"
+
+
+def test_variable_shows_no_gpus_that_are_not_here_and_no_more_than_are_configured(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert device_of(config()) == "cpu"
+    monkeypatch.setattr(gpus, "device_files", lambda: 4)
+    assert device_of(config()) == "cuda"
+    assert device_of(config(cluster={"gpus": 0})) == "cpu"
+    assert gpus_of_node(config(cluster={"gpus": 1})) == 1
+    assert gpus_of_node(config(cluster={"gpus": 8})) == 4
+
+
+def test_hosts_have_gpus_even_if_this_one_has_none(monkeypatch):
+    mpirun = {"name": "mpirun", "hosts": ["localhost"]}
+    known = config(2, "cuda", launcher=mpirun, cluster={"gpus": 2})
+    assert found(known) == []
+    [warning] = check_hardware(config(2, "cuda", launcher=mpirun))
+    assert warning.text.endswith("set cluster.gpus, as cluster.gpus=4")
+    assert len(launcher_of(known).rank_places(known, 2).ranks) == 2
+    here = config(2, "cuda", launcher={"name": "mpirun"})
+    with pytest.raises(RunError, match="shows no NVIDIA GPU"):
+        launcher_of(here).rank_places(here, 2)
 
 
 def test_gpus_of_a_cluster_decide_wherever_the_run_is_planned(monkeypatch):

@@ -34,11 +34,13 @@ class Torch(NamedTuple):
 def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the names of the GPUs that a process may use, in the order of CUDA.
 
-    Without CUDA_VISIBLE_DEVICES they are the first ``gpus``, or those that this machine shows. As
-    in CUDA, a name that is none (as -1) hides those behind it.
+    They are the first ``gpus``, or all, of those that CUDA_VISIBLE_DEVICES names; without it, of
+    those that this machine shows. As in CUDA, a name that is none (as -1) hides those behind it.
 
     >>> visible_gpus(4, {}), visible_gpus(4, {"CUDA_VISIBLE_DEVICES": "2,-1,3"})
     (['0', '1', '2', '3'], ['2'])
+    >>> visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,3"})
+    ['2']
     """
     visible = environ.get(VISIBLE)
     if visible is None:
@@ -48,7 +50,7 @@ def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.enviro
         if not _NAME.fullmatch(name.strip()):
             break
         names.append(name.strip())
-    return names
+    return names[:gpus]
 
 
 def device_files() -> int:

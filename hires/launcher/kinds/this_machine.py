@@ -52,7 +52,8 @@ class OneCommandLauncher(LocalLauncher):
     ) -> RankPlaces:
         """Returns the places and the command, or the nodes of the Slurm job that begins here."""
         if dialect_of(config) != "srun":
-            require_gpus(config)
+            if config.launcher.is_here and not config.launcher.mpi_options:
+                require_gpus(config)  # ranks on other hosts look for themselves
             return on_hosts(num_ranks, config, words)
         try:
             job = allocation.current()

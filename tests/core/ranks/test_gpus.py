@@ -23,6 +23,12 @@ def test_visible_gpus_are_counted_as_cuda_counts_them(visible, expected):
     assert gpus.visible_gpus(4, {"CUDA_VISIBLE_DEVICES": visible}) == expected
 
 
+def test_fewer_gpus_than_are_visible_count():
+    assert gpus.visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2"]
+    assert gpus.visible_gpus(0, {"CUDA_VISIBLE_DEVICES": "2,0"}) == []
+    assert gpus.visible_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2", "0"]
+
+
 def test_cards_without_a_driver_are_found(tmp_path, monkeypatch):
     facts = {"gpu": ("0x10de", "0x030200"), "sound": ("0x10de", "0x040300")}
     facts |= {"other": ("0x8086", "0x030000")}
