@@ -114,6 +114,7 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
                 mark = parameter.register_post_accumulate_grad_hook
                 mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
         feed = [_blank_feed(config, context, live) for context in contexts]
+        live.keep_workspace(node for one in contexts for node in plan.nodes(one.stage.index))
         live.forget_peak()
         engine.executor.step(feed)
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
@@ -161,7 +162,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(item)
         if self.allocator is not None:
             scratch = _workspace_bytes(func, args)
-            self.allocator.free(self.allocator.allocate(scratch))
+            if scratch:
+                self.allocator.free(self.allocator.allocate(scratch))
         else:
             scratch = _scratch_bytes(func, args, results)
         if scratch:

@@ -17,8 +17,10 @@ from hires.comm import membership
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.store.records import read_record
 from hires.core.store.rundir import create
+from hires.engine.caching_allocator import CachingAllocator
 from hires.engine.footprint import LiveBytes, footprint
 from hires.launcher.local.local_launcher import launch
+from hires.plan.gpu_memory import CUBLAS_BYTES
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
 from tests.helpers import traces
@@ -287,3 +289,18 @@ def test_gpu_holds_the_same_tensors_and_states_what_comes_on_top():
     assert reserved % 2**21 == 0
     shared = predicted(device="cuda", parallel={"tiles": [2, 1]}, cluster={"gpus": 1})[0]
     assert shared.nccl_bytes == 0  # gloo
+
+
+def test_workspace_of_products_is_kept_and_nothing_takes_no_block(monkeypatch):
+    taken = []
+    allocate = CachingAllocator.allocate
+    monkeypatch.setattr(
+        CachingAllocator, "allocate", lambda self, size: taken.append(size) or allocate(self, size)
+    )
+    gpu: dict[str, Any] = {"device": "cuda", "cluster": {"gpus": 1}}
+    assert predicted(**gpu)[0].workspace_bytes >= CUBLAS_BYTES  # its head is a product
+    assert taken.count(CUBLAS_BYTES) == 1
+    assert 0 not in taken
+    taken.clear()
+    predicted(**gpu, model={"name": "edsr", "blocks": 1, "width": 4})
+    assert CUBLAS_BYTES not in taken  # convolutions alone
