@@ -21,8 +21,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, NCCL
 from hires.plan.plan import Finding, Plan, derived
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Variable that limits the queues between a process and its GPU, which its streams share."""
+MOST_QUEUES = 32
+"""Most that CUDA allows."""
 
 Key = tuple[int, int, int]
 """(direction, source stage, target stage) of the messages; both stages are equal for halos."""
@@ -72,13 +78,21 @@ def carriers(plan: Plan) -> Iterator[Finding]:
     if plan.device != CUDA or plan.world == 1:
         return
     if plan.backend == NCCL:
-        most = max(
-            Counter(rank for one in channels(plan) for rank in one.ranks).values(), default=0
-        )
+        used = Counter(rank for one in channels(plan) for rank in one.ranks)
         text = (
-            f"messages and sums go from GPU to GPU through nccl, messages on up to {most} "
-            f"communicators a rank; the agreement before each step goes through gloo"
+            f"messages and sums go from GPU to GPU through nccl, messages on up to "
+            f"{max(used.values(), default=0)} communicators a rank; the agreement before each step "
+            f"goes through gloo"
         )
+        used.update(rank for group in groups(plan) if len(group) > 1 for rank in group)
+        streams = max(used.values(), default=0) + 2  # that which computes, and that of the loader
+        if streams > MOST_QUEUES:
+            shared = (
+                f"a rank has up to {streams} streams, and a GPU at most {MOST_QUEUES} queues for "
+                f"them ({CONNECTIONS}): in a shared one a message that waits could hold up what "
+                f"its other side waits for; use fewer stages, or comm.backend=gloo"
+            )
+            yield Finding("warning", "comm.backend", shared)
     else:
         text = "messages and sums go through gloo, by way of the host's memory"
     yield Finding("note", "comm.backend", text)

@@ -27,6 +27,7 @@ from hires.core.store.reading import open_regular
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
+from hires.plan.channels import CONNECTIONS, MOST_QUEUES
 from hires.plan.hardware import CUDA, NCCL
 
 _POLL_S = 0.02
@@ -222,7 +223,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Returns the environment variables of a rank.
 
-    What it inherits, ``base``, counts before ``interface`` and ``cluster.environment``.
+    What it inherits, ``base``, counts before ``interface`` and ``cluster.environment``, except for
+    the queues of a GPU: with fewer than its streams, ranks could wait for each other for ever.
     """
     # Under torchrun these make torch expect a store that another process hosts, and none does.
     environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
@@ -231,7 +233,9 @@ def rank_environment(
     environ.setdefault("PYTHONFAULTHANDLER", "1")
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return {**_gpu_variables(config, interface), **config.cluster.environment, **environ}
+    ours = _gpu_variables(config, interface)
+    environ = {**ours, **config.cluster.environment, **environ}
+    return environ | {name: ours[name] for name in (CONNECTIONS,) if name in ours}
 
 
 def _gpu_variables(config: RunConfig, interface: str | None) -> dict[str, str]:
@@ -241,8 +245,9 @@ def _gpu_variables(config: RunConfig, interface: str | None) -> dict[str, str]:
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as Slurm and nvidia-smi count GPUs
     if config.comm.backend == NCCL:
         # Each stream a queue of its own: in a shared one a message that waits for its other side
-        # would hold up the kernels of other streams, which no proof has. 8 is CUDA's default.
-        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        # would hold up the kernels of other streams, which no proof has. 8 is CUDA's default, and
+        # 1 what Megatron sets.
+        variables[CONNECTIONS] = str(MOST_QUEUES)
         # Sums connect when the groups are made, not inside the first sum that is only begun.
         variables["NCCL_RUNTIME_CONNECT"] = "0"
         if interface is not None:

@@ -120,5 +120,9 @@ def test_rank_on_a_gpu_gets_what_cuda_and_nccl_read():
     # The site's own settings count before these, and the user's before both.
     assert (environ["NCCL_RUNTIME_CONNECT"], environ["NCCL_ALGO"]) == ("1", "Ring")
     assert environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    # A queue that streams share could stop them all, so no setting counts before this one.
+    few = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert rank_environment(few, WORLD, config, None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert rank_environment(few, WORLD, RunConfig(), None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     on_cores = rank_environment({}, WORLD, RunConfig(), interface="ib0")
     assert not any(name.startswith(("NCCL_", "CUDA_")) for name in on_cores)
