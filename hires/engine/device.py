@@ -167,6 +167,9 @@ class Cuda(Accelerator):
         # cuDNN has a choice.
         self.set_tf32(False)
         torch.backends.cudnn.deterministic = True
+        # Parts of a product are added in fp32, as the bounds of `hires verify` say.
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     def host_empty(self, shape: Sequence[int], dtype: Dtype, **keys: Any) -> Tensor:
         """Returns a tensor in pinned memory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,6 +34,19 @@ def new_generator(device: torch.device | None) -> torch.Generator:
     """Returns a generator for operators on a device."""
     has_own = device is not None and _own_generator(device) is not None
     return torch.Generator(device) if has_own else torch.Generator()
+
+
+@contextlib.contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seeds what operators on a device draw from without a generator, and restores it behind."""
+    before, own = generator_states(device), _own_generator(device)
+    try:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU, too
+        if own is not None:
+            own.manual_seed(seed)
+        yield
+    finally:
+        set_generator_states(device, before)
 
 
 def _own_generator(device: torch.device) -> Any:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hires.nets.distributions import DRAWN, Finish, writes
-from hires.nets.generators import new_generator
+from hires.nets.generators import new_generator, seeded
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -116,13 +116,12 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name: arg.contiguous() if isinstance(arg, Tensor) else arg
             for name, arg in given.items()
         }
+        device = next((a.device for a in given.values() if isinstance(a, Tensor)), None)
         if takes_generator:
-            device = next((a.device for a in given.values() if isinstance(a, Tensor)), None)
             dense["generator"] = new_generator(device).manual_seed(key)
             made = func(**dense)
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key)
+            with seeded(device or torch.get_default_device(), key):
                 made = func(**dense)
         if made is dense.get("self") and writes(func):
             return given["self"].copy_(made)

@@ -160,7 +160,14 @@ def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace(allow_tf32=True))
+    wide = types.SimpleNamespace(
+        allow_tf32=True,
+        allow_fp16_reduced_precision_reduction=True,
+        allow_bf16_reduced_precision_reduction=True,
+    )
+    monkeypatch.setattr(torch.backends.cuda, "matmul", wide)
     devices = [open_device("cuda", local_rank) for local_rank in range(3)]
+    assert not any(vars(wide).values())  # sums are fp32
     assert [device.torch.index for device in devices] == [0, 1, 0]
     assert chosen == [device.torch for device in devices]
     assert not devices[0].has_tf32

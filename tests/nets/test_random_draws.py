@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.engine.trace_check import check_trace
+from hires.nets.generators import seeded
 from hires.nets.random_draws import GOLDEN, MASK, Draws, fill, key_of
 from hires.nets.trace import trace
 from tests.helpers.simulated_tiles import check_tiles
@@ -294,3 +296,34 @@ def test_attention_without_dropout_counts_as_no_draw():
     with Draws(0, 0, 0, 2):
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
         assert torch.equal(torch.dropout(x, 0.5, True), alone)
+
+
+def test_draws_without_a_generator_leave_that_of_the_device_as_it_was(monkeypatch):
+    own = torch.Generator()
+    module = types.SimpleNamespace(
+        get_rng_state=lambda device: own.get_state(),
+        set_rng_state=lambda state, device: own.set_state(state),
+        manual_seed=own.manual_seed,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    before, host = own.get_state(), torch.get_rng_state()
+    drawn = []
+    for seed in (3, 3, 4):
+        with seeded(torch.device("cpu"), seed):
+            drawn.append((float(torch.rand(1)), float(torch.rand(1, generator=own))))
+        assert torch.equal(own.get_state(), before)
+        assert torch.equal(torch.get_rng_state(), host)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][1] != drawn[2][1]
+
+
+def test_operator_without_a_generator_draws_of_its_place():
+    given = {"input": torch.ones(64), "p": 0.5, "train": True}
+    host = torch.get_rng_state()
+    one, again, other = (
+        Draws(0, step, 0, 2)._seeded(torch.ops.aten.native_dropout.default, given, False)[0]
+        for step in (0, 0, 1)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), host)
