@@ -13,7 +13,7 @@ from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config
 from hires.cli.verbs.verb_bench import main as bench
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.screen_table import painted_state
 from hires.core.terminal import columns, paints
 from hires.core.text_table import aligned, folded
@@ -39,6 +39,11 @@ PARSER = Parser(
 def main(args: Namespace) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
     if args.gpu:
+        if args.overrides or args.config_dir or args.cfg or args.nodes is not None:
+            raise ConfigError(
+                "`hires doctor --gpu` tries this machine's GPU and takes no keys, --config-dir, "
+                "--cfg or --nodes; `hires bench gpu --device NAME` tries another device"
+            )
         return bench(["gpu", *(["--json"] if args.json else [])])
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:

@@ -51,6 +51,14 @@ def test_check_of_a_gpu_is_the_benchmark(hires, monkeypatch):
     assert seen == [["gpu", "--json"]]
 
 
+@pytest.mark.parametrize("words", [["device=cpu"], ["--config-dir", "."], ["--nodes", "2"]])
+def test_check_of_a_gpu_takes_no_keys(hires, monkeypatch, words):
+    monkeypatch.setattr(verb_doctor, "bench", lambda _: 0)
+    answer = hires("doctor", "--gpu", *words)
+    assert answer.code == 2
+    assert "`hires bench gpu --device NAME`" in answer.err
+
+
 def test_json(hires, monkeypatch):
     monkeypatch.setattr(verb_doctor, "all_checks", lambda *_: CHECKS[:1])
     answer = hires("doctor", "--json")
