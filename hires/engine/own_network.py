@@ -41,8 +41,8 @@ class OwnNetwork:
         """Returns what a network was built from, and what was built.
 
         ``sources`` are the digests of files by path (None: they may have changed meanwhile),
-        ``network`` those that are its own, ``built`` its tensors, and ``state`` is a digest of what
-        it holds else. ConfigError: it cannot be built.
+        ``network`` those that are its own, ``built`` its tensors, and ``state`` is a digest of its
+        other attributes. ConfigError: it cannot be built.
         """
         model = self._made(config)
         built = dataclasses.asdict(built_network(named_tensors(model)))

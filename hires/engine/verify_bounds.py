@@ -77,7 +77,7 @@ LOWERED = EXACT._replace(most=1e-4)
 def coarsest(config: RunConfig) -> str:
     """Returns the precision with the fewest bits among those of the arithmetic and the messages."""
     names = {config.precision.name, config.comm.dtype} - {"value"}
-    return min(names, key=lambda name: SIGNIFICANT_BITS[name])
+    return min(names, key=lambda name: (SIGNIFICANT_BITS[name], name))  # fp16 has those of tf32
 
 
 def bounds_of(config: RunConfig, graph: Graph) -> Bounds:

@@ -14,6 +14,7 @@ from hires.core.ranks import network
 from hires.core.store.provenance import collect
 from hires.core.units import seconds, size
 from hires.launcher import commands
+from hires.plan.hardware import CUDA
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 Report = dict[str, Any]
@@ -101,7 +102,7 @@ def _versions(facts: Sequence[Report]) -> Check:
 def _gpus(facts: Sequence[Report], device: str) -> Check:
     """Whether all nodes have the same GPUs, which read each other's memory."""
     counts = {one["node"]: len(one["gpus"]) for one in facts}
-    if not any(counts.values()) and device == "cuda":
+    if not any(counts.values()) and device == CUDA:
         remedy = "request them (cluster.options.gres=gpu:N), and install a torch with CUDA"
         return _of_job("gpus", FAILED, "torch finds none on any node, but device=cuda", remedy)
     if not any(counts.values()):

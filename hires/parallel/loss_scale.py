@@ -66,7 +66,7 @@ class LossScale:
             return
         if self.skips:
             self.scale /= FACTOR
-        elif self.good_steps == self.interval:
+        elif self.good_steps >= self.interval:  # more: of a run with a longer interval
             self.scale = min(self.scale * FACTOR, LARGEST_SCALE)
             self.good_steps = 0
 

@@ -12,6 +12,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.losses import LOSSES
 from hires.core.store.provenance import cpu_flags
 from hires.plan.graph import Graph, describe
+from hires.plan.hardware import CPU, CUDA
 from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied_uses
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.schedule import DIRECTIONS, SCHEDULES
@@ -175,13 +176,13 @@ def check_types(config: RunConfig, graph: Graph) -> Iterator[Finding]:
 def check_precision(config: RunConfig) -> Iterator[Finding]:
     """Yields an error or warning about arithmetic that the run's device does not have."""
     name, device = config.precision.name, config.device
-    if name == "tf32" and device != "cuda":
+    if name == "tf32" and device != CUDA:
         text = (
             f"precision=tf32 is arithmetic of NVIDIA GPUs from compute capability 8 on, and the "
             f"run has device={device}; use precision=fp32"
         )
         yield Finding("error", "precision", text)
-    flags = cpu_flags() if config.launcher.is_here and device == "cpu" else None
+    flags = cpu_flags() if config.launcher.is_here and device == CPU else None
     if name == "fp16" and flags and not flags & {*FP16_FLAGS}:
         text = (
             f"this CPU has no {' or '.join(FP16_FLAGS)}: fp16 is computed in fp32 and rounded, "

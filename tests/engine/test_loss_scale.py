@@ -80,6 +80,14 @@ def test_fixed_scale_stays_and_skips(alone):
         assert (ours.skips, ours.scale) == (skips, 512.0)
 
 
+def test_restored_count_beyond_the_interval_doubles_the_scale(alone):
+    ours = LossScale(5)
+    ours.restore(torch.tensor([512.0, 8, 0], dtype=torch.float64))
+    ours.agree([torch.zeros(2)])
+    ours.update()
+    assert (ours.scale, ours.good_steps) == (1024.0, 0)
+
+
 def test_network_that_always_overflows_ends_the_run(alone):
     ours = LossScale(2000)
     for _ in range(MOST_SKIPPED):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import to_dict
+from hires.core.precisions import SIGNIFICANT_BITS
 from hires.engine.verify import summary
 from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest, longest_way
 from tests.helpers.jobs import wrong_verify
@@ -34,6 +35,13 @@ def test_bound_is_that_of_the_coarsest_type():
     assert bounds("fp16", "bf16") == bf16
     assert bounds("bf16", "fp32") == bf16
     assert coarsest(config_of(precision={"name": "fp32"})) == "fp32"
+
+
+def test_types_of_equal_precision_have_one_coarsest():
+    # A set of names has another order with every hash seed: none decides.
+    for name, dtype in (("tf32", "fp16"), ("fp16", "fp32")):
+        assert coarsest(config_of(precision={"name": name}, comm={"dtype": dtype})) == "fp16"
+    assert SIGNIFICANT_BITS["fp16"] == SIGNIFICANT_BITS["tf32"]
 
 
 def test_longest_way_counts_products_twice_and_kinks():

@@ -35,6 +35,16 @@ COMPUTE = (DATA, FORWARD, BACKWARD, OPTIMISER)
 """Kinds of spans in which a rank works; communication may lie inside them."""
 
 
+class MarkedSpan(NamedTuple):
+    """What a rank did between two marks of its clock, which become times when it is written."""
+
+    kind: str
+    action: str
+    begin: Any
+    end: Any
+    what: str
+
+
 class Span(NamedTuple):
     """What a rank did for a time."""
 
@@ -68,6 +78,19 @@ class StepSpans:
     """Spans that were too many to keep."""
 
 
+@dataclass
+class MarkedStep:
+    """One of the last steps of this rank."""
+
+    step: int
+    begin: Any
+    """A mark, as those of its spans."""
+    begin_s: float
+    """When the rank began the step, on its machine's clock."""
+    spans: list[MarkedSpan] = field(default_factory=list)
+    dropped: int = 0
+
+
 class HostClock:
     """The clock of a rank that computes on the CPU; a mark is a time of ``time.perf_counter``.
 
@@ -93,19 +116,17 @@ class Recorder:
 
     def __init__(self, kept_steps: int = KEPT_STEPS) -> None:
         self.clock = HostClock()
-        """What makes the marks between which a span lies; they become times when it is written."""
-        self._begins: collections.deque[Any] = collections.deque(maxlen=kept_steps)
+        """What makes the marks between which a span lies."""
         self.action = ""
         """What the rank computes now; communication meanwhile belongs to it."""
-        self.steps: collections.deque[StepSpans] = collections.deque(maxlen=kept_steps)
+        self.steps: collections.deque[MarkedStep] = collections.deque(maxlen=kept_steps)
         self.next_step = 0
         """Number of the step that begins next."""
 
     def begin_step(self) -> None:
         """Begins a step, right behind a barrier where clocks of machines are to be aligned."""
         begin, begin_s = self.clock.begin_step()
-        self._begins.append(begin)
-        self.steps.append(StepSpans(-1, self.next_step, "", begin_s))
+        self.steps.append(MarkedStep(self.next_step, begin, begin_s))
         self.next_step += 1
         self.action = ""
 
@@ -115,7 +136,7 @@ class Recorder:
             return
         now = self.steps[-1]
         if len(now.spans) < MAX_SPANS:
-            now.spans.append(Span(kind, self.action, begin, self.clock.now(), what))
+            now.spans.append(MarkedSpan(kind, self.action, begin, self.clock.now(), what))
         else:
             now.dropped += 1
 
@@ -132,14 +153,12 @@ class Recorder:
 
     def write(self, folder: StrPath, rank: int) -> None:
         """Appends one line a kept step, with times in s since it began; RunError: it cannot."""
-        for step, begin in zip(self.steps, self._begins, strict=True):
+        for step in self.steps:
 
-            def after(mark: Any, begin: Any = begin) -> float:
+            def after(mark: Any, begin: Any = step.begin) -> float:
                 return round(self.clock.seconds(begin, mark), 7)
 
-            spans = [
-                (s.kind, s.action, after(s.begin_s), after(s.end_s), s.what) for s in step.spans
-            ]
+            spans = [(s.kind, s.action, after(s.begin), after(s.end), s.what) for s in step.spans]
             spans.sort(key=lambda span: span[2])
             line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": step.begin_s}
             line |= {"dropped": step.dropped, "spans": spans}

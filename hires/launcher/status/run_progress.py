@@ -98,8 +98,6 @@ class FinishedStep:
             return ""
         return f"  loss {self.loss:.4g}{', skipped: gradients overflow' if self.skipped else ''}"
 
-    """Mean over the ranks that report one; None if none does."""
-
 
 class RunProgress:
     """Puts the lines of all ranks together to steps."""

@@ -12,8 +12,8 @@
   streams. A wait ends when the unit of its operation is done.
 * ``separate streams`` (nccl as hires uses it): the same, but each communicator has a stream of its
   own (``hires.plan.channels``): one for the halos of a stage, one for each way between two stages,
-  in each direction of the pipeline. What a rank posts there in one call is one unit, whoever the
-  other sides are.
+  in each direction of the pipeline. What a rank posts there in one call is one unit, even if it
+  concerns several peers.
 
 Pair streams need an order of posting on which both sides agree, and a pipeline has none. A receive
 posted ahead stands before the send that the other side needs first; receives in one call with the

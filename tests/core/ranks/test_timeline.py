@@ -27,7 +27,7 @@ def test_what_happens_inside_an_action_belongs_to_it():
     halo, forward = spans_of(recorder)
     assert (halo.kind, halo.action, halo.what) == (HALO, "F3", "a receive from rank 1")
     assert (forward.kind, forward.action) == (FORWARD, "F3")
-    assert forward.begin_s <= halo.begin_s <= halo.end_s <= forward.end_s
+    assert forward.begin <= halo.begin <= halo.end <= forward.end
 
 
 def test_failing_action_is_kept():
