@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = None) -> int:
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
-    frozen.require_unchanged(run_dir)
+    frozen.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **asdict(binding))

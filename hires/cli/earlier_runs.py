@@ -18,12 +18,18 @@ from hires.core.config.run_config import DataConfig, RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen
 from hires.core.store.checkpoints import Checkpoint
-from hires.core.store.frozen import DataContent, Frozen, RunInputs
+from hires.core.store.frozen import MOST_FILES, MOST_READ, DataContent, Frozen, RunInputs
 from hires.core.store.records import done_attempt
 from hires.data.content import KnownFiles, content_of, data_changes
 
 _KNOWN, _CONTENTS = "images", "contents"
 """Kinds of entries of the cache: the files of a folder as last read, and those of each digest."""
+
+
+_MORE_FILES = (
+    f"the network reads more than {MOST_FILES:,} files or {MOST_READ // 2**30} GiB; the others are "
+    f"no part of the run, which is a new one only if they change what is built"
+)
 
 
 class EarlierRuns:
@@ -89,7 +95,7 @@ def begin(
             "--continue contradicts checkpoint.resume=never, with which a run begins at step 0; "
             "leave one of them out"
         )
-    notes = [earlier.changes(path, config, inputs)]
+    notes = [_MORE_FILES if inputs.more_files else None, earlier.changes(path, config, inputs)]
     if checkpoints.saved_step(path) or saving.resume == "never":
         return config, [note for note in notes if note]
     saved = earlier.continued(path, config, inputs)

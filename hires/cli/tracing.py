@@ -65,7 +65,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
             # What it reads may have changed: only what is built now shows that it has not.
             if held is not None:
                 now = self._ask("building the network", {"build": to_dict(config)})
-                held = held if same_network(held, now) else None
+                held = _with_times(held, now) if same_network(held, now) else None
         if isinstance(held, dict) and same_sources(held.get("sources")):
             with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError, AttributeError):
                 graph = Graph.from_dict(held["graph"])
@@ -78,9 +78,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         return Graph.from_dict(answer["graph"])
 
     def _note(self, key: str, answer: dict[str, Any]) -> None:
-        self.networks[key] = RunInputs.from_dict(
-            {"network": answer["network"], "built": answer.get("built")}
-        )
+        names = ("network", "built", "more_files")
+        self.networks[key] = RunInputs.from_dict({name: answer.get(name) for name in names})
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
@@ -225,6 +224,13 @@ def same_network(held: Any, now: dict[str, Any]) -> bool:
         return bool(held["state"] == now["state"]) and not new.other_tensors(old, exact=True)
     except (ConfigError, AttributeError, KeyError, TypeError):
         return False
+
+
+def _with_times(held: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Returns a trace with the times that its files have now; their contents are the same."""
+    files = {(one["module"], one["path"]): one for one in now["network"]}
+    network = [files.get((one["module"], one["path"]), one) for one in held["network"]]
+    return {**held, "network": network}
 
 
 @functools.cache

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.store.frozen import MOST_READ
 from hires.engine.build import named_tensors
 from hires.engine.trace_check import check_trace, one_thread
 from hires.nets.build_network import build_model
@@ -41,8 +44,8 @@ class OwnNetwork:
         """Returns what a network was built from, and what was built.
 
         ``sources`` are the digests of files by path (None: they may have changed meanwhile),
-        ``network`` those that are its own, ``built`` its tensors, and ``state`` is a digest of its
-        other attributes. ConfigError: it cannot be built.
+        ``network`` those that are its own (not all, with ``more_files``), ``built`` its tensors,
+        and ``state`` is a digest of its other attributes. ConfigError: it cannot be built.
         """
         model = self._made(config)
         built = dataclasses.asdict(built_network(named_tensors(model)))
@@ -89,7 +92,12 @@ class OwnNetwork:
     def _files(self, config: RunConfig) -> Values:
         read = self._opened.read()
         network = own_sources(str(config.model.target), read)
-        return {"sources": source_hashes(read), "network": network}
+        files = {"sources": source_hashes(read), "network": network}
+        return {**files, "more_files": self._opened.is_full or _num_bytes(read) > MOST_READ}
+
+
+def _num_bytes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def graph_digest(graph: Graph) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -26,7 +27,7 @@ from torch import nn
 import hires
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest
-from hires.core.store.frozen import sha256_of
+from hires.core.store.frozen import MOST_READ, sha256_of, source_file
 from hires.nets.build_network import NETS
 from hires.nets.network_call import on_images
 
@@ -68,18 +69,18 @@ def custom(
     return on_images(net, inputs, output)
 
 
-def own_sources(target: str, read: Iterable[Path] = ()) -> list[dict[str, str]]:
+def own_sources(target: str, read: Iterable[Path] = ()) -> list[dict[str, Any]]:
     """Returns the files of the user's that this process imported, as what a run is frozen from.
 
     They are neither of Python nor of hires, nor installed but for the target's own package: what an
     installed library holds is its version's matter. Nor are they modules that were there before any
-    network, unless it imports them. Each has ``module``, ``path`` and ``sha256``. Those that the
-    network ``read`` follow, without a module.
+    network, unless it imports them. Each is a SourceFile as plain values. Those that the network
+    ``read`` follow, without a module, as far as 64 GiB go.
     """
     package = target.partition(":")[0].partition(".")[0]
     files = {}
     for name, path in sorted(_source_files()):
-        installed = _is_installed(path) and name.partition(".")[0] not in {package} - {"torch"}
+        installed = is_installed(path) and name.partition(".")[0] not in {package} - {"torch"}
         if not installed and name != "__main__":
             files[name] = path
     others = {n for n in files if n in _AT_START and n.partition(".")[0] != package}
@@ -89,10 +90,11 @@ def own_sources(target: str, read: Iterable[Path] = ()) -> list[dict[str, str]]:
         waiting += needed
         others -= needed
     kept = [(name, path) for name, path in files.items() if name not in others]
-    sources = []
+    sources, left = [], MOST_READ
     for name, path in [*kept, *(("", path) for path in _data_files(read))]:
-        if sha256 := sha256_of(path):  # else it is of an archive, or gone
-            sources.append({"module": name, "path": str(path), "sha256": sha256})
+        if file := source_file(name, path, left):  # else it is of an archive, or gone
+            sources.append(dataclasses.asdict(file))
+            left -= file.size
     return sources
 
 
@@ -103,7 +105,7 @@ def source_hashes(read: Iterable[Path] = ()) -> dict[str, str] | None:
     """
     hashes = {}
     for name, path in [*_source_files(), *(("", path) for path in _data_files(read))]:
-        if name and _is_installed(path) and name not in _imported_to_build:
+        if name and is_installed(path) and name not in _imported_to_build:
             continue
         try:
             changed_ns = path.stat().st_mtime_ns
@@ -119,7 +121,7 @@ def source_hashes(read: Iterable[Path] = ()) -> dict[str, str] | None:
 def _data_files(read: Iterable[Path]) -> list[Path]:
     """Returns the files that are neither installed, nor of hires, nor the source of a module."""
     modules = {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
-    others = (path for path in read if str(path) not in modules and not _is_installed(path))
+    others = (path for path in read if str(path) not in modules and not is_installed(path))
     return [path for path in others if not path.is_relative_to(_OWN)]
 
 
@@ -153,7 +155,8 @@ def _imported_by(name: str) -> set[str]:
     return {name[:end] for name, ends in dots for end in ends}
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
+    """Whether a file is of Python or of an installed package."""
     installed = any(path.is_relative_to(folder) for folder in _PYTHON)
     return installed or not _INSTALLED.isdisjoint(path.parts)
 

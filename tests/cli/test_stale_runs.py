@@ -42,7 +42,8 @@ def net(tmp_path, monkeypatch, traced) -> Path:
             source = SourceFile("net", str(path), sha256)
             first = BuiltTensor("float32[1]", *BUILT[1:])
             built = BuiltNetwork(BUILT[0], "", {"w": first})
-            self.networks[trace_key(config)] = RunInputs((source,), built=built)
+            more = "many" in path.read_text()
+            self.networks[trace_key(config)] = RunInputs((source,), None, built, more)
             return super().trace(config)
 
     monkeypatch.setattr(planning, "TorchProcess", Process)
@@ -93,6 +94,12 @@ def test_network_that_another_machine_rounds_is_the_same_run(hires, fake_ranks, 
     assert "complete since an earlier time" in hires("run", *CUSTOM).err
     assert "0 to run, 1 complete" in hires("sweep", *CUSTOM).out
     assert len(runs()) == 2
+
+
+def test_files_that_are_not_compared_are_named(hires, fake_ranks, net):
+    assert "more than 1,000 files" not in hires("run", *CUSTOM).err
+    net.write_text("many")
+    assert "note: the network reads more than 1,000 files or 64 GiB" in hires("run", *CUSTOM).err
 
 
 def test_added_image_is_a_new_run_and_a_touched_one_is_not(hires, fake_ranks, traced, images):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
-import sys
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +31,10 @@ from hires.core.store.naming import identity, plain
 SCHEMA = 1
 LENGTH = ("steps", "measure")
 """Keys in which a run may differ from one that it continues: its state after a step is the same."""
+MOST_READ = 64 * 2**30
+"""Bytes of a network's files that are read for their digests; a folder may be a stranger's."""
+MOST_FILES = 1000
+"""Of a network that reads more, as whole data sets, the others are not noted."""
 _SHOWN = 3
 _SETTLE_S = 1.0
 
@@ -43,6 +48,9 @@ class SourceFile:
     path: str
     """Absolute, where it was when the run was planned."""
     sha256: str
+    size: int = -1
+    """Bytes; -1 in a folder of an older hires."""
+    mtime_ns: int = 0
 
     @property
     def key(self) -> str:
@@ -70,6 +78,8 @@ class RunInputs:
     data: DataContent | None = None
     built: BuiltNetwork | None = None
     """What these files made of the network; None of one of hires, or of an older run."""
+    more_files: bool = False
+    """Whether the network read more than ``network`` holds."""
 
     @property
     def digests(self) -> dict[str, str]:
@@ -99,6 +109,7 @@ class RunInputs:
             files,
             None if data is None else build(DataContent, data),
             None if built is None else BuiltNetwork.from_dict(built),
+            bool(values.get("more_files")),
         )
 
 
@@ -170,17 +181,21 @@ def while_replacing(run: StrPath, new: Frozen) -> Frozen | None:
     return replace(new, replaced=good)
 
 
-def require_unchanged(run: StrPath) -> None:
-    """Raises an EditedError if a frozen file, or a file of the network, was edited."""
-    if _edit(Path(run)) is None:
+def require_unchanged(run: StrPath, by_time: bool = False) -> None:
+    """Raises an EditedError if a frozen file, or a file of the network, was edited.
+
+    Files of the network are read; ``by_time``, only those whose size or time has changed, since all
+    ranks of a large run would read its weights at once.
+    """
+    if _edit(Path(run), by_time) is None:
         return
     time.sleep(_SETTLE_S)  # a file server may show a file late that another node has just replaced
-    why = _edit(Path(run))
+    why = _edit(Path(run), by_time)
     if why is not None:
         raise EditedError(why)
 
 
-def _edit(run: Path) -> str | None:
+def _edit(run: Path, by_time: bool) -> str | None:
     """Returns what was edited and what to do about it; None if nothing was."""
     frozen = read(run)
     if frozen is None:
@@ -195,7 +210,7 @@ def _edit(run: Path) -> str | None:
                 f"under a wrong name; undo the edit, or start a run of its own with {values}"
                 f"{_again(run, more)}"
             )
-    edited = edited_sources(frozen.inputs)
+    edited = edited_sources(frozen.inputs, by_time)
     if not edited:
         return None
     return (
@@ -218,9 +233,37 @@ def require_built(planned: BuiltNetwork, built: BuiltNetwork, run: StrPath) -> N
         )
 
 
-def edited_sources(inputs: RunInputs) -> list[str]:
-    """Returns the paths of the network's files that are not as they were."""
-    return [f.path for f in inputs.network if sha256_of(Path(f.path)) != f.sha256]
+def source_file(module: str, path: Path, most: int) -> SourceFile | None:
+    """Returns a file as it is now; None if it cannot be read, or has more bytes than ``most``."""
+    try:
+        now = path.stat()  # before it is read: one that is edited meanwhile has another time
+    except OSError:
+        return None
+    sha256 = sha256_of(path, most)
+    if sha256 is None:
+        return None
+    return SourceFile(module, str(path), sha256, now.st_size, now.st_mtime_ns)
+
+
+def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
+    """Returns the paths of the network's files that are not as they were.
+
+    ``by_time``, files of the same size and time are not read.
+    """
+    edited, left = [], MOST_READ
+    for file in inputs.network:
+        try:
+            now = Path(file.path).stat()
+        except (OSError, ValueError):  # it is gone, or no path
+            edited.append(file.path)
+            continue
+        if by_time and (file.size, file.mtime_ns) == (now.st_size, now.st_mtime_ns):
+            continue
+        may_be_same = stat.S_ISREG(now.st_mode) and file.size in (-1, now.st_size)
+        if not may_be_same or sha256_of(Path(file.path), left) != file.sha256:
+            edited.append(file.path)
+        left -= min(left, now.st_size) if may_be_same else 0
+    return edited
 
 
 def network_changes(old: RunInputs, new: RunInputs) -> str | None:
@@ -267,11 +310,13 @@ def _frozen_sha256(run: Path, name: str) -> str | None:
     return sha256_of(run / name, file_names.MAX_BYTES.get(name, file_names.MIB))
 
 
-def sha256_of(path: Path, most: int = sys.maxsize) -> str | None:
+def sha256_of(path: Path, most: int = MOST_READ) -> str | None:
     """Returns the digest of a file; None if it cannot be read, or has more bytes than ``most``."""
     found = hashlib.sha256()
     try:
         with reading.open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > most:
+                return None
             while chunk := file.read(min(most + 1, file_names.MIB)):
                 found.update(chunk)
                 most -= len(chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,42 @@ def test_file_too_large_to_be_read_was_edited(config):
         file.truncate(1 << 40)
     with pytest.raises(EditedError):
         frozen.require_unchanged(run)
+
+
+def test_file_of_another_size_is_not_read(config, net, tmp_path, monkeypatch):
+    source(net, "relu")
+    file = frozen.source_file("net", net, 100)
+    run = rundir.create(config, PLAN, ARGV, RunInputs((file,)))
+    with monkeypatch.context() as patch:
+        patch.setattr(frozen, "sha256_of", lambda path, most: pytest.fail(f"{path} was read"))
+        for size in 0, 1 << 42:
+            os.truncate(net, size)
+            assert frozen.edited_sources(RunInputs((file,))) == [str(net)]
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        others = RunInputs((replace(file, path=str(pipe)), replace(file, path="no\0path")))
+        assert len(frozen.edited_sources(others)) == 2
+    # A stranger's folder, or an older one, names it with its size, or without any.
+    for size in -1, 1 << 45:
+        assert frozen.edited_sources(RunInputs((replace(file, size=size),))) == [str(net)]
+    net.write_text("relu")
+    frozen.require_unchanged(run)
+
+
+def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypatch):
+    source(net, "relu")
+    file = frozen.source_file("net", net, 100)
+    run = rundir.create(config, PLAN, ARGV, RunInputs((file,)))
+    read, sha256_of = [], frozen.sha256_of
+    monkeypatch.setattr(frozen, "sha256_of", lambda p, *n: read.append(p.name) or sha256_of(p, *n))
+    frozen.require_unchanged(run, by_time=True)
+    assert "net.py" not in read
+    os.utime(net, ns=(0, 0))
+    frozen.require_unchanged(run, by_time=True)
+    assert "net.py" in read
+    net.write_text("gelu")
+    with pytest.raises(EditedError, match=r"net\.py of the network has changed"):
+        frozen.require_unchanged(run, by_time=True)
 
 
 def built(**tensors: torch.Tensor) -> BuiltNetwork:
