@@ -59,17 +59,17 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
         key = trace_key(config)
-        held = cached("trace", key)
+        held, now = cached("trace", key), None
         if config.model.name == "custom":
             self._forget_other_networks(config)
             # What it reads may have changed: only what is built now shows that it has not.
             if held is not None:
                 now = self._ask("building the network", {"build": to_dict(config)})
-                held = _with_times(held, now) if same_network(held, now) else None
+                held = held if same_network(held, now) else None
         if isinstance(held, dict) and same_sources(held.get("sources")):
             with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError, AttributeError):
                 graph = Graph.from_dict(held["graph"])
-                self._note(key, held)
+                self._note(key, held if now is None else _with_times(held, now))
                 return graph
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
         if answer.get("sources") is not None:
