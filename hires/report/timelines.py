@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def timeline_lines(plan: Plan, steps: list[StepSpans], width: int) -> list[str]:
         for lines in (planned_steps(plan, took_s), ranks)
     )
     head = f"measured, step {number}: {took_s:.4f} s"
-    return ["planned, every pass equally long", *planned, "", head, *measured, "", LEGEND]
+    return ["planned, every pass equally long", *planned, "", head, *measured, "", *textwrap.wrap(LEGEND, width)]
 
 
 def draw(spans: list[Span], took_s: float, width: int) -> str:

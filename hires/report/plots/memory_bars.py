@@ -14,7 +14,7 @@ from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 
 _BAR, _WIDEST = 0.3, 0.6
-"""Inches that the bar of a rank takes at least and at most, its gap included."""
+"""Inches that a rank takes at least, its gap included, and that its bar is wide at most."""
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
 
 
@@ -30,12 +30,12 @@ def per_rank(data: PlotData) -> Drawing | str:
         return "no run recorded the memory of its ranks"
     widths = [max(2, len(rows)) + 1 for _, rows in runs]
     lines = _lines_of(widths)
-    fig, axes = style.rows_of(lines, 2.8, _WIDEST)
-    words, rooms = [], [w * min(_WIDEST, style.width() / sum(line)) for line in lines for w in line]
-    for axis, inches, (drawn, rows) in zip(axes, rooms, runs, strict=True):
-        _stack(axis, rows)
+    fig, axes = style.rows_of(lines, 2.8)
+    words, rooms = [], [(w, style.width() / sum(line)) for line in lines for w in line]
+    for axis, (units, inches), (drawn, rows) in zip(axes, rooms, runs, strict=True):
+        _stack(axis, rows, min(0.72, _WIDEST / inches))
         style.title(axis, drawn.label)
-        axis.set_xlabel("rank" if inches > 0.6 else "")
+        axis.set_xlabel("rank" if units * inches > 0.6 else "")
         peak = numeric(rows, "peak_bytes").max()
         words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
     for axis, inside in zip(
@@ -96,7 +96,7 @@ def _lines_of(widths: Sequence[int]) -> list[list[int]]:
     return lines
 
 
-def _stack(axis: Axes, rows: pd.DataFrame) -> None:
+def _stack(axis: Axes, rows: pd.DataFrame, width: float) -> None:
     ranks = [int(n) for n in rows["rank"]]
     peak = numeric(rows, "peak_bytes") / MIB
     bottom = peak * 0
@@ -106,7 +106,7 @@ def _stack(axis: Axes, rows: pd.DataFrame) -> None:
             # What exceeds the peak was not allocated at that moment.
             part = (numeric(rows, key).fillna(0) / MIB).clip(upper=part)
         if key == "rest" or (part > 0).any():
-            axis.bar(ranks, part, 0.72, bottom=bottom, color=colour, hatch=hatch, label=label)
+            axis.bar(ranks, part, width, bottom=bottom, color=colour, hatch=hatch, label=label)
         bottom = bottom + part.fillna(0)
     if rows["predicted_bytes"].notna().any():
         axis.plot(

@@ -19,7 +19,8 @@ PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
 PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)
 """Parts of a step; together they are as long as the step."""
 MAX_TIMELINES = 4  # runs whose time lines fit into a figure
-_FINEST = 1 / 1500  # share of a step; spans of one kind with a smaller gap are drawn as one
+_FINEST = 1 / 1500
+"""Share of a step: spans of one kind with a smaller gap are drawn as one, shorter parts not."""
 _NAME = 0.2  # inches of a pass that has room for its name
 _MISSING = f"no run drawn kept the time line of its last steps, or all have over {MAX_RANKS} ranks"
 
@@ -35,19 +36,20 @@ def split_step(data: PlotData) -> Drawing | str:
     bars = [(drawn, rank, parts) for drawn, ranks in runs for rank, parts in enumerate(ranks)]
     times_ms = 1e3 * pd.DataFrame([parts for *_, parts in bars])
     left_ms = times_ms.cumsum(axis=1) - times_ms
+    longest_ms = float(times_ms.sum(axis=1).max())
     fig, [[axis]] = style.figure(1, 1, 1.2 + 0.2 * len(bars) + 0.1 * len(runs))
     # The bars of each run stand half a bar apart from those of the run before.
     gaps = [0.5 * run for run, (_, ranks) in enumerate(runs) for _ in ranks]
     places = [bar + gap for bar, gap in enumerate(gaps)]
     for part in PARTS:
-        if times_ms[part].any():
+        if times_ms[part].max() > _FINEST * longest_ms:
             label, colour, hatch = style.KINDS[part]
             look = {"color": colour, "hatch": hatch, "label": label}
             axis.barh(places, times_ms[part], 0.8, left=left_ms[part], **look)
     axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
     axis.invert_yaxis()
     axis.set_xlabel("mean step after the warm-up [ms]")
-    axis.set_xlim(right=1.05 * float(times_ms.sum(axis=1).max()) or 1.0)
+    axis.set_xlim(right=1.05 * longest_ms or 1.0)
     axis.xaxis.set_major_locator(MaxNLocator(max(3, int(style.width()))))
     style.no_grid(axis, "y")
     style.legend(fig, [axis], 5)
@@ -75,7 +77,7 @@ def timeline(data: PlotData) -> Drawing | str:
         _draw(below, ranks, took_s, planned=False)
         above.set_title(f"{style.short(drawn.label, 50)}: planned", fontsize=8.5)
         below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
-        above.tick_params(axis="x", labelbottom=False)
+        above.tick_params(axis="x", labelbottom=False, length=0)
         plural = "" if plan.world == 1 else "s"
         words.append(f"{drawn.label}: {took_s * 1e3:.1f} ms on {plan.world} rank{plural}")
     style.legend(fig, axes.flat, 5)

@@ -192,18 +192,13 @@ def _left(widths: list[float], inches: float) -> dict[str, Any]:
     return {"ncols": len(ratios), "width_ratios": ratios}
 
 
-def rows_of(
-    lines: Sequence[Sequence[float]], height: float, widest: float = math.inf
-) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of lines of panels, given the widths of these; all share one y axis.
-
-    A width of 1 takes ``widest`` inches at most; the rest of a line, on its right, is empty.
-    """
+def rows_of(lines: Sequence[Sequence[float]], height: float) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of lines of panels, given the widths of these; all share one y axis."""
     fig = Figure(figsize=(width(), height * len(lines) + 0.6), layout="constrained")
     axes: list[Axes] = []
     for place, widths in enumerate(lines):
-        line = _left(list(widths), sum(widths) * widest)
-        grid = fig.add_gridspec(len(lines), 1)[place].subgridspec(1, **line)
+        line = fig.add_gridspec(len(lines), 1)[place]
+        grid = line.subgridspec(1, len(widths), width_ratios=list(widths))
         for column in range(len(widths)):
             axes.append(fig.add_subplot(grid[0, column], sharey=axes[0] if axes else None))
             axes[-1].tick_params(labelleft=not column)

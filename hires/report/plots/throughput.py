@@ -104,7 +104,8 @@ def by_image(data: PlotData) -> Drawing | str:
             same = part[part["pixels"] == pixels]
             row = plain_rows(same.nlargest(1, "img_per_s_median"))[0]
             speed = f"{row['img_per_s_median']:.3g}"
-            best.append(f"at {row['image']} {point_name(row, same)} is fastest with {speed}")
+            verb = "is fastest with" if len(same) > 1 else "reaches"
+            best.append(f"at {row['image']} {point_name(row, same)} {verb} {speed}")
         words.append(f"{heading}: {', '.join(best)}")
     style.legend(fig, axes)
     work = f"{shared}. " if shared else ""
