@@ -78,7 +78,8 @@ def timeline_lines(plan: Plan, steps: list[StepSpans], width: int) -> list[str]:
         for lines in (planned_steps(plan, took_s), ranks)
     )
     head = f"measured, step {number}: {took_s:.4f} s"
-    return ["planned, every pass equally long", *planned, "", head, *measured, "", *textwrap.wrap(LEGEND, width)]
+    legend = textwrap.wrap(LEGEND, width)
+    return ["planned, every pass equally long", *planned, "", head, *measured, "", *legend]
 
 
 def draw(spans: list[Span], took_s: float, width: int) -> str:
