@@ -10,7 +10,7 @@ from hires.bench import simulate_bench as bench
 from hires.bench import thesis
 from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, RATIOS
 from hires.core.config.run_config import from_dict
-from hires.core.ranks.timeline import HostClock, Recorder
+from hires.core.ranks.timeline import HostClock, MarkedSpan, Recorder
 from hires.nets.trace import trace_config
 from hires.plan.partition import layer_starts
 from hires.plan.simulation.costs import Roofline
@@ -38,7 +38,7 @@ def run(tmp_path):
         recorder = Recorder()
         recorder.clock = StoppedClock()
         recorder.begin_step()
-        recorder.steps[-1].spans.extend(line.spans)
+        recorder.steps[-1].spans.extend(MarkedSpan(*span) for span in line.spans)
         recorder.write(tmp_path / "a0", line.rank)
     return tmp_path
 
