@@ -56,7 +56,7 @@ def isend(
 
     Both sides name the same ``tag``, and the same ``group`` of ranks in lockstep: small messages
     between these go through shared memory where there is some, in order and without a tag. Where
-    the backend has streams, the message goes on that of its ``channel``, with :func:`end_call`.
+    the backend has streams, that of its ``channel`` carries the message, with :func:`end_call`.
     """
     if channel and transport.channels is not None:
         return _on_channel("send", _nhwc(tensor).contiguous(), peer, tag, group, channel)

@@ -62,7 +62,7 @@ def ranks_of_node(config: RunConfig) -> int:
 
 
 def gpus_of_node(config: RunConfig) -> int | None:
-    """Returns how many GPUs the ranks of one machine share; None: nothing says so."""
+    """Returns how many GPUs the ranks of one machine share; None if unknown."""
     if config.launcher.is_here:
         return len(gpus.visible_gpus(config.cluster.gpus))
     if not config.launcher.has_jobs:  # on hosts, among which this one may have none

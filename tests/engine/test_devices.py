@@ -203,7 +203,7 @@ NAMES_DEVICES = {
     "bench/nccl_posts.py": "tries NCCL",
     "bench/gpu_speed.py": "compares a GPU's speed with what it can reach",
     "comm/node_report.py": "reports the GPUs of a node",
-    "parallel/convolution.py": "knows what oneDNN gets wrong, in one predicate",
+    "parallel/convolution.py": "works around faults of oneDNN, behind one predicate",
     "nets/program_calls.py": "reads autocast blocks of traced networks",
 }
 """Module of a rank -> why it may name a device."""

@@ -1,4 +1,4 @@
-"""A rank without torch: does what the variable HIRES_FAKE_RANKS tells it, to try the launcher on.
+"""A rank without torch: it follows the variable HIRES_FAKE_RANKS, so that launchers can be tested.
 
 HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
 ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
