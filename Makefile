@@ -48,7 +48,7 @@ lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/mypy
 
 docs: $(INSTALLED)  ## write the pages that come from the code, then build the documentation into build/site
-	for page in keys verbs operators; do $(BIN)/hires list $$page --markdown >docs/$$page.md || exit; done
+	for page in keys verbs libraries operators; do $(BIN)/hires list $$page --markdown >docs/$$page.md || exit; done
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 bench: $(INSTALLED)  ## measure layouts beside torch's own

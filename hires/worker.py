@@ -22,17 +22,24 @@ from hires.core import log as logs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat
-from hires.core.ranks.world import World, bind, from_environment
-from hires.core.store import file_names, frozen, records
+from hires.core.ranks.binding import bind
+from hires.core.ranks.world import World, from_environment
+from hires.core.store import edits, file_names, frozen, records
 from hires.core.store.files import append_line
+from hires.data.source import open_data
 from hires.engine import arithmetic
 from hires.engine.build import build_rank
+from hires.engine.calibrate import Calibrator, write_calibration
 from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.device import RankDevice, open_device
+from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.region_compiler import compile_regions
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
+from hires.engine.weights_file import agreed_weights
 from hires.nets.built_tensors import built_network
+from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
 from hires.plan.plan import Plan
 
 VERIFY_TIMEOUT_S = 3600.0
@@ -75,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = None) -> int:
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
-    frozen.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
+    edits.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **asdict(binding))
@@ -88,11 +95,22 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         device = open_device(plan.device, world.local_rank)
         arithmetic.prepare(config, device, world.rank)
         meter = PeakMeter(config, device)
-        shared, wait_s = config.comm.shared_memory, timeout_s + TRANSPORT_GRACE_S
-        comm.start(world, wait_s, shared, plan.backend, device.host_empty)
+        shared, wait_s = has_memory(plan), timeout_s + TRANSPORT_GRACE_S
+        comm.init(
+            joined_backends(plan),
+            world=world,
+            timeout_s=wait_s,
+            shared_memory=shared,
+            algorithms=stage_algorithms(plan),
+            host_empty=device.host_empty,
+            check=config.comm.check,
+            plan=frozen.frozen_sha256(run_dir, file_names.PLAN) or "",
+        )
         code = 0
         if verify:
-            engine = build_rank(config, plan, world.rank, 1, device, as_planned(run_dir))
+            weights = agreed_weights(config, run_dir)
+            engine = build_rank(config, plan, world.rank, 1, device, as_planned(run_dir), weights)
+            compile_regions(engine, config)
             other = open_device(reference, world.local_rank) if reference else device
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt), other)
             comm.barrier()
@@ -114,17 +132,31 @@ def run_attempt(
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
     begin = choose_begin(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
-    engine = build_rank(config, plan, world.rank, steps, device, as_planned(run_dir))
+    # A resumed run reads its own checkpoint, since its first weights may be gone.
+    restores, check = begin.contents is not None, as_planned(run_dir)
+    weights = None if restores else agreed_weights(config, run_dir)
+    engine = build_rank(config, plan, world.rank, steps, device, check, weights, restores)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
-    done = run_steps(engine, config, metrics, meter, saver)
+    compiled = compile_regions(engine, config)
+    if compiled is not None:
+        append_line(metrics, {"kind": "compiled", "rank": world.rank, **asdict(compiled)})
+    evaluates, source = config.task.name == "evaluate", open_data(config)
+    evaluator = Evaluator(config, source, plan.graph) if evaluates else None
+    calibrates = config.task.name == "calibrate"
+    calibrator = Calibrator(config, engine) if calibrates else None
+    done = run_steps(engine, config, metrics, meter, saver, evaluator)
     comm.barrier()
     if done < config.steps:
         log.info("preempted after %d of %d steps", done, config.steps)
         if world.rank == 0:
             records.event(run_dir, world.attempt, "made_way", step=done)
         return PREEMPTED
+    if calibrator is not None:
+        write_calibration(calibrator, config, source, run_dir, world.attempt)
     if world.rank == 0:
+        if evaluates:
+            write_evaluation(run_dir, world.attempt, config, source, plan.graph)
         append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, world.attempt, "done")
     return 0
@@ -136,7 +168,7 @@ def as_planned(run_dir: Path) -> Callable[[dict[str, Tensor]], None]:
     planned = None if held is None else held.inputs.built
     if planned is None:
         return lambda tensors: None
-    return lambda tensors: frozen.require_built(
+    return lambda tensors: edits.require_built(
         planned, built_network(tensors, exact=False), run_dir
     )
 

@@ -2,6 +2,7 @@
 """Checks everything of hires that needs a GPU, from a checkout, with nothing installed but torch.
 
     python3 scripts/gpu_check.py --out results/gpu/NAME      on a machine with an NVIDIA GPU
+    python3 scripts/gpu_check.py --only runs --runs DIR      runs that were frozen elsewhere, there
     python3 scripts/gpu_check.py --device simulated          a rehearsal of the script itself
 
 Needs torch 2.11 or newer, built for CUDA, with numpy and safetensors; neither a network nor an
@@ -38,7 +39,7 @@ def main() -> int:
         return 2
     from hires.bench.gpu_bench import BENCHMARK
 
-    return BENCHMARK.main(sys.argv[1:])
+    return BENCHMARK.main(sys.argv[1:], "python3 scripts/gpu_check.py")
 
 
 if __name__ == "__main__":

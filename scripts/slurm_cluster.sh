@@ -63,6 +63,9 @@ install_packages() {
     for pair in "${wanted[@]}"; do
         command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
     done
+    # Slurm's plug-in pmix opens libpmix.so, which is in the package for developers.
+    compgen -G "/usr/lib/*/pmix2/lib/libpmix.so" >/dev/null ||
+        say "srun --mpi=pmix does not work without libpmix-dev"
     [ ${#missing[@]} -gt 0 ] || return 0
     command -v apt-get >/dev/null ||
         fail "missing: ${missing[*]}; this script installs them on Debian and Ubuntu only"

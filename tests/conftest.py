@@ -6,6 +6,7 @@ import contextlib
 import gc
 import getpass
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.launcher.ranks import spawn
+from tests.helpers.mpi_ranks import MPIS
 from tests.helpers.slurm_runs import Runs, ask
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -160,3 +163,12 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture(params=MPIS)
+def mpi(request) -> str:
+    """The name of an MPI; skips where it is not installed."""
+    program = DIALECTS[request.param].programs.split()[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here; make test-mpi installs it")
+    return request.param

@@ -17,7 +17,7 @@ from hires.core.precisions import PRECISIONS
 
 EVERY = sorted(conf_dir().glob("*/*.yaml"))
 FILES = [path for path in EVERY if path.parent.name != EXPERIMENTS]
-NEEDED = {"custom": ["model.target=package.module:function"]}
+NEEDED = {"custom": ["model.target=package.module:function"], "int8": ["task=infer"]}
 """Overrides without which a choice rightly refuses."""
 
 
@@ -87,4 +87,4 @@ def test_primary_config_chooses_one_of_every_group():
 
 def test_every_precision_schedule_and_task_of_the_schema_can_be_chosen():
     assert set(groups()["precision"]) == {*PRECISIONS}
-    assert set(groups()["task"]) == {"train", "infer"}
+    assert set(groups()["task"]) == {"train", "infer", "evaluate", "calibrate"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hires.data.textures import make_folder
+from hires.report.load.message_rows import message_sums
 from tests.helpers.commands import hires
 from tests.helpers.patience import PATIENCE_S, until
 
@@ -103,6 +104,9 @@ def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
         assert row["params_bytes"] == 2 * stages[row["stage"][0]]["params"]
         assert row["grads_bytes"] == 0
     assert all(line["loss"] is None for line in lines if line["kind"] == "step")
+    sums = message_sums(record)
+    assert sums is not None
+    assert sums.differences() == []  # of two bytes a number, too
 
 
 def test_killed_rank_is_named_and_nothing_looks_complete(tmp_path: Path):
@@ -175,9 +179,23 @@ def test_broken_image_is_named_without_a_traceback(tmp_path: Path):
     assert "Traceback" not in err
 
 
+def check_messages(record: dict[str, Any], events: list[dict[str, Any]], written: str) -> None:
+    """Compares the messages that a run logged with its plan, and with the spans of its trace."""
+    sums = message_sums(record)
+    assert sums is not None
+    assert (sums.first, sums.steps, sums.ranks, sums.differences()) == (2, 2, 3, [])
+    assert {row["kind"] for row in sums.rows} >= {"halo", "norm", "join", "gradient", "barrier"}
+    assert sums.share is not None
+    assert 0 < sums.share < 1
+    inside = [e for e in events if e.get("cat") in ("halo", "collective")]
+    assert inside
+    assert all(e["args"]["calls"] >= 1 and e["args"]["way"] for e in inside)
+    assert "messages of 3 ranks" in written
+
+
 def test_time_line_of_a_run_is_exported_and_foretold(tmp_path: Path):
     words = ["parallel.stages=2", "parallel.tiles=[2,1]", "parallel.microbatches=2"]
-    run(tmp_path, "parallel=sp+pp", *words)
+    record, _ = run(tmp_path, "parallel=sp+pp", "comm.log=full", *words)
     [folder] = tmp_path.glob("results/*/*")
     out, _ = hires(tmp_path, "show", folder.name, "--timeline", "--trace", "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -187,6 +205,10 @@ def test_time_line_of_a_run_is_exported_and_foretold(tmp_path: Path):
     kinds = {event["cat"] for event in events if event["ph"] == "X"}
     assert {"wait", "halo", "collective", "gradient sum", "optimiser", "data"} <= kinds
     assert out.count("rank 2: ") == 2
+    check_messages(record, events, hires(tmp_path, "show", folder.name, "--messages", "m.csv")[0])
+    lines = (tmp_path / "m.csv").read_text().splitlines()
+    each = sum(row["count"] for row in record["comm"]["planned"])
+    assert len(lines) - 1 == 4 * each  # in four steps
     # A benchmark ends its process, so it has one of its own.
     bench = start(tmp_path, "bench", "simulate", "--only", "runs", "--from", str(folder), "--json")
     out, err = bench.communicate(timeout=240)

@@ -13,17 +13,19 @@ PACKAGE = Path(__file__).resolve().parents[1] / "hires"
 # Packages that each package may import, all of its imports counted, lazy ones too.
 CORE = {"core"}
 DATA = CORE | {"data"}
-PLAN = DATA | {"plan"}
+PLAN = DATA | {"quant", "plan"}
 PARALLEL = PLAN | {"nets", "comm", "parallel"}
 ALLOWED = {
     "core": CORE,
     "data": DATA,
+    "quant": CORE | {"quant"},
     "plan": PLAN,
     "launcher": PLAN | {"launcher"},
     "report": PLAN | {"report"},
     "cli": PLAN | {"launcher", "report", "cli"},
     "__main__": {"cli"},
     "nets": PLAN | {"nets"},
+    "torch_backend": PLAN | {"comm"},
     "comm": PLAN | {"comm"},
     "parallel": PARALLEL,
     "engine": PARALLEL | {"engine"},

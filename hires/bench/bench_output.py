@@ -23,7 +23,7 @@ from hires.core import log as logs
 from hires.core import terminal
 from hires.core.errors import ConfigError, HiresError
 from hires.core.screen_table import screen_lines
-from hires.core.store import provenance
+from hires.core.store import provenance, reading
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.units import gib
 
@@ -77,45 +77,56 @@ class Benchmark:
     """For ``--help``."""
     options: type[Any]
     """A dataclass whose fields are made by :func:`option`."""
-    measure: Callable[[Any], Results]
-    """Takes the options, and yields all that was measured whenever that is more than before."""
+    measure: Callable[..., Results]
+    """Takes the options, and yields all that was measured whenever that is more than before. With
+    ``resumes`` it also takes the result that the folder of ``--out`` holds, or None."""
     tables: Callable[[Result], list[BenchTable]]
     notes: str = ""
     """How to read all tables, for the README."""
     facts: Callable[[Result], list[str]] = lambda result: []
     """What stands above the tables."""
+    resumes: bool = False
+    """Whether it goes on with what ``--out`` holds."""
+    finish: Callable[[Path, Result], str] = lambda folder, result: ""
+    """Writes more files, as plots, into ``--out`` once all is measured; returns what to say."""
 
-    def main(self, words: Sequence[str]) -> int:
+    def main(self, words: Sequence[str], program: str = "") -> int:
         """Measures, prints the result, and keeps it where ``--out`` says.
 
-        Takes the words after ``hires bench NAME`` and returns the exit code: 0 done, 1 the result
-        is not ok, 130 stopped, or that of an error.
+        Takes the words after ``program``, which is ``hires bench NAME`` unless it is named, and
+        returns the exit code: 0 done, 1 the result is not ok, 130 stopped, or that of an error.
         """
+        program = program or f"hires bench {self.name}"
         result: Result | None = None
-        as_json, code = False, 0
+        as_json, code, last = False, 0, ""
         try:
-            options, as_json, out = self._parse(words)
+            options, as_json, out = self._parse(words, program)
             logs.setup()
             provenance.collect()  # keeps the commit that runs, before the checkout moves on
-            command = shlex.join(["hires", "bench", self.name, *words])
-            with _sigterm_as_interrupt(), contextlib.closing(self.measure(options)) as results:
+            command = f"{program} {shlex.join(words)}".rstrip()
+            given = (options, self._former(out)) if self.resumes else (options,)
+            with _sigterm_as_interrupt(), contextlib.closing(self.measure(*given)) as results:
                 for measured in results:
                     result = {**origin(command), **measured, "complete": False}
                     self.keep(out, result)
                 if result is not None:
                     result["complete"] = True
                     self.keep(out, result)
+                    if out is not None:
+                        last = self.finish(out, result)
             code = 0 if result is None or result.get("ok", True) else 1
         except HiresError as error:
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"hires: {error}\n")
             code = error.exit_code
         except KeyboardInterrupt:
-            sys.stderr.write("stopped by Ctrl-C or SIGTERM\n")
+            sys.stderr.write("hires: stopped by Ctrl-C or SIGTERM\n")
             code = 130
         if result is not None:
             if not result["complete"]:
                 sys.stderr.write("what was measured until then:\n")
             sys.stdout.write(_json(result) if as_json else self.text(result))
+        if last:
+            (sys.stderr if as_json else sys.stdout).write(f"\n{last}\n")
         return code
 
     def text(self, result: Result, title: str | None = None) -> str:
@@ -137,10 +148,17 @@ class Benchmark:
         write_atomically(folder / f"{self.name}.json", _json(result), option=OPTION)
         write_atomically(folder / "README.md", self.text(result, folder.name), option=OPTION)
 
-    def _parse(self, words: Sequence[str]) -> tuple[Any, bool, Path | None]:
+    def _former(self, folder: Path | None) -> Result | None:
+        """Returns the result that a folder holds; None: none, or not of this format."""
+        if folder is None:
+            return None
+        result = reading.read_json(folder / f"{self.name}.json")
+        return result if result and result.get("schema") == SCHEMA else None
+
+    def _parse(self, words: Sequence[str], program: str) -> tuple[Any, bool, Path | None]:
         """Returns the checked options, and the values of ``--json`` and ``--out``."""
         parser = argparse.ArgumentParser(
-            prog=f"hires bench {self.name}",
+            prog=program,
             description=self.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -150,6 +168,8 @@ class Benchmark:
             if field.default is True:
                 flag = f"--no-{field.name}"
                 parser.add_argument(flag, dest=field.name, action="store_false", **how)
+            elif field.default is False:
+                parser.add_argument(_flag(field), action="store_true", **how)
             elif "nargs" in how:
                 parser.add_argument(how.pop("flag"), **how)
             else:
@@ -176,7 +196,8 @@ def option(
 
     Args:
         text: for ``--help``.
-        default: a number or text, as one would type it; True is switched off by ``--no-NAME``.
+        default: a number or text, as one would type it; ``--no-NAME`` switches True off, and
+            ``--NAME`` False on.
         low: the least that a whole number may be; others must be above 0.
         parse: makes the value of (flag, text), for what is neither number nor text.
         argument: arguments of argparse for what takes several words, with its ``flag``.

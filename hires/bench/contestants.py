@@ -17,10 +17,13 @@ import yaml
 from hires.bench.bench_output import names_of, option
 from hires.core.config.run_config import ModelConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError
+from hires.engine.device import DEVICES
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
+from hires.plan.hardware import CPU, CUDA, NCCL, require_gpus
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.plan.route_choice import resolve
 
 
 def bench_data(name: str) -> Any:
@@ -32,6 +35,7 @@ CLASSES = 1000
 LEARNING_RATE = 0.0
 """It costs the same as any other, and the weights stay where all rows can be compared."""
 TASKS = ("train", "infer")
+AUTO = "auto"
 SINGLE = "single"
 _ALWAYS = "one process"
 _ROWS: dict[str, list[dict[str, Any]]] = bench_data("layouts.yaml")["groups"]
@@ -57,10 +61,16 @@ class LayoutsOptions:
     microbatches: int = option(4, "of the pipelines")
     rounds: int = option(15, "samples of every row")
     warmup: int = option(1, "rounds before them", low=0)
+    device: str = option(AUTO, "auto, cpu or cuda; simulated rehearses without times")
     task: tuple[str, ...] = option(",".join(TASKS), "tasks", parse=names_of(TASKS))
     only: tuple[str, ...] = option(",".join(GROUPS), "layouts to measure", parse=names_of(GROUPS))
     memory: bool = option(True, "measure no peaks of memory")
     timeout: float = option(3600.0, "seconds for everything")
+
+    def __post_init__(self) -> None:
+        if self.device not in (AUTO, *DEVICES):
+            names = ", ".join((AUTO, *sorted(DEVICES)))
+            raise ConfigError(f"--device {self.device} is unknown; use {names}")
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,28 @@ class Contestant:
     checked: bool = True
     """Whether its result must be that of one process; a bound computes something else."""
 
+    @property
+    def not_run(self) -> str:
+        """Why it cannot run on its device; empty if it can."""
+        device, backend = self.config.device, self.config.comm.backend
+        if device == CPU:
+            return ""
+        if self.threads > 1 or not self.settings.get("trick", True):
+            return f"only the CPU has threads and the 1x1 trick, and this is device={device}"
+        if device != CUDA and self.kind in ("ddp", "pipelining"):
+            return f"torch has no backend for messages of device={device}"
+        if self.kind == "pipelining" and backend != NCCL:
+            return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
+        return ""
+
 
 def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
-    """Returns the rows of one task; raises PlanError if a layout cannot cut the network."""
+    """Returns the rows of one task, on the device and with the backend that runs would have.
+
+    PlanError: a layout cannot cut the network. RunError: this machine lacks the device.
+    """
     base = {
+        "device": options.device,
         "image": list(options.image),
         "batch": options.batch,
         "steps": 1,
@@ -100,21 +128,23 @@ def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
         "task": {"name": task, "lr": LEARNING_RATE},
         "measure": {"warmup": 0},
     }
-    graph = trace_config(from_dict(base))
+    first = resolve(from_dict(base))
+    require_gpus(first)
+    graph = trace_config(first)
     rows = [row for group in (_ALWAYS, *options.only) for row in _ROWS[group]]
     chosen = {row["name"]: row for row in rows if row.get("task", task) == task}
     return [_contestant(row, base, graph, options) for row in chosen.values()]
 
 
-def model_config(name: str) -> ModelConfig:
-    """Returns the network of a name as ``resnet101``; raises ConfigError if there is none."""
+def model_config(name: str, flag: str = "--model") -> ModelConfig:
+    """Returns the network of a name as ``resnet101``; ConfigError, which names ``flag``: none."""
     if cells := re.fullmatch(r"amoebanet-(\d+)-(\d+)", name):
         layers, filters = map(int, cells.groups())
         return ModelConfig(name="amoebanet", layers=layers, filters=filters, classes=CLASSES)
     residual = re.fullmatch(r"(preact_)?resnet(\d+)", name)
     if residual is None:
         raise ConfigError(
-            f"--model {name} is unknown; use resnet18, 34, 50, 101 or 152, preact_resnet110, or "
+            f"{flag} {name} is unknown; use resnet18, 34, 50, 101 or 152, preact_resnet110, or "
             f"amoebanet-LAYERS-FILTERS as amoebanet-18-208"
         )
     depth = int(residual[2])
@@ -132,7 +162,7 @@ def _contestant(
     if "microbatches" in layout:
         layout = {**layout, "microbatches": counts[layout["microbatches"]]}
     memory = {"checkpoint": row.get("checkpoint", "none")}
-    config = from_dict({**base, "parallel": layout, "memory": memory})
+    config = resolve(from_dict({**base, "parallel": layout, "memory": memory}))
     config = replace(config, batch=options.batch * config.parallel.pieces)
     if row.get("half_image"):
         config = replace(config, image=[(config.height + 1) // 2, config.width])

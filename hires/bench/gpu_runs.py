@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,7 @@ from hires.core.ranks import timeline
 from hires.core.store import file_names, reading, records, rundir
 from hires.core.store.reading import Values
 from hires.core.store.rundir import RunDir
-from hires.engine.footprint import footprint
-from hires.nets.trace import trace_config
+from hires.engine.footprint import footprint, traced
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 
@@ -53,6 +53,21 @@ FAMILIES: dict[str, Values] = {
 }
 """Every family of layouts, on one to four ranks: what differs from ``BASE``."""
 
+GRACE_S = 20.0
+"""How long what has begun may last beyond ``--seconds``; hires and torch start within the rest of
+eight minutes."""
+
+OK, FAILED, NOT_RUN = "ok", "FAILED", "not run"
+"""States of a check."""
+
+
+class NotRunError(Exception):
+    """Why a check was left out."""
+
+
+SHOWN = ("output", "gradients")
+"""Kinds of tensors whose largest difference from float64 is shown beside what is allowed."""
+
 BASE: Values = {
     "image": [67, 61],
     "batch": 4,
@@ -74,6 +89,8 @@ class Runs:
     device: str
     timeout_s: float = 300.0
     """Of each run."""
+    ends_s: float = math.inf
+    """Time at which a run under way is stopped (``time.monotonic``)."""
 
     def config(self, campaign: str, *changes: Values) -> RunConfig:
         """Returns ``BASE`` with changes, each of which may replace another."""
@@ -88,40 +105,62 @@ class Runs:
     def run(self, config: RunConfig, memory: bool = False) -> RunDir:
         """Freezes a run and executes its ranks to the end; RunError: they failed."""
         run = self.freeze(config, memory)
-        self._launch(run)
+        self.launch(run)
         return run
 
-    def verify(self, config: RunConfig) -> Values:
-        """Returns ``verify.json`` of a layout: one step against one process on the CPU."""
-        run = self.freeze(config)
+    def verify(self, config: RunConfig) -> tuple[bool, str]:
+        """Returns what :meth:`compared` does of a layout that is frozen for it."""
+        return self.compared(self.freeze(config))
+
+    def compared(self, run: RunDir) -> tuple[bool, str]:
+        """Returns whether one step agrees with one process on the CPU, and the differences."""
         file = run.attempt_dir / file_names.VERIFY
         try:
-            self._launch(run, "--verify", "--reference", "cpu")
+            self.launch(run, "--verify", "--reference", "cpu")
         except RunError:
             if not file.exists():
                 raise
-        return reading.read_json(file)
+        answer = reading.read_json(file)
+        worst = {kind: one for kind in SHOWN if (one := answer["worst"].get(kind)) is not None}
+        errors = (f"{k} {one['error']:.1e} of {one['bound']:.0e}" for k, one in worst.items())
+        noise = f"; {len(answer['by_noise'])} tensors by their noise" if answer["by_noise"] else ""
+        return answer["ok"], f"{', '.join(errors)}{noise}"
 
     def freeze(self, config: RunConfig, memory: bool = False) -> RunDir:
         """Returns a folder with a fresh attempt; with ``memory`` the plan predicts that."""
-        plan = make_plan(config, trace_config(config))
+        plan = make_plan(config, traced(config))
         plan.require_ok()
         if memory:
             plan.memory = [rank.to_dict() for rank in footprint(config, plan)]
         return rundir.create(config, plan.to_dict(), sys.argv)
 
-    def _launch(self, run: RunDir, *args: str) -> None:
+    def launch(self, run: RunDir, *args: str) -> None:
+        """Executes the ranks of a fresh attempt to their end; RunError: they failed."""
         words = (str(run.path), str(run.attempt), "hires.worker", *args)
-        run_program(run.name, module_command("hires.launcher.local", *words), self.timeout_s)
+        run_program(run.name, module_command("hires.launcher.local", *words), self.left_s())
+
+    def left_s(self, at_most: float = math.inf) -> float:
+        """Returns how many seconds a run that begins now may last."""
+        return max(0.0, min(at_most, self.timeout_s, self.ends_s - time.monotonic()))
 
 
 def losses(run: RunDir) -> list[float]:
-    """Returns the loss of every step of a finished run."""
-    steps: dict[int, float] = {}
-    for line in reading.read_lines(run.attempt_dir / file_names.METRICS):
-        if line.get("kind") == "step" and line.get("loss") is not None:
-            steps[line["step"]] = line["loss"]
-    return [steps[step] for step in sorted(steps)]
+    """Returns the mean loss of every step of a finished run, over the ranks that have one."""
+    steps: dict[int, list[float]] = {}
+    for line in _steps(run):
+        if line.get("loss") is not None:
+            steps.setdefault(line["step"], []).append(line["loss"])
+    return [math.fsum(sorted(steps[step])) / len(steps[step]) for step in sorted(steps)]
+
+
+def skipped_steps(run: RunDir) -> list[int]:
+    """Returns the steps whose gradients overflowed, so that no weight moved, in order."""
+    return sorted({line["step"] for line in _steps(run) if line.get("skipped")})
+
+
+def _steps(run: RunDir) -> list[Values]:
+    lines = reading.read_lines(run.attempt_dir / file_names.METRICS)
+    return [line for line in lines if line.get("kind") == "step"]
 
 
 def timed_share(run: RunDir) -> float:
@@ -129,10 +168,20 @@ def timed_share(run: RunDir) -> float:
     plan = Plan.from_dict(records.read_plan(run.path))
     kept = timeline.complete_steps(timeline.read(run.attempt_dir), plan.world)
     took: dict[int, float] = {}
-    for line in reading.read_lines(run.attempt_dir / file_names.METRICS):
-        if line.get("kind") == "step":
-            took[line["step"]] = max(line["step_s"], took.get(line["step"], 0.0))
+    for line in _steps(run):
+        took[line["step"]] = max(line["step_s"], took.get(line["step"], 0.0))
     return statistics.median(timeline.length_s(ranks) / took[step] for step, ranks in kept.items())
+
+
+def reserved_bytes(run: RunDir) -> tuple[int, int]:
+    """Returns what the allocators of all ranks reserve, predicted and measured."""
+    memory = Plan.from_dict(records.read_plan(run.path)).memory
+    predicted = sum(entry["peak_bytes"] + entry["allocator_bytes"] for entry in memory)
+    measured = {}
+    for line in reading.read_lines(run.attempt_dir / file_names.METRICS):
+        if line.get("kind") == "memory":
+            measured[line.get("rank")] = line.get("reserved_bytes", 0)
+    return predicted, sum(measured.values())
 
 
 def memory_ratio(run: RunDir) -> float:

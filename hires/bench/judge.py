@@ -1,4 +1,4 @@
-"""Compares the first step of every row with that of a plain module in one process."""
+"""Compares the first step of every row with that of a plain module in one process on the CPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hires.bench.runners import reference_steps
 from hires.bench.timing import Runner
 from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
+from hires.engine.device import to_host
 
 VALUE_TOLERANCE = 1e-3
 """Largest relative error of loss or outputs."""
@@ -121,4 +122,4 @@ def _answer(runner: Runner) -> RankAnswer:
     held = {name: parameter.grad for name, parameter in runner.parameters.items()}
     gradients = {name: float(grad.norm()) for name, grad in held.items() if grad is not None}
     runner.tidy()
-    return RankAnswer(value, gradients)
+    return RankAnswer(None if value is None else to_host(value), gradients)

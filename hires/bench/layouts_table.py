@@ -16,6 +16,10 @@ Row = dict[str, Any]
 """One measured row as plain values."""
 
 _DATA = bench_data("layouts.yaml")
+_MEASURED = (
+    *("step ms", "p10", "p90", "n", "cpu ms", "images/s"),
+    *("speed-up", "beside torch", "errors"),
+)
 NOTES: dict[str, str] = _DATA["notes"]
 """How to read each table."""
 
@@ -33,16 +37,12 @@ def measured_rows(
         took, cpu_s = spread(step_s[row.name]), samples[row.name].cpu_s
         base = by_name[row.baseline]
         share = row.config.batch / base.config.batch
-        peer = min(row.peers, key=lambda name: spread(step_s[name])["median"], default=None)
+        peers = [name for name in row.peers if name in step_s]
+        peer = min(peers, key=lambda name: spread(step_s[name])["median"], default=None)
         error = deviations.get(row.name)
         made.append(
             {
-                "name": row.name,
-                "what": row.what,
-                "kind": row.kind,
-                "ranks": row.num_ranks,
-                "threads": row.threads,
-                "images": row.config.batch,
+                **_facts(row),
                 "step_s": took,
                 "cpu_s": spread(cpu_s),
                 "images_per_s": row.config.batch / took["median"],
@@ -60,12 +60,30 @@ def measured_rows(
     return made
 
 
+def row_not_run(row: Contestant) -> Row:
+    """Returns a row that cannot run here, with why as its state."""
+    return {**_facts(row), "ok": True, "memory": None}
+
+
+def _facts(row: Contestant) -> Row:
+    """Returns what is known of a row before it is timed."""
+    return {
+        "name": row.name,
+        "what": row.what,
+        "kind": row.kind,
+        "ranks": row.num_ranks,
+        "threads": row.threads,
+        "images": row.config.batch,
+        "not_run": row.not_run,
+    }
+
+
 def row_ratios(rows: list[Row]) -> list[dict[str, Any]]:
     """Returns the ratios of all pairs whose two rows were measured, as plain values.
 
     Both rows of a pair ran in the same rounds, so the ratio of each round is one sample.
     """
-    by_name = {row["name"]: row for row in rows}
+    by_name = {row["name"]: row for row in rows if not row["not_run"]}
     made = []
     for ratio, *names, published in _DATA["ratios"]:
         if not set(names) <= set(by_name):
@@ -93,7 +111,7 @@ def tables(result: Result) -> list[BenchTable]:
         what = {"train": "training", "infer": "inference"}[task]
         title = (
             f"{what}: {options['model']}, {height}x{width}, microbatches of {options['batch']}, "
-            f"fp32, channels_last"
+            f"fp32, channels_last, device={options['device']}"
         )
         pairs = [ratio_cells(pair) for pair in row_ratios(rows)]
         made += [
@@ -125,11 +143,15 @@ def prediction_error(entry: dict[str, int]) -> float:
 
 
 def _cells(row: Row) -> dict[str, str]:
+    counts = {key: str(row[key]) for key in ("ranks", "threads", "images")}
+    if row["not_run"]:
+        empty = dict.fromkeys(_MEASURED, "-")
+        return {"row": row["name"], **counts, **empty, "what": f"not run: {row['not_run']}"}
     step, error = row["step_s"], row["error"]
     errors = f"{error['value']:.0e} {error['gradient']:.0e}" if error else "-"
     return {
         "row": row["name"],
-        **{key: str(row[key]) for key in ("ranks", "threads", "images")},
+        **counts,
         "step ms": f"{step['median'] * 1e3:.1f}",
         **{key: f"{step[key] * 1e3:.1f}" for key in ("p10", "p90")},
         "n": str(step["count"]),

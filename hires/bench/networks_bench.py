@@ -39,7 +39,7 @@ from hires.bench.contestants import bench_data
 from hires.bench.ranks import preload, run_ranks
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
-from hires.core.store.reading import read_yaml
+from hires.core.store.reading import read_named_values
 from hires.core.units import GIB
 from hires.engine.verify_bounds import TOLERANCE
 from hires.nets.trace import trace_config
@@ -115,7 +115,7 @@ def measure(options: NetworksOptions) -> Results:
 
 def chosen(options: NetworksOptions) -> list[BenchedNetwork]:
     """Returns the rows that the options name; ConfigError: there are none, or their form."""
-    data = {**_DATA, **read_yaml(options.file)} if options.file else _DATA
+    data = {**_DATA, **read_named_values(options.file)} if options.file else _DATA
     changed = dict(_override(word) for word in options.overrides)
     patterns, turns = options.only.split(","), itertools.cycle(data["in_turn"].items())
     networks = []

@@ -1,7 +1,8 @@
 """Starts the ranks of a benchmark, collects what they report, and leaves none behind.
 
-Like the ranks of a run they use gloo and one thread each. They are forked by a server that has
-imported torch, and end with this process, with Ctrl-C, when one fails, and when the time is over.
+Like the ranks of a run they use one thread each, and the CPU and gloo unless a
+:class:`DevicePlace` is named. They are forked by a server that has imported torch, and end with
+this process, with Ctrl-C, when one fails, and when the time is over.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hires import comm
+from hires.comm.backends import rendezvous
 from hires.core import log as logs
-from hires.core.errors import HiresError, RunError
+from hires.core.errors import HiresError, LateError, RunError
 from hires.core.ranks import ports
 from hires.core.ranks.world import World
+from hires.engine.device import open_device
 from hires.engine.memory_meter import keep_memory
 from hires.nets.custom import error_line
+from hires.plan.hardware import CPU, GLOO
 
 Job = Callable[..., Any]
 _VALUE, _DONE, _ERROR = "value", "done", "error"
@@ -42,12 +46,12 @@ _SETTLE_S = 0.5
 
 
 def run_program(what: str, command: Sequence[str], timeout_s: float, given: str = "") -> str:
-    """Returns what a program prints; raises RunError if it failed or the time was over."""
+    """Returns what a program prints; RunError: it failed; LateError: the time was over."""
     how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
         answer: str = subprocess.run(command, input=given, timeout=timeout_s, **how).stdout
     except subprocess.TimeoutExpired:
-        raise RunError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
+        raise LateError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
     except subprocess.CalledProcessError as error:
         last = " | ".join(error.stderr.strip().splitlines()[-3:]) or "no message"
         raise RunError(f"{what} failed: {last}") from None
@@ -59,17 +63,31 @@ def preload(modules: Sequence[str]) -> None:
     PRELOADED.extend(modules)
 
 
-def run_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Any:
+class DevicePlace(NamedTuple):
+    """Where ranks compute, and what carries their messages."""
+
+    device: str = CPU
+    backend: str = GLOO
+
+
+CORES = DevicePlace()
+
+
+def run_ranks(
+    job: Job, num_ranks: int, timeout_s: float, *args: Any, place: DevicePlace = CORES
+) -> Any:
     """Returns the last value of :func:`stream_ranks`."""
-    *_, last = stream_ranks(job, num_ranks, timeout_s, *args)
+    *_, last = stream_ranks(job, num_ranks, timeout_s, *args, place=place)
     return last
 
 
-def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iterator[Any]:
+def stream_ranks(
+    job: Job, num_ranks: int, timeout_s: float, *args: Any, place: DevicePlace = CORES
+) -> Iterator[Any]:
     """Yields what ``job(rank, *args)`` yields or returns on rank 0 of ``num_ranks`` processes.
 
     The job, a function of a module or a generator, runs on all ranks, with communication up. If one
-    fails or the time is over, all are killed, and a RunError is raised.
+    fails or the time is over, all are killed, and a RunError or a LateError is raised.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -82,7 +100,7 @@ def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iter
         for rank in range(num_ranks):
             ours, theirs = context.Pipe(duplex=False)
             world = World(rank, num_ranks, rank, num_ranks, "127.0.0.1", port, 0)
-            life = (theirs, world, timeout_s, job, args)
+            life = (theirs, world, timeout_s, place, job, args)
             ranks.append(context.Process(target=_rank, args=life, daemon=True))
             ranks[-1].start()
             theirs.close()
@@ -90,7 +108,7 @@ def stream_ranks(job: Job, num_ranks: int, timeout_s: float, *args: Any) -> Iter
         while waiting:
             ready = wait([*waiting], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise RunError(f"the benchmark was not done after {timeout_s:g} s; use --timeout")
+                raise LateError(f"the benchmark was not done after {timeout_s:g} s; use --timeout")
             for pipe in (pipe for pipe in [*waiting] if pipe in ready):
                 kind, value = _receive(pipe)
                 if kind == _ERROR:
@@ -129,7 +147,12 @@ def _receive(pipe: Connection) -> tuple[str, Any]:
 
 
 def _rank(
-    pipe: Connection, world: World, timeout_s: float, job: Job, args: tuple[Any, ...]
+    pipe: Connection,
+    world: World,
+    timeout_s: float,
+    place: DevicePlace,
+    job: Job,
+    args: tuple[Any, ...],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, wherever it waits
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -141,7 +164,10 @@ def _rank(
     keep_memory()  # as in a run, for all contestants alike
     end: tuple[str, str | None] = (_DONE, None)
     try:
-        comm.start(world, timeout_s)
+        host_empty = open_device(place.device, world.local_rank).host_empty
+        comm.init([place.backend], world=world, timeout_s=timeout_s, host_empty=host_empty)
+        if place.backend == GLOO:  # contestants are built on torch.distributed
+            rendezvous.torch_world(world, timeout_s)
         made = job(world.rank, *args)
         for value in made if isinstance(made, Iterator) else [made]:
             if world.rank == 0:

@@ -16,10 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hires.bench.contestants import Contestant
 from hires.bench.timing import Runner
+from hires.comm import opened_channels, use_channels
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank, whole_model
+from hires.engine.device import HOST, RankDevice
 from hires.engine.loader import whole_microbatches
 from hires.engine.optimizer import make_optimizer
+from hires.engine.weights_file import open_weights
 from hires.parallel.loss import plain_loss
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
@@ -29,33 +32,50 @@ Example = tuple[Tensor, Tensor]
 """Images (n, C, H, W), channels_last, of one microbatch, and what they are compared with."""
 
 
-def build(row: Contestant, rank: int) -> Runner | None:
-    """Returns a row as this rank runs it; None if it is not in. All ranks call it together."""
+def build(row: Contestant, rank: int, device: RankDevice | None = None) -> Runner | None:
+    """Returns a row as this rank runs it; None if it is not in. All ranks call it together.
+
+    Without a ``device`` it computes on the CPU.
+    """
+    device = device or RankDevice()
     if rank >= row.num_ranks:
         return None
     runner: Runner
     if row.plan is not None:
         make = HiresSteps if row.kind == "hires" else PipelineSteps
-        runner = make(row.config, row.plan, rank)
+        runner = make(row.config, row.plan, rank, device)
     else:
-        module = plain_module(row.config, row.settings.get("trick", True))
+        trick = row.settings.get("trick", True) and device.torch == HOST
+        module = device.place_module(plain_module(row.config, trick))
         if row.kind == "ddp":
             views = row.settings.get("views", False)
             module = DistributedDataParallel(module, gradient_as_bucket_view=views)
         replica = rank if row.config.parallel.replicas > 1 else 0
-        runner = ModuleSteps(module, row.config, whole_microbatches(row.config, replica))
-    runner.threads = row.threads
+        microbatches = [_placed(m, device) for m in whole_microbatches(row.config, replica)]
+        runner = ModuleSteps(module, row.config, microbatches)
+    runner.threads, runner.device = row.threads, device
     return runner
 
 
 class HiresSteps(Runner):
     """A layout of hires on one rank, exactly as ``hires run`` executes it."""
 
-    def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
-        self.engine = build_rank(config, plan, rank, 1)
+    deterministic = True
+
+    def __init__(
+        self, config: RunConfig, plan: Plan, rank: int, device: RankDevice | None = None
+    ) -> None:
+        weights = open_weights(config.weights) if config.weights else None
+        self.engine = build_rank(config, plan, rank, 1, device, weights=weights)
+        self.channels = opened_channels()
         # Its microbatches are repeated for ever.
         self.feed = [itertools.cycle([*loader]) for loader in self.engine.loaders]
         self.parameters = self.engine.parameters
+
+    def prepare(self) -> None:
+        """Makes its plan's communicators those of this rank, too; the world holds other plans."""
+        super().prepare()
+        use_channels(self.channels)
 
     def step(self) -> Tensor | None:
         """Runs one step; returns what this rank knows of the answer."""
@@ -117,11 +137,13 @@ def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
 class PipelineSteps(Runner):
     """The stage of one rank under ``torch.distributed.pipelining``, cut as the plan says."""
 
-    def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
-        engine = build_rank(config, plan, rank, 1)
+    def __init__(
+        self, config: RunConfig, plan: Plan, rank: int, device: RankDevice | None = None
+    ) -> None:
+        engine = build_rank(config, plan, rank, 1, device)
         self.optimizer, self.parameters = engine.optimizer, engine.parameters
         count, num_stages = config.parallel.microbatches, len(plan.stages)
-        images, target = whole_batch(config)
+        images, target = _placed(whole_batch(config), engine.device)
         self.inputs = [images] if rank == 0 else []
         self.target = target if rank == num_stages - 1 else None
         # With examples torch need not run the stage on uninitialised numbers to learn shapes.
@@ -183,6 +205,11 @@ def _examples(plan: Plan, stage: int) -> tuple[Tensor, ...]:
     if stage == len(plan.stages) - 1:
         wire = [plan.graph.shape(plan.graph.output)]
     return tuple(torch.empty(shape, requires_grad=plan.training) for shape in wire)
+
+
+def _placed(example: Example, device: RankDevice) -> Example:
+    images, target = map(device.place, example)
+    return images, target
 
 
 def whole_batch(config: RunConfig) -> Example:

@@ -1,7 +1,8 @@
 """Compares simulated plans with runs and with the thesis's ratios: ``hires bench simulate``.
 
 ``python -m hires.bench.simulate_bench`` runs small layouts here, simulates each of their steps from
-the run's own action times and the measured links, and predicts the thesis's ratios on its machine.
+the run's own action times and the measured links, and predicts the thesis's ratios on its machine,
+and the memory that it publishes.
 Exit codes: 0 done, 1 a run failed, 2 bad options, 3 a layout cannot be planned.
 
 Example: hires bench simulate model=resnet34 image=256 --only runs
@@ -9,6 +10,7 @@ Example: hires bench simulate model=resnet34 image=256 --only runs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import shlex
@@ -26,16 +28,25 @@ import torch
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
 from hires.bench.ranks import run_program, run_ranks
 from hires.bench.thesis import BOUND, CLUSTER, MEANING, RATIOS, device, factor_off, predict
-from hires.comm import all_gather, barrier, irecv, isend, make_groups
-from hires.core.errors import ConfigError
+from hires.bench.thesis_memory import FIGURES, RATIOS_MEANING, predict_memory
+from hires.bench.thesis_memory import MEANING as MEMORY_MEANING
+from hires.bench.thesis_memory import RATIOS as MEMORY_RATIOS
+from hires.comm import all_gather_stacked, barrier, irecv, isend, make_groups
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, HiresError
 from hires.core.python_command import module_command
 from hires.core.ranks import timeline
 from hires.core.store import file_names, records
+from hires.plan.message_routes import RouteCase
 from hires.plan.plan import Plan
+from hires.plan.route_choice import OF_ALL, table_of
+from hires.plan.routes import parse_route
 from hires.plan.simulation.costs import measured_costs
+from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.simulate import Link, Network, simulate
+from hires.plan.table_gains import MeasuredSeconds
 
-PARTS = ("runs", "thesis")
+PARTS = ("runs", "thesis", "memory")
 RUN = ("model=resnet18", "image=192", "batch=4", "steps=8")
 """Of the runs on this machine, unless the overrides say otherwise."""
 LAYOUTS = (
@@ -48,14 +59,17 @@ LAYOUTS = (
 NUM_RANKS = 2
 SMALL, LARGE = 256, 1 << 20
 """Numbers in a message whose time is latency, and in one whose time is bandwidth."""
+LINKS = "links"
+"""Where messages take their seconds from, of a run whose table has measured nothing."""
 ROUNDS, WARMUP = 60, 10
 """Of each measurement of a link."""
 
 RUN_NOTES = """\
 The simulation of a step is given the seconds that its own actions computed, between one collective
-and the next, and the latency and bandwidth that two ranks of this machine measured just before. It
-shows whether waits follow from these alone. Ranks that share cores with each other or with other
-programs slow their messages down, which no model of a link includes."""
+and the next. Its messages take what the run's tuning table (`comm.table`) has measured for their
+routes, or the latency and bandwidth that two ranks of this machine measured just before. It shows
+whether waits follow from these alone. Ranks that share cores with each other or with other programs
+slow their messages down, which no model of a link includes."""
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +119,13 @@ def measure(options: SimulateOptions) -> Results:
             for precision in (row[side]["precision"] for side in ("base", "layout")):
                 result["devices"][precision] = dataclasses.asdict(device(precision))
             yield result
+    if "memory" in options.only:
+        result |= {"memory": [], "memory_ratios": []}
+        for key, figures in (("memory", FIGURES), ("memory_ratios", MEMORY_RATIOS)):
+            for figure in figures:
+                log.info("predicting the memory of %(what)s (%(where)s)", figure)
+                result[key].append(predict_memory(figure))
+                yield result
 
 
 def compare(run_dir: Path, network: Network) -> dict[str, Any]:
@@ -117,6 +138,11 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
     steps = timeline.read(attempt)
     plan = Plan.from_dict(records.read_plan(run_dir))
     whole = timeline.complete_steps(steps, plan.world)
+    source = LINKS
+    with contextlib.suppress(HiresError):  # without its config, or its table
+        network = network_of(records.read_config(run_dir), plan.device, network)
+        if isinstance(network, MeasuredNetwork):
+            source = source_words(plan, network)
     simulations = [simulate(plan, measured_costs(plan, ranks), network) for ranks in whole.values()]
     measured_s = statistics.median(timeline.length_s(ranks) for ranks in whole.values())
     simulated_s = statistics.median(simulation.step_s for simulation in simulations)
@@ -124,11 +150,33 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
         "run": run_dir.name,
         "ranks": plan.world,
         "steps": len(whole),
+        "messages": source,
         "measured_s": measured_s,
         "simulated_s": simulated_s,
         "error": simulated_s / measured_s - 1,
         "bubble": statistics.median(simulation.bubble for simulation in simulations),
     }
+
+
+def network_of(config: RunConfig, device: str, network: Network) -> Network:
+    """Returns a network whose messages take what the tuning table of a run has measured.
+
+    The given one where the table has measured nothing; ConfigError: the table is gone.
+    """
+    table = table_of(config)
+    if not table.points:
+        return network
+    return MeasuredNetwork(**vars(network), measured=MeasuredSeconds(table), device=device)
+
+
+def source_words(plan: Plan, network: MeasuredNetwork) -> str:
+    """Returns which table the messages of a plan take their seconds from, and how many of them."""
+    rows = [(RouteCase(*row[:-1]), parse_route(row[-1])) for row in plan.routes]
+    held = [network.has_measured(*row) for row in rows if row[0].place != OF_ALL]
+    table = plan.table
+    name = f"table {table.get('name', '')} {str(table.get('digest', ''))[:8]}".rstrip()
+    missing = len(held) - sum(held)
+    return name if not missing else f"{name}, {missing} of {len(held)} cases by links"
 
 
 def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]]:
@@ -162,12 +210,12 @@ def _measure_links(rank: int) -> tuple[float, float, float]:
         tensor = torch.zeros(numbers)
         for turn in range(NUM_RANKS):
             begin = isend if turn == rank else irecv
-            begin(tensor, 1 - rank, turn).wait()
+            begin(tensor, 1 - rank, tag=turn).wait()
 
     small = _median_s(lambda: there_and_back(SMALL)) / 2
     large = _median_s(lambda: there_and_back(LARGE)) / 2
     # A gather of as much as a normalisation of many channels needs.
-    return small, large, _median_s(lambda: all_gather(torch.zeros(SMALL), group))
+    return small, large, _median_s(lambda: all_gather_stacked(torch.zeros(SMALL), group))
 
 
 def _median_s(run: Callable[[], object]) -> float:
@@ -194,6 +242,13 @@ def _tables(result: Result) -> list[BenchTable]:
         rows = [cells for row in result["thesis"] for cells in _thesis_rows(row)]
         title = "Ratios of images per second, predicted beside published"
         tables.append(BenchTable(title, rows, fact=f"{_device(result)}\n{MEANING}"))
+    if result.get("memory"):
+        cells = [one for figure in result["memory"] for one in _memory_cells(figure)]
+        tables.append(BenchTable("Memory in inference", cells, fact=MEMORY_MEANING))
+    if result.get("memory_ratios"):
+        cells = [one for figure in result["memory_ratios"] for one in _memory_cells(figure)]
+        title = "Ratios of memory in inference, predicted beside published"
+        tables.append(BenchTable(title, cells, fact=RATIOS_MEANING))
     return tables
 
 
@@ -201,6 +256,7 @@ def _run_cells(row: dict[str, Any]) -> dict[str, str]:
     return {
         "run": row["run"],
         "ranks": str(row["ranks"]),
+        "messages": row["messages"],
         "measured ms": f"{row['measured_s'] * 1e3:.1f}",
         "simulated ms": f"{row['simulated_s'] * 1e3:.1f}",
         "error": f"{row['error']:+.1%}",
@@ -236,6 +292,25 @@ def _thesis_cells(row: dict[str, Any], ratio: str, verdict: str) -> dict[str, st
         "verdict": "-" if published is None else verdict,
         "reading": row["says"],
     }
+
+
+def _memory_cells(figure: dict[str, Any]) -> Iterator[dict[str, str]]:
+    published = figure["published"]
+    for reading in figure["readings"]:
+        unit = " GB" if "predicted_gb" in reading else ""
+        predicted = reading["predicted_gb"] if unit else reading["predicted"]
+        off = max(predicted / published, published / predicted)
+        yield {
+            "figure": figure["what"],
+            "thesis": figure["where"],
+            "batch": str(figure["batch"]),
+            "GPUs": str(reading["gpus"]),
+            f"predicted{unit}": f"{predicted:.2f}",
+            "published": f"{published:.2f}",
+            "off by": f"{off:.2f}",
+            "verdict": "an answer" if off <= BOUND else "no answer",
+            "reading": reading["says"],
+        }
 
 
 def _device(result: dict[str, Any]) -> str:

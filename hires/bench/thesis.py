@@ -17,8 +17,8 @@ import json
 from typing import Any
 
 from hires.bench.contestants import bench_data
-from hires.bench.published import TABLE_2_1
-from hires.core.config.run_config import from_dict
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.published import TABLE_2_1
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts
@@ -39,7 +39,7 @@ BOUND = 1.3
 
 # Table 2.1: "ResNet101" on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
-PUBLISHED_IMG_PER_S = {precision: TABLE_2_1[precision][1] for precision in ("fp32", "bf16")}
+PUBLISHED_IMG_PER_S = {precision: TABLE_2_1[precision][1] for precision in TABLE_2_1}
 
 MEMORY_BYTES_PER_S = 0.8 * 1555e9
 """An A100 40 GB has 1555 GB/s (data sheet); element-wise kernels reach some four fifths."""
@@ -96,7 +96,7 @@ def _side(row: dict[str, Any], side: str, task: str) -> dict[str, Any]:
 
     layout, batch, precision = LAYOUTS[row[side]], own("batch"), own("precision", "fp32")
     sizes = {"model": NETWORKS[row["network"]], "image": row["image"], "batch": batch}
-    plan = _planned(layout, task, precision, **sizes)
+    _, plan = planned(layout, task, precision, **sizes)
     step = simulate(plan, Roofline(plan, device(precision)), CLUSTER)
     return {
         "name": layout["name"],
@@ -129,12 +129,14 @@ def device(precision: str) -> Device:
 def calibration_plan(precision: str) -> Plan:
     """Returns the plan of Table 2.1."""
     sizes = {"image": CALIBRATION_IMAGE, "batch": CALIBRATION_BATCH}
-    return _planned(LAYOUTS["single"], "infer", precision, model=NETWORKS["resnet"], **sizes)
+    return planned(LAYOUTS["single"], "infer", precision, model=NETWORKS["resnet"], **sizes)[1]
 
 
-def _planned(layout: dict[str, Any], task: str, precision: str, **sizes: Any) -> Plan:
-    """Returns the plan of a layout for a model, image and batch."""
-    values = {**sizes, "task": {"name": task}, "precision": {"name": precision}}
+def planned(
+    layout: dict[str, Any], task: str, precision: str, **keys: Any
+) -> tuple[RunConfig, Plan]:
+    """Returns config and plan of a layout for a model, image and batch, and other keys."""
+    values = {**keys, "task": {"name": task}, "precision": {"name": precision}}
     config = from_dict({**values, "parallel": layout["parallel"]})
     samples = config.batch // config.parallel.pieces
     graph = _graph(json.dumps({**values, "batch": samples}))
@@ -145,7 +147,7 @@ def _planned(layout: dict[str, Any], task: str, precision: str, **sizes: Any) ->
         config.parallel.balance = equal_modules(graph, config.parallel.stages)
     plan = make_plan(config, graph)
     plan.require_ok()
-    return plan
+    return config, plan
 
 
 def equal_modules(graph: Graph, num_stages: int) -> list[int]:

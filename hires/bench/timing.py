@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hires.comm import Group, all_gather, barrier
+from hires.comm import Group, all_gather_stacked, barrier
 from hires.engine.device import RankDevice
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,17 @@ class Runner:
     """A contestant on one rank; what the stopwatch runs."""
 
     threads = 1
+    deterministic = False
+    """Whether cuDNN must choose kernels that repeat their bits, as in a run of hires."""
     device = RankDevice()
     """Where it computes; a step ends when that has done all that it was given."""
     parameters: Mapping[str, nn.Parameter]
     """Those that this rank holds, by name."""
 
     def prepare(self) -> None:
-        """Sets the number of threads; not timed."""
+        """Sets the number of threads and the kind of kernels; not timed."""
         torch.set_num_threads(self.threads)
+        torch.backends.cudnn.deterministic = self.deterministic
 
     def step(self) -> Tensor | None:
         """Runs one step, which is timed; returns this rank's part of the result."""
@@ -90,7 +93,7 @@ def race(
             random.Random(index).shuffle(order)  # the same on all ranks, another each round
             own = {name: _sample(runners[name]) for name in order}
             table = torch.tensor([own[name] for name in runners], dtype=torch.float64)
-            ranks = all_gather(table, world)  # (ranks, contestants, 2)
+            ranks = all_gather_stacked(table, world)  # (ranks, contestants, 2)
             took_s = time.perf_counter() - began
             log.info("round %d of %d took %.1f s", index + 1, warmup + rounds, took_s)
             if index >= warmup:

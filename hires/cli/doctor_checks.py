@@ -21,9 +21,9 @@ from typing import Any
 
 from hires.cli.compose.choices import conf_dir
 from hires.core.config.mpi_dialects import DIALECTS
-from hires.core.errors import HiresError
+from hires.core.errors import HiresError, RunError
 from hires.core.python_command import code_command
-from hires.core.ranks import gpus, heartbeat, memory_files, network
+from hires.core.ranks import compilers, gpus, heartbeat, memory_files, mpi_library, network
 from hires.core.ranks.mailbox_limits import ALL_MAIL_BYTES
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect
@@ -55,6 +55,8 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 sys.exit(x.item() != 2)
 """
+_LEAST_DRIVER = {"11": "450.80", "12": "525.60", "13": "580.65"}
+"""Major version of CUDA -> oldest driver of Linux that runs it (release notes of the toolkit)."""
 _FAMILIES = [(one.label, one.version, one.plugins) for one in DIALECTS.values() if one.label]
 _FAMILIES.insert(-1, ("Intel MPI", r"intel", ("pmi2", "pmix")))  # it calls itself MPICH, too
 """Name, pattern of its version, and the plug-ins of srun that serve it; the first match counts."""
@@ -102,7 +104,8 @@ def torch_checks() -> list[Check]:
         code, text = _python("import tensorrt; print(tensorrt.__version__)")
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)
-    return [Check("torch", OK, version), *_gpus(facts), tensorrt, _gloo()]
+    compiles = _compiles("cuda" if facts["devices"] else "cpu")
+    return [Check("torch", OK, version), *_gpus(facts), compiles, tensorrt, _gloo()]
 
 
 def mpi_checks() -> list[Check]:
@@ -113,17 +116,23 @@ def mpi_checks() -> list[Check]:
     where = shutil.which("mpirun")
     code, text = ask("mpirun", "--version", most_s=30)
     launcher = "" if code else text.strip().partition("\n")[0]
-    library: str | None = None
+    library: mpi_library.Facts | str | None = None
     if util.find_spec("mpi4py") is not None:
-        code, text = _python("from mpi4py import MPI; print(MPI.Get_library_version())")
-        library = "" if code else text.strip().partition("\n")[0]
+        kind = family(launcher)
+        starter = next((name for name, one in DIALECTS.items() if one.label == kind), "srun")
+        found = mpi_library.variables(starter, "mpirun", os.environ)
+        try:
+            library = mpi_library.probe({**os.environ, **found}, start=True)
+        except RunError as error:
+            library = str(error)
     mpirun = "not here; launcher=mpirun needs one, nothing else does"
     if where is not None:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
     checks = [Check("mpirun", OK, mpirun), _mpi4py(library, launcher)]
     code, text = ask("srun", "--mpi=list", most_s=30)
     if code != 127:  # there is a Slurm
-        checks.append(_pmi(library or launcher, plugins(text)))
+        name = library.name if isinstance(library, mpi_library.Facts) else launcher
+        checks.append(_pmi(name, plugins(text)))
     return checks
 
 
@@ -233,6 +242,13 @@ def _address(nodes: int) -> Check:
     return _good("address", reached, text, remedy)
 
 
+def _compiles(device: str) -> Check:
+    lacks = compilers.missing(device)
+    text = "all that engine.compile=stage needs is here"
+    what, _, remedy = (lacks or text).partition("; ")
+    return _good("compiler", lacks is None, what, f"only engine.compile=stage needs it: {remedy}")
+
+
 def _gpus(facts: dict[str, Any]) -> list[Check]:
     devices, apart = facts["devices"], facts["apart"]
     if not devices:
@@ -258,14 +274,19 @@ def _no_gpu(cuda: str | None) -> Check:
     cards, driver, files = gpus.cards(), gpus.driver(), gpus.device_files()
     there = f"{cards} NVIDIA GPU{'s' if cards > 1 else ''}" if cards else "NVIDIA GPUs"
     if cuda is None:
-        if not cards and not files:
+        if not cards and not files and driver is None:
             return Check("cuda", OK, "this torch is for CPUs; ranks compute there")
         text = f"this machine has {there}, and this torch is for CPUs: ranks compute there"
         remedy = "install a torch with CUDA (pip install torch, without the index of CPU wheels)"
-    elif not cards and driver is None:
+    elif gpus.is_wsl() and not files:
+        text = (
+            "this is WSL2, and the driver of Windows shows it no GPU (/usr/lib/wsl/lib/libcuda.so)"
+        )
+        remedy = "install NVIDIA's driver in Windows, none in Linux, then `wsl --update`"
+    elif not cards and not files and driver is None:
         text = f"this torch is for CUDA {cuda}, and this machine has no NVIDIA GPU"
         return Check("cuda", OK, f"{text}; ranks compute on the CPU")
-    elif driver is None:
+    elif driver is None and not files:
         text = f"this machine has {there} and no NVIDIA driver"
         remedy = "install the driver, or load its module (modprobe nvidia)"
     elif not files:
@@ -274,10 +295,27 @@ def _no_gpu(cuda: str | None) -> Check:
     elif not gpus.visible_gpus():
         text = f"{gpus.VISIBLE}={os.environ.get(gpus.VISIBLE)!r} hides all {files} GPUs"
         remedy = f"unset {gpus.VISIBLE}, or name GPUs in it, as 0"
+    elif least := _older_than(driver, cuda):
+        text = f"driver {driver} is older than {least}, which CUDA {cuda} of this torch needs"
+        remedy = "install a newer driver, or a torch for an older CUDA"
     else:
-        text = f"driver {driver} and {files} GPUs are here, but CUDA {cuda} of torch finds none"
+        shown = f"driver {driver}" if driver else "no driver's version"
+        text = f"{shown} and {files} GPUs are here, but CUDA {cuda} of torch finds none"
         remedy = "see `nvidia-smi`; a driver older than CUDA needs a torch for an older CUDA"
     return Check("cuda", WARNING, text, remedy)
+
+
+def _older_than(driver: str | None, cuda: str) -> str | None:
+    """Returns the driver that a CUDA needs at the least, if this one is older.
+
+    >>> _older_than("470.82.01", "12.8"), _older_than("580.65.06", "13.0")
+    ('525.60', None)
+    """
+    least, found = _LEAST_DRIVER.get(cuda.split(".")[0]), re.match(r"(\d+)\.(\d+)", driver or "")
+    if least is None or found is None:
+        return None
+    wanted = tuple(map(int, least.split(".")))
+    return least if (int(found[1]), int(found[2])) < wanted else None
 
 
 def _gloo() -> Check:
@@ -296,17 +334,35 @@ def _gloo() -> Check:
     return Check("gloo", FAILED, last(text), remedy)
 
 
-def _mpi4py(library: str | None, launcher: str) -> Check:
-    """Whether mpi4py is of mpirun's MPI; ``library`` is None without it, empty if it is broken."""
+def _mpi4py(library: mpi_library.Facts | str | None, launcher: str) -> Check:
+    """Whether mpi4py loads the library of mpirun; ``library`` is None without it, or why not."""
     if library is None:
-        return Check("mpi4py", OK, "not here; only the backend mpi needs it")
-    if not library:
+        text = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
+        return Check("mpi4py", OK, text)
+    if isinstance(library, str):
+        if not launcher:
+            return Check("mpi4py", OK, "it is here, and no MPI; only comm.backend=mpi needs one")
         remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
-        return Check("mpi4py", WARNING, "it is here and finds no MPI library", remedy)
-    pairs = not launcher or family(library) == family(launcher)
-    text = library if pairs else f"it is built for {library}, and mpirun is of {launcher}"
+        return Check("mpi4py", WARNING, library, remedy)
+    text = f"loads {library.name} (MPI {library.standard}, threads: {library.threads}"
+    text += f"{_of_gpus(library)})"
+    pairs = not launcher or family(library.name) == family(launcher)
+    text = text if pairs else f"{text}, and mpirun is of {launcher}"
     remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
+    if library.threads in ("single", "funneled"):
+        pairs, remedy = False, "comm.backend=mpi needs threads that take turns: use another MPI"
     return _good("mpi4py", pairs, text, remedy)
+
+
+def _of_gpus(library: mpi_library.Facts) -> str:
+    # Beside a GPU: what of its memory the library reads, else how that may be had.
+    if not gpus.device_files() or library.gpus is None:
+        return ""
+    if library.gpus.messages:
+        return ", memory of GPUs: " + ("all" if library.gpus.collectives else "messages only")
+    needed = {"MVAPICH": "MVAPICH2-GDR or MVAPICH-Plus with comm.options.gpu_buffers=true"}
+    other = needed.get(family(library.name) or "", "a build for CUDA")
+    return f", memory of GPUs: no, which {other} would read"
 
 
 def _pmi(mpi: str, offered: list[str]) -> Check:

@@ -132,7 +132,7 @@ def _uncounted(config: RunConfig, done: int) -> str | None:
 
 def read_content(data: DataConfig) -> DataContent:
     """Returns what a folder of images holds; contents that were read before come from the cache."""
-    place = f"{data.name} {Path(data.path or '').expanduser().absolute()}"
+    place = f"{data.name} {data.split} {Path(data.path or '').expanduser().absolute()}"
     key = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     held = cached(_KNOWN, key)
     pairs = held.items() if isinstance(held, dict) else ()

@@ -17,6 +17,8 @@ VERBS = {
     "run": "run an experiment and print its throughput and memory",
     "sweep": "run every combination of several values of some keys, or a stored sweep",
     "plan": "show what each rank computes and sends, without running it",
+    "explore": "run a small program of messages over all interleavings of its ranks",
+    "quantize": "find the scales of precision=int8 on images of the data, and write them",
     "verify": "compare a layout with one process on the same microbatches, in float64",
     "show": "print the tables or the time line of a run",
     "report": "turn run folders into tables, plots and one page that opens in any browser",
@@ -29,7 +31,8 @@ VERBS = {
     "cancel": "stop runs: their ranks end as after Ctrl-C, Slurm's jobs are cancelled",
     "list": "list models, layouts, keys and other choices, or runs",
     "data": "make a folder of labelled images, or check images before a run",
-    "bench": "measure layouts beside torch's own",
+    "bench": "measure layouts beside torch's own, messages through every library, and more",
+    "tune": "measure which library is the best for each message, for comm=mix",
     "doctor": "check what this machine and its cluster have, and say what would help",
     "completion": "print the completion script of a shell",
 }
@@ -107,7 +110,7 @@ def _dispatch(words: list[str]) -> int:
         verb, rest = "sweep", [word for word in rest if word not in MULTIRUN]
     if verb in VERBS:
         module = module_of(verb)
-        if verb == "bench":  # its options are those of a benchmark
+        if verb in ("bench", "tune"):  # whose options are those of a benchmark
             return int(module.main(rest))
         if verb == "data" and not rest:
             rest = ["--help"]

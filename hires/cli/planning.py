@@ -13,7 +13,8 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hires.cli.earlier_runs import read_content
 from hires.cli.screens.screen import print_activity
@@ -21,25 +22,32 @@ from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.core.evaluation_summary import one_pass
+from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.frozen import DataContent, RunInputs, frozen_of
+from hires.core.store.network_weights import find_weights, require_fit
 from hires.core.store.rundir import run_path
-from hires.data.folder import CONTENTS
+from hires.data.content import HAS_FILES
+from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
-from hires.plan.memory import RankMemory, room_of
+from hires.plan.memory import RankMemory, Room, rooms_of
 from hires.plan.partition import layer_starts
+from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
-from hires.plan.search.advice import offered, would_fit
+from hires.plan.route_choice import table_digest
+from hires.plan.search.advice import fewer_on_a_node, offered, would_fit
 from hires.plan.search.layout_search import DEADLINE_S, Budget
+from hires.quant.scales import scales_of, stored_scales
 
 FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a
 thousand different layouts would otherwise be planned for as long as it runs."""
 UNRELATED = (
-    "campaign", "results", "steps", "measure", "checkpoint", "task.lr", "comm.timeout_s",
+    "campaign", "results", "steps", "measure", "checkpoint", "weights", "task.lr", "comm.timeout_s",
     "comm.visible", "launcher.port", "data.path", "data.classes", "data.length", "data.fit",
-    "data.shuffle",
+    "data.shuffle", "data.split", "data.validation", "data.split_seed",
 )  # fmt: skip
 """Keys that change neither the network, nor the plan, nor its memory. A new key that is not
 named here costs time and gives no wrong answer. ``model.classes`` is what follows of
@@ -49,6 +57,13 @@ _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "m
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""
 _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
+
+
+class DataSize(NamedTuple):
+    """How much there is in the data of a run."""
+
+    classes: int
+    images: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +76,9 @@ class PackedPlan:
     peak_bytes: int | None = None
     """Predicted memory of the rank that needs most; None if unknown."""
     needs_bytes: int = 0
-    """Predicted memory of all ranks with their libraries; 0 if unknown."""
+    """Predicted memory of the host for all ranks with their libraries; 0 if unknown."""
+    gpu_bytes: tuple[int, ...] = ()
+    """Predicted memory of each GPU that its ranks take, 0 if unknown; empty: they take none."""
     packed: bytes = b""
     """``plan.json``, packed; nothing if it cannot run."""
 
@@ -80,8 +97,12 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._graphs: dict[str, Graph] = {}
         self._plans: dict[str, PackedPlan] = {}
         self._contents: dict[str, DataContent] = {}
-        self.classes: dict[str, int] = {}
-        """Number of classes of each data that was looked at."""
+        self._digests: dict[str, str] = {}
+        """Of weights by their paths."""
+        self._fitting: set[str] = set()
+        """Weights that were compared with their network."""
+        self.sizes: dict[str, DataSize] = {}
+        """Those of each data that was looked at."""
 
     def __exit__(self, *error: Any) -> None:
         self._process.__exit__(*error)
@@ -102,21 +123,30 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         print_activity("")
         return plan
 
+    def graph(self, config: RunConfig) -> Graph:
+        """Returns the network that the ranks of a config compute; errors are those of a trace."""
+        return rewritten(config, self._traced(config))
+
+    def write_quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, int]:
+        """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
+        return self._process.quantised(config, plan, path)
+
     def packed(self, config: RunConfig) -> PackedPlan:
         """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
         key = json.dumps(deciding(config), sort_keys=True)
         if key in self._plans:
-            self._check_resume(config)  # it is no part of the plan, so not of the key
+            self._check_begin(config)  # it is no part of the plan, so not of the key
             return self._plans[key]
         plan = self._planned(config)
         self.add_memory(config, plan)
         peaks = [entry["peak_bytes"] for entry in plan.memory]
-        everyone = dataclasses.replace(room_of(config), rank_bytes=None)
+        rooms = [dataclasses.replace(room, rank_bytes=None) for room in rooms_of(config)]
         self._plans[key] = PackedPlan(
             refusal="; ".join(_texts(plan, "error")),
             warnings=_texts(plan, "warning"),
             peak_bytes=max(peaks, default=None),
-            needs_bytes=everyone.needed(plan) if peaks else 0,
+            needs_bytes=rooms[-1].needed(plan) if peaks else 0,
+            gpu_bytes=_gpu_bytes(rooms[0], plan),
             packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",
         )
         return self._plans[key]
@@ -141,7 +171,12 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             return
         finally:
             self._left_s -= time.monotonic() - began_s
-        shortage = room_of(config).shortage(config, plan)
+        room, *beside = rooms_of(config)
+        for host in beside:
+            if lacking := host.shortage(config, plan):
+                text = f"{lacking}; {fewer_on_a_node(config)}"
+                plan.findings.append(Finding("error", "cluster.memory", text))
+        shortage = room.shortage(config, plan)
         if shortage is None:
             return
         if budget is None:
@@ -164,12 +199,16 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         plan.findings.append(would_fit(config, shortage, graph, predicted, budget))
 
     def _planned(self, config: RunConfig) -> Plan:
-        self._check_resume(config)
+        self._check_begin(config)
         graph = self._traced(config)
-        return make_plan(config, graph, offered(config, len(layer_starts(graph))))
+        return make_plan(
+            config, graph, offered(config, len(layer_starts(rewritten(config, graph))))
+        )
 
-    def _check_resume(self, config: RunConfig) -> None:
-        """Refuses a checkpoint of another run that this one cannot begin with."""
+    def _check_begin(self, config: RunConfig) -> None:
+        """Refuses weights, or a checkpoint of another run, that this one cannot begin with."""
+        if config.weights is not None:
+            self._check_weights(config)
         source = config.checkpoint.source
         if source is not None:
             inputs = self.inputs(config)
@@ -177,6 +216,32 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             candidates, _ = checkpoints.candidates(run, config, frozen_of(config, {}, inputs))
             others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
             checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
+
+    def _check_weights(self, config: RunConfig) -> None:
+        stored = stored_scales(config)
+        if stored is not None and stored.weights != self._weights(config):
+            raise ConfigError(
+                f"weights={config.weights} is not the file that the scales beside it were written "
+                f"with; copy both again, or make them again with `hires quantize`"
+            )
+        needed = shapes_of(self._traced(config) if stored is None else self.graph(config))
+        key = json.dumps([config.weights, self._weights(config), trace_key(config)])
+        if key in self._fitting:
+            return
+        place = find_weights(config.weights or "")
+        shapes = self._process.weights(place.path) if place.is_pickle else place.shapes()
+        built = None
+        if config.model.name == "custom":  # it may hold tensors that no layer reads
+            built = self._process.networks[trace_key(config)].built
+        require_fit(place.key, shapes, needed, built.tensors if built else ())
+        self._fitting.add(key)
+
+    def _weights(self, config: RunConfig) -> str:
+        """Returns the digest of what ``weights`` names; nothing if it is unset."""
+        source = config.weights
+        if source is not None and source not in self._digests:
+            self._digests[source] = find_weights(source).digest()
+        return self._digests[source] if source else ""
 
     def inputs(self, config: RunConfig) -> RunInputs:
         """Returns what decides a run beside its config (:func:`with_classes`).
@@ -187,9 +252,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if config.model.name == "custom":
             self._traced(config)
             inputs = self._process.networks.get(trace_key(config), inputs)
+        table, weights = table_digest(config), self._weights(config)
+        scales = scales_of(config) if config.precision.name == INT8 else None
+        digest = scales.digest if scales else ""
+        inputs = dataclasses.replace(inputs, table=table, weights=weights, scales=digest)
         data = None
-        if config.data.name in CONTENTS:
-            key = json.dumps([config.data.name, config.data.path])
+        if config.data.name in HAS_FILES:
+            key = json.dumps([config.data.name, config.data.path, config.data.split])
             if key not in self._contents:
                 self._contents[key] = read_content(config.data)
             data = self._contents[key]
@@ -216,6 +285,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
         del values["memory"]["limit"]
+        values["cublas_workspaces"] = cublas_workspaces(config)
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts)
         memory: list[dict[str, int]] = cached("memory", key)
@@ -229,16 +299,11 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return memory
 
 
-def planned(config: RunConfig, memory: bool = True) -> Plan:
-    """Returns the plan of one config, see :meth:`Planner.plan`."""
-    with Planner() as planner:
-        return planner.plan(config, memory)
+def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
+    """Returns the config with what follows from its data, which is opened unless it was ``seen``.
 
-
-def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunConfig:
-    """Returns the config with ``model.classes`` as many as the data has, unless it is set.
-
-    Data that was ``seen`` is not opened again.
+    ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
+    are those of one pass.
     """
     seen = {} if seen is None else seen
     data = {**vars(config.data), "channels": config.model.channels, "loss": config.loss}
@@ -246,15 +311,30 @@ def with_classes(config: RunConfig, seen: dict[str, int] | None = None) -> RunCo
     if key not in seen:
         from hires.data.source import open_data
 
-        seen[key] = open_data(config).num_classes
-    num_classes = seen[key]
+        source = open_data(config)
+        seen[key] = DataSize(source.num_classes, len(source))
+    num_classes, length = seen[key]
     classes = config.model.classes or num_classes
     if classes < num_classes and config.target_size is None:
         raise ConfigError(
             f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
             f"leave model.classes out, or set it to {num_classes} or more"
         )
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+    if config.task.name != "evaluate":
+        return config
+    steps = one_pass(length, config.batch)
+    warmup = min(config.measure.warmup, steps - 1)
+    measure = dataclasses.replace(config.measure, warmup=warmup, steps=None)
+    return dataclasses.replace(config, steps=steps, measure=measure)
+
+
+def _gpu_bytes(room: Room, plan: Plan) -> tuple[int, ...]:
+    """Returns what each GPU of the first machine needs, in turn; 0: unknown."""
+    if not plan.memory:
+        return (0,) * min(plan.world, room.devices)
+    gpus = room.per_node(plan) if room.devices else []
+    return tuple(gpu.bytes for gpu in gpus[: room.devices])
 
 
 def _data_findings(config: RunConfig) -> list[Finding]:

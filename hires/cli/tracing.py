@@ -25,7 +25,7 @@ from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.python_command import module_command
 from hires.core.store.built_network import BuiltNetwork
-from hires.core.store.files import write_atomically
+from hires.core.store.files import cache_dir, write_atomically
 from hires.core.store.frozen import RunInputs, sha256_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
@@ -80,6 +80,20 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     def _note(self, key: str, answer: dict[str, Any]) -> None:
         names = ("network", "built", "more_files")
         self.networks[key] = RunInputs.from_dict({name: answer.get(name) for name in names})
+
+    def weights(self, path: Path) -> dict[str, list[int]]:
+        """Returns the shapes of the tensors in a pickle of torch; ConfigError: it holds others."""
+        answer = self._ask("reading the weights", {"weights": str(path)})
+        return cast("dict[str, list[int]]", answer["shapes"])
+
+    def quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, int]:
+        """Writes the tensors of a quantised network, planned for one process, into a file.
+
+        Returns their bytes, and those of the network before.
+        """
+        question = {"config": to_dict(config), "plan": plan.to_dict(), "path": str(path)}
+        answer = self._ask("writing the weights", {"quantised": question})
+        return cast("dict[str, int]", answer)
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
@@ -151,13 +165,6 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self._process, self._pipes = None, []
 
 
-def cache_dir() -> Path:
-    """Returns the folder of this user for what can be made again."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    # The standard says to ignore a relative path.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "hires"
-
-
 def cached(kind: str, key: str) -> Any:
     """Returns an entry as plain values, or None if there is none that can be read."""
     path = cache_dir() / kind / f"{key}.json"
@@ -195,7 +202,7 @@ def key_of(*facts: Any) -> str:
 def trace_key(config: RunConfig) -> str:
     """Returns the key of a trace: the network, shape and type of its input, and the task."""
     samples = max(1, config.batch // config.parallel.pieces)
-    facts = [to_dict(config)["model"], samples, config.image, config.task.name]
+    facts = [to_dict(config)["model"], samples, config.image, config.task.name == "train"]
     facts.append(config.image_type)
     if config.model.name == "custom":
         # The user's function may draw what it builds; its module is looked up in these folders.
@@ -214,11 +221,15 @@ def same_sources(hashes: Any) -> bool:
 def same_network(held: Any, now: dict[str, Any]) -> bool:
     """Whether a network that is built ``now`` is the one of a trace: its files and its numbers.
 
-    A digest of the numbers decides on one machine; two machines round them differently.
+    So are the variables of the environment that it reads, perhaps in its forward pass only. A
+    digest of the numbers decides on one machine; two machines round them differently.
     """
     try:
         before, files = held["sources"], now["sources"]
         if files is None or any(before.get(path) != digest for path, digest in files.items()):
+            return False
+        environ = now["environ"]
+        if any(environ.get(name) != digest for name, digest in held["variables"].items()):
             return False
         old, new = (BuiltNetwork.from_dict(one["built"]) for one in (held, now))
         return bool(held["state"] == now["state"]) and not new.other_tensors(old, exact=True)

@@ -1,24 +1,37 @@
-"""Sends and receives every message between ranks: point to point, sums, gathers, barriers."""
+"""Sends and receives every message between ranks, with one communication library or several."""
 
+from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all
+from hires.comm.divided_sums import all_gather_coalesced, reduce_scatter_coalesced
+from hires.comm.handles import Handle
 from hires.comm.membership import (
-    PATIENCE_S,
-    Group,
-    activity,
-    broadcast_text,
-    make_groups,
-    open_channels,
-    rehearsal,
+    get_backends,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    init,
+    is_initialized,
     shutdown,
-    start,
 )
-from hires.comm.runtime import (
-    Handle,
+from hires.comm.message_log import MessageLog
+from hires.comm.new_groups import destroy_group, make_groups, new_group
+from hires.comm.operations import (
     all_gather,
+    all_gather_into_tensor,
     all_reduce,
-    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
     barrier,
-    end_call,
-    irecv,
-    isend,
-    max_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
 )
+from hires.comm.plain_reductions import ReduceOp
+from hires.comm.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from hires.comm.rehearsal import rehearsal
+from hires.comm.runtime import all_gather_stacked, all_reduce_coalesced, end_call, post
+from hires.comm.stream_channels import finish_streams, open_channels, opened_channels, use_channels
+from hires.comm.transport import Group, activity, logged
+from hires.core.errors import CommError as CommError

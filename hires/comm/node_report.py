@@ -9,6 +9,7 @@ It is started like the ranks of a run, so it fails as they would.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ import secrets
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from hires import comm
+from hires.comm.backends import rendezvous
 from hires.core import log as logs
 from hires.core.errors import HiresError
 from hires.core.ranks import network
@@ -33,6 +36,7 @@ from hires.core.store.files import cannot_write, write_atomically, write_rate
 
 SUM_BYTES = 2**22  # of the tensor that is summed over the network
 _REPEATS = 5
+_NCCL_S = 120.0  # longest wait for another rank while NCCL is tried
 _SEEN_S = 10.0  # how long a file of another node may take to appear: file servers cache
 
 log = logging.getLogger(__name__)
@@ -46,7 +50,7 @@ def main() -> int:
     try:
         records.require_seen(folder)
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
-        comm.start(world, records.read_config(folder).comm.timeout_s)
+        comm.init(world=world, timeout_s=records.read_config(folder).comm.timeout_s)
         report = meet(folder, world)
         write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(report))
         comm.barrier()
@@ -99,7 +103,7 @@ def _ahead_s() -> float:
         comm.barrier()
         now = time.time()
         first = torch.tensor([now], dtype=torch.float64)
-        dist.broadcast(first, 0)
+        comm.broadcast(first, 0)
         ahead.append(now - float(first))
     return statistics.median(ahead)
 
@@ -121,14 +125,16 @@ def _unseen(folder: Path, world: World) -> list[int]:
     return unseen
 
 
-def _sum_s(world: World, ones: torch.Tensor, group: Any = None) -> float | None:
+def _sum_s(
+    world: World, ones: torch.Tensor, add_up: Callable[[torch.Tensor], Any] = comm.all_reduce
+) -> float | None:
     # How long it takes to sum a tensor over all ranks; None if the sum is wrong.
     times, right = [], True
     for _ in range(_REPEATS):
         given = ones.clone()
         comm.barrier()
         began_s = time.perf_counter()
-        dist.all_reduce(given, group=group)
+        add_up(given)
         right = right and bool((given == world.size).all())  # waits for the device, too
         times.append(time.perf_counter() - began_s)
     return statistics.median(times) if right else None
@@ -141,8 +147,9 @@ def _nccl(world: World) -> dict[str, Any] | None:
         return None
     device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     try:
-        group = dist.new_group(backend="nccl")
-        return {"sum_s": _sum_s(world, torch.ones(SUM_BYTES // 4, device=device), group)}
+        rendezvous.torch_world(world, _NCCL_S)
+        add_up = functools.partial(dist.all_reduce, group=dist.new_group(backend="nccl"))
+        return {"sum_s": _sum_s(world, torch.ones(SUM_BYTES // 4, device=device), add_up)}
     except RuntimeError as error:
         return {"error": str(error).splitlines()[0][:300]}
 

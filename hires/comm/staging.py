@@ -12,7 +12,8 @@ buffer is given back, so the next use of that buffer waits for the event behind 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from torch import Tensor
 
 Allocate = Callable[[Sequence[int], torch.dtype], Tensor]
 """Shape and type -> a tensor of the host without numbers, from which the device copies fastest."""
+
+MOST_SIZES = 1024
+"""Sizes of which buffers are kept."""
 
 
 def plain_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -51,6 +55,11 @@ class Staging:
     def give_back(self, buffer: Tensor, event: Any = None) -> None:
         """Keeps a buffer for later; it is free behind an event of the device."""
         key = buffer.dtype, buffer.numel()
+        if len(self._free) >= MOST_SIZES and key not in self._free:
+            for _, last in [pair for pairs in self._free.values() for pair in pairs]:
+                if last is not None:  # the device may still read the buffer
+                    last.synchronize()
+            self._free.clear()
         self._free.setdefault(key, collections.deque()).append((buffer, event))
 
 
@@ -79,6 +88,16 @@ class Staged:
         for part, tensor in zip(self.parts, self._tensors, strict=True):
             tensor.copy_(part, non_blocking=True)
         self._staging.give_back(self.host, self._event())
+
+    @contextlib.contextmanager
+    def put_after(self) -> Iterator[None]:
+        """Puts the buffer once what fills it has ended well; gives it back after an error."""
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
+        self.put()
 
     def drop(self) -> None:
         """Gives the buffer back; the tensors stay as they are."""

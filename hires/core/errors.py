@@ -1,5 +1,7 @@
 """Defines the errors that a user sees, each with its exit code; all others are bugs of hires."""
 
+from collections.abc import Sequence
+
 PREEMPTED = 75
 """Exit code of ranks and launchers that were preempted (SIGUSR2), once the state is saved:
 start the same run again and it goes on. It is EX_TEMPFAIL of sysexits.h: try again later."""
@@ -27,6 +29,10 @@ class EditedError(RunError):
     exit_code = 2
 
 
+class LateError(RunError):
+    """Something that had begun was not done in time."""
+
+
 class LossError(RunError):
     """The loss is no number any more."""
 
@@ -37,6 +43,18 @@ class ParityError(RunError):
 
 class CommError(RunError):
     """Ranks could not talk to each other, or not within ``comm.timeout_s``."""
+
+
+class PeerError(CommError):
+    """Another rank is late, has ended, or calls something else; the fault is not of this rank."""
+
+
+class EndedError(PeerError):
+    """The processes of other ranks, of ``ranks`` where these are known, have ended."""
+
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = tuple(ranks)
 
 
 class ConfigError(HiresError):

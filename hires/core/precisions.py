@@ -8,13 +8,19 @@ PRECISIONS = {
     "tf32": "float32",
     "fp16": "float16",
     "bf16": "bfloat16",
+    "int8": "float32",
 }
 """Name -> the type of what a network computes, the most exact first. ``tf32`` holds fp32 numbers,
-whose matrix products a GPU computes with 10 bits of each factor."""
+whose matrix products a GPU computes with 10 bits of each factor. ``int8`` computes with integers of
+8 bits what it can, and the rest in fp32."""
+
+INT8 = "int8"
+
+INT8 = "int8"
 
 HALF = ("fp16", "bf16")
 """To these autocast lowers matrix products; weights that are learned stay fp32."""
 
-SIGNIFICANT_BITS = {"fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+SIGNIFICANT_BITS = {"fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8, INT8: 8}
 """Bits of a factor in a matrix product, the hidden one included: a number is rounded by at most
 2 ** -bits of itself."""

@@ -64,7 +64,11 @@ def offer(word: str, known: Iterable[str]) -> str:
     'did you mean parallel?'
     >>> offer("xyz", ["a", "b"])
     'choose one of a, b'
+    >>> offer("xyz", [])
+    'there are none'
     """
     names = list(known)
+    if not names:
+        return "there are none"
     hits = nearest(word, names)
     return f"did you mean {' or '.join(hits)}?" if hits else f"choose one of {', '.join(names)}"

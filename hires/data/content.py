@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,14 @@ from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.frozen import DataContent
 from hires.data.folder import CONTENTS, scan
+from hires.data.splits import cifar10_files, part_of
 
 MOST_BYTES = 16 * 2**30
 """Size of the images whose contents are read; of more images the times of change count."""
 _SETTLED_NS = 2 * 10**9
 """Two changes of a file within the clock's ticks may have one time (git: racy index entries)."""
+HAS_FILES = (*CONTENTS, "cifar10")
+"""``data.name`` of images that lie below ``data.path``."""
 _THREADS = 4
 _CHUNK = 2**20
 
@@ -52,7 +55,7 @@ def content_of(
     that cannot be read.
     """
     root = str(Path(data.path or "").expanduser())
-    paths = scan(data.path, data.name).paths
+    paths = _paths(data)
     began_ns = time.time_ns()
     marks = {path.removeprefix(root).lstrip("/"): _marks(path) for path in paths}
     num_bytes = sum(one[0] for one in marks.values())
@@ -73,10 +76,10 @@ def content_of(
 
 def is_unchanged(data: DataConfig, content: DataContent) -> bool:
     """Whether a folder still holds what it held; ConfigError: it cannot be read."""
-    if data.name not in CONTENTS:
+    if data.name not in HAS_FILES:
         return True
     root = str(Path(data.path or "").expanduser())
-    paths = scan(data.path, data.name).paths
+    paths = _paths(data)
     marks = {path.removeprefix(root).lstrip("/"): _marks(path) for path in paths}
     if _entries(marks) == content.stat:
         return True
@@ -97,6 +100,12 @@ def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -
             images = "1 image was" if len(names) == 1 else f"{len(names)} images were"
             parts.append(f"{images} {verb} ({names[0]}{', ...' if len(names) > 1 else ''})")
     return " and ".join(parts) or "the images have changed"
+
+
+def _paths(data: DataConfig) -> Sequence[str]:
+    if data.name == "cifar10":
+        return [*map(str, cifar10_files(data))]
+    return scan(part_of(data), data.name).paths
 
 
 def _marks(path: str) -> Marks:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hires.core.errors import ConfigError, RunError
-from hires.data.image_fit import crop, resize
+from hires.data.image_fit import fitted
 from hires.data.image_format import (
     FORMATS,
     MAX_PIXELS,
@@ -172,6 +172,7 @@ class FolderSource:
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.num_classes = len(index.class_names)
+        self.class_names = index.class_names
         self._index = index
         self._size = size
         self._channels = channels
@@ -184,6 +185,10 @@ class FolderSource:
     def label(self, i: int) -> int:
         """Returns the class of an image."""
         return self._index.labels[i]
+
+    def name(self, i: int) -> str:
+        """Returns the path of an image in its folder."""
+        return os.path.relpath(self._index.paths[i], Path(self._index.root).expanduser())
 
     def check(self, i: int, most_bytes: int) -> int:
         """Raises a RunError if image ``i`` cannot be read; returns how many bytes were decoded.
@@ -217,11 +222,8 @@ class FolderSource:
             return to_channels(image.read(rows, cols), image.colours, self._channels)
 
         self._check_size(image)
-        if image.size == self._size:
-            return read(rows, cols)
-        if self._fit == "crop":
-            return crop(read, image.size, self._size, rows, cols, fill=image.peak / 2)
-        return resize(read, image.size, self._size, rows, cols)
+        fill = image.peak / 2
+        return fitted(read, image.size, self._size, self._fit, rows, cols, fill=fill)
 
     def _check_size(self, image: ImageFile) -> None:
         if image.size != self._size and self._fit == "error":

@@ -44,6 +44,17 @@ class Taps:
         return Taps(index - first, self.weight[slice(*span)]), (first, last + 1)
 
 
+def fitted(
+    read: Read, source: Size, target: Size, fit: str, rows: Span, cols: Span, *, fill: float
+) -> Pixels:
+    """Returns a window of an image after ``data.fit``, (h, w, samples), in units of the source."""
+    if source == target:
+        return read(rows, cols)
+    if fit == "crop":
+        return crop(read, source, target, rows, cols, fill=fill)
+    return resize(read, source, target, rows, cols)
+
+
 def resize(
     read: Read, source: Size, target: Size, rows: Span, cols: Span, *, kernel: str = "linear"
 ) -> Pixels:

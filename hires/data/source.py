@@ -22,7 +22,13 @@ from hires.core.errors import ConfigError
 from hires.data.folder import CONTENTS, FolderSource, scan
 from hires.data.image_fit import resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
+from hires.data.overlapping import OverlappingSource
+from hires.data.small_images import cifar10, digits
+from hires.data.splits import chosen, part_of
 from hires.data.synthetic import SyntheticSource
+
+KINDS = ("synthetic", "textures", "hard", "digits", "cifar10", *CONTENTS)
+"""Values of ``data.name``."""
 
 
 class Source(Protocol):
@@ -30,6 +36,8 @@ class Source(Protocol):
 
     num_classes: int
     """Labels go from 0 to this, exclusive."""
+    class_names: tuple[str, ...]
+    """Their names, in the order of the labels."""
 
     def __len__(self) -> int:
         """Returns the number of images."""
@@ -37,6 +45,10 @@ class Source(Protocol):
 
     def label(self, i: int) -> int:
         """Returns the class of image ``i``; reads no pixel."""
+        ...
+
+    def name(self, i: int) -> str:
+        """Returns what names image ``i`` in results; no other image has it."""
         ...
 
     def check(self, i: int, most_bytes: int) -> int:
@@ -67,18 +79,55 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
     """Returns the images that the config names; reads no pixel.
 
     Every image is given the size ``image``, [height, width], and as many ``channels``; ``seed``
-    decides the images of ``data=synthetic``.
+    decides the images that are made.
 
     Raises:
         ConfigError: ``data.name`` is unknown, or ``data.path`` does not hold what it needs.
     """
-    size = (image[0], image[1])
-    if data.name == "synthetic":
+    whole = _whole_source(data, (image[0], image[1]), channels, seed)
+    numbers = chosen(data, map(whole.label, range(len(whole))))
+    return whole if numbers is None else SplitSource(whole, numbers)
+
+
+def _whole_source(data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+    if data.name in ("synthetic", "textures"):
         return SyntheticSource(data.classes, data.length, size, channels, seed)
+    if data.name == "hard":
+        return OverlappingSource(data.classes, data.length, size, channels, seed)
+    if data.name in ("digits", "cifar10"):
+        small = digits(size, channels, data.fit) if data.name == "digits" else None
+        return small or cifar10(data, size, channels)
     if data.name in CONTENTS:
-        index = scan(data.path, data.name)
+        index = scan(part_of(data), data.name)
         return FolderSource(index, size, channels, data.fit, data.max_pixels)
-    raise ConfigError(f"data={data.name!r} is unknown; choose one of synthetic, folder, pairs")
+    raise ConfigError(f"data={data.name!r} is unknown; choose one of {', '.join(KINDS)}")
+
+
+class SplitSource:
+    """Some images of a source, in its order: those of ``data.split``."""
+
+    def __init__(self, whole: Source, numbers: Sequence[int]) -> None:
+        self.num_classes, self.class_names = whole.num_classes, whole.class_names
+        self._whole, self._numbers = whole, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def label(self, i: int) -> int:
+        """Returns the class of an image."""
+        return self._whole.label(self._numbers[i])
+
+    def name(self, i: int) -> str:
+        """Returns what names an image, the same as in the whole source."""
+        return self._whole.name(self._numbers[i])
+
+    def check(self, i: int, most_bytes: int) -> int:
+        """Checks an image, as the whole source does."""
+        return self._whole.check(self._numbers[i], most_bytes)
+
+    def window(self, i: int, rows: Span, cols: Span) -> Window:
+        """Returns a window of an image, (C, h, w)."""
+        return self._whole.window(self._numbers[i], rows, cols)
 
 
 class PairSource:
@@ -98,6 +147,10 @@ class PairSource:
 
     def __len__(self) -> int:
         return len(self._large)
+
+    def name(self, i: int) -> str:
+        """Returns the name of the target of pair ``i``."""
+        return self._large.name(i)
 
     def check(self, i: int, most_bytes: int) -> int:
         """Checks the target of pair ``i``, as :meth:`Source.check`."""

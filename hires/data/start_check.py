@@ -21,6 +21,7 @@ from hires.core.errors import RunError
 from hires.data.folder import CONTENTS, naming, scan
 from hires.data.image_format import open_image
 from hires.data.source import PairSource, Source, step_indices
+from hires.data.splits import chosen, part_of
 
 DECODED_BYTES = 2**27
 """Images of so many bytes, as floats, are decoded by each rank; the others are opened."""
@@ -62,7 +63,7 @@ def _first_used(config: RunConfig, length: int, steps: range) -> Iterator[int]:
     for step in steps:
         if len(seen) == length:
             break
-        for index in step_indices(step, config.batch, length, config.seed, config.data.shuffle):
+        for index in step_indices(step, config.batch, length, config.seed, config.shuffles):
             if index not in seen:
                 seen.add(index)
                 yield index
@@ -78,7 +79,9 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
     if data.name not in CONTENTS:
         return None
     faults: dict[int, str] = {}
-    paths, root = scan(data.path, data.name).paths, data.path or ""
+    listed, root = scan(part_of(data), data.name), data.path or ""
+    numbers = chosen(data, listed.labels)
+    paths = listed.paths if numbers is None else [listed.paths[number] for number in numbers]
     for index in range(0, len(paths), -(-len(paths) // LOOKED_AT)):
         path = Path(paths[index])
         try:

@@ -1,4 +1,4 @@
-"""Draws the images of ``data=synthetic``, which are also those of ``hires data make``.
+"""Draws the images of ``data=synthetic``, ``data=textures`` and ``hires data make``.
 
 A class has a colour, and stripes or a weave of its own direction and width, which can be seen in
 any window of any size; an image of the class varies their phase, direction, width and brightness
@@ -24,6 +24,7 @@ class SyntheticSource:
 
     def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
         self.num_classes = num_classes
+        self.class_names = tuple(class_name(label, num_classes) for label in range(num_classes))
         self._length = length
         self._size = size
         self._channels = channels
@@ -35,6 +36,10 @@ class SyntheticSource:
     def label(self, i: int) -> int:
         """Returns the class of an image; the classes take turns."""
         return i % self.num_classes
+
+    def name(self, i: int) -> str:
+        """Returns the number of an image."""
+        return str(i)
 
     def check(self, i: int, most_bytes: int) -> int:
         """Does nothing: no file is read."""
@@ -74,20 +79,20 @@ def _plane(
     """Returns what all channels share, (h, w): stripes, shade and noise about 0."""
     angle += 0.1 * random.uniform(-1, 1)
     period = PERIODS[label % len(PERIODS)] * (1 + 0.1 * random.uniform(-1, 1))
-    stripes = _waves(angle, period, random.uniform(0, 2 * np.pi), size, rows, cols)
+    stripes = waves(angle, period, random.uniform(0, 2 * np.pi), size, rows, cols)
     if label % 3 == 2:  # a weave: stripes cross
         across = random.uniform(0, 2 * np.pi)
-        stripes *= _waves(angle + np.pi / 2, period, across, size, rows, cols)
+        stripes *= waves(angle + np.pi / 2, period, across, size, rows, cols)
     stripes *= np.float32(STRIPES)
     # Light changes slowly from the top to the bottom of the image.
     turns = random.uniform(0.5, 1.5) * np.arange(size[0]) / size[0] + random.uniform(0, 1)
     shade = (SHADE * np.cos(2 * np.pi * turns)).astype(np.float32)
     stripes += shade[rows[0] : rows[1], None]
-    stripes += _noise(random, size, rows, cols)
+    stripes += noise(random, size, rows, cols)
     return stripes
 
 
-def _waves(
+def waves(
     angle: float, period: float, phase: float, size: Size, rows: Span, cols: Span
 ) -> NDArray[np.float32]:
     """Returns sin(a r + b c + phase), (h, w), as sin cos + cos sin of whole axes."""
@@ -103,8 +108,13 @@ def _waves(
     return waves
 
 
-def _noise(random: np.random.Generator, size: Size, rows: Span, cols: Span) -> NDArray[np.float32]:
-    """Returns uniform noise, (h, w): a hash of a random number per row and one per column."""
+def noise(
+    random: np.random.Generator, size: Size, rows: Span, cols: Span, most: float = NOISE
+) -> NDArray[np.float32]:
+    """Returns uniform noise, (h, w), from -most to most.
+
+    It is a hash of a random number per row and one per column.
+    """
     keys = random.integers(0, 2**32, size=sum(size), dtype=np.uint32)
     of_rows, of_cols = keys[: size[0]], keys[size[0] :]
     mixed = of_rows[slice(*rows), None] ^ of_cols[slice(*cols)]
@@ -112,7 +122,7 @@ def _noise(random: np.random.Generator, size: Size, rows: Span, cols: Span) -> N
     mixed ^= mixed >> np.uint32(15)
     mixed *= np.uint32(0xC2B2AE35)
     mixed >>= np.uint32(8)  # 24 bits, which float32 holds exactly
-    noise = mixed.astype(np.float32)
-    noise *= np.float32(2 * NOISE / 2**24)
-    noise -= np.float32(NOISE)
-    return noise
+    drawn = mixed.astype(np.float32)
+    drawn *= np.float32(2 * most / 2**24)
+    drawn -= np.float32(most)
+    return drawn

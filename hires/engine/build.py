@@ -11,29 +11,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.comm import activity, make_groups, open_channels
+from hires.comm import activity, make_groups, max_all, open_channels
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.timeline import Recorder
+from hires.core.store.network_weights import WeightsPlace
 from hires.data.source import open_data
 from hires.data.start_check import require_readable
+from hires.engine import quantized_tensors  # noqa: F401, it registers recipes
+from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST, RankDevice
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
+from hires.engine.weight_sharing import reader_of, share_weights
+from hires.engine.weights_file import WeightsFile, open_weights
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor, SlotPass
 from hires.parallel.gradients import GradientSync
 from hires.parallel.loss_scale import LossScale
+from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.stage import StageModule
 from hires.plan.channels import channels
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, Parameter
 from hires.plan.groups import groups, num_tile_groups
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
+from hires.plan.regions import Region, regions_of
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,7 @@ class RankEngine:
     contexts: list[Context]  # one a direction
     tensors: dict[str, Tensor]
     """Parameters and buffers of the rank's stages, by the names that they have in the network."""
+    derived: DerivedTensors  # what is computed from them, for a network that was rewritten
     modules: list[StageModule]
     """The stage of each direction; where they are one stage, they share their parameters."""
     parameters: dict[str, nn.Parameter]  # of all its stages, each once
@@ -53,6 +61,7 @@ class RankEngine:
     loaders: list[Loader]  # one a direction
     optimizer: Optimizer | None
     recorder: Recorder  # when the rank did what in its last steps
+    weights: WeightsPlace | None = None  # the file that the network's tensors came from
 
     @property
     def context(self) -> Context:
@@ -63,6 +72,12 @@ class RankEngine:
     def data_wait_s(self) -> float:
         """Seconds for which the rank has waited for data, so far."""
         return sum(loader.wait_s for loader in self.loaders)
+
+    @torch.no_grad()
+    def prepare(self) -> list[Tensor]:
+        """Lets nodes keep what follows from their parameters' values, and returns it."""
+        self.derived.release()
+        return [one for context in self.contexts for pack in context.packers for one in pack()]
 
     def close(self) -> None:
         """Stops the threads that read data."""
@@ -85,33 +100,67 @@ def build_rank(
     steps: int | range,
     device: RankDevice | None = None,
     check: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
+    weights: WeightsFile | None = None,
+    restores: bool = False,
 ) -> RankEngine:
     """Returns what a rank runs in some steps; all ranks call it together: it creates groups.
 
     Without a ``device`` it computes on the CPU. ``check`` gets the rank's tensors as the network
-    made them.
+    made them, before ``weights`` take their place. ``restores``: a checkpoint will replace them, so
+    that those stay from which others are computed.
     """
     device = device or RankDevice()
     # For operators whose random numbers do not follow from their place in the batch.
     torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank, device.torch)
-    model = build_model(config.model, config.seed, (config.height, config.width))
-    names = names_of(contexts, named_tensors(model))
-    materialise(model, names, config.seed)
-    # The module goes at the end of this function, and with it what only other ranks need.
-    tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
-    check(tensors)
-    place_tensors(tensors, image_dtype(config), plan.graph)
+    tensors, own_values = made_tensors(config, contexts, check)
     steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
     require_readable(config, source, steps, rank, plan.world)
     tensors = {name: device.place(tensor) for name, tensor in tensors.items()}
+    # Weights of the user's code may come from a file, which each node has its own copy of.
+    chosen = {c.stage.index: names_of([c], tensors) for c in contexts}
+    if weights is None:
+        chosen = {index: names & own_values for index, names in chosen.items()}
+    else:
+        for index, names in chosen.items():
+            if reader_of(plan, index) == rank:
+                weights.fill_all({name: tensors[name].data for name in sorted(names)})
+        if plan.world > 1:
+            max_all(0, patient=True)  # a disk may need longer than a message
+    share_weights(contexts[0], {s: [tensors[n].data for n in sorted(chosen[s])] for s in chosen})
     loaders = [slot_loader(config, context, source, steps, device) for context in contexts]
     engine = assemble(config, contexts, tensors, loaders, device)
+    engine.weights = None if weights is None else weights.place
+    if not restores:
+        engine.prepare()
     activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
     stage = contexts[0].stage
     place = stage.index, len(plan.stages), stage.first_layer, stage.last_layer
     log.info("stage %d of %d holds %s to %s", *place)
     return engine
+
+
+def made_tensors(
+    config: RunConfig,
+    contexts: list[Context],
+    check: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
+) -> tuple[dict[str, Tensor], set[str]]:
+    """Returns the network's own tensors of a rank, on the host and of the run's type, by name.
+
+    The names that come with them are of those that the user's code has filled. ``check`` gets the
+    tensors as the network made them.
+    """
+    model = build_model(config.model, config.seed, (config.height, config.width))
+    made, graph = named_tensors(model), contexts[0].plan.graph
+    names = names_of(contexts, made)
+    own_values = {name for name in names & made.keys() if not made[name].is_meta}
+    materialise(model, names & made.keys(), config.seed)
+    # The module goes at the end of this function, and with it what only other ranks need.
+    tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
+    check(tensors)
+    tensors |= {name: blank(graph.params[name]) for name in names - made.keys()}  # for a file
+    place_tensors(tensors, image_dtype(config), graph)
+    return tensors, own_values
 
 
 def contexts_of(plan: Plan, rank: int, device: torch.device = HOST) -> list[Context]:
@@ -144,7 +193,10 @@ def assemble(
     for context in contexts:
         context.seed = config.seed
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
-    modules = [StageModule(context, tensors) for context in contexts]
+    derived = DerivedTensors(contexts, tensors)
+    every = {**tensors, **derived.tensors}
+    place_tensors(derived.tensors, image_dtype(config), contexts[0].plan.graph)
+    modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
     slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
     sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
@@ -152,9 +204,20 @@ def assemble(
     recorder = contexts[0].tiles.recorder or Recorder()
     recorder.clock = device.clock()
     scale = _loss_scale(config) if config.scales_loss else None
-    executor = Executor(slots, sync, optimizer, recorder, scale)
+    published = PublishedParameters(contexts, modules) if training else None
+    if (
+        published is not None
+        and optimizer is not None
+        and (own := published.own_rows()) is not None
+    ):
+        optimizer.rows = {id(parameter): rows for parameter, rows in own.items()}
+    executor = Executor(slots, sync, optimizer, recorder, scale, published)
     done = executor, loaders, optimizer, recorder
-    return RankEngine(device, contexts, tensors, modules, parameters, *done)
+    return RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
+
+
+def _regions(config: RunConfig, context: Context) -> list[Region]:
+    return regions_of(context.plan, context.stage) if config.engine.compile == "stage" else []
 
 
 def _loss_scale(config: RunConfig) -> LossScale:
@@ -163,10 +226,12 @@ def _loss_scale(config: RunConfig) -> LossScale:
 
 
 def whole_model(config: RunConfig) -> nn.Module:
-    """Returns the network as a plain module with its first weights, as one process would run it."""
+    """Returns the network as a plain module before its first step, as one process would run it."""
     model = build_model(config.model, config.seed, (config.height, config.width))
     materialise(model, [*model.state_dict()], config.seed)
     cast(named_tensors(model).values(), image_dtype(config))
+    if config.weights is not None:  # of any type: as ranks take them
+        open_weights(config.weights).fill_all(named_tensors(model))
     cast_constants(model, image_dtype(config))
     return model.train(config.task.name == "train")
 
@@ -181,8 +246,14 @@ def names_of(contexts: list[Context], all_names: Iterable[str]) -> set[str]:
     # No node reads the counters of norms: they are found beside the running means.
     plan, stages = contexts[0].plan, {context.stage.index for context in contexts}
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    names = {name for name in names if not plan.graph.params[name].is_constant}
+    names = plan.graph.own_params(names)
     return names | ({_counter_of(name) for name in names} & set(all_names))
+
+
+def blank(fact: Parameter) -> nn.Parameter:
+    """Returns an uninitialised tensor as the plan describes it."""
+    held = torch.empty(fact.shape, dtype=getattr(torch, fact.dtype))
+    return nn.Parameter(held, requires_grad=False)
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
@@ -196,7 +267,8 @@ def place_tensors(tensors: dict[str, Tensor], dtype: torch.dtype, graph: Graph) 
     """Brings the real tensors of a rank to a type and an order.
 
     A weight that only convolutions read is channels-last; all others are contiguous, for a view
-    (of ``view_as_complex``, say) may need the strides with which the network made them.
+    (of ``view_as_complex``, say) may need the strides with which the network made them. What no
+    node reads keeps its digits: others are computed from it.
     """
     weights, others = set(), set()
     for node in graph.nodes:
@@ -205,12 +277,14 @@ def place_tensors(tensors: dict[str, Tensor], dtype: torch.dtype, graph: Graph) 
             weights |= names
         else:
             others |= names
-    cast(tensors.values(), dtype)
+    read = weights | others
+    cast((tensor for name, tensor in tensors.items() if name in read), dtype)
     for name, tensor in tensors.items():
-        if tensor.is_floating_point():
-            last = tensor.dim() == 4 and name in weights - others
-            order = torch.channels_last if last else torch.contiguous_format
-            tensor.data = tensor.data.contiguous(memory_format=order)
+        if name not in read:
+            cast([tensor], torch.promote_types(tensor.dtype, dtype))
+        last = tensor.is_floating_point() and tensor.dim() == 4 and name in weights - others
+        order = torch.channels_last if last else torch.contiguous_format
+        tensor.data = tensor.data.contiguous(memory_format=order)
 
 
 def cast_constants(model: nn.Module, dtype: torch.dtype) -> None:

@@ -2,11 +2,13 @@
 
     stage00.safetensors      parameters and running statistics of a stage, by their names in the
                              network
-    momentum00.safetensors   what the optimiser keeps for its parameters, by the same names
+    momentum00.safetensors   what the optimiser keeps for its parameters, by the same names; where
+                             holders divide it, momentum00.001.safetensors of each, by rows
     rank0000.safetensors     states of a rank's random numbers
-    scale.safetensors        loss scale, of a training in fp16
+    scale.safetensors        loss scale and its counters, of a training in fp16
 
-All holders of a stage are equal, so that of replica 0, direction down, tile 0 writes its files.
+All holders of a stage are equal, so one of them (``weight_sharing.reader_of``) writes its files and
+reads them again; the others get what it has read by broadcast.
 Which images come next is a function of the step and the seed (``hires.data.source``).
 
     all ranks   write into a hidden folder, wait until the files are on the disk
@@ -50,9 +52,15 @@ from hires.core.store.checkpoints import Checkpoint, DamagedError
 from hires.core.store.files import append_line, cannot_write, write_atomically
 from hires.core.units import size
 from hires.engine import tensorfile
-from hires.engine.build import RankEngine, names_of
+from hires.engine.build import RankEngine, made_tensors, names_of
+from hires.engine.checkpoint_contents import Contents, ContentsReader, rank_file, stage_file
+from hires.engine.optimizer import Optimizer
 from hires.engine.tensorfile import TensorFile
+from hires.engine.weight_sharing import reader_of, share_weights
+from hires.engine.weights_file import WeightsFile
 from hires.nets.generators import HOST_STATE
+from hires.plan.groups import held_stages
+from hires.plan.ownership import shares_of_holders
 from hires.plan.plan import Plan
 
 SCALE, SCALE_FILE = "loss_scale", "scale.safetensors"
@@ -64,7 +72,7 @@ class Begin(NamedTuple):
     """Where an attempt begins."""
 
     step: int  # number of its first step
-    checkpoint: Checkpoint | None  # what it goes on with; None at the start of a run
+    contents: Contents | None  # of the checkpoint with which it goes on; None: start of a run
 
 
 @dataclass
@@ -124,16 +132,40 @@ class Saver:
             checkpoints.hidden(path, "tmp").mkdir(parents=True)
 
     def _write(self, path: Path, step: int) -> None:
-        for name, tensors in _files_of(self.engine).items():
+        for name, tensors in _files_of(self.engine, self._own_tensors()).items():
             tensorfile.write(checkpoints.hidden(path, "tmp") / name, tensors)
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        # All tensors of the network. A rewritten one holds what was computed from them, so a rank
+        # that writes makes them again as they were at the start: of the seed, of a file, or of the
+        # last checkpoint. RunError: the network is another one each time that it is built.
+        engine, last = self.engine, self.begin.contents
+        readers = {reader_of(one.plan, one.stage.index) for one in engine.contexts}
+        if not engine.derived.tensors or self._rank not in readers:
+            return engine.tensors
+        made, _ = made_tensors(self.config, engine.contexts)
+        if self.last != self.first:
+            last = Contents.read(checkpoints.read(checkpoints.place(self.run_dir, self.last)))
+        if last is None and engine.weights is not None:
+            WeightsFile(engine.weights).fill_all({n: tensor.data for n, tensor in made.items()})
+        elif last is not None:
+            reader, parts = ContentsReader(last), last.of_kind("stage")
+            for name, tensor in made.items():
+                reader.fill(tensor.data, parts[name])
+        made = {name: engine.device.place(tensor) for name, tensor in made.items()}
+        if not engine.derived.are_of(made):
+            raise RunError(
+                "the network's function returns other weights each time; seed its numbers"
+            )
+        return {**made, **engine.tensors}
 
     def _publish(self, path: Path, step: int) -> None:
         if self._rank != 0:
             return
         building, plan = checkpoints.hidden(path, "tmp"), self.engine.context.plan
         files = {file.name: file.stat().st_size for file in sorted(building.iterdir())}
-        needed = {_rank_file(rank) for rank in range(plan.world)}
-        needed |= {_stage_file("stage", stage.index) for stage in plan.stages}
+        needed = {rank_file(rank) for rank in range(plan.world)}
+        needed |= {stage_file("stage", stage.index) for stage in plan.stages}
         if missing := needed - files.keys():
             raise RunError(f"{min(missing)} is not in {building}: do all ranks see this folder?")
         made = Checkpoint(path, step, self.attempt, self.config.task.name, _layout_of(plan), files)
@@ -163,27 +195,24 @@ class Saver:
 
         Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run.
         """
-        checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
-        if checkpoint is None:
+        contents, engine, step = self.begin.contents, self.engine, self.begin.step
+        if contents is None:
             return
+        checkpoint = contents.checkpoint
         engine.recorder.next_step = step
         same_task = checkpoint.task == self.config.task.name
-        values, optimizer = _files(checkpoint, "stage"), engine.optimizer if same_task else None
-        kept = {kind: _files(checkpoint, kind) for kind in (optimizer.kept if optimizer else ())}
-        with torch.no_grad():
-            for name, tensor in sorted(engine.tensors.items()):
-                tensor.data.copy_(_fitting(values, name, tensor, checkpoint))
-                for kind, files in kept.items():
-                    if optimizer is not None and name in files:
-                        state = optimizer.kept_of(tensor, make=True)[kind]
-                        state.copy_(_fitting(files, name, state, checkpoint))
+        self._restore_tensors(contents, engine.optimizer if same_task else None)
+        engine.derived.refresh()
+        engine.prepare()
         scale = engine.executor.scale
-        if scale is not None and SCALE_FILE in checkpoint.files:
-            scale.restore(TensorFile(checkpoint.path / SCALE_FILE).tensor(SCALE))
+        if scale is not None and (state := _shared_scale(contents, self._rank)) is not None:
+            scale.restore(state)
+            if step == 0:  # of another task: its steps are none of this run
+                scale.skipped = 0
         # Another layout or kind of device draws other numbers, and not those of step 0 again.
         torch.manual_seed((self.config.seed * 2**20 + self._rank) ^ (step << 40))
         if same_task and checkpoint.layout == _layout_of(engine.context.plan):
-            file = TensorFile(checkpoint.path / _rank_file(self._rank))
+            file = TensorFile(checkpoint.path / rank_file(self._rank))
             engine.device.set_random_states({name: file.tensor(name) for name in file.names})
         # So that no rank waits in its first step for another one's disk.
         comm.max_all(0, patient=True)
@@ -193,7 +222,37 @@ class Saver:
             line = {"kind": "begin", "rank": 0, "step": step}
             line["checkpoint"] = checkpoint.name if ours else str(checkpoint.path)
             line["attempt"] = checkpoint.attempt if ours else None
+            if scale is not None:
+                line["skipped_steps"] = scale.skipped
             append_line(metrics, line)
+
+    @torch.no_grad()
+    def _restore_tensors(self, contents: Contents, optimizer: Optimizer | None) -> None:
+        engine, plan = self.engine, self.engine.context.plan
+        reader, shared = ContentsReader(contents), dict[int, list[Tensor]]()
+        kinds = {"stage": contents.of_kind("stage")}
+        kinds |= {kind: contents.of_kind(kind) for kind in (optimizer.kept if optimizer else ())}
+        for stage, context in {c.stage.index: c for c in engine.contexts}.items():
+            is_reader, shared[stage] = reader_of(plan, stage) == self._rank, []
+            divided = bool(shares_of_holders(plan, stage))
+            tensors = {name: engine.tensors[name] for name in names_of([context], engine.tensors)}
+            for kind, parts in kinds.items():
+                needed = [n for n in sorted(tensors) if kind == "stage" or n in parts]
+                contents.require(kind, {name: list(tensors[name].shape) for name in needed})
+                for name in needed:
+                    tensor, first = tensors[name].data, 0
+                    if kind != "stage" and optimizer is not None:
+                        if not optimizer.moves(tensors[name]):
+                            continue
+                        first = optimizer.first_row(tensors[name])
+                        tensor = optimizer.kept_of(tensors[name], make=True)[kind]
+                    own = divided and kind != "stage"
+                    if own or is_reader:
+                        reader.fill(tensor, parts[name], first)
+                    if not own:
+                        shared[stage].append(tensor)
+        comm.max_all(0, patient=True)  # a disk may need longer than a message
+        share_weights(engine.context, shared)
 
 
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
@@ -202,46 +261,47 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
     ConfigError: ``checkpoint.resume`` names something that this run cannot go on with; RunError:
     all that it names is damaged.
     """
-    paths = _candidates(run_dir, config, world)
-    for path in paths:
-        is_damaged = False
+    there = _candidates(run_dir, config, world)
+    for checkpoint in there:
+        contents = None
         try:
-            checkpoint = checkpoints.read(path)
-            _check(checkpoint, plan, world.rank)
+            contents = _agreed_contents(checkpoint, world)
+            if contents is not None:
+                _check(contents, plan, world.rank)
         except DamagedError as error:
-            is_damaged = True
+            contents = None
             _warn(run_dir, world, str(error))
-        if not comm.max_all(int(is_damaged), patient=True):
-            return Begin(checkpoints.begin_of(checkpoint, config), checkpoint)
-    if paths and config.checkpoint.source:
-        raise RunError(f"{', '.join(paths)}: damaged, and there is no other checkpoint")
+        if not comm.max_all(int(contents is None), patient=True):
+            return Begin(checkpoints.begin_of(checkpoint, config), contents)
+    if there and config.checkpoint.source:
+        paths = ", ".join(str(checkpoint.path) for checkpoint in there)
+        raise RunError(f"{paths}: damaged, and there is no other checkpoint")
     return Begin(0, None)
 
 
-def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
+def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
-    context, tensors, optimizer = engine.context, engine.tensors, engine.optimizer
-    files = {_rank_file(context.rank): engine.device.random_states()}
+    context, optimizer = engine.context, engine.optimizer
+    files = {rank_file(context.rank): engine.device.random_states()}
     if engine.executor.scale is not None and context.rank == 0:  # all ranks have the same
         files[SCALE_FILE] = {SCALE: engine.executor.scale.state()}
-    if context.replica or context.tile:
-        return files
-    names, stage = sorted(names_of([context], tensors)), context.stage.index
-    files[_stage_file("stage", stage)] = {name: tensors[name].detach() for name in names}
-    if optimizer is not None:
-        kept = {name: optimizer.kept_of(tensors[name]) for name in names}
-        for kind in optimizer.kept:
-            moved = {name: state[kind] for name, state in kept.items() if state}
-            files[_stage_file(kind, stage)] = moved
+    plan = context.plan
+    for stage, one in {c.stage.index: c for c in engine.contexts}.items():
+        names, shares = sorted(names_of([one], tensors)), shares_of_holders(plan, stage)
+        is_writer = reader_of(plan, stage) == context.rank
+        if is_writer:
+            files[stage_file("stage", stage)] = {name: tensors[name].detach() for name in names}
+        part, keys = None, {name: name for name in names if is_writer}
+        if shares:
+            part, own = [*shares].index(context.rank), shares[context.rank]
+            keys = {rows.name: f"{rows.name}[{rows.first}:{rows.last}]" for rows in own}
+        kept = {}
+        if optimizer is not None:
+            kept = {key: optimizer.kept_of(tensors[name]) for name, key in keys.items()}
+        for kind in optimizer.kept if optimizer is not None and (shares or is_writer) else ():
+            moved = {key: state[kind] for key, state in kept.items() if state}
+            files[stage_file(kind, stage, part)] = moved
     return files
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank{rank:04d}.safetensors"
-
-
-def _stage_file(kind: str, stage: int) -> str:
-    return f"{kind}{stage:02d}.safetensors"
 
 
 def _layout_of(plan: Plan) -> str:
@@ -253,22 +313,48 @@ def _layout_of(plan: Plan) -> str:
     return hashlib.sha256(json.dumps([facts, nodes]).encode()).hexdigest()[:16]
 
 
-def _candidates(run_dir: Path, config: RunConfig, world: World) -> list[str]:
+def _candidates(run_dir: Path, config: RunConfig, world: World) -> list[Checkpoint]:
     # Rank 0 looks, so that all ranks try the same checkpoints in one order, the best first.
-    paths, failure = [], None
+    there: list[Checkpoint] = []
+    failure = None
     if world.rank == 0:
         try:
             there, damaged = checkpoints.candidates(run_dir, config)
             for problem in damaged:
                 _warn(run_dir, world, problem)
-            paths = [str(checkpoint.path) for checkpoint in there]
         except HiresError as error:  # the other ranks wait for an answer in this case too
             failure = error
-    answer = [paths, None if failure is None else str(failure)]
+    answer = [
+        [{**dataclasses.asdict(one), "path": str(one.path)} for one in there],
+        failure and str(failure),
+    ]
     agreed, problem = json.loads(comm.broadcast_text(json.dumps(answer)))
     if problem is not None:
         raise failure or RunError(problem)
-    return list(agreed)
+    return [checkpoints.from_dict(values) for values in agreed]
+
+
+def _agreed_contents(checkpoint: Checkpoint, world: World) -> Contents | None:
+    # What rank 0 finds in a checkpoint; DamagedError there, None on the others: it is not whole.
+    text, problem = "", None
+    if world.rank == 0:
+        try:
+            text = Contents.read(checkpoint).to_json()
+        except DamagedError as error:
+            problem = error
+    text = comm.broadcast_text(text)
+    if problem is not None:
+        raise problem
+    return Contents.from_json(checkpoint, text) if text else None
+
+
+def _shared_scale(contents: Contents, rank: int) -> Tensor | None:
+    # The loss scale of a checkpoint, which rank 0 reads.
+    held = contents.files.get(SCALE_FILE, {}).get(SCALE)
+    if held is None:
+        return None
+    numbers = ContentsReader(contents).tensor(held).tolist() if rank == 0 else []
+    return torch.tensor(json.loads(comm.broadcast_text(json.dumps(numbers))), dtype=torch.float64)
 
 
 def _warn(run_dir: Path, world: World, problem: str) -> None:
@@ -276,38 +362,21 @@ def _warn(run_dir: Path, world: World, problem: str) -> None:
     records.event(run_dir, world.attempt, "checkpoint_damaged", rank=world.rank, text=problem)
 
 
-def _check(checkpoint: Checkpoint, plan: Plan, rank: int) -> None:
-    # DamagedError: something that the rank needs has changed since it was written.
-    stages = {slot.stage for slot in plan.slots_of(rank)}
-    names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
-    for name in checkpoint.files:
-        if not name.startswith("rank"):
-            file = TensorFile(checkpoint.path / name)
-            file.check((names | {SCALE}) & file.names)
-    if checkpoint.layout == _layout_of(plan):
-        file = TensorFile(checkpoint.path / _rank_file(rank))
+def _check(contents: Contents, plan: Plan, rank: int) -> None:
+    # DamagedError: something that the rank reads has changed since it was written.
+    names, kept = set[str](), {SCALE} if rank == 0 else set[str]()
+    for stage in held_stages(plan, rank):
+        shares = shares_of_holders(plan, stage)
+        if reader_of(plan, stage) == rank:
+            own = {name for node in plan.nodes(stage) for name in node.params}
+            own = plan.graph.own_params(own)
+            names |= own
+            kept |= set() if shares else own
+        kept |= {rows.name for rows in shares.get(rank, [])}
+    contents.check(names, kept)
+    if contents.checkpoint.layout == _layout_of(plan):
+        file = TensorFile(contents.checkpoint.path / rank_file(rank))
         file.check(file.names | {HOST_STATE})
-
-
-def _files(checkpoint: Checkpoint, kind: str) -> dict[str, TensorFile]:
-    # By exact names: one kind may begin with another's name, as exp_avg_sq with exp_avg.
-    stages = [_stage_file(kind, stage) for stage in range(len(checkpoint.files))]
-    files = [TensorFile(checkpoint.path / name) for name in stages if name in checkpoint.files]
-    return {name: file for file in files for name in file.names}
-
-
-def _fitting(
-    files: dict[str, TensorFile], name: str, like: Tensor, checkpoint: Checkpoint
-) -> Tensor:
-    problem = f"{checkpoint.path} has no {name}"
-    if name in files:
-        tensor = files[name].tensor(name)
-        if tensor.shape == like.shape:
-            return tensor
-        shapes = f"{list(tensor.shape)}, not {list(like.shape)}"
-        problem = f"{name} of {checkpoint.path} has the shape {shapes}"
-    advice = "the checkpoint is of another network: use the model and model.classes of its run"
-    raise RunError(f"{problem}; {advice}")
 
 
 def _sync(folder: Path) -> None:  # returns when the names in a folder are on the disk

@@ -134,6 +134,7 @@ class Accelerator(RankDevice):
 
     def keep_for(self, tensor: Tensor, stream: Any) -> None:
         """Keeps the memory of a tensor until a stream that uses it, too, has done so."""
+        raise NotImplementedError
 
 
 @DEVICES.register("simulated")
@@ -142,14 +143,18 @@ class Simulated(Accelerator):
 
     def __init__(self, local_rank: int) -> None:
         # Only ranks that ask for it have it: it changes torch for the whole process.
-        from hires.engine import simulated_device
+        from hires.engine import simulated_device, simulated_streams
 
         super().__init__(simulated_device.load())
-        self._pin = simulated_device.pin
+        self._pin, self._keep_for = simulated_streams.pin, simulated_streams.keep_for
 
     def host_empty(self, shape: Sequence[int], dtype: Dtype, **keys: Any) -> Tensor:
         """Returns a tensor of the host that counts as pinned."""
         return self._pin(torch.empty(shape, dtype=dtype, **keys))
+
+    def keep_for(self, tensor: Tensor, stream: Any) -> None:
+        """Keeps the memory of a tensor until a stream that uses it, too, has done so."""
+        self._keep_for(tensor, stream)
 
 
 @DEVICES.register("cuda")

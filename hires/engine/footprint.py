@@ -27,7 +27,8 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,29 +38,50 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from hires.comm import rehearsal
-from hires.core.config.run_config import RunConfig, from_dict
+from hires.comm.rehearsal import SilentStaging
+from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
 from hires.core.errors import HiresError, PlanError
-from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
+from hires.engine.backend_memory import backend_bytes
+from hires.engine.build import (
+    RankEngine,
+    assemble,
+    contexts_of,
+    named_tensors,
+    names_of,
+    place_tensors,
+)
 from hires.engine.caching_allocator import Block, CachingAllocator
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
 from hires.engine.own_network import OwnNetwork
+from hires.engine.quantised_file import write_quantised
+from hires.engine.weights_file import open_weights
 from hires.nets.build_network import build_model
 from hires.nets.custom import error_line
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.executor import Batch
-from hires.plan.gpu_memory import CONTEXT_BYTES, CUBLAS_BYTES, nccl_bytes
-from hires.plan.graph import Graph, Node, Rect
-from hires.plan.hardware import CUDA, NCCL
-from hires.plan.memory import RankMemory
+from hires.plan.gpu_memory import (
+    CONTEXT_BYTES,
+    HOST_CONTEXT_BYTES,
+    PINNED_BATCHES,
+    cublas_workspaces,
+    nccl_bytes,
+    pinned_bytes,
+)
+from hires.plan.graph import Graph, Node, Parameter, Rect
+from hires.plan.hardware import CUDA, MPI
+from hires.plan.memory import MPI_BYTES, RankMemory
+from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
+from hires.plan.routes import STREAMED
 
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 """What memory is for. Every storage is an activation until it is assigned to another part."""
-PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20}
+PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20, "evaluate": 2 * 2**20}
+PROCESS_BYTES["calibrate"] = 128 * 2**20  # a histogram of each value
 """What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
@@ -75,6 +97,18 @@ for _kernel in filter(None, (OPTIMIZERS[name].kernel for name in OPTIMIZERS)):
 _META.impl(  # type: ignore[no-untyped-call]
     "batch_norm_update_stats", lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
 )
+_FUSED = torch.library.Library("mkldnn", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+_FUSED.impl(  # type: ignore[no-untyped-call]
+    "_convolution_pointwise.binary", lambda x, other, *rest: torch.empty_like(other)
+)
+_FUSED.impl(  # type: ignore[no-untyped-call]
+    "_reorder_convolution_weight", lambda weight, *rest: torch.empty_like(weight)
+)
+_FUSED.impl(  # type: ignore[no-untyped-call]
+    "_convolution_pointwise_.binary", lambda other, *rest: other
+)
+_ONEDNN = torch.library.Library("onednn", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+_ONEDNN.impl("qconv_prepack", lambda weight, *rest: torch.empty_like(weight))  # type: ignore[no-untyped-call]
 
 
 def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> list[RankMemory]:
@@ -87,26 +121,41 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
         if model is None
         else model
     )
-    chosen = representatives(plan)
-    memory = {rank: rehearse(config, plan, rank, model) for rank in sorted(set(chosen))}
+    chosen, real = representatives(plan), named_tensors(model)
+    memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
     return [memory[rank] for rank in chosen]
 
 
-def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> RankMemory:
-    """Returns the memory of one rank of a plan without errors; the weights may lie nowhere."""
+def rehearse(
+    config: RunConfig,
+    plan: Plan,
+    rank: int,
+    real: dict[str, Tensor],
+    watch: Callable[[RankEngine], None] | None = None,
+) -> RankMemory:
+    """Returns the memory of one rank of a plan without errors.
+
+    ``real`` are parameters and buffers by name, of the rank at least; they may lie nowhere.
+    ``watch`` gets what the rank runs, before it runs a step; without it nothing is compiled.
+    """
     live = LiveBytes(CachingAllocator() if plan.device == CUDA else None)
-    silent = rehearsal(rank, config.comm.shared_memory and plan.backend != NCCL)
+    # A backend of the host copies what it sends through the host's memory.
+    backends, on_gpu = joined_backends(plan), plan.device == CUDA
+    staging = SilentStaging() if on_gpu and not {*backends} <= {*STREAMED} else None
+    silent = rehearsal(rank, has_memory(plan), staging, backends)
     # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
     # and LiveBytes counts the storages of what comes back.
     with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
         contexts = contexts_of(plan, rank)
-        real = named_tensors(model)
-        tensors = {name: _blank(real[name]) for name in names_of(contexts, real)}
+        names = names_of(contexts, real)
+        tensors = {name: _blank(real.get(name), plan.graph.params.get(name)) for name in names}
         place_tensors(tensors, image_dtype(config), plan.graph)
-        engine = assemble(config, contexts, tensors, [])
+        off = dataclasses.replace(config, engine=EngineConfig())
+        engine = assemble(config if watch else off, contexts, tensors, [])
         engine.executor.methods["agree"] = lambda event: None  # there are no numbers to look at
-        live.assign(tensors.values(), "params")
+        packed = engine.prepare()
+        live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")
         if engine.optimizer is not None:
             # The rehearsed step is the second of a run: the optimiser's state is there.
             for parameter in engine.optimizer.parameters:
@@ -114,14 +163,28 @@ def rehearse(config: RunConfig, plan: Plan, rank: int, model: nn.Module) -> Rank
                 mark = parameter.register_post_accumulate_grad_hook
                 mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
         feed = [_blank_feed(config, context, live) for context in contexts]
-        live.keep_workspace(node for one in contexts for node in plan.nodes(one.stage.index))
+        nodes = (node for one in contexts for node in plan.nodes(one.stage.index))
+        live.keep_workspaces(nodes, cublas_workspaces(config))
         live.forget_peak()
+        if watch is not None:
+            watch(engine)
         engine.executor.step(feed)
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
+    mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if live.allocator is None:
         parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
-        return RankMemory(**parts)
-    memory = RankMemory(**parts, nccl_bytes=nccl_bytes(plan, rank), context_bytes=CONTEXT_BYTES)
+        return RankMemory(**parts, mpi_bytes=mpi_bytes, shm_bytes=shm_bytes)
+    host = (
+        mpi_bytes
+        + shm_bytes
+        + HOST_CONTEXT_BYTES
+        + wire.shared_bytes()
+        + PROCESS_BYTES[config.task.name]
+    )
+    host += sum(_read_bytes(config, context) for context in contexts)
+    host += sum(map(pinned_bytes, staging.sizes if staging is not None else ()))
+    parts |= {"nccl_bytes": nccl_bytes(plan, rank), "context_bytes": CONTEXT_BYTES}
+    memory = RankMemory(**parts, host_bytes=host)
     unused = live.allocator.reserved - memory.peak_bytes
     return dataclasses.replace(memory, allocator_bytes=max(0, unused))
 
@@ -182,12 +245,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.now[before] -= size
                     self.now[part] += size
 
-    def keep_workspace(self, nodes: Iterable[Node]) -> None:
-        """Adds what cuBLAS keeps from its first product on; convolutions are those of cuDNN."""
+    def keep_workspaces(self, nodes: Iterable[Node], sizes: Sequence[int]) -> None:
+        """Adds what cuBLAS keeps from its first products on; convolutions are those of cuDNN."""
         facts = map(facts_of, {node.kind for node in nodes})
         if self.allocator is not None and any(f.multiplies and not f.window for f in facts):
-            self.now["workspace"] = CUBLAS_BYTES
-            self.allocator.allocate(CUBLAS_BYTES)
+            self.now["workspace"] = sum(sizes)
+            for num_bytes in sizes:
+                self.allocator.allocate(num_bytes)
 
     def forget_peak(self) -> None:
         """Begins a new search for the largest sum."""
@@ -249,7 +313,20 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
     return take()
 
 
-def _blank(tensor: Tensor) -> Tensor:
+def _read_bytes(config: RunConfig, context: Context) -> int:
+    # Of the host beside a GPU: pinned microbatches, and one image as it was read.
+    needs, bits = needs_of(config, context), torch.finfo(image_dtype(config)).bits
+    rects = [rect for rect in (needs.window, needs.target) if rect is not None]
+    images = [config.model.channels * (b - a) * (d - c) for a, b, c, d in rects]
+    pinned = sum(pinned_bytes(needs.num_samples * numbers * bits // 8) for numbers in images)
+    return PINNED_BATCHES * pinned + 4 * max(images, default=0)
+
+
+def _blank(tensor: Tensor | None, fact: Parameter | None) -> Tensor:
+    # A tensor as a real one, or as the plan describes it where a rank has dropped it.
+    if tensor is None:
+        assert fact is not None
+        return torch.empty(fact.shape, dtype=getattr(torch, fact.dtype))
     blank = torch.empty(tensor.shape, dtype=tensor.dtype)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(blank, requires_grad=tensor.requires_grad) if is_parameter else blank
@@ -263,7 +340,8 @@ def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
     if not facts_of(func._opname).copies_weight:
         return 0
     backward = func is torch.ops.aten.convolution_backward.default
-    weight, output = (args[2], args[0]) if backward else (args[1], result)
+    sum_before = func._overloadname == "binary"
+    weight, output = (args[2], args[0]) if backward else (args[1 + sum_before], result)
     x, kernel = args[1] if backward else args[0], tuple(weight.shape[2:])
     large = x.shape[0] > 1 or x.numel() > SMALL_ELEMENTS
     suits = large or weight.dtype != torch.float32 or min(kernel, default=1) > 3
@@ -302,12 +380,18 @@ def main() -> int:
 def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str, Any]:
     """Returns the answer to a request of the front end.
 
-    These are ``{"build": config}`` of a network of the user's, ``{"trace": config}`` and
-    ``{"memory": {"config": config, "plan": plan}}``.
+    These are ``{"build": config}`` of a network of the user's, ``{"trace": config}``,
+    ``{"memory": {"config": config, "plan": plan}}``, ``{"weights": path}`` and
+    ``{"quantised": {"config": config, "plan": plan, "path": path}}``.
     """
     [(name, values)], own = request.items(), own or OwnNetwork()
     try:
-        config = from_dict(values["config"] if name == "memory" else values)
+        if name == "weights":
+            return {"shapes": open_weights(values).shapes}
+        config = from_dict(values.get("config", values))
+        if name == "quantised":
+            plan = Plan.from_dict(values["plan"])
+            return write_quantised(config, plan, Path(values["path"]))
         is_custom = config.model.name == "custom"
         if name == "build":
             return own.describe(config)

@@ -189,8 +189,8 @@ def target_of(source: Data, rect: Rect | None) -> Target:
 
 def replica_samples(config: RunConfig, source: Data, step: int, replica: int) -> list[int]:
     """Returns the indices of a replica's images in a step, microbatch after microbatch."""
-    shuffle, share = config.data.shuffle, config.batch // config.parallel.replicas
-    indices = step_indices(step, config.batch, len(source), config.seed, shuffle=shuffle)
+    share = config.batch // config.parallel.replicas
+    indices = step_indices(step, config.batch, len(source), config.seed, config.shuffles)
     return indices[replica * share : (replica + 1) * share]
 
 

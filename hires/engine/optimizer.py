@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hires.core.config.run_config import RunConfig
 from hires.core.registry import Registry
-from hires.parallel.gradients import flat, shaped
+from hires.parallel.gradients import flat, rows_of, shaped
 
 
 class Optimizer:
@@ -35,6 +35,8 @@ class Optimizer:
     def __init__(self, parameters: Iterable[nn.Parameter], **settings: float) -> None:
         self.parameters = list(parameters)
         self.settings = settings
+        self.rows: dict[int, tuple[int, int]] | None = None
+        """By a parameter's id the rows that it moves of it, first and end; None: all of all."""
         self._state: dict[int, dict[str, Tensor]] = {}  # by id: a hash of a tensor costs a call
 
     def update(
@@ -52,7 +54,7 @@ class Optimizer:
     def reserve(self) -> None:
         """Makes what a step keeps, without one: a skipped step needs as much memory as others."""
         for parameter in self.parameters:
-            if parameter.grad is not None:
+            if parameter.grad is not None and self.moves(parameter):
                 self._numbers(parameter)
 
     @torch.no_grad()
@@ -60,13 +62,13 @@ class Optimizer:
         """Moves the parameters that have a gradient, each type's together."""
         by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
         for parameter in self.parameters:
-            if parameter.grad is not None:
+            if parameter.grad is not None and self.moves(parameter):
                 by_type.setdefault(parameter.dtype, []).append((parameter, parameter.grad))
         for moved in by_type.values():
             states = [self._numbers(parameter) for parameter, _ in moved]
             self.update(
-                [flat(parameter.detach()) for parameter, _ in moved],
-                [flat(gradient) for _, gradient in moved],
+                [flat(self.own(parameter)) for parameter, _ in moved],
+                [flat(self.own(gradient, parameter)) for parameter, gradient in moved],
                 {name: [state[name] for state in states] for name in self.kept},
             )
 
@@ -74,18 +76,34 @@ class Optimizer:
         """Returns what is kept for the parameters that were moved so far."""
         return [tensor for state in self._state.values() for tensor in state.values()]
 
-    def kept_of(self, parameter: Tensor, make: bool = False) -> dict[str, Tensor]:
-        """Returns what is kept for a parameter by name, in its shape, as views.
+    def moves(self, parameter: Tensor) -> bool:
+        """Whether it moves a parameter, or rows of it."""
+        return self.rows is None or id(parameter) in self.rows
 
-        Nothing is kept for one that was never moved, unless ``make`` begins it.
+    def first_row(self, parameter: Tensor) -> int:
+        """Returns the first row that it moves of a parameter."""
+        return 0 if self.rows is None else self.rows[id(parameter)][0]
+
+    def own(self, tensor: Tensor, parameter: Tensor | None = None) -> Tensor:
+        """Returns the rows that it moves of a parameter, or of its gradient, as a view."""
+        if self.rows is None:
+            return tensor.detach()
+        return rows_of(tensor, *self.rows[id(tensor if parameter is None else parameter)])
+
+    def kept_of(self, parameter: Tensor, make: bool = False) -> dict[str, Tensor]:
+        """Returns what is kept for the rows that it moves by name, in their shape, as views.
+
+        Nothing is kept for those that were never moved, unless ``make`` begins it.
         """
+        if not self.moves(parameter):
+            return {}
         state = self._numbers(parameter) if make else self._state.get(id(parameter), {})
-        same = parameter.numel()
-        return {n: shaped(t, parameter) if t.numel() == same else t for n, t in state.items()}
+        own = self.own(parameter)
+        return {n: shaped(t, own) if t.numel() == own.numel() else t for n, t in state.items()}
 
     def _numbers(self, parameter: Tensor) -> dict[str, Tensor]:
         if id(parameter) not in self._state:
-            numbers = flat(parameter.detach())
+            numbers = flat(self.own(parameter))
             self._state[id(parameter)] = {name: make(numbers) for name, make in self.kept.items()}
         return self._state[id(parameter)]
 

@@ -25,6 +25,7 @@ from hires.nets.constants import constant_tensor
 from hires.nets.custom import own_sources, source_hashes
 from hires.nets.opened_files import OpenedFiles
 from hires.nets.plain_state import digest_of_state
+from hires.nets.read_variables import ReadVariables
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 
@@ -36,6 +37,7 @@ class OwnNetwork:
 
     def __init__(self) -> None:
         self._opened = OpenedFiles()
+        self._variables = ReadVariables()
         self._key = ""
         self._model: nn.Module | None = None
         self._built: Values = {}
@@ -45,17 +47,21 @@ class OwnNetwork:
 
         ``sources`` are the digests of files by path (None: they may have changed meanwhile),
         ``network`` those that are its own (not all, with ``more_files``), ``built`` its tensors,
-        and ``state`` is a digest of its other attributes. ConfigError: it cannot be built.
+        and ``state`` is a digest of its other attributes. ``environ`` are digests of all variables
+        of the environment. ConfigError: it cannot be built.
         """
         model = self._made(config)
         built = dataclasses.asdict(built_network(named_tensors(model)))
-        self._built = {"built": built, **self._files(config)}
+        self._built = {"built": built, "environ": self._variables.at_start, **self._files(config)}
         names = [one["module"] for one in self._built["network"] if one["module"]]
         self._built["state"] = digest_of_state(model, names)
         return self._built
 
     def trace(self, config: RunConfig) -> Values:
-        """Returns the graph of a network as well; ConfigError: it cannot be traced, or differs."""
+        """Returns the graph of a network as well, and the ``variables`` that it reads.
+
+        ConfigError: it cannot be traced, or differs.
+        """
         answer = self.describe(config)
         model = self._made(config)
         self._model = None  # the comparison uses it up
@@ -63,7 +69,9 @@ class OwnNetwork:
         answer["built"]["graph"] = graph_digest(graph)
         constants = {n: constant_tensor(f) for n, f in graph.params.items() if f.is_constant}
         answer["built"]["constants"] = dataclasses.asdict(built_network(constants))["tensors"]
-        return {**answer, **self._files(config), "graph": graph.to_dict()}
+        del answer["environ"]
+        read = {"variables": self._variables.read(), **self._files(config)}
+        return {**answer, **read, "graph": graph.to_dict()}
 
     def graph(self, config: RunConfig) -> Graph:
         """Returns the graph of a network, compared with its module."""
@@ -79,12 +87,12 @@ class OwnNetwork:
         key = json.dumps([to_dict(config)["model"], config.seed, size], sort_keys=True)
         if self._model is None or key != self._key:
             self._model, self._key = None, key
-            with self._opened.noting(), one_thread():
+            with self._opened.noting(), self._variables.noting(), one_thread():
                 self._model = build_model(config.model, config.seed, size)
         return self._model
 
     def _compared(self, config: RunConfig, model: nn.Module) -> Graph:
-        with self._opened.noting():
+        with self._opened.noting(), self._variables.noting():
             graph = trace_config(config, model)
             graph.unchecked = check_trace(model, graph, config.task.name == "train")
         return graph

@@ -23,10 +23,15 @@ from pathlib import Path
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LossError
+from hires.core.store import records
 from hires.core.store.files import append_line
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
+from hires.engine.evaluate import Evaluator
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.region_compiler import LateGraphs
+from hires.plan import traffic
+from hires.plan.groups import groups
 
 PREEMPTION_SIGNAL = signal.SIGUSR2
 
@@ -60,12 +65,17 @@ def is_preempted(clear: bool = False) -> bool:
 
 
 def run_steps(
-    engine: RankEngine, config: RunConfig, metrics: Path, meter: PeakMeter, saver: Saver
+    engine: RankEngine,
+    config: RunConfig,
+    metrics: Path,
+    meter: PeakMeter,
+    saver: Saver,
+    evaluator: Evaluator | None = None,
 ) -> int:
     """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
 
-    Returns how many steps of the run are done: fewer than all after a preemption. LossError: the
-    loss is not finite.
+    What an ``evaluator`` counts in it is another line. Returns how many steps of the run are done:
+    fewer than all after a preemption. LossError: the loss is not finite.
     """
     rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
     hold_preemption()
@@ -74,7 +84,9 @@ def run_steps(
         append_line(metrics, {"kind": kind, "rank": rank, **values})
 
     note("ready", rss_import_bytes=meter.rss_import, **engine.byte_counts())
-    with _timeline(engine, metrics.parent):
+    counted, log = records.counted_steps(config, saver.first), _message_log(engine, config)
+    late, see = LateGraphs(config), None if evaluator is None else evaluator.see
+    with _recorded(engine, log, metrics), comm.logged(log):
         for step in range(saver.first, config.steps):
             # The barrier of the step: all ranks agree whether the run ends here.
             if engine.executor.begin(functools.partial(_ends_before, step, saver)):
@@ -82,13 +94,19 @@ def run_steps(
                 break
             waited_s, start_s = engine.data_wait_s, time.perf_counter()
             with meter.watch(step - saver.first):
-                result = engine.executor.step(engine.loaders, number=step)
+                result = engine.executor.step(engine.loaders, number=step, see=see)
                 engine.device.synchronize()
             step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
             loss, scale = result.loss, {}
             if result.loss_scale is not None:
                 scale = {"loss_scale": result.loss_scale, "skipped": result.skipped}
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
+            if evaluator is not None:
+                note(records.EVALUATED, step=step, **evaluator.taken().to_dict())
+            if graphs := late.of_step(step):
+                note("compiled_late", step=step, graphs=graphs)
+            if log is not None:
+                log.end_step(step, step_s, step in counted)
             if step - saver.first == meter.step:  # long runs report their peak while they run
                 note("memory", **meter.line())
             if engine.executor.scale is not None:
@@ -111,13 +129,27 @@ def _ends_before(step: int, saver: Saver) -> bool:
     return saver.last == step or saver.save(step)
 
 
+def _message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:
+    plan, cursor = engine.context.plan, engine.executor.cursor
+    if config.comm.log == "off" or plan.world == 1:
+        return None
+    calls = traffic.operations(plan, engine.context.rank, cursor.events)
+    return comm.MessageLog(cursor, calls, config.comm.log == "full")
+
+
 @contextlib.contextmanager
-def _timeline(engine: RankEngine, folder: Path) -> Iterator[None]:
+def _recorded(engine: RankEngine, log: comm.MessageLog | None, metrics: Path) -> Iterator[None]:
     # Also of a run that fails, as far as the disk allows it.
+    def write() -> None:
+        plan, rank = engine.context.plan, engine.context.rank
+        engine.recorder.write(metrics.parent, rank, log.calls_between if log else None)
+        if log is not None:
+            log.write(metrics, rank, engine.executor.cursor.events, groups(plan))
+
     try:
         yield
     except BaseException:
         with contextlib.suppress(HiresError, RuntimeError):  # an accelerator may have failed
-            engine.recorder.write(folder, engine.context.rank)
+            write()
         raise
-    engine.recorder.write(folder, engine.context.rank)
+    write()

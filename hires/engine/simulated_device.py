@@ -1,12 +1,8 @@
 """An accelerator in Python: ``device=simulated`` finds tensors that are on the wrong device.
 
 Every operator computes on the CPU, with its bits, but a tensor of the device cannot be mixed with
-one of the host, as beside a GPU. A copy that does not block is done as late as the streams allow,
-and until then its target holds no numbers, so a missing event shows, too:
-
-    pinned memory     numbers ----------------------------.        changed too early: wrong
-    copy stream       copy begins . record(event) . . .  done
-    compute stream    NaN ..................... wait_event(event)   read too early: NaN
+one of the host, as beside a GPU. Missing events and memory that is freed too early show, too
+(:mod:`hires.engine.simulated_streams`).
 
 A process has one such device, and only ranks whose ``device`` it is load this module.
 
@@ -16,20 +12,23 @@ Source:
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import math
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
+
+from hires.engine import simulated_streams
+from hires.engine.simulated_streams import (
+    SimulatedEvent,
+    SimulatedStream,
+    current_stream,
+    host_of,
+)
 
 NAME = "simulated"
 _HOST = torch.device("cpu")
@@ -81,84 +80,6 @@ class SimulatedTensor(torch.Tensor):
         return _compute(func, args, kwargs or {})
 
 
-class _LateCopy(NamedTuple):
-    target: Tensor
-    source: Tensor
-
-    def touches(self, tensor: Tensor) -> bool:
-        """Whether it reads or writes the memory of a tensor."""
-        return _address(tensor) in (_address(self.target), _address(self.source))
-
-
-class SimulatedStream:
-    """Work of the device in order; only copies that do not block are ever left to do."""
-
-    def __init__(self) -> None:
-        self._copies: collections.deque[_LateCopy] = collections.deque()
-        self.begun = self._done = 0  # copies, so far
-        with _lock:
-            _streams.add(self)
-
-    def begin(self, target: Tensor, source: Tensor) -> None:
-        """Begins a copy, which is left to do; until it is done its target holds no numbers."""
-        with _lock:
-            if any(copy.touches(target) for copy in self._copies):
-                self.finish()  # in the order of the stream
-            if target.is_floating_point() or target.is_complex():
-                target.fill_(math.nan)
-            elif target.dtype != torch.bool:
-                target.fill_(torch.iinfo(target.dtype).max)
-            self._copies.append(_LateCopy(target, source))
-            self.begun += 1
-
-    def finish(self, number: int | None = None) -> None:
-        """Does the first ``number`` of all copies that were begun, or all."""
-        with _lock:
-            while self._copies and (number is None or self._done < number):
-                copy = self._copies.popleft()
-                copy.target.copy_(copy.source)
-                self._done += 1
-
-    def wait_event(self, event: SimulatedEvent) -> None:
-        """Goes on behind an event."""
-        event.synchronize()
-
-    def wait_stream(self, stream: SimulatedStream) -> None:
-        """Goes on behind all that another stream was given."""
-        stream.finish()
-
-    def synchronize(self) -> None:
-        """Returns when everything is done."""
-        self.finish()
-
-
-class SimulatedEvent:
-    """A place in a stream, with the time at which the stream was there."""
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self._stream, self._number, self._at_s = _default, 0, 0.0
-
-    def record(self, stream: SimulatedStream | None = None) -> None:
-        """Puts the event behind all that a stream was given so far."""
-        self._stream = stream or current_stream()
-        self._number, self._at_s = self._stream.begun, time.perf_counter()
-
-    def synchronize(self) -> None:
-        """Returns when everything before the event is done."""
-        self._stream.finish(self._number)
-
-    def elapsed_time(self, later: SimulatedEvent) -> float:
-        """Returns the milliseconds from this event to a later one."""
-        return 1e3 * (later._at_s - self._at_s)
-
-
-_lock = threading.RLock()
-_streams: weakref.WeakSet[SimulatedStream] = weakref.WeakSet()
-_default = SimulatedStream()
-_current = threading.local()  # each thread's stream
-_pinned: set[int] = set()  # addresses of pinned memory
-
-
 class SimulatedModule:
     """``torch.simulated``: the functions of ``torch.cuda`` that hires, and torch itself, call.
 
@@ -202,32 +123,17 @@ class SimulatedModule:
     @contextlib.contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
         """Gives a stream what this thread computes inside."""
-        before, _current.stream = current_stream(), stream
+        before = simulated_streams.set_current(stream)
         try:
             yield
         finally:
-            _current.stream = before
+            simulated_streams.set_current(before)
 
     def synchronize(self, device: Any = None) -> None:
-        """Returns when all streams are done."""
-        with _lock:
-            for stream in [*_streams]:
-                stream.finish()
-
-
-def current_stream() -> SimulatedStream:
-    """Returns the stream of this thread."""
-    stream: SimulatedStream = getattr(_current, "stream", _default)
-    return stream
-
-
-def pin(tensor: Tensor) -> Tensor:
-    """Returns a tensor of the host, whose memory counts as pinned from now on."""
-    address = _address(tensor)
-    if tensor.numel() and address not in _pinned:
-        _pinned.add(address)
-        weakref.finalize(tensor.untyped_storage(), _pinned.discard, address).atexit = False
-    return tensor
+        """Returns when all streams are done; RuntimeError: memory was freed too early."""
+        simulated_streams.synchronize_all()
+        if (early := simulated_streams.freed_early()) is not None:
+            raise early
 
 
 _libraries: list[torch.library.Library] = []  # what a library registers lives as long as it does
@@ -292,50 +198,53 @@ def _can_be_cast(item: Any) -> bool:
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     operands: list[Tensor] = []
     devices: list[torch.device] = []
-
-    def held(item: Any) -> Any:
-        # As tree_map, but operators have only lists inside their arguments, and it is slow.
-        if isinstance(item, Tensor):
-            operands.append(item)
-            return item.held if isinstance(item, SimulatedTensor) else item
-        if isinstance(item, (list, tuple)):
-            return [held(one) for one in item]
-        if isinstance(item, torch.device):
-            devices.append(item)
-            return _HOST
-        return item
-
-    host_args = [held(arg) for arg in args]
-    host_kwargs = {key: held(arg) for key, arg in kwargs.items()}
+    host_args = [_on_host(arg, operands, devices) for arg in args]
+    host_kwargs = {key: _on_host(arg, operands, devices) for key, arg in kwargs.items()}
     _require_one_device(func, operands, args)
+    if (early := simulated_streams.freed_early()) is not None:
+        _raise_later(early)
     stream = current_stream()
+    simulated_streams.note_use([t for t in operands if isinstance(t, SimulatedTensor)], stream)
     if func is _COPY and _may_be_late(*args, **kwargs):
         stream.begin(host_args[0], host_args[1])
         return args[0]
     stream.finish()
     makes_own = devices[0].type == NAME if devices else True
-    changed = {id(_held(one)): one for one in operands}  # an operator in place returns an operand
+    changed = {id(host_of(one)): one for one in operands}  # an operator in place returns an operand
+    return _wrapped(func(*host_args, **host_kwargs), changed, makes_own)
 
-    def wrapped(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return type(item)(map(wrapped, item))
-        if not isinstance(item, Tensor):
-            return item
-        if id(item) in changed:
-            return changed[id(item)]
-        return SimulatedTensor(item) if makes_own else item
 
-    return wrapped(func(*host_args, **host_kwargs))
+# These two call themselves, so they are no closures: a cycle would keep the operands' memory.
+def _on_host(item: Any, operands: list[Tensor], devices: list[torch.device]) -> Any:
+    # As tree_map, but operators have only lists inside their arguments, and it is slow.
+    if isinstance(item, Tensor):
+        operands.append(item)
+        return item.held if isinstance(item, SimulatedTensor) else item
+    if isinstance(item, (list, tuple)):
+        return [_on_host(one, operands, devices) for one in item]
+    if isinstance(item, torch.device):
+        devices.append(item)
+        return _HOST
+    return item
+
+
+def _wrapped(item: Any, changed: dict[int, Tensor], makes_own: bool) -> Any:
+    if isinstance(item, (list, tuple)):
+        return type(item)(_wrapped(one, changed, makes_own) for one in item)
+    if not isinstance(item, Tensor):
+        return item
+    if id(item) in changed:
+        return changed[id(item)]
+    if not makes_own:
+        return item
+    simulated_streams.note_home(item)
+    return SimulatedTensor(item)
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     # What torch.tensor() ends in, which keeps Python's tensors out of its copy.
     copied: Tensor = _compute(_COPY, (target, source, non_blocking), {})
     return copied
-
-
-def _held(tensor: Tensor) -> Tensor:
-    return tensor.held if isinstance(tensor, SimulatedTensor) else tensor
 
 
 def _require_one_device(func: Any, operands: list[Tensor], args: tuple[Any, ...]) -> None:
@@ -349,13 +258,19 @@ def _require_one_device(func: Any, operands: list[Tensor], args: tuple[Any, ...]
     for one in operands:
         is_number = takes_numbers and one.dim() == 0
         if not (isinstance(one, SimulatedTensor) or id(one) in indices or is_number):
-            error = RuntimeError(
-                f"{kind} got tensors of two devices, {NAME}:0 and {one.device}: that of the shape "
-                f"{list(one.shape)} is on the host"
+            _raise_later(
+                RuntimeError(
+                    f"{kind} got tensors of two devices, {NAME}:0 and {one.device}: that of the "
+                    f"shape {list(one.shape)} is on the host"
+                )
             )
-            if torch._C._current_graph_task_id() == -1:
-                raise error
-            _errors.append(error)
+
+
+def _raise_later(error: RuntimeError) -> None:
+    # At once, if no backward pass runs.
+    if torch._C._current_graph_task_id() == -1:
+        raise error
+    _errors.append(error)
 
 
 _errors: list[RuntimeError] = []  # of the backward pass that runs now
@@ -379,8 +294,4 @@ def _raising(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _may_be_late(target: Tensor, source: Tensor, non_blocking: bool = False) -> bool:
     host = source if isinstance(target, SimulatedTensor) else target
-    return non_blocking and _address(host) in _pinned
-
-
-def _address(tensor: Tensor) -> int:
-    return int(_held(tensor).untyped_storage().data_ptr())
+    return non_blocking and simulated_streams.is_pinned(host)

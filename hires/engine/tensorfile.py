@@ -56,10 +56,21 @@ class TensorFile:
             raise DamagedError(f"{self.path} is damaged: {name}: {error}") from None
         return tensor
 
+    def check_sum(self, name: str) -> str:
+        """Returns the sum of a tensor when it was written."""
+        return self._sums.get(name, "")
+
+    def shape(self, name: str) -> list[int]:
+        """Returns the shape of a tensor, without reading it; DamagedError: it cannot be read."""
+        try:
+            return list(self._file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise DamagedError(f"{self.path} is damaged: {name}: {error}") from None
+
     def check(self, names: Iterable[str]) -> None:
         """Compares tensors with their sums when they were written; DamagedError: one changed."""
         for name in sorted(names):
-            if _check_sum(self.tensor(name)) != self._sums.get(name):
+            if _check_sum(self.tensor(name)) != self.check_sum(name):
                 raise DamagedError(f"{self.path} is damaged: {name} is not what was written")
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ParityError
+from hires.core.precisions import INT8
 from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_lines
@@ -36,15 +37,18 @@ from hires.engine.device import HOST, RankDevice, to_host
 from hires.engine.loader import slot_loader, whole_microbatches
 from hires.engine.optimizer import optimizer_of
 from hires.engine.verify_bounds import (
+    BITWISE,
     EXACT,
     KINDS,
     LOWERED,
+    TOLERANCE,
     Bounds,
     bounds_of,
     coarsest,
     in_float64,
     lowest,
 )
+from hires.engine.verify_int8 import quantised_step
 from hires.engine.verify_reruns import AS_IS, Rerun, reruns
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
@@ -72,14 +76,22 @@ def verify_rank(
     first = engine.context.replica * engine.context.plan.total_microbatches
     held = {f"output/{first + i}": output for i, output in result.outputs.items()}
     held |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
+    if engine.executor.sync is not None:
+        engine.executor.sync.complete()
     held |= _trained(engine.parameters) if engine.context.plan.training else {}
-    for name in engine.tensors.keys() - engine.parameters.keys():
-        held[f"running_stats/{name}"] = engine.tensors[name]
+    for name, tensor in engine.tensors.items():
+        if not isinstance(tensor, nn.Parameter):
+            held[f"running_stats/{name}"] = tensor
     reference_file = attempt / "reference.pt"
     barrier()
     if rank == 0:
-        exact = reference_step(in_float64(config), device)
-        torch.save(exact, reference_file)
+        quantised = config.precision.name == INT8
+        torch.save(
+            quantised_step(config, engine.context.plan)
+            if quantised
+            else reference_step(in_float64(config), device),
+            reference_file,
+        )
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
     bounds = bounds_of(config, graph)
@@ -89,12 +101,13 @@ def verify_rank(
     if rank == 0:
         reference_file.unlink()
         # Some rank must compare everything but the layers that the output ignores.
-        params = graph.params
+        params = {name for node in graph.nodes for name in node.params}
         kinds = ("output/", "loss/")
         wanted = [n for n in reference if n.startswith(kinds) or n.partition("/")[2] in params]
         lines = read_lines(attempt / file_names.VERIFY_LINES)
         answer = summary(lines, wanted, None, bounds)
-        if not answer["ok"] and math.isfinite(answer["max_rel_err"]):
+        undecided = not answer["ok"] and math.isfinite(answer["max_rel_err"])
+        if undecided and bounds is not BITWISE:
             if bounds.exact:
                 draws, low = any(map(is_random, graph.nodes)), lowers(graph)
                 bounds = LOWERED if low else EXACT
@@ -306,7 +319,7 @@ def _judged(
 
 
 def _severity(one: dict[str, Any]) -> tuple[bool, float]:
-    return is_wrong(one), one["error"] / one["allowed"]
+    return is_wrong(one), one["error"] / (one["allowed"] or TOLERANCE)
 
 
 def _compare(

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.precisions import SIGNIFICANT_BITS
+from hires.core.precisions import INT8, SIGNIFICANT_BITS
 from hires.plan.graph import INPUT, Graph
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import KINKS
@@ -70,6 +70,8 @@ class Bounds(NamedTuple):
 
 EXACT = Bounds(dict.fromkeys(KINDS, TOLERANCE), 10.0, 1e-6, 1e-4)
 """A layout adds in more orders than the reversed one, which measures the noise of float64."""
+BITWISE = EXACT._replace(by_kind=dict.fromkeys(KINDS, 0.0), most=0.0)
+"""A quantised network is compared with itself on one process, whose integers are the same."""
 LOWERED = EXACT._replace(most=1e-4)
 """Where the network computes a part in float32."""
 
@@ -83,6 +85,8 @@ def coarsest(config: RunConfig) -> str:
 def bounds_of(config: RunConfig, graph: Graph) -> Bounds:
     """Returns how far a layout of a network may be from one process in float64."""
     name = coarsest(config)
+    if config.precision.name == INT8:
+        return BITWISE
     if name == "fp64":
         return EXACT
     unit, (steps, kinks) = 2.0 ** -SIGNIFICANT_BITS[name], longest_way(graph)

@@ -10,6 +10,7 @@ others. :class:`LocalQueue` runs those of a sweep here, ``slurm.batch`` those th
 
 from __future__ import annotations
 
+import collections
 import signal
 import subprocess
 import time
@@ -21,9 +22,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.python_command import module_command
+from hires.core.ranks.gpus import VISIBLE
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt, next_attempt
 from hires.launcher.interface import FrozenRun, Share
+from hires.launcher.local.local_gpus import LocalGpus
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.rank_group import last_lines
@@ -67,6 +70,8 @@ class Running(Generic[Task]):
     began_s: float = field(default_factory=time.monotonic)
     signals: int = 0
     """How many signals were passed on to it."""
+    gpus: Sequence[str] = ()
+    """Those of this machine that it was given."""
     lost_s: float | None = None
     """When it was seen that its launcher was killed before it wrote the end."""
 
@@ -143,18 +148,28 @@ class AttemptQueue(ABC, Generic[Task]):
                         run.process.kill()
                         run.process.wait()
 
-    def launch(self, task: Task, attempt: int, words: Sequence[str], log: Path) -> None:
-        """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end."""
-        command = module_command(*words)
+    def launch(
+        self,
+        task: Task,
+        attempt: int,
+        words: Sequence[str],
+        log: Path,
+        gpus: Sequence[str] | None = None,
+    ) -> None:
+        """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end.
+
+        It sees these ``gpus`` only, or as this process all there are.
+        """
+        command, environ = module_command(*words), spawn.helper_environment()
+        if gpus:
+            environ[VISIBLE] = ",".join(gpus)
         options = {"death_signal": signal.SIGTERM, "heir": True}
         try:
-            process = spawn.start_logged(
-                "its launcher", command, spawn.helper_environment(), log, **options
-            )
+            process = spawn.start_logged("its launcher", command, environ, log, **options)
         except RunError as error:
             leave(task.path, attempt, "failed", str(error))
             raise
-        self.running.append(Running(task, attempt, process, log))
+        self.running.append(Running(task, attempt, process, log, gpus=gpus or ()))
 
     def _fits(self, task: Task) -> bool:
         """Whether a run has room beside those that run now; one alone always has."""
@@ -229,6 +244,7 @@ class LocalQueue(AttemptQueue[FrozenRun]):
         module: str | None = None,
         rank_hours: float | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        gpus: LocalGpus | None = None,
     ) -> None:
         """Takes the attempts in the order of their start, and what they may use at once.
 
@@ -238,6 +254,7 @@ class LocalQueue(AttemptQueue[FrozenRun]):
         super().__init__(tasks, rooms)
         self.ends: list[Ended] = []
         self._rank_hours, self._watcher, self._cancelled = rank_hours, watcher, cancelled
+        self._gpus = gpus or LocalGpus([])
         self._module = [module] if module else []
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
         self._tails: dict[Path, MetricsTail] = {}
@@ -264,7 +281,8 @@ class LocalQueue(AttemptQueue[FrozenRun]):
                 run = rundir.RunDir(task.path, next_attempt(task.path, task.argv))
                 words = ["hires.launcher.local", str(run.path), str(run.attempt), *self._module]
                 log = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
-                self.launch(task, run.attempt, words, log)
+                gpus = (self._gpus_for(task) or self._gpus.names) if task.gpu_bytes else None
+                self.launch(task, run.attempt, words, log, gpus)
         except running_elsewhere.UnderWayError as error:
             self._watcher.left(task, str(error))
         except RunError as error:
@@ -272,6 +290,16 @@ class LocalQueue(AttemptQueue[FrozenRun]):
         else:
             self._tails[task.path] = MetricsTail(run.attempt_dir / file_names.METRICS)
             self._watcher.started(task, run.attempt)
+
+    def _fits(self, task: FrozenRun) -> bool:
+        fits = super()._fits(task)
+        return fits and (not self.running or self._gpus_for(task) is not None)
+
+    def _gpus_for(self, task: FrozenRun) -> list[str] | None:
+        held: collections.Counter[str] = collections.Counter()
+        for run in self.running:
+            held.update(dict(zip(run.gpus, run.task.gpu_bytes, strict=False)))
+        return self._gpus.choose(task.gpu_bytes, held)
 
     def look(self, run: Running[FrozenRun]) -> None:
         """Passes on what the ranks recorded."""

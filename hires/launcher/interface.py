@@ -98,9 +98,11 @@ class FrozenRun:
     attempts: int = 1
     """How many complete attempts its job is to make, one after the other."""
     needs_bytes: int = 0
-    """Predicted memory of all ranks with their libraries; 0: unknown."""
+    """Predicted memory of the host for all ranks with their libraries; 0: unknown."""
     done: int = 0
     """Complete attempts that it had when it was planned."""
+    gpu_bytes: tuple[int, ...] = ()
+    """Predicted memory of each GPU that it takes here, in turn; 0: unknown."""
 
     @property
     def ranks(self) -> int:

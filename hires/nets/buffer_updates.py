@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from hires.core.errors import ConfigError
 from hires.plan.conversions import renamed
-from hires.plan.graph import INPUT, Graph, Node, Parameter
+from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors
 
 READ = "clone.default"
 """Operator of the node that reads a buffer: what it returns is not the buffer's memory."""
@@ -64,9 +64,9 @@ def constant_updates(
     read = {name for node in nodes for name in node.params}
     found = set()
     for buffer, value in updates.items():
-        ancestors = _ancestors(by_name, value)
-        inputs = {p for one in ancestors if one in by_name for p in by_name[one].params}
-        varies = INPUT in ancestors or not all(facts[name].is_constant for name in inputs)
+        sources = ancestors(by_name, value)
+        inputs = {p for one in sources if one in by_name for p in by_name[one].params}
+        varies = INPUT in sources or not all(facts[name].is_constant for name in inputs)
         if buffer not in read and not varies:
             found.add(buffer)
     return found
@@ -82,22 +82,5 @@ def check_updates(graph: Graph) -> None:
             raise written(buffer, " with gradients, which reach into the next call")
         if graph.shape(value) != shape:
             raise written(buffer, f" values of shape {graph.shape(value)}, where it has {shape}")
-        if any(graph.by_name[one].seeded for one in _ancestors(graph.by_name, value)):
+        if any(graph.by_name[one].seeded for one in ancestors(graph.by_name, value)):
             raise written(buffer, " random numbers")
-
-
-def _ancestors(by_name: dict[str, Node], value: str) -> set[str]:
-    found, ahead = set[str](), [value]
-    while ahead:
-        name = ahead.pop()
-        if name not in found:
-            found.add(name)
-            ahead += by_name[name].inputs if name in by_name else []
-    return found
-
-
-def update_nodes(nodes: list[Node], values: set[str]) -> list[Node]:
-    """Returns the nodes, in order, that compute some values."""
-    by_name = {node.name: node for node in nodes}
-    wanted = set[str]().union(*(_ancestors(by_name, value) for value in values))
-    return [node for node in nodes if node.name in wanted]

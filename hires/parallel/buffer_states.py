@@ -16,11 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hires.nets.buffer_updates import READ, update_nodes
+from hires.nets.buffer_updates import READ
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
-from hires.plan.graph import Node
+from hires.plan.graph import Node, update_nodes
 
 State = dict[str, Tensor]
 
@@ -51,6 +51,11 @@ class BufferStates:
             return state[name].clone()
 
         return read
+
+    @property
+    def written(self) -> bool:
+        """Whether the stage writes any."""
+        return bool(self._updates)
 
     def begin_step(self) -> None:
         """Computes the states of a step from the buffers and parameters at its begin."""

@@ -18,13 +18,18 @@ import torch
 from torch import Tensor
 
 from hires.nets.random_draws import Draws, Places
-from hires.parallel import strides  # noqa: F401, registers its substitutes
+from hires.parallel import (  # noqa: F401, they register their substitutes
+    convolution_1d_3d,
+    strides,
+)
 from hires.parallel.context import Context
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES
+from hires.parallel.fused_convolution import FusedConvolution, fused_norm
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.missing_kernels import with_kernel
+from hires.parallel.quantized_kernels import NODE_KERNELS
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.window import Window
 from hires.plan.factor_rules import on_tile
@@ -35,23 +40,42 @@ from hires.plan.halos import is_list, on_one_map
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in, shard_args
+from hires.plan.tiling import inside
 
 
-def compile_node(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    """Returns the callable that computes a node of this rank's stage from the stage's values."""
+def compile_node(
+    node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool = False
+) -> Operator:
+    """Returns the callable that computes a node of this rank's stage from the stage's values.
+
+    ``overwrites``: a fused operator may write its value over the one beside its window.
+    """
     stage = context.stage
+    facts = facts_of(node.kind)
+    fused = FusedConvolution(overwrites) if facts.beside and not facts.quantized else None
     rule = rule_in(stage, node, context.plan.graph)
     assert rule is not None, f"{node.name} was planned without a rule"
     if rule.kind in CONVERSIONS:
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
-        return _windowed(node, context, _binder(node, context, tensors))
+        return _windowed(node, context, tensors, fused)
+    if fused is not None:  # a kernel of our own, of the same arguments
+        shape = context.plan.graph.shape(node.inputs[0])
+        samples = context.samples if stage.layout[node.name] == SHARDED else (0, shape[0])
+        _packed_later(node, context, tensors, fused, [samples[1] - samples[0], *shape[1:]])
+        bind = _binder(node, context.device, tensors)
+        return lambda values: fused(*bind(values).values())
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
         node = on_tile(node, rule.fit.dims, rect)
+    if rule.kind == "norm" and rule.fit is None:
+        # Its operands are fitted when they are bound: joint norms run at the first of them.
+        bind, fit = _binder(node, context.device, tensors), _operand_fit(node, context)
+        fitted = bind if fit is None else lambda values: bind(fit(values))
+        return IMAGE_KERNELS[node.kind](node, context, fitted)
     if rule.kind == "norm" or (rule.kind == "reduce" and rule.fit is None):
-        run = IMAGE_KERNELS[node.kind](node, context, _binder(node, context, tensors))
+        run = IMAGE_KERNELS[node.kind](node, context, _binder(node, context.device, tensors))
     else:
         run = _alone(node, context, tensors)
     both = used_both_ways(context.plan, stage) & {*node.params} if rule.result == WHOLE else set()
@@ -75,14 +99,17 @@ def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
     if updates_statistics(node):
         # A microbatch that is computed again must not count twice in the running statistics.
         no_tracking = {**node.args, "running_mean": None, "running_var": None}
-        first_run = _local(node, context, tensors)
-        second_run = _local(dataclasses.replace(node, args=no_tracking), context, tensors)
+        again = dataclasses.replace(node, args=no_tracking)
+        first_run = local_operator(node, context.device, tensors)
+        second_run = local_operator(again, context.device, tensors)
         return lambda values: (second_run if context.recomputing else first_run)(values)
     if context.stage.layout[node.name] == SHARDED:
         first, end = context.samples
         args = shard_args(node, context.plan.graph.input_shape[0], end - first)
         node = dataclasses.replace(node, args=args)
-    return _local(node, context, tensors)
+    if facts_of(node.kind).quantized:
+        return _quantized(node, context, _binder(node, context.device, tensors))
+    return local_operator(node, context.device, tensors)
 
 
 def _drawn(run: Operator, node: Node, context: Context) -> Operator:
@@ -130,21 +157,62 @@ def _exchanges(node: Node, context: Context) -> dict[str, Exchange]:
     return {value: exchange_at(context, number) for value, number in numbers.items()}
 
 
-def _windowed(node: Node, context: Context, bind: Bind) -> Operator:
-    source = node.inputs[0]
-    exchange, shared = _exchanges(node, context).get(source), _comm_of(node, context, "share")
-    window = Window(node, context, exchange)
+def _packed_later(
+    node: Node,
+    context: Context,
+    tensors: dict[str, Tensor],
+    fused: FusedConvolution,
+    shape: list[int],
+    padding: list[int] | None = None,
+) -> None:
+    # Lets a fused operator keep its weight in the order of its kernel, once it has its values.
+    args = _fixed_args(node, tensors)
+    if args["weight"] is not None and args["weight"].dtype == context.dtype:
+        args |= {} if padding is None else {"padding": padding}
+        context.packers.append(lambda: fused.pack(shape, args))
+
+
+def _windowed(
+    node: Node, context: Context, tensors: dict[str, Tensor], fused: FusedConvolution | None
+) -> Operator:
+    bind = _binder(node, context.device, tensors)
+    source, exchanges = node.inputs[0], _exchanges(node, context)
+    exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
+    window = Window(node, context, exchange, fused)
+    if fused is not None and not (window.blank or window.strips):
+        r0, r1, c0, c1 = window.rect
+        shape = [*context.plan.graph.shape(source)[:2], r1 - r0, c1 - c0]
+        _packed_later(node, context, tensors, fused, shape, window.padding)
+    operand = node.args.get(facts_of(node.kind).beside)
+    beside = "" if operand is None else operand["value"]
+    frame = Frame(context.extent(beside), window.out, window.size_out) if beside else None
 
     def run_window(values: Values) -> Tensor:
         weights = {name: share(values[name], context.cursor, node.name) for name in shared}
-        borrowed = exchange.borrow(values, node.name) if exchange is not None else None
-        return window(values[source], borrowed, bind({**values, **weights}))
+        borrowed = {}
+        for name, one in exchanges.items():
+            borrowed[name] = one.borrow(values, node.name)
+            if len(exchanges) > 1:  # the next one sets out behind it
+                borrowed[name].pieces()
+        if frame is not None:  # as of other operands: cropped, or with borrowed pixels
+            inner, own = inside(frame.window, frame.held), values[beside]
+            weights[beside] = (
+                part(own, frame.held, frame.window)
+                if inner
+                else gather_window(own, borrowed.get(beside), frame)
+            )
+        return window(values[source], borrowed.get(source), bind({**values, **weights}))
 
     return run_window
 
 
 def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
-    # The callable first fits the operands of a node to the pixels that it makes:
+    fit = _operand_fit(node, context)
+    return run if fit is None else lambda values: run(fit(values))
+
+
+def _operand_fit(node: Node, context: Context) -> Callable[[Values], Values] | None:
+    # What fits the operands of a node to the pixels that it makes, if they do not fit:
     #
     #     tile holds of an operand    | # # # # # # |         more than the node makes: cropped
     #     node makes                      | o o o o o o |
@@ -172,26 +240,30 @@ def _with_operands(run: Operator, node: Node, context: Context) -> Operator:
     maps = [n for n in maps if n not in context.stage.factors]
     fits = {name: fit for name in maps if (fit := fit_of(name)) is not None}
     if not shared and not fits:
-        return run
+        return None
 
-    def run_on(values: Values) -> Any:
+    def fitted(values: Values) -> Values:
         changed = {name: share(values[name], context.cursor, node.name) for name in shared}
-        return run({**values, **changed, **{name: fit(values) for name, fit in fits.items()}})
+        return {**values, **changed, **{name: fit(values) for name, fit in fits.items()}}
 
-    return run_on
+    return fitted
 
 
-def _local(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Operator:
+    """Returns torch's own operator of a node, of values as a rank holds them."""
     if node.kind == "getitem":
         [source], index = node.inputs, node.args["index"]
         return lambda values: values[source][index]
+    if node.op == "fused_norm.default":
+        bind = _binder(node, device, tensors)
+        return lambda values: fused_norm(**bind(values))
     name, overload = node.op.split(".", 1)
     if node.op == "bernoulli.float":  # x.bernoulli_(p), without the write
         overload = "p"
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
     function = SUBSTITUTES.get(node.kind) or with_kernel(function)
-    bind = _binder(node, context, tensors)
+    bind = _binder(node, device, tensors)
 
     def run(values: Values) -> Any:
         args = bind(values)
@@ -207,23 +279,37 @@ def _local(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
     return run_apart if facts_of(node.kind).ends_gradient else run
 
 
-def _binder(node: Node, context: Context, tensors: dict[str, Tensor]) -> Bind:
-    # Constants are decoded only once.
-    def reads_value(arg: Any) -> bool:
-        if isinstance(arg, list):
-            return any(map(reads_value, arg))
-        return isinstance(arg, dict) and "value" in arg
+def _quantized(node: Node, context: Context, bind: Bind) -> Operator:
+    if node.kind in NODE_KERNELS:
+        kernel = NODE_KERNELS[node.kind](node, context)
+        return lambda values: kernel(bind(values))
+    [source, *_], window = node.inputs, Window(node, context, None, whole=True)
+    return lambda values: window(values[source], None, bind(values))
 
-    args = node.args.items()
-    from_values = [(key, arg) for key, arg in args if reads_value(arg)]
-    fixed = {k: None if reads_value(arg) else _decode(arg, {}, tensors) for k, arg in args}
+
+def _binder(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Bind:
+    # Constants are decoded only once.
+    from_values = [(key, arg) for key, arg in node.args.items() if _reads_value(arg)]
+    fixed = _fixed_args(node, tensors)
     if "device" in fixed:  # of an operator that makes a tensor, perhaps without an operand
-        fixed["device"] = context.device
+        fixed["device"] = device
 
     def bind(values: Values) -> dict[str, Any]:
         return fixed | {key: _decode(arg, values, tensors) for key, arg in from_values}
 
     return bind
+
+
+def _fixed_args(node: Node, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    # Its arguments, None for those that are values.
+    args = node.args.items()
+    return {k: None if _reads_value(arg) else _decode(arg, {}, tensors) for k, arg in args}
+
+
+def _reads_value(arg: Any) -> bool:
+    if isinstance(arg, list):
+        return any(map(_reads_value, arg))
+    return isinstance(arg, dict) and "value" in arg
 
 
 def _decode(arg: Any, values: Values, tensors: dict[str, Tensor]) -> Any:

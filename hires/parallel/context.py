@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hires.comm import Group
 from hires.parallel.cursor import Cursor
@@ -28,6 +30,8 @@ class Context:
     direction: int = 0
     exchanges: dict[int, Any] = field(default_factory=dict)
     """The slot's ``halo.Exchange`` by its position in ``Stage.comm``, made when first used."""
+    packers: list[Callable[[], list[Tensor]]] = field(default_factory=list)
+    """What nodes do once the slot's tensors have their values; each returns what it keeps."""
     recomputing: bool = False
     """Whether a microbatch is computed again, so that its statistics must not count twice."""
     device: torch.device = field(default_factory=torch.get_default_device)

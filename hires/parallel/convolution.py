@@ -25,26 +25,33 @@ input, so the rows that it reads are copied first, after which stride and kernel
 The gradient of a transposed convolution's input is such a convolution: its kernel gets rows of
 zeros, and the result loses the rows that they add.
 
-Gradients in fp16: the library has plain loops for them, which take 600 times as long as fp32. They
-are computed in fp32 from the same rounded numbers, and then rounded: 64 channels of 16 x 16 pixels,
-3 x 3, take 0.7 ms instead of 380.
+Gradients in fp16: see :mod:`hires.parallel.wide_convolution`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hires.core.registry import Registry
+from hires.parallel.wide_convolution import (
+    HALF,
+    Operands,
+    Size,
+    by_onednn,
+    is_slow_back,
+    numeric_padding,
+    plain_backward,
+    product_type,
+    run_wide,
+    with_wide_gradients,
+)
 from hires.plan.operators.windows import pair
 
-HALF = (torch.bfloat16, torch.float16)
 BLOCK = 16  # channels that the library pads a weight to
-
-Size = int | Sequence[int]
 
 SUBSTITUTES: Registry[Callable[..., Tensor]] = Registry("substitute")
 """ATen name -> the function of the same arguments that is called in place of torch's own."""
@@ -62,12 +69,12 @@ def convolve(
 ) -> Tensor:
     """Returns the convolution of (n, C, h, w) with (K, C / groups, rows, cols), as torch's.
 
-    Under autocast the arithmetic and the result are of autocast's type.
+    The batch may be absent. Under autocast the arithmetic and the result are of autocast's type.
     """
+    if x.dim() == 3:
+        return convolve(x[None], weight, bias, stride, padding, dilation, groups)[0]
     dtype, dilation = product_type(x), _dilation(weight, dilation)
-    zeros = 0 if isinstance(padding, str) else pair(padding)[1]  # "same" takes no stride
-    reach = pair(dilation)[1] * (weight.shape[3] - 1) + 1
-    columns = (x.shape[3] + 2 * zeros - reach) // pair(stride)[1] + 1
+    zeros, columns = _columns(x, weight, stride, padding, dilation)
     if _overruns(dtype, weight, stride, padding):
         x, stride = _picked(x, stride), 1
     elif _skips_rows(dtype, weight, stride, padding):
@@ -76,13 +83,17 @@ def convolve(
         padding, dilation = [0, zeros], [1, pair(dilation)[1]]
     how: tuple[Any, ...] = (stride, padding, dilation, groups)
     if _fails(x, dtype, weight, stride, columns):
-        return _run(torch.conv2d, (x, weight, bias), how, dtype)
-    if not _is_slow_back(x, dtype):
+        return run_wide(torch.conv2d, (x, weight, bias), how, dtype)
+    if not is_slow_back(x, dtype):
         return torch.conv2d(x, weight, bias, *how)
-    if isinstance(padding, str):
-        x, padding = _padded(x, weight, padding, dilation)
-    rest = pair(stride), pair(padding), pair(dilation), False, [0, 0], groups
-    return _half(torch.conv2d, (x, weight, bias), (stride, padding, dilation, groups), rest)
+    x, pads = numeric_padding(x, weight, padding, dilation)
+    apart = pair(stride), pair(dilation), groups
+
+    def back(operands: Operands, mask: list[bool]) -> Any:
+        return convolve_backward(*operands, pads, apart, mask)
+
+    how = (stride, pads, dilation, groups)
+    return with_wide_gradients(torch.conv2d, (x, weight, bias), how, back)
 
 
 @SUBSTITUTES.register("conv_transpose2d")
@@ -98,22 +109,25 @@ def convolve_transposed(
 ) -> Tensor:
     """Returns the transposed convolution of (n, C, h, w) with (C, K / groups, rows, cols).
 
-    Under autocast the arithmetic and the result are of autocast's type.
+    The batch may be absent. Under autocast the arithmetic and the result are of autocast's type.
     """
-    dtype, skipped = product_type(x), pair(stride)[0] - weight.shape[2]
     how = (stride, padding, output_padding, groups, dilation)
-    if dtype != torch.float64 and skipped > 0 and _by_onednn(x):
+    if x.dim() == 3:
+        return convolve_transposed(x[None], weight, bias, *how)[0]
+    dtype, skipped = product_type(x), pair(stride)[0] - weight.shape[2]
+    if dtype != torch.float64 and skipped > 0 and by_onednn(x):
         # The gradient of x is a convolution whose row stride is above the kernel's rows.
         weight = torch.nn.functional.pad(weight, (0, 0, 0, skipped))
         longer = convolve_transposed(x, weight, bias, *how)
         kept = longer[:, :, : longer.shape[2] - skipped * pair(dilation)[0]]
         return kept.contiguous(memory_format=torch.channels_last)
     if _fails(x, dtype, weight, stride, x.shape[3]):
-        return _run(torch.conv_transpose2d, (x, weight, bias), how, dtype)
-    if not _is_slow_back(x, dtype):
+        return run_wide(torch.conv_transpose2d, (x, weight, bias), how, dtype)
+    if not is_slow_back(x, dtype):
         return torch.conv_transpose2d(x, weight, bias, *how)
     rest = pair(stride), pair(padding), pair(dilation), True, pair(output_padding), groups
-    return _half(torch.conv_transpose2d, (x, weight, bias), how, rest)
+    back = plain_backward(weight, rest)
+    return with_wide_gradients(torch.conv_transpose2d, (x, weight, bias), how, back)
 
 
 def convolve_backward(
@@ -132,7 +146,7 @@ def convolve_backward(
     stride, dilation, groups = how
     dtype, dilation = x.dtype, _dilation(weight, dilation)
     wide = _fails(x, dtype, weight, stride, grad.shape[3])
-    if wide or (dtype == torch.float16 and _by_onednn(x)):
+    if wide or (dtype == torch.float16 and by_onednn(x)):
         operands = grad.float(), x.float(), weight.float()
         grads = convolve_backward(*operands, padding, how, mask)
         return tuple(None if g is None else g.to(dtype) for g in grads)
@@ -149,47 +163,49 @@ def convolve_backward(
     return torch.ops.aten.convolution_backward(grad, x, weight, [weight.shape[0]], *rest)
 
 
-def product_type(x: Tensor) -> torch.dtype:
-    """Returns the type in which products with a tensor are computed: autocast may lower it."""
-    device = x.device.type
-    autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if autocast else x.dtype
+def is_safe(x: Tensor, weight: Tensor, stride: Size, padding: Size | str, dilation: Size) -> bool:
+    """Whether oneDNN computes a convolution of a batch without a fault."""
+    dtype, (_, columns) = product_type(x), _columns(x, weight, stride, padding, dilation)
+    return not (
+        _overruns(dtype, weight, stride, padding)
+        or _skips_rows(dtype, weight, stride, padding)
+        or _fails(x, dtype, weight, stride, columns)
+    )
 
 
-def _by_onednn(x: Tensor) -> bool:
-    # The simulated device computes on the CPU.
-    return x.device.type in ("cpu", "simulated")
+def _columns(
+    x: Tensor, weight: Tensor, stride: Size, padding: Size | str, dilation: Size
+) -> tuple[int, int]:
+    # The columns of zeros at each side, and those of the result.
+    zeros = 0 if isinstance(padding, str) else pair(padding)[1]  # "same" takes no stride
+    reach = pair(dilation)[1] * (weight.shape[3] - 1) + 1
+    return zeros, (x.shape[3] + 2 * zeros - reach) // pair(stride)[1] + 1
 
 
 def _dilation(weight: Tensor, dilation: Size) -> Any:
     # For 1x1 kernels in fp32 ATen chooses a matrix product at half the speed of oneDNN, unless they
     # are dilated, which changes nothing in a 1x1 kernel.
     small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
-    return [2, 2] if small and _by_onednn(weight) else dilation
+    return [2, 2] if small and by_onednn(weight) else dilation
 
 
 def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:
     # The first fault: one output column in half precision.
-    half = dtype in HALF and _by_onednn(x)
+    half = dtype in HALF and by_onednn(x)
     return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
-
-
-def _is_slow_back(x: Tensor, dtype: torch.dtype) -> bool:
-    # The fourth fault: gradients in fp16.
-    return dtype == torch.float16 and torch.is_grad_enabled() and _by_onednn(x)
 
 
 def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
     # The second fault: strided 1x1 kernels in fp32.
     narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
     strided = tuple(pair(stride)) != (1, 1) and _is_pointwise(weight, padding)
-    return narrow and strided and _by_onednn(weight)
+    return narrow and strided and by_onednn(weight)
 
 
 def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
     # The third fault: row strides above the rows of the kernel. 1x1 kernels without padding take
     # another way through the library.
-    if dtype == torch.float64 or not _by_onednn(weight) or isinstance(padding, str):
+    if dtype == torch.float64 or not by_onednn(weight) or isinstance(padding, str):
         return False
     return pair(stride)[0] > weight.shape[2] and not _is_pointwise(weight, padding)
 
@@ -214,70 +230,3 @@ def _read_rows(x: Tensor, rows: int, stride: Size, padding: Size | str, dilation
 def _picked(x: Tensor, stride: Size) -> Tensor:
     rows, columns = pair(stride)
     return x[:, :, ::rows, ::columns]
-
-
-def _padded(x: Tensor, weight: Tensor, padding: str, dilation: Size) -> tuple[Tensor, list[int]]:
-    # The padding as rows and columns; an odd one of "same" has one more below and to the right.
-    if padding == "valid":
-        return x, [0, 0]
-    sizes = zip(pair(dilation), weight.shape[2:], strict=True)
-    rows, columns = (apart * (size - 1) for apart, size in sizes)
-    if rows % 2 or columns % 2:
-        x = torch.nn.functional.pad(x, (0, columns % 2, 0, rows % 2))
-    return x, [rows // 2, columns // 2]
-
-
-def _run(
-    operation: Callable[..., Tensor],
-    operands: tuple[Tensor, Tensor, Tensor | None],
-    how: tuple[Any, ...],
-    narrow: torch.dtype,
-) -> Tensor:
-    # The arithmetic is in fp32. The operands are rounded to the narrow type first: the products are
-    # exact in fp32.
-    wide = [None if t is None else t.to(narrow).float() for t in operands]
-    with torch.autocast(operands[0].device.type, enabled=False):
-        return operation(*wide, *how).to(narrow)
-
-
-def _half(
-    operation: Callable[..., Tensor],
-    operands: tuple[Tensor, Tensor, Tensor | None],
-    how: tuple[Any, ...],
-    rest: tuple[Any, ...],
-) -> Tensor:
-    # The operands are lowered outside, so that autograd takes their gradients back to their types.
-    lowered = [None if t is None else t.to(torch.float16) for t in operands]
-    return _HalfConvolution.apply(*lowered, operation, how, rest)  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _HalfConvolution(torch.autograd.Function):
-    # A convolution of fp16 whose gradients are computed in fp32. ``rest``: stride, padding,
-    # dilation, whether it is transposed, padding of the output, groups.
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        operation: Callable[..., Tensor],
-        how: tuple[Any, ...],
-        rest: tuple[Any, ...],
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.rest = rest
-        return operation(x, weight, bias, *how)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        stride, padding, dilation, transposed, _, groups = ctx.rest
-        mask = [*ctx.needs_input_grad[:3]]
-        if transposed:
-            wide, channels = (grad.float(), x.float(), weight.float()), weight.shape[1] * groups
-            grads = torch.ops.aten.convolution_backward(*wide, [channels], *ctx.rest, mask)
-        else:
-            how = stride, dilation, groups
-            grads = convolve_backward(grad, x, weight, padding, how, mask)
-        halves = (None if g is None else g.to(grad.dtype) for g in grads)
-        return *halves, None, None, None

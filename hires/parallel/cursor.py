@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.comm import Group, Handle, all_gather, all_reduce, end_call, irecv, isend
+from hires.comm import Group, Handle, all_gather_stacked, all_reduce, end_call, post
 from hires.core.errors import RunError
 from hires.plan.event import POSTS, Event
 from hires.plan.graph import Rect
@@ -65,10 +65,11 @@ class Cursor:
 
         ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
-        call = isend if event.kind == "send" else irecv
-        handle = call(tensor, event.peer, event.tag, group, event.channel)
+        place = event.peer, event.tag, group, event.channel
+        handle = post(event.kind, tensor, *place, backend=event.route)
         following = self.events[self.at : self.at + 1]
-        if not event.call or not following or following[0].call != event.call:
+        call = event.call, event.backend
+        if not event.call or not following or (following[0].call, following[0].backend) != call:
             end_call()
         key = event.kind, event.peer, event.tag
         self._open.setdefault(key, deque()).append((handle, event, tensor))
@@ -105,11 +106,13 @@ class Cursor:
 
     def gather(self, tensor: Tensor, node: str, back: bool = False) -> Tensor:
         """Returns a tensor of all ranks of the stage, stacked, where a pass comes to a node."""
-        return all_gather(tensor, self.groups[self._collective(node, back).peer])
+        event = self._collective(node, back)
+        return all_gather_stacked(tensor, self.groups[event.peer], backend=event.route)
 
     def add_up(self, tensor: Tensor, node: str) -> None:
         """Sums a tensor over the ranks of the stage, in place, where a pass comes to a node."""
-        all_reduce(tensor, self.groups[self._collective(node, False).peer])
+        event = self._collective(node, False)
+        all_reduce(tensor, group=self.groups[event.peer], backend=event.route)
 
     def start_ready_sums(self) -> None:
         """Begins the sums that come next, as far as their gradients are complete."""

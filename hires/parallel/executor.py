@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hires.comm import finish_streams
 from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Recorder
@@ -26,6 +27,7 @@ from hires.parallel.halo import new_map, part
 from hires.parallel.loss import loss_of
 from hires.parallel.loss_scale import LossScale
 from hires.parallel.map_views import from_map, to_map
+from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.factors import Dims, map_shape, unpack
@@ -38,6 +40,7 @@ or images of the size of the output."""
 NOTHING: Batch = (None, None)
 Feed = Sequence[Iterator[Batch]]  # the microbatches of each direction
 Arrived = list[tuple[Event, Tensor]]  # receives and the tensors that they filled
+See = Callable[[Context, Tensor], None]
 
 
 class Flight(NamedTuple):
@@ -67,7 +70,8 @@ class Executor:
     """Runs steps of one rank, on its slots, one a direction.
 
     ``sync`` is None in inference, ``optimiser`` (``hires.engine.optimizer``, which imports this
-    package) if there are no parameters to move, ``scale`` where losses are not scaled.
+    package) if there are no parameters to move, ``scale`` where losses are not scaled,
+    ``published`` where no update is divided.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Executor:
         optimiser: Any,
         recorder: Recorder,
         scale: LossScale | None = None,
+        published: PublishedParameters | None = None,
     ) -> None:
         self.slots, self.sync, self.scale = slots, sync, scale
         self.optimiser, self.recorder = optimiser, recorder
@@ -96,10 +101,14 @@ class Executor:
                 "issue": sync.start,
                 "collective": self._timed(sync.add_up),
                 "wait_issued": self._timed(sync.finish),
+                "reduce_scatter": self._timed(sync.scatter),
                 "statistics": self._timed(sync.update_statistics),
                 "agree": self._timed(self._agree),
                 "optimise": self._optimise,
             }
+        if published is not None:
+            self.methods["publish"] = self._timed(published.publish)
+            self.methods["all_gather"] = self._timed(published.gather)
 
     def begin(self, agree: Callable[[], bool]) -> bool:
         """Executes the barrier before a step: a collective with the same answer on all ranks."""
@@ -108,20 +117,25 @@ class Executor:
         assert event.kind == "barrier", event
         return agree()
 
-    def step(self, feed: Feed, keep_outputs: bool = False, number: int = 0) -> StepResult:
+    def step(
+        self, feed: Feed, keep_outputs: bool = False, number: int = 0, see: See | None = None
+    ) -> StepResult:
         """Runs all microbatches of one step, behind its barrier; the parameters move.
 
+        In the last stage ``see`` gets the output of each microbatch when it is computed.
         Without :meth:`begin` there is no barrier: then the caller has brought the ranks together.
         Random numbers follow from the ``number`` of the step.
         """
         if self.cursor.at != 1:
             self.begin(lambda: True)
         self.recorder.begin_step()
-        self.feed, self.keep_outputs = feed, keep_outputs
+        self.feed, self.keep_outputs, self.see = feed, keep_outputs, see
         self.result = StepResult()
         for slot in self.slots:
             slot.context.step = number
-            slot.begin_step()
+            if slot.module.buffers.written:
+                with self.recorder.span(timeline.OPTIMISER, what="the buffers that passes find"):
+                    slot.begin_step()
             if self.scale is not None:
                 slot.loss_scale = self.result.loss_scale = self.scale.scale
         # What the next pass takes, and what passes leave for later events.
@@ -133,6 +147,7 @@ class Executor:
             self._execute(event)
         for slot in self.slots:
             slot.module.buffers.end_step()
+        finish_streams()
         self.cursor.restart()
         return self.result
 
@@ -165,9 +180,12 @@ class Executor:
             self._to_end(flight.outputs)
         if flight.loss is not None:
             self.result.losses[microbatch] = flight.loss.detach()
-        if self.keep_outputs and slot.is_last:
-            output = flight.outputs[self.plan.graph.output]
-            self.result.outputs[microbatch] = output.detach()
+        if slot.is_last and (self.keep_outputs or self.see is not None):
+            output = flight.outputs[self.plan.graph.output].detach()
+            if self.see is not None:
+                self.see(slot.context, output)
+            if self.keep_outputs:
+                self.result.outputs[microbatch] = output
         if self.plan.training:
             self.flights[microbatch] = flight
 
@@ -193,9 +211,8 @@ class Executor:
     # A receive is posted long before its wait, so that the message travels while the rank computes:
     # how long before is in the plan.
     def _receive(self, event: Event) -> None:
-        self.cursor.post(
-            event, self._slot(event).empty(event.shape, self.slots[0].context.sent_dtype)
-        )
+        dtype: torch.dtype = getattr(torch, event.dtype)
+        self.cursor.post(event, self._slot(event).empty(event.shape, dtype))
 
     def _send(self, event: Event) -> None:
         self.cursor.post(event, self._slot(event).sent(event, self.made))
@@ -325,7 +342,7 @@ class SlotPass:
         tensor, held = made[send.value].detach(), self.context.held(send.value, number)
         if dims := self._dims(number, held):
             tensor = to_map(tensor, dims, held[2:])
-        return _view(tensor, held, send).to(self.context.sent_dtype)
+        return _view(tensor, held, send).to(getattr(torch, send.dtype))
 
     def _dims(self, edge: int, held: Box) -> Dims | None:
         # Of a value whose map crosses an edge, for the samples that this slot holds.
@@ -360,13 +377,17 @@ class SlotPass:
         box = (held.n1 - held.n0, *shape[1:]) if shape else ()
         if len(shape) == 4:
             box = held.n1 - held.n0, shape[1], held.r1 - held.r0, held.c1 - held.c0
-        whole = self._assembled(held, box, pieces, add)
+        travels: torch.dtype = getattr(torch, self.context.plan.dtype_of(value))
+        dtype = self.dtype if travels.is_floating_point else travels  # numbers, masks and indices
+        whole = self._assembled(held, box, pieces, add, dtype)
         return whole if dims is None else from_map(whole, dims, held[2:])
 
-    def _assembled(self, held: Box, box: tuple[int, ...], pieces: Arrived, add: bool) -> Tensor:
+    def _assembled(
+        self, held: Box, box: tuple[int, ...], pieces: Arrived, add: bool, dtype: torch.dtype
+    ) -> Tensor:
         if len(pieces) == 1 and pieces[0][1].shape == box:
-            return pieces[0][1].to(self.dtype)
-        whole = self.empty(box, self.dtype)
+            return pieces[0][1].to(dtype)
+        whole = self.empty(box, dtype)
         if add:
             whole.zero_()
         for event, tensor in pieces:

@@ -8,23 +8,33 @@ contributes 1 / tiles of it:
     tiles 0 and 1   conv.weight: a part on each      sum = part 0 + part 1
                     fc.weight: all of it on each     sum = all / 2 + all / 2
 
-``hires.plan.groups`` decides what travels together, and which sums begin during the last backward
-pass. Those begin as soon as autograd has made their gradient, if the plan has come to them.
+``hires.plan.gradient_sums`` decides what travels together, and which sums begin during the last
+backward pass. Those begin as soon as autograd has made their gradient, if the plan has come to
+them.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hires.comm import Handle, all_reduce, all_reduce_coalesced
+from hires.comm import (
+    Handle,
+    all_gather_coalesced,
+    all_reduce,
+    all_reduce_coalesced,
+    reduce_scatter_coalesced,
+)
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
-from hires.plan.groups import gradient_group, running_decays, sums_of, trained
+from hires.plan.gradient_sums import sums_of
+from hires.plan.groups import gradient_group, running_decays, trained
+from hires.plan.ownership import Rows, shares_of_holders
 
 Counters = list[tuple[Tensor, int]]
 
@@ -48,7 +58,7 @@ class StageGradients:
 
     def __init__(self, context: Context, module: StageModule) -> None:
         plan, stage = context.plan, context.stage
-        self.sums = sums_of(plan, stage.index)
+        self.sums, self.shares = sums_of(plan, stage.index), shares_of_holders(plan, stage.index)
         self.parameters = {name: module.parameters[name] for name in trained(plan, stage.index)}
         # Parameters whose gradient all tiles have in full, so that their sum is a mean.
         self.copied = set(self.parameters) - module.partial if stage.num_tiles > 1 else set()
@@ -71,6 +81,10 @@ class StageGradients:
             gradients[name].div_(self.num_tiles)
         statistics = [self.statistics[name].terms for name in one.statistics]
         return [*map(flat, gradients.values()), *statistics]
+
+    def parts(self) -> list[list[Tensor]]:
+        """Returns by holder the gradients of what it moves, as flat views."""
+        return parts_of(self.shares, self.gradient)
 
     def gradient(self, name: str) -> Tensor:
         """Returns a parameter's gradient; zeros where a tile without pixels has made none."""
@@ -140,7 +154,9 @@ class GradientSync:
         """Begins the sum of one large gradient."""
         [term] = self.by_group[event.peer].terms(event.part.number)
         sent = term.to(getattr(torch, event.dtype))  # itself, if it is of that type
-        handle = all_reduce(sent, self.cursor.groups[event.peer], wait=False)
+        group = self.cursor.groups[event.peer]
+        handle = all_reduce(sent, group=group, async_op=True, backend=event.route)
+        assert handle is not None
         self._under_way[event.peer, event.tag] = handle, term, sent
 
     @torch.no_grad()
@@ -156,10 +172,31 @@ class GradientSync:
         """Sums gradients, and the terms of running statistics, as one message."""
         terms = self.by_group[event.peer].terms(event.part.number)
         sent = [term.to(getattr(torch, event.dtype)) for term in terms]
-        all_reduce_coalesced(sent, self.cursor.groups[event.peer])
+        all_reduce_coalesced(sent, self.cursor.groups[event.peer], backend=event.route)
         for term, total in zip(terms, sent, strict=True):
             if total is not term:
                 term.copy_(total)
+
+    @torch.no_grad()
+    def scatter(self, event: Event) -> None:
+        """Sums gradients; this rank gets the sums of what it moves."""
+        stage = self.by_group[event.peer]
+        stage.terms(event.part.number)
+        parts = stage.parts()
+        dtype = getattr(torch, event.dtype)
+        sent = [[part.to(dtype) for part in own] for own in parts]
+        group = self.cursor.groups[event.peer]
+        reduce_scatter_coalesced(sent, group, backend=event.route)
+        for part, total in zip(parts[group.index], sent[group.index], strict=True):
+            if total is not part:
+                part.copy_(total)
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Brings the sums of gradients to all holders where each has a part, for a comparison."""
+        for index, stage in sorted(self.by_group.items()):  # as the other holders do
+            if any(one.scatters for one in stage.sums):
+                all_gather_coalesced(stage.parts(), self.cursor.groups[index])
 
     def gradients(self) -> list[Tensor]:
         """Returns the gradients of all parameters of the rank's stages."""
@@ -183,6 +220,21 @@ class GradientSync:
         assert key not in self._under_way, "the plan sums a gradient before it is complete"
         self.ready.add(key)
         self.cursor.start_ready_sums()
+
+
+def parts_of(
+    shares: Mapping[int, list[Rows]], tensor_of: Callable[[str], Tensor]
+) -> list[list[Tensor]]:
+    """Returns by holder the numbers that it moves of some tensors, as views."""
+    return [
+        [flat(rows_of(tensor_of(one.name), one.first, one.last)) for one in rows]
+        for rows in shares.values()
+    ]
+
+
+def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
+    """Returns rows of a tensor, along its first dim, as a view."""
+    return tensor.detach()[first:last] if tensor.dim() else tensor.detach()
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from hires.comm import max_all
+from hires.comm import finish_streams, max_all
 from hires.core.errors import LossError
 
 FIRST_SCALE = 2.0**16
@@ -45,6 +45,7 @@ class LossScale:
         self.scale = FIRST_SCALE if fixed is None else fixed
         self.good_steps = 0  # since the scale has changed
         self.skipped_in_row = 0
+        self.skipped = 0  # steps of the run, also of the runs that it continues
         self.skips = False  # whether the step that runs now leaves the parameters as they are
 
     @torch.no_grad()
@@ -56,11 +57,13 @@ class LossScale:
             same = [gradient for gradient in own if gradient.dtype == dtype]
             inverse = torch.full_like(overflows, 1 / self.scale)
             torch._amp_foreach_non_finite_check_and_unscale_(same, overflows, inverse)
+        finish_streams()
         self.skips = bool(max_all(int(overflows)))
 
     def update(self) -> None:
         """Chooses the scale of the next step."""
         self.skipped_in_row = self.skipped_in_row + 1 if self.skips else 0
+        self.skipped += self.skips
         self.good_steps = 0 if self.skips else self.good_steps + 1
         if self.fixed is not None:
             return
@@ -80,12 +83,17 @@ class LossScale:
             )
 
     def state(self) -> Tensor:
-        """Returns what a checkpoint keeps, (3,) in float64."""
-        return torch.tensor([self.scale, self.good_steps, self.skipped_in_row], dtype=torch.float64)
+        """Returns what a checkpoint keeps, (4,) in float64."""
+        counts = [self.good_steps, self.skipped_in_row, self.skipped]
+        return torch.tensor([self.scale, *counts], dtype=torch.float64)
 
     def restore(self, state: Tensor) -> None:
-        """Goes on as a checkpoint says; a fixed scale stays as it is."""
-        scale, good_steps, skipped = state.tolist()
+        """Goes on as a checkpoint says; a fixed scale stays as it is.
+
+        Checkpoints of older versions lack the last number: skips before them are not counted.
+        """
+        scale, good_steps, in_row, *skipped = state.tolist()
         if self.fixed is None and math.isfinite(scale) and scale > 0:
             self.scale = scale
-        self.good_steps, self.skipped_in_row = int(good_steps), int(skipped)
+        self.good_steps, self.skipped_in_row = int(good_steps), int(in_row)
+        self.skipped = int(sum(skipped))

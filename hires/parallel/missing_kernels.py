@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hires.parallel.convolution import HALF
+from hires.parallel.wide_convolution import HALF
 
 _LACKS = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype (Half|BFloat16)")
 

@@ -102,7 +102,7 @@ def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
 
     def run(values: Values) -> Any:
         x = part(values[source], held, own)
-        x = x.to(wide(x))
+        x = x.to(wide(x)) if x.is_floating_point() else x
         facts = Reduced(bind(values), dims, keep, own, along, shares.to(x), count)
         sent = reduction.local(x, facts)
         sent = sent if kept is None else kept.filled_up(sent)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,17 +25,24 @@ from torch import Tensor, nn
 from hires.nets.constants import constant_tensor
 from hires.parallel.buffer_states import BufferStates
 from hires.parallel.compile_node import compile_node
+from hires.parallel.compiled_region import CompiledRegion, NodeSteps, See, Step
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
-from hires.plan.graph import Node, describe
+from hires.plan.graph import INPUT, Node
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.regions import Region
 from hires.plan.rules import TILED
 
 
 class StageModule:
-    """The nodes of one stage on one rank; ``tensors`` are its parameters and buffers by name."""
+    """The nodes of one stage on one rank; ``tensors`` are its parameters and buffers by name.
 
-    def __init__(self, context: Context, tensors: dict[str, Tensor]) -> None:
+    Each of the ``regions`` can be compiled.
+    """
+
+    def __init__(
+        self, context: Context, tensors: dict[str, Tensor], regions: Sequence[Region] = ()
+    ) -> None:
         plan, stage = context.plan, context.stage
         self.nodes = plan.nodes(stage.index)
         facts = {name: plan.graph.params[name] for node in self.nodes for name in node.params}
@@ -48,23 +55,43 @@ class StageModule:
         last = [plan.graph.output] if stage.index == len(plan.stages) - 1 else []
         self.outputs = list(dict.fromkeys(sent + last))
         bounds = stage.segments or [stage.first, stage.last]
-        parts = [plan.graph.nodes[a:b] for a, b in itertools.pairwise(bounds)]
+        pairs = [*itertools.pairwise(bounds)]
+        parts = [plan.graph.nodes[a:b] for a, b in pairs]
+        within = [[r for r in regions if a <= r.first < b] for a, b in pairs]
         reads = [{name for node in nodes for name in node.inputs} for nodes in parts]
         self.buffers = BufferStates(context, self.nodes, self.tensors)
         self.segments = [
             Segment(
-                context, nodes, self.buffers, self.tensors, set(self.outputs).union(*reads[i + 1 :])
+                context,
+                nodes,
+                self.buffers,
+                self.tensors,
+                set(self.outputs).union(*reads[i + 1 :]),
+                within[i],
             )
             for i, nodes in enumerate(parts)
         ]
+        self.regions = [region for segment in self.segments for region in segment.regions]
         self.recomputes = bool(stage.segments)
+        self._see: See | None = None
         # Parameters of tiled values have a part of their gradient on each tile. Behind the global
         # pool every tile has all of it. A shard has its samples' part of every gradient.
         partial = [n for n in self.nodes if stage.shards > 1 or stage.layout[n.name] == TILED]
         self.partial = self.parameters.keys() & {name for n in partial for name in n.params}
 
+    def watch(self, see: See | None) -> None:
+        """Lets ``see`` get every value that the stage reads as images or makes; None: no more.
+
+        Nodes that are compiled show theirs only while they run one by one.
+        """
+        self._see = see
+        for segment in self.segments:
+            segment.watch(see)
+
     def forward(self, inputs: Values) -> dict[str, Tensor]:
         """Returns the values that leave the stage, from those that enter it."""
+        if self._see is not None and INPUT in inputs:
+            self._see(INPUT, inputs[INPUT])
         # A value is released after its last reader, so that only what autograd needs stays.
         values = dict(inputs)
         for index, segment in enumerate(self.segments):
@@ -83,7 +110,10 @@ class StageModule:
 
 
 class Segment:
-    """Consecutive nodes of a stage; ``later`` are the values that are read behind them."""
+    """Consecutive nodes of a stage, with its regions among them.
+
+    ``later`` are the values that are read behind them.
+    """
 
     def __init__(
         self,
@@ -92,33 +122,49 @@ class Segment:
         buffers: BufferStates,
         tensors: dict[str, Tensor],
         later: set[str],
+        regions: Sequence[Region] = (),
     ) -> None:
         self.context = context
         made = {node.name for node in nodes}
         self.outputs = [node.name for node in nodes if node.name in later]
         reads = dict.fromkeys(name for node in nodes for name in node.inputs)
         self.inputs = [name for name in reads if name not in made]
-        in_place = _in_place(nodes, self.outputs, context.stage.extents)
+        first = context.plan.graph.position[nodes[0].name] if nodes else 0
+        bounds = [(region.first - first, region.last - first) for region in regions]
+        compiled = {nodes[index].name for span in bounds for index in range(*span)}
+        in_place = _in_place(nodes, self.outputs, context.stage.extents, compiled)
         last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
-        self._steps: list[tuple[Node, Operator, list[str]]] = []
+        over = _written_over(nodes, self.outputs, context, compiled)
+        steps: list[Step] = []
         for index, node in enumerate(nodes):
             overwrites = node.name in in_place
             run = _overwriting(node) if overwrites else buffers.reader(node)
-            run = run or compile_node(node, context, tensors)
+            packers = len(context.packers)
+            run = run or compile_node(node, context, tensors, node.name in over)
+            if node.name in compiled:  # the compiler keeps weights in an order of its own
+                del context.packers[packers:]
             dead = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
-            self._steps.append((node, run, dead))
+            steps.append((node, run, dead))
+        self.regions: list[CompiledRegion] = []
+        self._parts: list[NodeSteps | CompiledRegion] = []
+        end = 0
+        for begin, last in bounds:
+            later = {n for n in compiled if last_use.get(n, -1) >= last or n in self.outputs}
+            self.regions.append(CompiledRegion(steps[begin:last], later))
+            self._parts += [NodeSteps(steps[end:begin]), self.regions[-1]]
+            end = last
+        self._parts.append(NodeSteps(steps[end:]))
+
+    def watch(self, see: See | None) -> None:
+        """Lets ``see`` get the values of its nodes, but for those of regions."""
+        for part in self._parts:
+            if isinstance(part, NodeSteps):
+                part.see = see
 
     def run(self, values: Values) -> dict[str, Tensor]:
         """Returns the outputs from the inputs; ``values`` is used up."""
-        for node, run, dead in self._steps:
-            try:
-                values[node.name] = run(values)
-            except Exception as error:
-                notes = [*getattr(error, "__notes__", []), f"in {describe(node)}"]
-                error.__notes__ = notes  # type: ignore[attr-defined]
-                raise
-            for one in dead:
-                del values[one]
+        for part in self._parts:
+            part.run(values)
         return {name: values[name] for name in self.outputs}
 
 
@@ -167,10 +213,14 @@ def _second_run(context: Context, microbatch: int) -> Iterator[None]:
 
 
 def _in_place(
-    nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]]
+    nodes: list[Node],
+    outputs: list[str],
+    extents: dict[str, list[list[int]]],
+    compiled: set[str],
 ) -> set[str]:
     # Nodes, such as ReLUs, that may write their value over their input: no other node reads it, the
-    # backward pass of its maker does not either, and the tile holds the same pixels of both.
+    # backward pass of its maker does not either, and the tile holds the same pixels of both. That
+    # of a compiled maker may read anything, and a compiled node has no need to.
     readers = Counter(name for node in nodes for name in node.inputs)
     makers = {node.name: node for node in nodes}
     chosen = set()
@@ -178,8 +228,35 @@ def _in_place(
         source = makers.get(node.inputs[0]) if facts_of(node.kind).in_place else None
         if source is not None and facts_of(source.kind).overwritable:
             free = readers[source.name] == 1 and source.name not in outputs
+            free = free and compiled.isdisjoint([source.name, node.name])
             if free and extents.get(source.name) == extents.get(node.name):
                 chosen.add(node.name)
+    return chosen
+
+
+def _written_over(
+    nodes: list[Node], outputs: list[str], context: Context, compiled: set[str]
+) -> set[str]:
+    # Fused operators that may write their value over the one beside their window: they are its last
+    # reader, no value of another reader lies in its memory, and the tile holds the same pixels.
+    makers, extents = {node.name: node for node in nodes}, context.stage.extents
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    chosen = set()
+    for node in nodes:
+        operand = node.args.get(facts_of(node.kind).beside)
+        maker = makers.get(operand["value"]) if operand is not None else None
+        if maker is None or not facts_of(maker.kind).overwritable or maker.name in outputs:
+            continue
+        *before, last = readers[maker.name]
+        kinds = [facts_of(one.kind) for one in before]
+        apart = all(f.overwritable or (f.window is not None and f.window.pads) for f in kinds)
+        alone = last is node and apart and maker.name != node.inputs[0]
+        same = extents.get(maker.name) == extents.get(node.name)
+        if alone and same and compiled.isdisjoint([maker.name, node.name]):
+            chosen.add(node.name)
     return chosen
 
 

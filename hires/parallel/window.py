@@ -14,6 +14,7 @@ The window holds its padding already, so the kernel runs with padding 0.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +24,18 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.convolution import convolve, convolve_transposed, product_type
+from hires.parallel.convolution import SUBSTITUTES, convolve, convolve_transposed
+from hires.parallel.fused_convolution import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.strips import Strips, strip_convolution, strips_of
+from hires.parallel.wide_convolution import Size, product_type
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.windows import pair
 from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
+from hires.quant.number_pools import max_pool_int8
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
 
@@ -41,23 +46,35 @@ WINDOW_KERNELS: Registry[Kernel] = Registry("window kernel")
 class Window:
     """One windowed node on one tile; rectangles are in pixels of the whole map."""
 
-    def __init__(self, node: Node, context: Context, exchange: Exchange | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        context: Context,
+        exchange: Exchange | None,
+        fused: FusedConvolution | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """``whole``: the rank computes all of the value, as from a whole input."""
         graph, source = context.plan.graph, node.inputs[0]
         axes, facts = window_axes_of(node, graph), facts_of(node.kind).window
         self.multiplies = facts_of(node.kind).multiplies
+        self.fused = fused  # with what follows the window
         assert axes is not None
         assert facts is not None
         assert node.shape is not None
         self.axes: Axes = axes
-        self.out = context.extent(node.name)  # the pixels that it makes
-        self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
-        self.held = context.extent(source)
         self.size = (axes[0].size_in, axes[1].size_in)
+        self.size_out = (axes[0].size_out, axes[1].size_out)
+        # The pixels that it makes, and those that it holds of its input.
+        self.out = _all_of(self.size_out) if whole else context.extent(node.name)
+        self.held = _all_of(self.size) if whole else context.extent(source)
+        self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
         self.ring = facts.ring
         # A padding "same" may be uneven, and torch's kernels pad both sides by one number.
         padded = facts.pads and not isinstance(node.args["padding"], str)
         # In a dim that is not cut, torch's kernel pads by itself, which saves a copy.
-        self.native = [padded and parts == 1 for parts in context.stage.tiles]
+        self.native = [padded and (whole or parts == 1) for parts in context.stage.tiles]
         pads = [axis.padding if n else 0 for axis, n in zip(axes, self.native, strict=True)]
         self.padding = pads  # padding that torch's kernel applies in each dim
         self.rect = need_of(axes, self.out)
@@ -87,9 +104,11 @@ class Window:
         if self.multiplies:
             x = x.to(product_type(x))  # as autocast would, but before the window is copied
         if self.strips is not None:
-            return strip_convolution(x, borrowed, self.strips, args)
+            return self._finished(strip_convolution(x, borrowed, self.strips, args), args)
         ring = args.get(self.ring) if isinstance(self.ring, str) else self.ring
         fill = float(ring or 0.0)
+        if fill == -math.inf and not x.is_floating_point():
+            fill = float(torch.iinfo(x.dtype).min)
         if self.local:
             window = part(x, self.held, self.rect)
         else:
@@ -99,14 +118,21 @@ class Window:
             # The sum ties the zeros to the window, so that its exchange also runs backward: the
             # neighbours wait for the messages of a tile that makes no pixel, too.
             blank = window.new_zeros(self.shape)
-            if not window.is_floating_point():  # a mask, which has no gradient
-                return blank
+            if not window.is_floating_point():  # no gradient flows to it
+                return blank.to(args.get("dtype") or blank.dtype)
             blank = blank + 0 * window.sum()
             bias, weight = args.get("bias"), args.get("weight")
             if isinstance(weight, Tensor) and not weight.is_leaf:  # computed, so shared by tiles
                 blank = blank + 0 * weight.sum()
-            return blank if bias is None else blank + bias.view(1, -1, 1, 1)
+            blank = blank if bias is None else blank + bias.view(1, -1, 1, 1)
+            return self._finished(blank, args)
         return self.kernel(self, window, args)
+
+    def _finished(self, y: Tensor, args: dict[str, Any]) -> Tensor:
+        # What a fused operator does behind its window.
+        if self.fused is None:
+            return y
+        return with_sum_and_activation(y, args["other"], args["activation"])
 
     @functools.cached_property
     def taps(self) -> dict[int, list[Taps]]:
@@ -135,16 +161,45 @@ class Window:
         return rect[0], rect[1], rect[2], rect[3]
 
 
+def _all_of(size: tuple[int, int]) -> Rect:
+    return 0, size[0], 0, size[1]
+
+
 @WINDOW_KERNELS.register("conv2d")
 def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     weight, bias, stride = args["weight"], args["bias"], args["stride"]
     return convolve(x, weight, bias, stride, w.padding, args["dilation"], args["groups"])
 
 
+@WINDOW_KERNELS.register("fused_conv2d")
+def _fused_convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    assert w.fused is not None
+    window = {**args, "input": x, "padding": w.padding}
+    return w.fused(*window.values())
+
+
 @WINDOW_KERNELS.register("max_pool2d")
 def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     size, stride = args["kernel_size"], args["stride"] or None
-    return F.max_pool2d(x, size, stride, w.padding, args["dilation"], args["ceil_mode"])
+    return max_pool(x, size, stride, w.padding, args["dilation"], args["ceil_mode"])
+
+
+@SUBSTITUTES.register("max_pool2d")
+def max_pool(
+    x: Tensor,
+    kernel_size: Size,
+    stride: Size | None,
+    padding: Size,
+    dilation: Size,
+    ceil_mode: bool,
+) -> Tensor:
+    """Returns the largest number of each window of (n, C, H, W), as torch's."""
+    size, step, pads, apart = (
+        pair(one) for one in (kernel_size, stride or kernel_size, padding, dilation)
+    )
+    if x.dtype != torch.uint8:
+        return F.max_pool2d(x, size, step, pads, apart, ceil_mode)
+    return max_pool_int8(x, size, step, pads, apart, ceil_mode=ceil_mode)
 
 
 @WINDOW_KERNELS.register("avg_pool2d")
@@ -152,18 +207,23 @@ def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     # The divisor is that of the whole-image pool, which differs near the border of the image.
     size, stride = args["kernel_size"], args["stride"] or None
     total = F.avg_pool2d(x, size, stride, w.padding, args["ceil_mode"], divisor_override=1)
+    mean: Tensor = total / pool_divisors(w, args, x)
+    return mean
+
+
+def pool_divisors(w: Window, args: dict[str, Any], like: Tensor) -> Tensor | float:
+    """Returns by which each sum of an average pool is divided, (rows, columns)."""
     if args["divisor_override"]:
         scale: float = args["divisor_override"]
-        return total / scale
+        return scale
     divisors = []
     for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True):
         lows = [index * axis.stride - axis.padding for index in range(*out)]
         spans = [(low, min(low + axis.kernel, axis.size_in + axis.padding)) for low in lows]
         if not args["count_include_pad"]:
             spans = [(max(low, 0), min(high, axis.size_in)) for low, high in spans]
-        divisors.append(torch.tensor([high - low for low, high in spans], dtype=x.dtype))
-    mean: Tensor = total / (divisors[0].view(-1, 1) * divisors[1]).to(x.device)
-    return mean
+        divisors.append(torch.tensor([high - low for low, high in spans], dtype=like.dtype))
+    return (divisors[0].view(-1, 1) * divisors[1]).to(like.device)
 
 
 @WINDOW_KERNELS.register("conv_transpose2d")
@@ -208,8 +268,12 @@ def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 @WINDOW_KERNELS.register("_upsample_bilinear2d_aa")
 @WINDOW_KERNELS.register("_upsample_bicubic2d_aa")
 def _resample(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    narrow = x.dtype
-    wide = x if narrow == torch.float64 else x.float()
+    return resampled(w, x).to(x.dtype)
+
+
+def resampled(w: Window, x: Tensor) -> Tensor:
+    """Returns rows and columns mixed, in single precision or better."""
+    wide = x if x.dtype == torch.float64 else x.float()
     for dim, axis in enumerate(w.axes, start=2):
         if axis.kind not in RESAMPLINGS:  # roll along the other dim
             continue
@@ -223,9 +287,11 @@ def _resample(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
         rows = [wide.index_select(dim, row) for row in _rows(taps, x)]
         mixed = rows[0] * parts[0]
         for row, weight in zip(rows[1:], parts[1:], strict=True):
-            mixed = torch.addcmul(mixed, row, weight)
+            # Of numbers of 8 bits every rank makes the same: no addition may be fused here alone.
+            exact = x.dtype == torch.uint8
+            mixed = mixed + row * weight if exact else torch.addcmul(mixed, row, weight)
         wide = mixed
-    return wide.to(narrow)
+    return wide
 
 
 @WINDOW_KERNELS.register("adaptive_max_pool2d")

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, NCCL
 from hires.plan.plan import Finding, Plan, derived
+from hires.plan.routes import STREAMED
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Variable that limits the queues between a process and its GPU, which its streams share."""
@@ -77,12 +78,14 @@ def carriers(plan: Plan) -> Iterator[Finding]:
     """Yields what carries the messages of GPUs."""
     if plan.device != CUDA or plan.world == 1:
         return
-    if plan.backend == NCCL:
+    if plan.backend in STREAMED:
         used = Counter(rank for one in channels(plan) for rank in one.ranks)
+        most = max(used.values(), default=0)
+        ways = f"up to {most} communicators" if most > 1 else "one communicator"
         text = (
-            f"messages and sums go from GPU to GPU through nccl, messages on up to "
-            f"{max(used.values(), default=0)} communicators a rank; the agreement before each step "
-            f"goes through gloo"
+            f"{f'messages (on {ways} a rank) and sums' if most else 'sums'} go from GPU to GPU "
+            f"through {plan.backend}; the agreement before each step goes through "
+            f"{'gloo' if plan.backend == NCCL else 'the GPU, too'}"
         )
         used.update(rank for group in groups(plan) if len(group) > 1 for rank in group)
         streams = max(used.values(), default=0) + 2  # that which computes, and that of the loader

@@ -202,11 +202,26 @@ def check_trace(graph: Graph) -> list[Finding]:
     return [Finding("note", "model.target", text)]
 
 
+def check_kept(graph: Graph) -> list[Finding]:
+    """Returns a note on what a quantised network computes in float."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in graph.kept.items():
+        by_reason.setdefault(reason, []).append(name)
+    found = []
+    for reason, names in by_reason.items():
+        more = len(names) - SHOWN
+        shown = ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        text = f"computed in fp32, not with numbers of 8 bits: {shown} ({reason})"
+        found.append(Finding("note", "precision", text))
+    return found
+
+
 def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     """Returns an error if no loss can be computed from the network's output."""
     made, shape = graph.by_name[graph.output], graph.shape(graph.output)
-    if config.task.name != "train":
+    if config.task.name == "infer":
         return []
+    trains = config.task.name == "train"
     if config.target_size is not None:
         wanted = [shape[0], config.model.channels, *config.target_size]
         if shape != wanted:
@@ -218,7 +233,9 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
             return [Finding("error", "model.scale", text)]
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
-    elif "float" not in (made.dtype or "") or not made.needs_grad:
+    elif "float" not in (made.dtype or ""):
+        problem = f"the network returns {describe(made)}"
+    elif trains and not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
     elif LOSSES[config.loss].targets == "classes" and shape[1] < (config.model.classes or 0):
         classes, remedy = config.model.classes, _fewer_classes(config, shape[1])
@@ -226,7 +243,7 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     else:
         return []
     text = (
-        f"{problem}; training needs floating-point numbers of shape (n, classes), or "
+        f"{problem}; training and evaluation need floating-point numbers of shape (n, classes), or "
         f"(n, classes, rows, columns) with the image's class for every pixel, or images "
         f"(task.loss=l1)"
     )

@@ -18,6 +18,9 @@ Kinds that concern others too:
     wait_sends              waits for all sends that are still open
     collective              a gather or sum over a group; the rank goes on when it is complete
     issue, wait_issued      begins a sum over a group; waits for it
+    publish                 one member of a group sends parameters that it has moved to the others
+    reduce_scatter          each member of a group gets the sums of the gradients that it moves
+    all_gather              each member of a group gets what the others have moved
     create                  makes a group
     barrier                 all ranks of the world meet
     agree                   the same with an answer: whether all gradients are finite
@@ -28,14 +31,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hires.plan.routes import Route
+
 POSTS = ("send", "recv")
-MEETINGS = ("collective", "create", "barrier", "agree")
+DIVIDED = ("reduce_scatter", "all_gather")
+"""Those of a divided update, which are named by their operations."""
+MEETINGS = ("collective", "create", "barrier", "agree", "publish", *DIVIDED)
 """All members of a group come to these, and none goes on before the last has come."""
 ALONE = ("begin", "read", "forward", "backward", "end", "statistics", "optimise")
 """These need no other rank."""
 WORLD = -1
 """The group of all ranks."""
-JOINT = ("collective", "issue", "agree")
+JOINT = ("collective", "issue", "agree", "publish", *DIVIDED)
 """Collectives that bring numbers together."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "complex64": 8, "complex128": 16}
@@ -55,7 +62,7 @@ class Part(NamedTuple):
     """Whether it belongs to the node's way back."""
     number: int = -1
     """Position in ``Plan.edges`` (outside nodes), ``Stage.comm`` (at nodes) or
-    ``sums_of`` (gradients)."""
+    ``sums_of`` (gradients) or ``publications`` (parameters)."""
 
 
 class Event(NamedTuple):
@@ -84,11 +91,18 @@ class Event(NamedTuple):
     channel: int = 0
     """Number of the communicator that carries a message where each has a stream of its own
     (:mod:`hires.plan.channels`); 0: one of its two ranks, lane and way alone."""
+    route: Route | None = None
+    """How it travels; None: by the backend of the plan."""
 
     @property
     def words(self) -> str:
         """What a finding calls it."""
         return self.what or f"message {self.tag}"
+
+    @property
+    def backend(self) -> str:
+        """The backend of its route; nothing: that of the plan."""
+        return "" if self.route is None else self.route.backend
 
     @property
     def value(self) -> str:

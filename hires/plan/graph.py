@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ class Parameter:
     """False for frozen parameters, for buffers and for constants."""
     data: str | None = None
     """Bytes of a constant in base64; None for what the network's module holds."""
+    recipe: dict[str, Any] | None = None
+    """How ranks compute it at their start, ``{"make": name, "params": [others], ...}``; None: the
+    network or ``data`` has it (:mod:`hires.plan.passes`)."""
 
     @property
     def num_elements(self) -> int:
@@ -106,6 +109,8 @@ class Graph:
     """Buffers that the forward pass writes -> the value that it leaves there."""
     unchecked: str = ""
     """Why it was not compared with the user's module; empty if it was."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Nodes of a quantised network that stay in float, with the reason."""
 
     @functools.cached_property
     def by_name(self) -> dict[str, Node]:
@@ -126,6 +131,18 @@ class Graph:
     def needs_grad(self, value: str) -> bool:
         """Whether a gradient flows into a value; never into the images."""
         return value != INPUT and self.by_name[value].needs_grad
+
+    def own_params(self, names: Iterable[str]) -> set[str]:
+        """Returns the network's own parameters and buffers from which ranks compute some."""
+        found, ahead = set[str](), [*names]
+        while ahead:
+            name = ahead.pop()
+            fact = self.params[name]
+            if fact.recipe is not None:
+                ahead += fact.recipe["params"]
+            elif not fact.is_constant:
+                found.add(name)
+        return found
 
     @functools.cached_property
     def of_images(self) -> set[str]:
@@ -188,3 +205,21 @@ def _references(item: Any, key: str) -> Iterator[str]:
     elif isinstance(item, (dict, list)):
         for part in item.values() if isinstance(item, dict) else item:
             yield from _references(part, key)
+
+
+def ancestors(by_name: dict[str, Node], value: str) -> set[str]:
+    """Returns a value and all that it is computed from, the network's input included."""
+    found, ahead = set[str](), [value]
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += by_name[name].inputs if name in by_name else []
+    return found
+
+
+def update_nodes(nodes: list[Node], values: set[str]) -> list[Node]:
+    """Returns the nodes, in order, that compute some values."""
+    by_name = {node.name: node for node in nodes}
+    wanted = set[str]().union(*(ancestors(by_name, value) for value in values))
+    return [node for node in nodes if node.name in wanted]

@@ -27,7 +27,7 @@ from hires.plan import factors
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Stage
-from hires.plan.rules import TILED, Rule, dims_of
+from hires.plan.rules import TILED, Rule, dims_of, window_of
 from hires.plan.tiling import (
     Parts,
     cover,
@@ -134,18 +134,20 @@ def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule)
     What is reduced over the whole image, or is no map of the same size, is made of own pixels.
     """
     own = own_rects(map_shape(graph, stage, value)[2:], stage.tiles)
-    if rule.result != TILED or not (rule.axes or on_one_map(graph, stage, node.name, value)):
+    axes = window_of(node, value, rule)
+    if rule.result != TILED or not (axes or on_one_map(graph, stage, node.name, value)):
         return own
     made = extents_of(graph, stage, node.name)
-    return made if rule.axes is None else [need_of(rule.axes, rect) for rect in made]
+    return made if axes is None else [need_of(axes, rect) for rect in made]
 
 
 def wanted_parts(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule) -> list[Parts]:
     """Returns :func:`wanted_rects` without what lies between the parts of a rectangle."""
-    if rule.axes is None:
+    axes = window_of(node, value, rule)
+    if axes is None:
         rects = wanted_rects(graph, stage, node, value, rule)
         return [((rect[:2],), (rect[2:],)) for rect in rects]
-    return [parts_of(rule.axes, rect) for rect in extents_of(graph, stage, node.name)]
+    return [parts_of(axes, rect) for rect in extents_of(graph, stage, node.name)]
 
 
 def on_one_map(graph: Graph, stage: Stage, *values: str) -> bool:

@@ -8,26 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from hires.core.config import library_options
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks import gpus
+from hires.core.ranks import compilers, gpus
 from hires.plan.plan import Finding
+from hires.plan.routes import MEMORY, STREAMED
 
 CPU, CUDA = "cpu", "cuda"
-GLOO, NCCL = "gloo", "nccl"
+GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 
 _BY_TASK = ("gpus-per-task", "ntasks-per-gpu", "gpu-bind")
 """Options of sbatch that divide GPUs among the tasks of one ``srun``."""
 _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:=](?!\d+(?:$|\())[\w.-]+)?(?:[:=](\d+))?(?:\(.*)?")
 """An entry of ``gres``: ``gpu``, ``gpu:4``, ``gpu:a100:4``, ``gres/gpu=4``."""
-
-
-def resolve(config: RunConfig) -> RunConfig:
-    """Returns the config with the device and the backend that its ``auto`` mean here."""
-    config.device = device_of(config)
-    config.comm.backend = backend_of(config)
-    return config
 
 
 def device_of(config: RunConfig) -> str:
@@ -109,27 +104,111 @@ def require_gpus(config: RunConfig) -> None:
     )
 
 
+def require_compilers(config: RunConfig) -> None:
+    """Refuses to start ranks here that lack a compiler they need; RunError: which one."""
+    lacks = compilers.missing(config.device) if config.engine.compile != "off" else None
+    if lacks is not None:
+        mode = config.engine.compile
+        raise RunError(f"engine.compile={mode}: {lacks}, or use engine.compile=off")
+
+
 def check_hardware(config: RunConfig) -> Iterator[Finding]:
     """Yields how the device, the backend and the GPUs of a run's job do not fit together."""
     device, backend = device_of(config), backend_of(config)
+    if config.engine.compile != "off" and device == "simulated":
+        text = (
+            "torch compiles nothing for device=simulated, which exists in Python only; use "
+            "engine.compile=off or device=cpu"
+        )
+        yield Finding("error", "engine.compile", text)
+    yield from _uncompiled(config, device)
     there, ranks = gpus_of_node(config), ranks_of_node(config)
     if device == CUDA:
         yield from _unmet(config, there, ranks)
         yield from _unused(config, there, ranks)
     else:
         yield from _idle(config, device)
-    if backend == NCCL and device != CUDA:
+    yield from _unstarted(config)
+    if backend in MEMORY and config.launcher.num_nodes > 1:
         text = (
-            f"comm.backend=nccl carries tensors of GPUs only, and device={device} has none; use "
-            f"comm.backend=gloo or device=cuda"
+            f"comm.backend={backend} exchanges in the memory of one machine, and the ranks are on "
+            f"{config.launcher.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
         )
         yield Finding("error", "comm.backend", text)
-    elif backend == NCCL and there and ranks > there:
+    yield from _without_effect(config, backend)
+    if backend in STREAMED and device != CUDA:
+        text = (
+            f"comm.backend={backend} carries tensors of GPUs only, and device={device} has none; "
+            f"use comm.backend=gloo"
+            f"{'' if there is not None and ranks > there else ' or device=cuda'}"
+        )
+        yield Finding("error", "comm.backend", text)
+    elif backend in STREAMED and there and ranks > there:
         text = (
             f"NCCL refuses several ranks on one GPU, and {ranks} ranks of a node share {there}; "
             f"use comm.backend=gloo, or at most {there} ranks on a node"
         )
         yield Finding("error", "comm.backend", text)
+
+
+def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
+    # What ranks on this machine lack; one without GPUs prepares runs for another that has some.
+    is_here = config.launcher.is_here and not config.launcher.mpi_options
+    if config.engine.compile == "off" or not is_here:
+        return
+    if device == CPU or (device == CUDA and gpus.device_files()):
+        lacks = compilers.missing(device)
+        if lacks is not None:
+            yield Finding("error", "engine.compile", f"{lacks}, or use engine.compile=off")
+
+
+def mpi_lacks(config: RunConfig) -> str | None:
+    """Returns why no MPI starts the ranks, and what would change that; None: one does."""
+    launcher = config.launcher
+    if launcher.name in ("local", "torchrun"):
+        return f"launcher={launcher.name} starts them itself; use launcher=mpirun"
+    if (config.mpi, config.srun_mpi) == ("srun", "none"):
+        return (
+            "srun --mpi=none starts them without one; set launcher.srun_mpi=pmix (see `srun "
+            "--mpi=list`), or launcher.mpi=openmpi"
+        )
+    return None
+
+
+def _unstarted(config: RunConfig) -> Iterator[Finding]:
+    # Why messages could not go through MPI: no MPI starts the ranks.
+    why = mpi_lacks(config)
+    if why is None or not config.comm.uses(MPI):
+        return
+    if config.comm.backend == MPI:
+        text = f"comm.backend=mpi needs ranks that an MPI starts, and {why}, or comm.backend=gloo"
+    else:
+        text = f"comm.backends has mpi, which needs ranks that an MPI starts, and {why}"
+    yield Finding("error", "comm.backend", text)
+
+
+def _without_effect(config: RunConfig, backend: str) -> Iterator[Finding]:
+    # Options of libraries that carry nothing here, and variables that are set twice.
+    there = library_options.libraries((backend, *config.comm.backends), config.mpi)
+    for option in library_options.unused(config.comm.options, there):
+        holders = ", ".join(library_options.holders(option))
+        carries = f" through {', '.join(there)}" if there else ""
+        text = (
+            f"comm.options.{option} is of {holders}, and comm.backend={backend} sends"
+            f"{carries} without it; leave it out, or use another comm.backend or launcher.mpi"
+        )
+        yield Finding("warning", "comm.options", text)
+    site = config.cluster.environment
+    for name, value in library_options.variables(config.comm.options, there).items():
+        if site.get(name, value) != value:
+            text = (
+                f"comm.options sets {name}={value}, and cluster.environment sets it to "
+                f"{site[name]}; leave one of the two out"
+            )
+            yield Finding("error", "comm.options", text)
+    if config.comm.options.get("cuda_ipc") and config.comm.visible == "own" and "nccl" not in there:
+        text = "comm.options.cuda_ipc needs ranks that see each other's GPUs; set comm.visible=node"
+        yield Finding("warning", "comm.visible", text)
 
 
 def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
@@ -153,10 +232,10 @@ def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding
             f"+cluster.options.gres=gpu:{there}"
         )
         yield Finding("warning", "cluster.options", text)
-    if there and ranks > there and backend_of(config) != NCCL:
+    if there and ranks > there and backend_of(config) not in STREAMED:
         text = (
             f"{ranks} ranks of a node share {there} GPU{'s' if there > 1 else ''}: they compute in "
-            f"turn, and their messages go through the host's memory (gloo)"
+            f"turn, and their messages go through the host's memory ({backend_of(config)})"
         )
         yield Finding("warning", "cluster.gpus", text)
     divided = [key for key in _BY_TASK if key in config.cluster.options]
@@ -172,7 +251,15 @@ def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding
 def _unused(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
     # GPUs that a job holds, and its ranks do not use.
     asked = requested_gpus(config)
-    if asked is not None and there is not None and ranks < asked:
+    if asked is None or there is None or not there:
+        return
+    if there < min(ranks, asked):
+        text = (
+            f"the job holds {asked} GPUs of a node, and cluster.gpus={there} lets its {ranks} "
+            f"ranks use {there}; use cluster.gpus={asked}, or request {there}"
+        )
+        yield Finding("warning", "cluster.options", text)
+    elif ranks < asked:
         text = (
             f"the job holds {asked} GPUs of a node, and its "
             f"{f'{ranks} ranks use one each' if ranks > 1 else 'one rank uses one'}; use a layout "

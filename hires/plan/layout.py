@@ -16,6 +16,7 @@ from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widen
 from hires.plan.halos import map_shape as stage_map_shape
+from hires.plan.norm_levels import joined
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import CommOp, Edge, Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE, Rule, rule_in
@@ -33,16 +34,18 @@ class Box(NamedTuple):
     c1: int = 1
 
 
-def connect(graph: Graph, stages: list[Stage], fuse: int = 1) -> None:
+def connect(graph: Graph, stages: list[Stage], fuse: int = 1, joint: bool = False) -> None:
     """Fills in what travels within each stage of a network whose values have their layouts.
 
-    One exchange serves ``fuse`` windowed layers.
+    One exchange serves ``fuse`` windowed layers; ``joint``: norms that are neighbours share one.
     """
     for stage in stages:
         nodes = graph.nodes[stage.first : stage.last]
         rules = {node.name: rule_in(stage, node, graph) or Rule("whole") for node in nodes}
         widen(graph, stage, rules, fuse)
         stage.comm = _stage_comm(graph, stage, rules)
+        if joint:
+            stage.comm = joined(graph, stage, stage.comm)
 
 
 def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:

@@ -23,6 +23,8 @@ from hires.plan.plan import Plan
 LIBRARIES_BYTES = 320 * 2**20
 """What a rank's libraries take before it holds anything, which no table counts; torch 2.13 on a CPU
 takes 300 to 310 MiB (``rss_import_bytes`` of any record)."""
+MPI_BYTES = 4 * 2**20
+"""What an MPI library takes of a rank beside its messages; MPICH took 3 to 4 MiB."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class RankMemory:
     """On a GPU: buffers of NCCL's communicators."""
     context_bytes: int = 0
     """On a GPU: CUDA's context and kernels."""
+    mpi_bytes: int = 0
+    """On a CPU: buffers of the MPI library."""
+    shm_bytes: int = 0
+    """On a CPU: memory of the backends shm and cma, which other ranks of the machine share."""
+    host_bytes: int = 0
+    """Beside a GPU: memory of the host, pinned or shared, and the part of CUDA that lies there."""
 
     @property
     def peak_bytes(self) -> int:
@@ -55,8 +63,8 @@ class RankMemory:
 
     @property
     def device_bytes(self) -> int:
-        """All of them together."""
-        return sum(dataclasses.astuple(self))
+        """All of them together, but for the host's memory beside a GPU."""
+        return sum(dataclasses.astuple(self)[:-1])
 
     def to_dict(self) -> dict[str, int]:
         """Returns plain values for ``plan.json``."""
@@ -84,6 +92,8 @@ class Room:
     devices: int = 0
     """GPUs of each machine, which its ranks take in turn: then ``machine_bytes`` are those of one
     GPU. 0: the ranks share the memory of the machine."""
+    beside_gpus: bool = False
+    """Whether the ranks compute on GPUs, and this is the memory of the machine beside these."""
 
     @property
     def shared(self) -> bool:
@@ -108,7 +118,7 @@ class Room:
     def needed(self, plan: Plan) -> int:
         """Returns the bytes that count: of the largest rank, or of the fullest machine."""
         if not self.shared:
-            return max(map(device_bytes, plan.memory))
+            return max(map(self._own_bytes, plan.memory))
         return max(node.bytes for node in self.per_node(plan))
 
     def per_node(self, plan: Plan) -> list[NodeNeed]:
@@ -116,20 +126,23 @@ class Room:
 
         Of each GPU instead, where they compute on these.
         """
-        peaks = [device_bytes(entry) for entry in plan.memory]
+        peaks = [self._own_bytes(entry) for entry in plan.memory]
         needs, first = [], 0
         for count in spread(plan.world, self.nodes):
             here, step = range(first, first + count), max(1, self.devices)
             for ranks in [here[n::step] for n in range(min(step, count))]:
                 # Replicas are equal, so the plan holds the ranks of one.
                 need = sum(peaks[rank % len(peaks)] + self.libraries_bytes for rank in ranks)
+                # Each page of the backends' memory is touched by two ranks at the least.
+                entries = (plan.memory[rank % len(peaks)] for rank in ranks)
+                need -= sum(one.get("shm_bytes", 0) for one in entries) // 2
                 needs.append(NodeNeed(ranks, need))
             first += count
         return needs
 
     def shortage(self, config: RunConfig, plan: Plan) -> str | None:
         """Returns what does not fit, in words, or None if everything does."""
-        peaks = [device_bytes(entry) for entry in plan.memory]
+        peaks = [self._own_bytes(entry) for entry in plan.memory]
         rank = peaks.index(max(peaks))
         if self.rank_bytes is not None and peaks[rank] > self.rank_bytes:
             return (
@@ -150,7 +163,12 @@ class Room:
         if not self.devices:
             need = "ranks on {} need"
         many = f"{len(node.ranks)} {need.format(there)} {size(node.bytes)}, predicted"
+        if self.beside_gpus:
+            many += ", of the host's memory beside its GPUs"
         return f"{many}{most}, which is more than {has}"
+
+    def _own_bytes(self, entry: dict[str, int]) -> int:
+        return entry.get("host_bytes", 0) if self.beside_gpus else device_bytes(entry)
 
 
 class NodeNeed(NamedTuple):
@@ -170,6 +188,19 @@ def room_of(config: RunConfig) -> Room:
     of_site = config.cluster.memory_bytes
     if own is not None:  # a node of a site is no larger for that
         return Room(own, of_site, nodes, None if of_site is None else "cluster.memory")
+    return _node_room(config)
+
+
+def rooms_of(config: RunConfig) -> list[Room]:
+    """Returns that room, and after one on GPUs that of the nodes' own memory."""
+    rooms = [room_of(config)]
+    if rooms[0].devices:
+        rooms.append(dataclasses.replace(_node_room(config), beside_gpus=True))
+    return rooms
+
+
+def _node_room(config: RunConfig) -> Room:
+    of_site, nodes = config.cluster.memory_bytes, config.launcher.num_nodes
     here = machine_bytes() if config.launcher.is_here else None
     if of_site is not None and (here is None or of_site <= here):
         return Room(None, of_site, nodes, "cluster.memory")
@@ -205,7 +236,9 @@ def least_bytes(config: RunConfig, graph: Graph) -> int:
     kept = sum(read.values()) if training and config.memory.checkpoint == "none" else 0
     numbers = max(kept, *read.values(), 0, 0) * samples // graph.input_shape[0]
     width = BYTES[PRECISIONS[config.precision.name]]
-    # Training keeps the momentum too, and both in single precision at the least.
-    each = 2 * max(width, 4) if training else width
+    # Training keeps the momentum too, unless replicas divide it, and both in single precision at
+    # the least.
+    copies = 1 if config.task.optimizer.shard else 2
+    each = copies * max(width, 4) if training else width
     params = sum(p.num_elements for p in graph.params.values() if p.trainable or not training)
     return numbers * width + params * each

@@ -117,11 +117,13 @@ def cut_costs(graph: Graph) -> list[int | None]:
     """Returns what a cut before each node costs, in numbers that cross it; None where it cannot be.
 
     A tensor that crosses costs as much as ``MESSAGE`` numbers beside its own. Only floating-point
-    tensors may cross: no lists of tensors, masks or indices.
+    tensors and numbers of 8 bits may cross: no lists of tensors, masks or indices.
     """
 
     def refused(node: Node | None) -> bool:
-        return node is not None and (node.shape is None or "float" not in (node.dtype or ""))
+        dtype = "" if node is None else node.dtype or ""
+        real = "float" in dtype or dtype == "uint8"
+        return node is not None and (node.shape is None or not real)
 
     whole = 0, len(graph.nodes)
     costs = _crossing(graph, *whole, lambda node: node.num_elements + MESSAGE if node else 0)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from hires.core.errors import PlanError
+from hires.core.errors import ConfigError, PlanError
 from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, plain
+from hires.plan.routes import parse_route
 from hires.plan.schedule import Pipeline, timeline
 
 SCHEMA = 2
@@ -66,7 +67,8 @@ class CommOp:
     """Whether the gradient travels too."""
     readers: list[str] = field(default_factory=list)
     """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
-    when the backward pass comes to the first one."""
+    when the backward pass comes to the first one. ``norm``: neighbours that share it, ``node``
+    first; none: that one alone."""
 
     __hash__ = object.__hash__  # by identity, for derived facts
 
@@ -178,13 +180,24 @@ class Plan:
     device: str = "cpu"
     """What ranks compute on: ``cpu``, ``cuda`` or ``simulated``."""
     backend: str = "gloo"
-    """Transport of every message; it decides under which semantics the plan must be proved."""
+    """Carries every message without a route of its own."""
+    num_nodes: int = 1
+    """Machines over which the ranks are spread evenly, consecutive ranks together."""
+    routes: list[list[Any]] = field(default_factory=list)
+    """How messages travel: a case and its route in each row, as ``plan.message_routes`` has
+    them."""
+    table: dict[str, Any] = field(default_factory=dict)
+    """The tuning table that the routes come from: its name, digest and granularity."""
     gradients: str = "together"
     """When gradients are summed, and in which messages: ``together``, ``early`` or ``late``, as
     ``plan.groups`` describes."""
     message_dtype: str | None = None
     """Type of halos, pipeline messages and gradient sums; None: that of the activations, and sums
     in single precision or better."""
+    shards_optimizer: bool = False
+    """Whether each holder of a stage updates a part of its parameters (``plan.ownership``)."""
+    scatters: bool = False
+    """Whether it gets the sums of that part alone (``plan.update_exchange``)."""
     scales_loss: bool = False
     """Whether ranks agree before every update that all gradients are finite (``fp16``)."""
     findings: list[Finding] = field(default_factory=list)
@@ -335,7 +348,9 @@ class Plan:
             kept["findings"] = [Finding(**item) for item in values["findings"]]
             plan = Plan(**kept)
             plan._check_counts()
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            for *_, route in plan.routes:
+                parse_route(route)
+        except (AttributeError, ConfigError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             raise PlanError(f"plan.json is damaged ({why}); make the run again") from None
         return plan

@@ -7,21 +7,26 @@ from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
-from hires.plan import checks
+from hires.plan import checks, regions
 from hires.plan.channels import carriers
 from hires.plan.conversions import convert
+from hires.plan.gradient_sums import gradient_mode
 from hires.plan.graph import Graph
-from hires.plan.groups import gradient_mode
-from hires.plan.hardware import backend_of, check_hardware, device_of
+from hires.plan.hardware import check_hardware, device_of
 from hires.plan.layout import connect, edges_of
+from hires.plan.message_routes import choose_routes
+from hires.plan.norm_levels import with_norms_together
 from hires.plan.partition import add_segments, layer_starts, partition
+from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import CommOp, Finding, Plan, Stage
 from hires.plan.proof.prove import verify
+from hires.plan.route_choice import check_table, choice_of, facts_of_table
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.search.joins import far_halos, no_rules, vanishing
 from hires.plan.search.whole_price import whole_notes
 from hires.plan.traffic import totals
+from hires.plan.update_exchange import exchange_notes, scatters_gradients
 
 
 def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
@@ -30,7 +35,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     With an error, also among the ``known`` findings that others made, nothing is connected or
     proved, which takes long for thousands of ranks.
     """
-    parallel = config.parallel
+    parallel, choice, graph = config.parallel, choice_of(config), rewritten(config, graph)
     plan = Plan(
         graph=graph,
         stages=[Stage(0, 0, len(graph.nodes), [1, 1], 0)],
@@ -40,21 +45,26 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         training=config.task.name == "train",
         dtype=PRECISIONS[config.precision.name],
         message_dtype=PRECISIONS.get(config.comm.dtype),
+        shards_optimizer=config.task.optimizer.shard,
         scales_loss=config.scales_loss,
         schedule=[[]],
         halo_overlap=parallel.halo.overlap,
         device=device_of(config),
-        backend=backend_of(config),
-        gradients=gradient_mode(config, parallel.num_ranks),
+        backend=choice.backend,
+        num_nodes=config.launcher.num_nodes,
+        table=facts_of_table(config),
+        gradients=gradient_mode(config, choice),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
         findings=[
             *checks.check_numbers(config),
             *checks.check_output(config, graph),
             *checks.check_trace(graph),
+            *checks.check_kept(graph),
             *checks.check_types(config, graph),
             *checks.check_precision(config),
             *check_hardware(config),
+            *check_table(config),
         ],
     )
     possible = plan.ok and all(finding.severity != "error" for finding in known)
@@ -75,8 +85,10 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += known
     if not plan.ok:
         return plan
+    if config.comm.joint_norms:
+        graph = with_norms_together(graph, plan.stages)
     plan.graph = graph
-    connect(graph, plan.stages, parallel.halo.fuse)
+    connect(graph, plan.stages, parallel.halo.fuse, config.comm.joint_norms)
     last = plan.stages[-1]
     if plan.training and last.num_ranks > 1 and last.layout[graph.output] != WHOLE:
         last.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
@@ -85,8 +97,13 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += vanishing(graph, plan.stages, parallel.listed)
     plan.findings += far_halos(plan.stages)
     plan.findings += whole_notes(plan, parallel.listed)
+    plan.scatters = scatters_gradients(config, choice, plan)
+    choose_routes(plan, choice)
     plan.findings += verify(plan)
     plan.findings += carriers(plan)
+    plan.findings += exchange_notes(plan)
+    if config.engine.compile != "off":
+        plan.findings += regions.findings(plan)
     plan.totals = totals(plan)
     return plan
 

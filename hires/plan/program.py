@@ -8,9 +8,10 @@ step stands here and nowhere else. One step of two microbatches on the first of 
     recv B0  read F1  forward F1 [send] end F1
     recv B1  wait_recv B0  backward B0 [] end B0
     wait_recv B1  backward B1 [issue large gradients] end B1
-    wait_sends  collective (other gradients)  wait_issued  statistics  [agree]  optimise
+    wait_sends  collective (other gradients)  wait_issued  statistics  [agree]  optimise  [publish]
 
-With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite.
+With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite. Where the
+update is divided, parameters follow from their owners (:mod:`hires.plan.ownership`).
 Receives are posted in one of two orders:
 
 * ``ahead``: one action ahead of the one that needs them. The executor runs this one.
@@ -29,17 +30,20 @@ from typing import Any, NamedTuple
 from hires.core.ranks.mailbox_limits import mail_bytes
 from hires.plan.channels import channel_of
 from hires.plan.event import BYTES, WORLD, Event, Part
+from hires.plan.gradient_sums import sums_of
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
     AGREEMENT,
     gradient_group,
     held_stages,
-    sums_of,
     tile_group,
     wide_dtype,
 )
 from hires.plan.halos import companions, map_shape, name_of
+from hires.plan.message_routes import SUMMED, group_route, near_pair, send_route
+from hires.plan.ownership import PUBLISH, publications
 from hires.plan.plan import CommOp, Plan, Stage, derived
+from hires.plan.route_choice import STAGES, TILES
 
 AHEAD, JOINED = "ahead", "joined"
 """When the receives of an action are posted."""
@@ -58,7 +62,8 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
     def alone(kind: str, what: str, action: str = "") -> Event:
         return Event(kind, -1, 0, what=what, part=Part(action))
 
-    yield alone("barrier", "the agreement to begin the step")
+    of_world = group_route(plan, "all_reduce", WORLD, AGREEMENT.dtype, math.prod(AGREEMENT.shape))
+    yield alone("barrier", "the agreement to begin the step")._replace(route=of_world)
     if plan.training:
         yield alone("begin", "the step")
     for action in actions[:1]:
@@ -86,13 +91,16 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
         yield alone("statistics", "the running statistics")
         if plan.scales_loss:
             what = "the agreement that all gradients are finite"
-            yield Event("agree", WORLD, 0, AGREEMENT.shape, AGREEMENT.dtype, what)
+            one = AGREEMENT
+            yield Event("agree", WORLD, 0, one.shape, one.dtype, what, route=of_world)
         yield alone("optimise", "the parameters")
+        for stage in held_stages(plan, rank):
+            yield from _publish_events(plan, stage)
 
 
 def _wait_for(post: Event) -> Event:
-    kind, peer, tag, _, _, what, lane, mail, _, part, _, channel = post
-    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part, (), channel)
+    kind, peer, tag, _, _, what, lane, mail, _, part, _, channel, route = post
+    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part, (), channel, route)
 
 
 @derived
@@ -117,8 +125,12 @@ def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
     A backward pass is empty of nodes to which no gradient comes.
     """
     ops: dict[str, list[CommOp]] = {}
+    returns: dict[str, list[CommOp]] = {}
     for op in stage.comm:
         ops.setdefault(op.node, []).append(op)
+        # The way back comes to the last of joint norms first, and then goes through all of them.
+        begin = op.readers[-1] if op.kind == "norm" and op.readers else op.node
+        returns.setdefault(begin, []).append(op)
     left_out = ("share", "crop", "loss") if back else ("share", "crop")
     nodes = plan.graph.nodes
 
@@ -133,7 +145,7 @@ def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
         steps += forward(nodes[first:last]) if stage.segments else []
         for node in reversed(nodes[first:last]):
             if node.needs_grad:
-                own = [op for op in reversed(ops.get(node.name, [])) if op.back]
+                own = [op for op in reversed(returns.get(node.name, [])) if op.back]
                 steps.append(Step(node, True, own))
     return steps
 
@@ -176,7 +188,10 @@ def _inside(
                 what = f"{op.kind} of {op.node}{again} in {action}"
                 part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
                 group = tile_group(plan, rank, direction)
-                yield Event("collective", group, 0, (op.elements,), wide, what, part=part)
+                call = "all_reduce" if op.kind in SUMMED else "all_gather"
+                route = group_route(plan, call, group, wide, op.elements)
+                shape = (op.elements,)
+                yield Event("collective", group, 0, shape, wide, what, part=part, route=route)
                 continue
             place: dict[str, Any] = {"action": action, "call": next(calls)}
             sends, receives = halo_messages(plan, rank, direction, op, step.back, **place)
@@ -207,8 +222,22 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
         what = f"gradients of stage {stage}{count}"
         early = bool(one.node) and kind == "issue"
         part = Part(action, one.node if early else "", "", early, index)
-        group = gradient_group(plan, stage)
-        yield Event(kind, group, index, (one.elements,), one.dtype, what, part=part)
+        group, is_bucket = gradient_group(plan, stage), not one.alone and not one.scatters
+        facts = one.operation, group, one.dtype, one.elements, is_bucket
+        place = (one.elements,), one.dtype, what
+        own = one.operation if one.scatters else kind
+        yield Event(own, group, index, *place, part=part, route=group_route(plan, *facts))
+
+
+def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:
+    """Yields what brings a stage's parameters from their owners to all of its holders."""
+    group = gradient_group(plan, stage)
+    for number, one in enumerate(publications(plan, stage)):
+        what = f"parameters of stage {stage}"
+        what += f" from rank {one.owner}" if one.kind == PUBLISH else ""
+        route = group_route(plan, one.operation, group, one.dtype, one.elements)
+        shape, part = (one.elements,), Part(number=number)
+        yield Event(one.kind, group, number, shape, one.dtype, what, part=part, route=route)
 
 
 def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int = 0) -> list[Event]:
@@ -224,11 +253,13 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
         way = (stage, other) if outgoing else (other, stage)
         channel = channel_of(plan, replica, (direction, *way))
-        dtype, lane = plan.sent_dtype, direction
+        dtype, lane = plan.dtype_of(value), direction
         post = Event(kind, -1, tag, (), dtype, what, lane, False, call, part, (), channel)
         for there, box, shape in peers:
             peer = plan.rank_of(replica, direction, other, there)
-            posts.append(post._replace(peer=peer, shape=shape, box=box))
+            near = near_pair(plan, rank, peer)
+            route = send_route(plan, STAGES, 2, near, dtype, math.prod(shape))
+            posts.append(post._replace(peer=peer, shape=shape, box=box, route=route))
     return posts
 
 
@@ -257,15 +288,18 @@ def halo_messages(
     what = f"the {'gradient of the ' if back else ''}{op.kind} of {op.node}"
     what, lane = f"{what} in {action}" if action else what, plan.num_directions + direction
     dtype = plan.dtype_of(op.value)
-    most = mail_bytes(plan.stages[stage].num_ranks) // BYTES[dtype]
+    num_ranks = plan.stages[stage].num_ranks
+    most = mail_bytes(num_ranks) // BYTES[dtype]
     channel = channel_of(plan, replica, (direction, stage, stage)) if op.messages else 0
     sends: list[Event] = []
     receives: list[Event] = []
     for other, row, shape in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
         sending = (row[0] == tile) != back
-        kind, mail = "send" if sending else "recv", math.prod(shape) <= most
-        peer = plan.rank_of(replica, direction, stage, other)
-        event = Event(kind, peer, tag, shape, dtype, what, lane, mail, call, part, row, channel)
+        kind, numbers = "send" if sending else "recv", math.prod(shape)
+        peer, mail = plan.rank_of(replica, direction, stage, other), numbers <= most
+        route = send_route(plan, TILES, num_ranks, near_pair(plan, rank, peer), dtype, numbers)
+        place = lane, mail, call, part, row, channel, route
+        event = Event(kind, peer, tag, shape, dtype, what, *place)
         (sends if sending else receives).append(event)
     return sends, receives
 

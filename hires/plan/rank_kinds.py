@@ -17,6 +17,8 @@ from typing import Any
 
 from hires.plan.halos import is_list
 from hires.plan.layout import held_by, shares_of
+from hires.plan.message_routes import node_place
+from hires.plan.ownership import owned_numbers
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
 from hires.plan.rules import WHOLE
@@ -52,7 +54,7 @@ def translated_kinds(plan: Plan) -> list[int]:
     first: dict[Hashable, int] = {}
     kinds = []
     for rank in range(plan.ranks_per_replica):
-        parts: list[Hashable] = [tuple(plan.actions_of(rank))]
+        parts: list[Hashable] = [tuple(plan.actions_of(rank)), node_place(plan, rank)]
         for _, direction, held, tile in plan.slots_of(rank):
             parts += [held, tuple(halos[held][tile])]
             for back, outgoing in itertools.product((False, True), repeat=2):
@@ -100,7 +102,7 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
     """Returns what decides the memory of a rank: ranks of equal likeness need the same.
 
     Those are its actions, the shapes of what it holds and of its halos in each direction, and the
-    shapes of what it sends and receives in all.
+    shapes of what it sends and receives in all; of a divided optimiser also its part.
     """
     actions = tuple(plan.actions_of(rank))
     slots = tuple(
@@ -116,7 +118,8 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
         for outgoing in (False, True)
         for message in edge_messages(plan, rank, action, outgoing)
     ]
-    return actions, slots, tuple(sorted(edges))
+    owned = owned_numbers(plan, rank) if plan.shards_optimizer else 0
+    return actions, slots, tuple(sorted(edges)), owned
 
 
 def _size(plan: Plan, rank: int) -> list[int]:

@@ -141,6 +141,11 @@ def window_axes_of(node: Node, graph: Graph) -> Axes | None:
     return None if window is None else window.axes(node, graph.shape(node.inputs[0]), graph)
 
 
+def window_of(node: Node, value: str, rule: Rule) -> Axes | None:
+    """Returns the axes through which a node reads a value; None: it lies like the result."""
+    return rule.axes if value == node.inputs[0] else None
+
+
 def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
     axes = window_axes_of(node, graph)
     return None if axes is None else Rule("window", axes)
@@ -217,7 +222,12 @@ def reduced_dims(node: Node, shape: list[int]) -> set[int]:
 
 
 def _has_type(node: Node, graph: Graph, value: str) -> bool:
-    """Whether a value is of floating-point numbers, and is not summed in another type."""
+    """Whether a value is of floating-point numbers, and is not summed in another type.
+
+    Or of a quantised network's, whose sums are exact.
+    """
+    if facts_of(node.kind).quantized:
+        return True
     dtype = (graph.by_name[value].dtype or "") if value in graph.by_name else "float"
     return "float" in dtype and node.args.get("dtype") in (None, {"dtype": dtype})
 
@@ -253,7 +263,8 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
     elif facts.sharding == "sizes":
         alone = node.args[facts.argument][0] in (batch, -1)
     elif facts.sharding == "samples":
-        alone = _leaves_samples(node, len(graph.shape(divided[0])))
+        beside = (node.args.get(facts.beside) or {}).get("value", divided[0])
+        alone = beside in divided and _leaves_samples(node, len(graph.shape(divided[0])))
     else:
         alone = facts.sharding == "element"
     # A norm of each sample has running statistics of all of them.
@@ -299,18 +310,15 @@ def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:
 
 
 def _reads_only(node: Node, tiled: dict[str, Dims]) -> bool:
-    """Whether a map is read as the first argument and by no other.
+    """Whether maps are read as the first argument and the one beside it, and by no other.
 
     Weights may be whole values that the network computes: their gradients are shared.
     """
     (_, first), *others = node.args.items()
     read = {key: arg["value"] for key, arg in others if isinstance(arg, dict) and "value" in arg}
+    maps = [read.pop(facts_of(node.kind).beside, None), (first or {}).get("value")]
     alone = read.keys() <= {"weight", "bias"} and tiled.keys().isdisjoint(read.values())
-    return (
-        alone
-        and len(tiled) == 1
-        and all(first == {"value": name} and is_map(dims) for name, dims in tiled.items())
-    )
+    return alone and tiled.keys() == {*maps} - {None} and all(map(is_map, tiled.values()))
 
 
 def _dims(node: Node) -> list[int | None]:

@@ -1,8 +1,8 @@
 """Counts the messages of one step: in all, by kind and size, and from rank to rank.
 
 A collective of n ranks counts as n messages; an all-reduce of b bytes as 2 (n - 1) b bytes, the
-least that any algorithm sends. Sums travel in single precision or better, those of
-gradients as ``comm.dtype`` says.
+least that any algorithm sends, a broadcast or reduce-scatter as (n - 1) b. Sums travel in single
+precision or better, those of gradients as ``comm.dtype`` says.
 """
 
 from __future__ import annotations
@@ -11,15 +11,27 @@ import bisect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.event import BYTES
-from hires.plan.groups import AGREEMENT, num_holders, sums_of, wide_dtype
+from hires.plan.event import BYTES, DIVIDED, JOINT, POSTS, Event
+from hires.plan.gradient_sums import sums_of
+from hires.plan.groups import AGREEMENT, num_holders, wide_dtype
 from hires.plan.halos import map_shape
-from hires.plan.plan import Plan, Stage
+from hires.plan.message_routes import SUMMED, routes_of
+from hires.plan.ownership import (
+    ALL_GATHER,
+    PUBLISH,
+    REDUCE_SCATTER,
+    publications,
+    shares_of_holders,
+)
+from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import pass_comm
+from hires.plan.route_choice import OF_ALL, STAGES, TILES
+from hires.plan.routes import Route
+from hires.plan.update_exchange import holders_messages
 
 BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
 CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
@@ -48,12 +60,12 @@ class PassTraffic(NamedTuple):
 
 def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
     """Yields what every microbatch sends on its way; gradients are summed once a step."""
-    graph, size, wide = plan.graph, BYTES[plan.sent_dtype], BYTES[wide_dtype(plan)]
+    graph, wide = plan.graph, BYTES[wide_dtype(plan)]
     for back in (False, True) if plan.training else (False,):
         for edge in plan.edges:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
-            kind = "stage" if makers.num_ranks == readers.num_ranks else "join"
-            rows = edge.back if back else edge.messages
+            kind = _edge_kind(makers, readers)
+            rows, size = edge.back if back else edge.messages, BYTES[plan.dtype_of(edge.value)]
             sizes = [math.prod(edge.shape(graph, row)) * size for row in rows]
             yield PassTraffic(kind, makers, readers, back, rows, sizes)
         for stage in plan.stages:
@@ -65,44 +77,165 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
                 yield PassTraffic(op.kind, stage, stage, way_back, op.messages, sizes, to_all)
 
 
+CALLED = (
+    "send", "recv", "all_gather", "all_reduce", "reduce", "broadcast", "reduce_scatter",
+    "all_to_all", "gather", "scatter", "barrier",
+)  # fmt: skip
+"""What ranks call; an agreement, as in the barrier of a step, is an all-reduce of one number."""
+BARRIER = "barrier"
+"""Kind of the agreement to begin a step, which lies before the time of that step."""
+
+
+class Operation(NamedTuple):
+    """The call of one rank that an event stands for."""
+
+    operation: str
+    """One of ``CALLED``."""
+    kind: str
+    """``stage``, ``join``, the kind of a ``CommOp``, ``gradient``, ``parameter``, ``agree`` or
+    ``barrier``."""
+    num_bytes: int
+    """Of a collective those that the rank contributes."""
+    route: Route | None = None
+    """None: the plan has no routes."""
+
+
+def operations(plan: Plan, rank: int, events: Sequence[Event]) -> list[Operation | None]:
+    """Returns the call of every event of a rank's step; None of those that send nothing.
+
+    A wait belongs to the call that began the message.
+    """
+    return [_operation(plan, rank, event) if plan.world > 1 else None for event in events]
+
+
+def planned_rows(operations: Sequence[Operation | None]) -> list[dict[str, Any]]:
+    """Returns calls by operation, kind, ``size`` (2^size bytes and more, -1 of none) and route.
+
+    A row has their ``count`` and ``bytes``, and of its route the backend and the algorithm.
+    """
+    sums: dict[tuple[str, str, int, str, str], list[int]] = {}
+    for one in operations:
+        if one is not None:
+            way = ("", "") if one.route is None else one.route.names
+            key = one.operation, one.kind, one.num_bytes.bit_length() - 1, *way
+            held = sums.setdefault(key, [0, 0])
+            held[0] += 1
+            held[1] += one.num_bytes
+    names = ("operation", "kind", "size", "backend", "algorithm", "count", "bytes")
+    return [dict(zip(names, (*key, *sums[key]), strict=True)) for key in sorted(sums)]
+
+
+def _operation(plan: Plan, rank: int, event: Event) -> Operation | None:
+    part = event.part
+    if event.kind == "barrier":
+        return Operation("all_reduce", BARRIER, AGREEMENT_BYTES, event.route)
+    if event.kind not in (*POSTS, *JOINT):
+        return None
+    num_bytes = math.prod(event.shape) * BYTES[event.dtype]
+    if event.kind == PUBLISH:
+        return Operation("broadcast", "parameter", num_bytes, event.route)
+    if event.kind in DIVIDED:
+        kind = "gradient" if event.kind == REDUCE_SCATTER else "parameter"
+        return Operation(event.kind, kind, num_bytes, event.route)
+    if event.kind in ("agree", "issue") or not part.node:
+        if event.kind in POSTS:
+            edge = plan.edges[part.number]
+            makers, readers = plan.stages[edge.source], plan.stages[edge.target]
+            return Operation(event.kind, _edge_kind(makers, readers), num_bytes, event.route)
+        kind = "agree" if event.kind == "agree" else "gradient"
+        return Operation("all_reduce", kind, num_bytes, event.route)
+    stage = plan.slot_of(rank, plan.direction_of(part.action)).stage
+    kind = plan.stages[stage].comm[part.number].kind
+    call = "all_reduce" if kind in SUMMED else "all_gather"
+    call = event.kind if event.kind in POSTS else call
+    return Operation(call, kind, num_bytes, event.route)
+
+
+def _edge_kind(makers: Stage, readers: Stage) -> str:
+    return "stage" if makers.num_ranks == readers.num_ranks else "join"
+
+
 def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
     """Returns messages and bytes of one step of the whole world, by kind and size class."""
-    messages: Counter[tuple[str, int]] = Counter()
-    total: Counter[tuple[str, int]] = Counter()
+    sums: dict[tuple[str, int], tuple[int, int]] = {}
+    for (kind, size_class, _), (messages, num_bytes) in by_route(plan).items():
+        before = sums.get((kind, size_class), (0, 0))
+        sums[kind, size_class] = before[0] + messages, before[1] + num_bytes
+    return sums
 
-    def add(kind: str, size: int, number: int, num_bytes: int) -> None:
-        key = kind, bisect.bisect(BOUNDS, size)
-        messages[key] += number
-        total[key] += num_bytes
 
+@derived
+def by_route(plan: Plan) -> dict[tuple[str, int, str], tuple[int, int]]:
+    """Returns messages and bytes of one step of the world, by kind, size class and route.
+
+    Where a message travels in another way within a node than between nodes, both ways are named.
+    """
+    sums: dict[tuple[str, int, str], tuple[int, int]] = {}
+    for one in (*_pass_sums(plan), *_step_sums(plan)):
+        route = routes_of(plan, *one.case, one.size)
+        key = one.kind, bisect.bisect(BOUNDS, one.size), route
+        before = sums.get(key, (0, 0))
+        sums[key] = before[0] + one.number, before[1] + one.num_bytes
+    return {key: sums[key] for key in sorted(sums)}
+
+
+class _TrafficSum(NamedTuple):
+    # Messages of one kind and size.
+    kind: str
+    size: int
+    number: int
+    num_bytes: int
+    """Of all of them."""
+    case: tuple[str, str, int, str]
+    """Operation, place, ranks and type, by which the plan has their route."""
+
+
+def _pass_sums(plan: Plan) -> Iterator[_TrafficSum]:
     # Every microbatch passes every stage once each way, so no rank is looked at.
+    wide = wide_dtype(plan)
     for one in pass_traffic(plan):
+        ranks, between = one.makers.num_ranks, one.makers is not one.readers
+        place = (STAGES, 2) if between else (TILES, ranks)
         for size, number in Counter(one.sizes).items():
-            add(one.kind, size, number * plan.pieces, number * size * plan.pieces)
+            number *= plan.pieces
+            yield _TrafficSum(
+                one.kind, size, number, number * size, ("send", *place, plan.sent_dtype)
+            )
         if one.to_all:
-            number = one.makers.num_ranks * plan.pieces
-            add(one.kind, one.to_all, number, number * (one.makers.num_ranks - 1) * one.to_all)
+            call = "all_reduce" if one.kind in SUMMED else "all_gather"
+            number, size = ranks * plan.pieces, one.to_all
+            num_bytes = number * (ranks - 1) * size
+            yield _TrafficSum(one.kind, size, number, num_bytes, (call, TILES, ranks, wide))
+
+
+def _step_sums(plan: Plan) -> Iterator[_TrafficSum]:
     for stage in plan.stages:
         holders = num_holders(plan, stage.index)
-        for one_sum in sums_of(plan, stage.index):
-            size = one_sum.elements * BYTES[one_sum.dtype]
-            add("gradient", size, holders, holders * int(2 * (holders - 1) / holders * size))
+        for one in holders_messages(plan, stage.index):
+            case = one.operation, one.place, holders, one.dtype
+            yield _TrafficSum(one.kind, one.num_bytes, holders, one.sent_bytes, case)
     if plan.scales_loss and plan.world > 1:
-        add("agree", AGREEMENT_BYTES, plan.world, 2 * (plan.world - 1) * AGREEMENT_BYTES)
-    return {key: (messages[key], total[key]) for key in sorted(messages)}
+        least, of_all = 2 * (plan.world - 1) * AGREEMENT_BYTES, ("all_reduce", OF_ALL, plan.world)
+        yield _TrafficSum("agree", AGREEMENT_BYTES, plan.world, least, (*of_all, AGREEMENT.dtype))
 
 
 def totals(plan: Plan) -> dict[str, Any]:
-    """Returns messages and bytes of one step of the whole world, in all and by kind."""
+    """Returns messages and bytes of one step of the world: in all, by kind, and by route."""
     by_kind: dict[str, dict[str, Any]] = {}
-    for (kind, _), (messages, num_bytes) in by_class(plan).items():
-        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0, "backend": plan.backend})
+    rows = []
+    for (kind, size_class, route), (messages, num_bytes) in by_route(plan).items():
+        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0, "backend": route})
         entry["messages"] += messages
         entry["bytes"] += num_bytes
+        if route not in entry["backend"].split(", "):
+            entry["backend"] += f", {route}"
+        row = {"kind": kind, "class": CLASSES[size_class], "route": route}
+        rows.append({**row, "messages": messages, "bytes": num_bytes})
     return {
         "messages": sum(entry["messages"] for entry in by_kind.values()),
         "bytes": sum(entry["bytes"] for entry in by_kind.values()),
         "by_kind": by_kind,
+        "by_route": rows,
     }
 
 
@@ -125,10 +258,19 @@ def matrix(plan: Plan) -> list[list[float]]:
             sent[source][target] += one.to_all * passes
     for stage in plan.stages:
         holders = {rank for copy in copies for rank in ranks_of(stage, copy)}
+        shares = shares_of_holders(plan, stage.index).items()
+        moved = {rank: sum(part.numbers for part in rows) for rank, rows in shares}
         for one_sum in sums_of(plan, stage.index):
-            share = int(2 * one_sum.elements * BYTES[one_sum.dtype] / len(holders))
+            width = BYTES[one_sum.dtype]
+            share, scatters = int(2 * one_sum.elements * width / len(holders)), one_sum.scatters
             for source, target in itertools.permutations(holders, 2):
-                sent[source][target] += share
+                sent[source][target] += moved[target] * width if scatters else share
+        for update in publications(plan, stage.index):
+            width, all_send = BYTES[update.dtype], update.kind == ALL_GATHER
+            for source, target in itertools.permutations(holders, 2):
+                if all_send or source == update.owner:
+                    numbers = moved[source] if all_send else update.elements
+                    sent[source][target] += numbers * width
     if plan.scales_loss:
         for source, target in itertools.permutations(range(plan.world), 2):
             sent[source][target] += int(2 * AGREEMENT_BYTES / plan.world)

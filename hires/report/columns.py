@@ -66,8 +66,22 @@ class Table:
     rows: Sequence[Sequence[Cell]] = ()
     caption: str = ""
     missing: str = ""  # what is shown instead of a table without rows
+    optional: Sequence[str] = ()  # columns that go if no row fills them
     frame: Any = field(default=None, compare=False)
     """The same rows and columns with types, as a DataFrame; None where it is not needed."""
+
+    def trimmed(self) -> Table:
+        """Returns the table without the optional columns that no row fills."""
+        if not self.optional or not self.rows:
+            return self
+        filled = [any(cell is not None for cell in cells) for cells in zip(*self.rows, strict=True)]
+        wanted = [
+            place
+            for place, column in enumerate(self.columns)
+            if filled[place] or column.key not in self.optional
+        ]
+        rows = [[row[place] for place in wanted] for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in wanted], rows=rows)
 
     def text_rows(self) -> list[list[str]]:
         """Returns the rows as they are shown."""
@@ -106,11 +120,16 @@ def safe_csv(table: Table) -> str:
 
 
 def table_of(
-    name: str, title: str, columns: Sequence[Column], rows: Iterable[Row], missing: str = ""
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    missing: str = "",
+    optional: Sequence[str] = (),
 ) -> Table:
     """Returns a table with some columns of some rows."""
     cells = [[row.get(column.key) for column in columns] for row in rows]
-    return Table(name, title, columns, cells, missing=missing)
+    return Table(name, title, columns, cells, missing=missing, optional=optional)
 
 
 def keys(*groups: Iterable[Column]) -> tuple[str, ...]:
@@ -164,6 +183,23 @@ def _mib(key: str, title: str) -> Column:
     return Column(key, title, "MiB", 1 / MIB, 1, _read(count, key))
 
 
+def class_rows(record: Row) -> list[Row]:
+    """Returns one row a class of an evaluation."""
+    return [values(PER_CLASS, entry) for entry in dicts(dig(record, "evaluation", "classes"))]
+
+
+def _interval_end(place: int) -> Callable[[Row], Cell]:
+    def read(record: Row) -> Cell:
+        ends = dig(record, "evaluation", "top1_ci95")
+        return number(ends[place]) if isinstance(ends, list) and len(ends) == 2 else None
+
+    return read
+
+
+def _share(key: str, title: str) -> Column:
+    return Column(key, title, "%", 100.0, 2, _read(number, "evaluation", key))
+
+
 CAMPAIGN = Column("campaign", "campaign")
 RUN = Column("run", "run")
 ATTEMPT = Column("attempt", "attempt", digits=0)
@@ -192,6 +228,31 @@ THROUGHPUT = (
     *SPEED,
 )
 """What was measured in a record, and how fast it was."""
+ACCURACY = (
+    Column("images", "images", digits=0, of=_read(count, "evaluation", "images")),
+    _share("top1", "top-1"),
+    Column("top1_low", "95 % from", "%", 100.0, 2, _interval_end(0)),
+    Column("top1_high", "to", "%", 100.0, 2, _interval_end(1)),
+    _share("top5", "top-5"),
+    _share("mean_recall", "recall"),
+    _share("mean_iou", "IoU"),
+    _share("mean_dice", "Dice"),
+    Column("psnr", "PSNR", "dB", digits=3, of=_read(number, "evaluation", "psnr")),
+    Column("loss", "loss", digits=4, of=_read(number, "evaluation", "loss")),
+    Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
+)
+"""What a pass over a data set counted: means over classes are of those that occur."""
+PER_CLASS = (
+    Column("class", "class", digits=0, of=_read(count, "class")),
+    Column("name", "name", of=_read(text, "name")),
+    Column("count", "count", digits=0, of=_read(count, "count")),
+    *(
+        Column(key, title, "%", 100.0, 2, _read(number, key))
+        for key, title in (
+            ("precision", "precision"), ("recall", "recall"), ("iou", "IoU"), ("dice", "Dice"),
+        )
+    ),
+)  # fmt: skip
 MEMORY = (
     Column("rank", "rank", digits=0, of=_read(count, "rank")),
     Column("replica", "replica", digits=0, of=_read(count, "replica")),

@@ -21,7 +21,7 @@ from hires.core.store import campaign, file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, POINT, Row
-from hires.report.load import measured_points, rows
+from hires.report.load import evaluation_rows, measured_points, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import Run, campaign_labels, read_runs
 
@@ -57,10 +57,15 @@ class Frames:
     """One row a rank that recorded its memory: its place and its bytes."""
     communication = _frame_of(rows.COMMUNICATION_COLUMNS, rows.traffic_rows)
     """One row a kind and size class of messages in a step of the plan."""
+    messages = _frame_of(rows.MESSAGE_COLUMNS, _each(rows.message_rows))
+    """One row an operation, kind and size of messages that a run has logged."""
     failures = _frame_of(rows.FAILURE_COLUMNS, _each(rows.failure_rows))
     """One row an attempt that failed, with the state of its run."""
     precision = _frame_of(rows.PRECISION_COLUMNS, rows.precision_rows)
     """One row a run with a loss, beside the same point in the most exact precision."""
+
+    evaluations = _frame_of(evaluation_rows.COLUMNS, evaluation_rows.evaluation_rows)
+    """One row an evaluation: its accuracy, and what agrees with the most exact precision."""
 
     @functools.cached_property
     def points(self) -> pd.DataFrame:
@@ -226,8 +231,8 @@ _DTYPES = {
 _FIXED = {column.key: "string" for column in (*POINT, *MEMORY) if not column.numeric}
 _FIXED |= dict.fromkeys((
     "campaign", "run", "hash", "task", "state", "reason", "cause", "memory_limit", "git", "host",
-    "started", "reproduce", "kind", "size_class", "ended_as", "overrides", "nearest", "reference",
-    "arranged", "settings", "ended",
+    "started", "reproduce", "kind", "size_class", "operation", "backends", "ended_as", "overrides",
+    "nearest", "reference", "arranged", "settings", "ended", "data",
 ), "string") | {"loss_finite": "boolean"}  # fmt: skip
 """Types of columns whatever they hold, even if all their values are missing."""
 

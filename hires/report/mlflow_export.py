@@ -16,7 +16,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store.attempts import Attempt
-from hires.report.columns import RATES, STEP_TIMES, values
+from hires.report.columns import ACCURACY, RATES, STEP_TIMES, values
 from hires.report.compare.comparison import origin
 from hires.report.compare.metrics import METRICS
 from hires.report.load.plain_values import dig, number, steps_of, value_text
@@ -110,6 +110,7 @@ def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
     """Returns name, value and step of every number."""
     numbers = values((*RATES, *STEP_TIMES), record)
     numbers |= {f"loss_{p}": number(dig(record, "loss", p)) for p in ("first", "last")}
+    numbers |= {f"evaluation_{key}": cell for key, cell in values(ACCURACY, record).items()}
     metrics = [(key, value, 0) for key, value in numbers.items() if value is not None]
     metrics += [("peak_bytes_max", value, 0) for value in METRICS["memory"].values(record)]
     metrics += [("step_s", took, step) for step, took, _ in steps_of(record) if took is not None]

@@ -15,6 +15,7 @@ import pandas as pd
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.units import MIB
 from hires.report.columns import (
+    ACCURACY,
     ATTEMPT,
     CAMPAIGN,
     MEMORY,
@@ -30,13 +31,15 @@ from hires.report.columns import (
     texts,
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
+from hires.report.load.evaluation_rows import AGREEMENT
 from hires.report.load.measured_points import efficiency, single_speeds
+from hires.report.message_tables import CAPTION
 from hires.report.templates import rendered
 
 FORMATS = ("csv", "md", "tex", "parquet")
 FRAMES = (
-    "runs", "attempts", "samples", "memory", "communication", "precision", "failures", "planned",
-    "configs",
+    "runs", "attempts", "samples", "memory", "communication", "messages", "precision",
+    "evaluations", "failures", "planned", "configs",
 )  # fmt: skip
 """Frames that ``hires export`` writes, by their names in :class:`Frames`."""
 _LATEX = str.maketrans(
@@ -188,6 +191,22 @@ _TABLES = (
         missing="All runs have one rank, or no plan that can be read: nothing is sent.",
     ),
     Table(
+        "messages",
+        "What messages cost",
+        (
+            *(*POINT, *texts(operation="operation", kind="kind", backends="backend")),
+            Column("least_bytes", "from", "B", digits=0),
+            Column("calls_per_step", "calls", "/step", digits=0),
+            Column("planned_calls_per_step", "planned", "/step", digits=0),
+            Column("bytes_per_step", "bytes", "MiB/step", 1 / MIB, 3),
+            Column("issue_s", "calling", "ms/step", 1e3, 2),
+            Column("wait_s", "waiting", "ms/step", 1e3, 2),
+            Column("share_percent", "of a step", "%", digits=1),
+        ),
+        caption=f"{CAPTION} Sizes go from a power of two to the next one.",
+        missing="No run logged messages: they have one rank, or comm.log=off.",
+    ),
+    Table(
         "precision",
         "Precision and accuracy",
         (
@@ -206,6 +225,16 @@ _TABLES = (
         "fp16 whose gradients overflowed; the loss scale is that of the last step. Losses are of "
         "the last attempt, images per second the median over those of the latest code.",
         missing="No complete run recorded a loss.",
+    ),
+    Table(
+        "evaluations",
+        "Accuracy",
+        (*POINT, *texts(data="data"), *ACCURACY, *AGREEMENT),
+        caption="Of every evaluation: shares of images or pixels, means over the classes that "
+        "occur, and for how many images the class is the one that the most exact precision "
+        "predicts. Intervals are Wilson's. Published: Table 2.2 of the thesis, of its own network "
+        "and split.",
+        missing="No run evaluated (task=evaluate).",
     ),
     Table(
         "failures",

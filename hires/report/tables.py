@@ -17,13 +17,18 @@ from hires.core.store.campaign import Campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.report.columns import (
+    ACCURACY,
     ATTEMPT,
     MEMORY,
+    PER_CLASS,
+    POINT,
     RUN,
     THROUGHPUT,
     Cell,
     Column,
     Table,
+    class_rows,
+    keys,
     memory_rows,
     safe_csv,
     table_of,
@@ -35,11 +40,26 @@ _WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")  # of the th
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
-    """Returns the throughput of a record in one row, and its memory with a row a rank."""
-    return [
+    """Returns the throughput of a record in one row, and its memory with a row a rank.
+
+    Of an evaluation the accuracy stands first, in one row, and a row for each class.
+    """
+    return [table.trimmed() for table in _whole_tables(record)]
+
+
+def _whole_tables(record: dict[str, Any]) -> list[Table]:
+    """Returns the tables of a record with all their columns."""
+    made = [
         table_of("throughput", "Throughput", THROUGHPUT, [values(THROUGHPUT, record)]),
         table_of("memory", "Memory", MEMORY, memory_rows(record)),
     ]
+    if not isinstance(record.get("evaluation"), dict):
+        return made
+    row = values([*POINT, *ACCURACY], record)
+    first = [table_of("accuracy", "Accuracy", [*POINT, *ACCURACY], [row], optional=keys(ACCURACY))]
+    if rows := class_rows(record):
+        first.append(table_of("classes", "Classes", PER_CLASS, rows, optional=keys(PER_CLASS)))
+    return [*first, *made]
 
 
 def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
@@ -61,11 +81,11 @@ def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
     joined: dict[str, Table] = {}
     for names, record in attempts:
         first = [names[column] for column in extra]
-        for table in tables(record):
+        for table in _whole_tables(record):
             above = joined[table.name].rows if table.name in joined else ()
             rows = [*above, *([*first, *cells] for cells in table.rows)]
             joined[table.name] = replace(table, columns=[*extra, *table.columns], rows=rows)
-    return list(joined.values())
+    return [table.trimmed() for table in joined.values()]
 
 
 def done_records(run: Path, most: int) -> list[dict[str, Any]]:

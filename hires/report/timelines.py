@@ -161,6 +161,8 @@ def _span(plan: Plan, rank: int, step: int, begin_s: float, span: Span) -> Event
         args |= {"stage": plan.slot_of(rank, direction).stage, "direction": DIRECTIONS[direction]}
     if span.what:
         args["what"] = span.what
+    if span.calls:
+        args |= {"calls": span.calls, "bytes": span.num_bytes, "way": span.way}
     named = span.kind in (FORWARD, BACKWARD)
     return {
         "ph": "X",

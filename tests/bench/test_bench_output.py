@@ -60,6 +60,8 @@ def test_answer_is_printed_and_decides_the_exit_code(ok, code, capsys):
 def test_answer_without_a_question_is_a_success(capsys):
     assert small(lambda _: [{}]).main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == "hires bench small --json"
+    assert small(lambda _: [{}]).main(["--json"], "python3 small.py") == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "python3 small.py --json"
 
 
 def test_folder_holds_the_answer_and_a_readme(tmp_path, capsys):
@@ -88,7 +90,7 @@ def test_folder_that_cannot_be_made_is_an_error(tmp_path):
 )
 def test_option_that_makes_no_sense_is_refused(words, message, capsys):
     assert small(lambda _: pytest.fail("it began")).main(words) == 2
-    assert capsys.readouterr() == ("", message)
+    assert capsys.readouterr() == ("", f"hires: {message}")
 
 
 def test_options_have_their_types():
@@ -111,7 +113,7 @@ def test_error_is_told_and_decides_the_exit_code(error, code, told, capsys):
         raise error
 
     assert small(measure).main([]) == code
-    assert capsys.readouterr() == ("", told)
+    assert capsys.readouterr() == ("", f"hires: {told}")
 
 
 @pytest.mark.parametrize("end", ["Ctrl-C", "SIGTERM", "error"])

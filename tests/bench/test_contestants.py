@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hires.bench.contestants import GROUPS, TASKS, LayoutsOptions, line_up, model_config
-from hires.core.errors import ConfigError, PlanError
+from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.ranks.gpus import Torch
 from hires.core.store.naming import model_label
 
-SMALL = {"model": "resnet18", "image": [48, 48]}
+SMALL = {"model": "resnet18", "image": [48, 48], "device": "cpu"}
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -79,3 +80,34 @@ def test_unknown_model_is_refused():
 def test_layout_that_cannot_be_cut_is_a_plan_error():
     with pytest.raises(PlanError, match="use at most 1"):
         line_up(LayoutsOptions(model="resnet18", image=[1, 1], only=("sp",)), "infer")
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "not_run"),
+    [
+        ("cpu", 0, set()),
+        ("simulated", 0, {"ddp", "ddp views", "torch gpipe", "torch 1f1b"}),
+        ("cuda", 1, {"torch gpipe", "torch 1f1b"}),  # two ranks of NCCL need two GPUs
+        ("auto", 2, set()),
+    ],
+)
+def test_device_and_backend_are_those_of_a_run(device, gpus, not_run, monkeypatch):
+    monkeypatch.setattr("hires.core.ranks.gpus.device_files", lambda: gpus)
+    built = Torch("2.13", "13.0")
+    monkeypatch.setattr("hires.core.ranks.gpus.installed_torch", lambda: built)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = line_up(LayoutsOptions(**{**SMALL, "device": device, "only": ("pp", "dp")}), "train")
+    on_cores = {"module, no trick", "two threads"} if device != "cpu" else set()
+    assert {row.name for row in rows if row.not_run} == not_run | on_cores
+    own = "cuda" if device == "auto" else device
+    for row in rows:
+        assert row.config.device == own
+        if row.plan is not None:
+            backend = "nccl" if own == "cuda" and row.num_ranks <= gpus else "gloo"
+            assert (row.plan.device, row.plan.backend) == (own, backend)
+
+
+def test_missing_gpu_is_refused_as_for_a_run(monkeypatch):
+    monkeypatch.setattr("hires.core.ranks.gpus.device_files", lambda: 0)
+    with pytest.raises(RunError, match="this machine shows no NVIDIA GPU"):
+        line_up(LayoutsOptions(**{**SMALL, "device": "cuda"}), "infer")

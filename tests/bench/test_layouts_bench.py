@@ -22,6 +22,7 @@ def test_all_rows_run_and_are_right(python, tmp_path):
     # Its norms see enough pixels that gradients have little noise, which would excuse errors.
     small = ["--model", "preact_resnet11", "--image", "32", "--batch", "2", "--microbatches", "2"]
     quick = ["--rounds", "1", "--warmup", "0", "--no-memory", "--json", "--out", str(folder)]
+    quick += ["--device", "cpu"]
     answer = python("-m", "hires.bench.layouts_bench", *small, *quick)
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
@@ -42,6 +43,7 @@ def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
     folder = tmp_path / "kept"
     words = ["--model", "preact_resnet11", "--image", "32", "--only", "dp", "--task", "infer"]
     words += ["--rounds", "10000", "--warmup", "0", "--no-memory", "--out", str(folder)]
+    words += ["--device", "cpu"]
     command = [sys.executable, "-m", "hires", "bench", "layouts", *words]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -68,6 +70,7 @@ def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
         (["--image", "big"], 2, "must be n or HxW"),
         (["--image", "0"], 2, "must be n or HxW"),
         (["--only", "sp,tp"], 2, "--only tp is unknown; choose from sp,pp,dp"),
+        (["--device", "tpu"], 2, "--device tpu is unknown; use auto, cpu, cuda, simulated"),
         (["--rounds", "0"], 2, "--rounds 0 must be at least 1"),
         (["--warmup", "-1"], 2, "--warmup -1 must be at least 0"),
         (["--model", "resnet18", "--image", "1x8", "--task", "infer"], 3, "use at most 1"),
@@ -75,7 +78,7 @@ def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
 )
 def test_bad_options_are_told_before_any_rank_starts(words, code, told, monkeypatch, capsys):
     monkeypatch.setattr(
-        "hires.bench.layouts_bench.stream_ranks", lambda *_: pytest.fail("a rank started")
+        "hires.bench.layouts_bench.stream_ranks", lambda *_, **__: pytest.fail("a rank started")
     )
     assert BENCHMARK.main(words) == code
     assert told in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,13 +11,13 @@ from hires.bench.bench_output import origin
 from hires.bench.contestants import LayoutsOptions, line_up
 from hires.bench.judge import Deviation
 from hires.bench.layouts_bench import BENCHMARK, result_of
-from hires.bench.layouts_table import measured_rows
+from hires.bench.layouts_table import measured_rows, row_not_run
 from hires.bench.timing import Samples
 
 
 @pytest.fixture(scope="module")
 def rows():
-    options = LayoutsOptions(model="resnet18", image=[48, 48], only=("dp",))
+    options = LayoutsOptions(model="resnet18", image=[48, 48], only=("dp",), device="cpu")
     return line_up(options, "train")
 
 
@@ -35,7 +36,7 @@ SAMPLES = {name: Samples(step_s, [1.5, 1.5, 1.5]) for name, step_s in STEP_S.ite
 def found(rows, **verdicts):
     values = dict.fromkeys(SAMPLES, Deviation(1e-6, 1e-4, True)) | verdicts
     made = measured_rows(rows, SAMPLES, values)
-    options = {"model": "resnet18", "image": [48, 48], "batch": 1}
+    options = {"model": "resnet18", "image": [48, 48], "batch": 1, "device": "cpu"}
     return {**origin("hires bench layouts"), **result_of(options, {"train": made})}
 
 
@@ -79,3 +80,20 @@ def test_folder_holds_numbers_command_machine_and_commit(rows, tmp_path):
     assert "| dp | 2 | 1 | 2 | 4000.0 |" in readme
     assert f"{answer['hardware']['cores']} cores" in readme
     assert f"torch {answer['torch']}" in readme
+
+
+def test_row_that_cannot_run_says_why_and_is_compared_with_nothing(rows):
+    run = [row for row in rows if row.kind != "ddp"]
+    left_out = [
+        replace(row, config=replace(row.config, device="simulated"))
+        for row in rows
+        if row not in run
+    ]
+    samples = {row.name: SAMPLES[row.name] for row in run}
+    verdicts = dict.fromkeys(samples, Deviation(0.0, 0.0, True))
+    made = [*measured_rows(run, samples, verdicts), *map(row_not_run, left_out)]
+    assert next(row for row in made if row["name"] == "dp")["beside_torch"] is None
+    options = {"model": "resnet18", "image": [48, 48], "batch": 1, "device": "simulated"}
+    text = BENCHMARK.text({**origin(""), **result_of(options, {"train": made})}, "kept")
+    assert "device: simulated (a rehearsal" in text
+    assert text.count("not run: torch has no backend for messages of device=simulated") == 2

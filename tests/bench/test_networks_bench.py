@@ -19,7 +19,7 @@ from hires.bench.ranks import traceback_of
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
-from hires.plan.hardware import resolve
+from hires.plan.route_choice import resolve
 
 FILE = """
 networks:

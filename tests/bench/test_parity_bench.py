@@ -22,7 +22,7 @@ from hires.bench.parity_bench import (
 )
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.plan.hardware import resolve
+from hires.plan.route_choice import resolve
 from tests.helpers.traces import plan_of
 
 

@@ -27,7 +27,9 @@ def test_every_rank_has_a_line_and_the_row_is_named_once():
 
 @pytest.mark.dist
 def test_tiles_are_measured_and_others_are_not():
-    rows = line_up(LayoutsOptions(model="resnet18", image=[64, 64], only=("sp",)), "train")
+    rows = line_up(
+        LayoutsOptions(device="cpu", model="resnet18", image=[64, 64], only=("sp",)), "train"
+    )
     tiles = next(row for row in rows if row.name == "tiles 2x1")
     module = next(row for row in rows if row.kind == "module")
     assert peaks(module, 60) is None

@@ -17,7 +17,7 @@ from hires.engine.loader import whole_microbatches
 
 @pytest.fixture(scope="module")
 def rows():
-    options = LayoutsOptions(model="resnet18", image=[48, 48], microbatches=2)
+    options = LayoutsOptions(device="cpu", model="resnet18", image=[48, 48], microbatches=2)
     return {row.name: row for row in line_up(options, "train")}
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from hires.bench.contestants import LayoutsOptions, line_up
 from hires.bench.judge import RankAnswer, compare
+from hires.bench.ranks import DevicePlace, run_ranks
 from hires.bench.runners import HiresSteps, build
 from hires.bench.timing import Runner
+from hires.comm import opened_channels, use_channels
+from tests.helpers import device_jobs
+from tests.helpers.patience import PATIENCE_S
 
 INF = float("inf")
 
@@ -59,7 +65,9 @@ def test_noise_of_the_network_is_no_error():
 
 
 def test_rank_that_is_not_in_builds_nothing():
-    row = next(iter(line_up(LayoutsOptions(model="resnet18", image=[48, 48]), "infer")))
+    row = next(
+        iter(line_up(LayoutsOptions(device="cpu", model="resnet18", image=[48, 48]), "infer"))
+    )
     assert build(row, 1) is None
 
 
@@ -86,9 +94,40 @@ def test_step_has_its_threads_and_leaves_no_gradient():
     assert runner.parameters["weight"].grad is None
 
 
-def test_hires_repeats_its_microbatches(monkeypatch):
-    # One process needs no transport.
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    row = next(iter(line_up(LayoutsOptions(model="resnet18", image=[48, 48]), "infer")))
+def test_hires_repeats_its_microbatches():  # one process needs no transport
+    row = next(
+        iter(line_up(LayoutsOptions(device="cpu", model="resnet18", image=[48, 48]), "infer"))
+    )
     steps = HiresSteps(row.config, row.plan, 0)
     assert torch.equal(steps.step(), steps.step())
+
+
+def test_every_plan_has_its_own_communicators(monkeypatch):
+    # A world holds many plans at once; each numbers its channels from 1.
+    made = iter(["of a", "of b"])
+
+    def opens(*args, **named):
+        use_channels(next(made))
+        return SimpleNamespace(loaders=[], parameters={})
+
+    monkeypatch.setattr("hires.bench.runners.build_rank", opens)
+    config = SimpleNamespace(weights=None)
+    a, b = (HiresSteps(config, None, 0) for _ in range(2))
+    try:
+        for steps, own in ((a, "of a"), (b, "of b"), (a, "of a")):
+            steps.prepare()
+            assert opened_channels() == own
+    finally:
+        use_channels(None)
+
+
+@pytest.mark.dist
+def test_rows_compute_on_the_device_that_is_named():
+    small = {"model": "preact_resnet11", "image": [32, 32], "batch": 2, "microbatches": 2}
+    rows = line_up(LayoutsOptions(**small, device="simulated", only=("pp",)), "train")
+    run = [row for row in rows if not row.not_run and row.name != "pp gpipe"]
+    assert {row.kind for row in run} == {"hires", "module"}
+    place = DevicePlace("simulated")
+    kinds, verdicts = run_ranks(device_jobs.bench_rows, 2, PATIENCE_S, run, place=place)
+    assert kinds == {row.name: {"simulated"} for row in run}
+    assert all(verdict.ok for verdict in verdicts.values())

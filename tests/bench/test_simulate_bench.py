@@ -9,6 +9,7 @@ import pytest
 from hires.bench import simulate_bench as bench
 from hires.bench import thesis
 from hires.bench.thesis import CALIBRATION_BATCH, PUBLISHED_IMG_PER_S, RATIOS
+from hires.bench.thesis_memory import RATIOS as MEMORY_RATIOS
 from hires.core.config.run_config import from_dict
 from hires.core.ranks.timeline import HostClock, MarkedSpan, Recorder
 from hires.nets.trace import trace_config
@@ -38,7 +39,7 @@ def run(tmp_path):
         recorder = Recorder()
         recorder.clock = StoppedClock()
         recorder.begin_step()
-        recorder.steps[-1].spans.extend(MarkedSpan(*span) for span in line.spans)
+        recorder.steps[-1].spans.extend(MarkedSpan(*span[:5]) for span in line.spans)
         recorder.write(tmp_path / "a0", line.rank)
     return tmp_path
 
@@ -48,6 +49,7 @@ def test_run_that_went_as_simulated_has_no_error(run):
     assert found["ranks"] == 6
     assert found["error"] == pytest.approx(0, abs=1e-5)  # times are written to a tenth of a us
     assert found["measured_s"] > 1
+    assert found["messages"] == "links"
 
 
 def test_slower_links_than_measured_show_as_an_error(run):
@@ -57,7 +59,7 @@ def test_slower_links_than_measured_show_as_an_error(run):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--only", "run"], "--only run is unknown; choose from runs,thesis"),
+        (["--only", "run"], "--only run is unknown; choose from runs,thesis,memory"),
         (["--from", "a", "--only", "runs", "--timeout", "0"], "--timeout 0 must be above 0"),
     ],
 )
@@ -77,6 +79,23 @@ def test_rows_cite_the_thesis_and_the_published_ratios_are_its_own():
     assert (published["Fig. 3.13"], published["Fig. 3.14"]) == (1.5, 2.4)
     assert (published["Fig. 3.15"], published["Fig. 3.16"]) == (2.5, 2.0)
     assert {row["published"] for row in RATIOS if row["where"] == "Fig. 2.11"} == {1.8, 2.0}
+
+
+def test_every_published_ratio_of_the_half_precisions_has_a_row():
+    def published(rows, half):
+        return {(row["where"], row["published"]) for row in rows if row["precision"] == half}
+
+    speed = [row for row in RATIOS if row.get("base_precision") == "fp32"]
+    # Sections 2.5.2, 2.5.3 and 2.6.
+    figures = ("Fig. 2.4", "Fig. 2.8", "Fig. 2.9")
+    assert published(speed, "bf16") == {*zip(figures, (1.45, 1.6, 1.65), strict=True)}
+    fp16 = {*zip((*figures, "sec. 2.6"), (1.54, 1.9, 1.55, 1.58), strict=True)}
+    assert published(speed, "fp16") == fp16
+    figures = ("Fig. 2.5", "Fig. 2.6", "Fig. 2.7")
+    for half, ratios in (("fp16", (1.77, 1.57, 1.57)), ("bf16", (1.47, 1.4, 1.4))):
+        assert published(MEMORY_RATIOS, half) == {*zip(figures, ratios, strict=True)}
+    for row in speed:
+        assert row["precision"].upper() in row["what"]
 
 
 def test_device_infers_as_fast_as_the_thesis_measured():

@@ -8,7 +8,7 @@ from hires.bench import timing
 from hires.bench.timing import Runner, Samples, race, ratios, spread
 from hires.comm import Group
 
-ALONE = Group([0], 0, None, 0)
+ALONE = Group([0], 0, {})
 
 
 class Recorder(Runner):

@@ -7,7 +7,9 @@ import functools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from hires.cli.sweep import execution
 from hires.cli.tracing import TorchProcess
@@ -43,6 +45,11 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
         def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
             memory = RankMemory(1 << 18, 1 << 17, 1 << 17, 1 << 18, 1 << 18)
             return [memory.to_dict()] * plan.ranks_per_replica
+
+        def quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, int]:
+            facts = {n: plan.graph.params[n] for node in plan.graph.nodes for n in node.params}
+            save_file({n: np.zeros(one.shape, one.dtype) for n, one in facts.items()}, path)
+            return {"bytes": 10 * 2**20, "float_bytes": 40 * 2**20}
 
         def __enter__(self) -> Process:
             return self

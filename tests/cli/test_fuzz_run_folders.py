@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import campaign as campaign_file
-from hires.core.store import file_names
+from hires.core.store import file_names, message_entries, message_sums
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from tests.cli.conftest import SMALL
 from tests.helpers.file_faults import (
@@ -76,6 +76,24 @@ def tree(hires, traced, fake_ranks, tmp_path, monkeypatch):
     step = {"rank": 0, "step": 2, "clock": "c", "begin_s": 1.0, "dropped": 0}
     step["spans"] = [["forward", "F0", 0.0, 0.5, ""], ["halo", "F0", 0.1, 0.2, "halo to 1"]]
     (attempt / file_names.TIMELINE).write_text(json.dumps(step) + "\n")
+    rows = [{"operation": "send", "kind": "halo", "size": 3, "count": 2, "bytes": 16}]
+    way = {"backend": "gloo", "algorithm": "message", "issue_s": 0.1, "wait_s": 0.2}
+    comm = {"kind": "comm", "rank": 0, "first": 1, "steps": 2, "step_s": 1.0, "planned": rows}
+    comm["rows"] = [{**row, **way} for row in rows]
+    with (attempt / file_names.METRICS).open("a") as file:
+        file.write(json.dumps(comm) + "\n")
+    for path in (run, attempt):
+        record = json.loads((path / file_names.RECORD).read_text())
+        record["comm"] = message_sums.summed([comm])
+        (path / file_names.RECORD).write_text(json.dumps(record))
+    header = {
+        "clock": "c",
+        "dropped": 0,
+        "operations": ["send"],
+        "ways": {"0": ["gloo", "message"]},
+    }
+    entry = message_entries.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
+    message_entries.write(attempt, 0, {**header, "events": {}}, entry)
     (attempt / file_names.HANG).write_text("rank 0 waits\n")
     (attempt / file_names.ALIVE).mkdir(exist_ok=True)
     (attempt / file_names.ALIVE / "rank0000").touch()
@@ -109,6 +127,9 @@ def verbs(run: Path) -> dict[str, tuple[str, ...]]:
         "show --json": ("show", folder, "--json"),
         "show --timeline": ("show", folder, "--timeline"),
         "show --trace": ("show", folder, "--trace", "trace.json"),
+        "show --comm": ("show", folder, "--comm"),
+        "show --comm --json": ("show", folder, "--comm", "--json"),
+        "show --messages": ("show", folder, "--messages", "messages.csv"),
         "show --reproduce": ("show", folder, "--reproduce"),
         "show --diff": ("show", folder, "--diff", folder),
         "show good": ("show", "good/" + run.name),
@@ -234,6 +255,7 @@ def test_file_that_cannot_be_used_is_named(whole):
         "plan.json": ((show,), (*common, "not UTF-8")),
         "a0/exit.json": ((status, runs), common),
         "a0/timeline.jsonl": (((*show, "--timeline"),), common),
+        "a0/messages/rank0000.messages": (((*show, "--messages", "m.csv"),), common),
     }
     for file, (command_lines, faults) in cases.items():
         for fault in faults:

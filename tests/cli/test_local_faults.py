@@ -41,7 +41,7 @@ class World:
     def run(self, seed: int) -> Path:
         """Returns the run folder of a seed."""
         for config in self.folder.glob("results/mend/*/config.yaml"):
-            if f"seed: {seed}\n" in config.read_text():
+            if f"\nseed: {seed}\n" in f"\n{config.read_text()}":
                 return config.parent
         raise FileNotFoundError
 

@@ -22,10 +22,11 @@ from hires import comm
 from hires.core.ranks.world import World
 rank, port = map(int, sys.argv[1:])
 time.sleep(4 * rank)  # meanwhile rank 0 waits at the store
-comm.start(World(rank, 2, rank, 2, "127.0.0.1", port, 0), 60, False)
+world = World(rank, 2, rank, 2, "127.0.0.1", port, 0)
+comm.init(world=world, timeout_s=60, shared_memory=False)
 for number in range(30):
     [group] = comm.make_groups([[0, 1]], 0).values()
-    assert comm.all_gather(torch.tensor([rank]), group).flatten().tolist() == [0, 1]
+    assert comm.all_gather_stacked(torch.tensor([rank]), group).flatten().tolist() == [0, 1]
     time.sleep(0.1)
 comm.barrier()
 comm.shutdown()

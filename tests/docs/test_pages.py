@@ -41,7 +41,7 @@ def test_there_are_commands_on_most_pages():
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("hires ")])
 def test_hires_command_is_accepted(hires, command):
     _, verb, *rest = shlex.split(command, comments=True)
-    if verb in ("run", "plan", "verify", "sweep"):
+    if verb in ("run", "plan", "verify", "sweep", "quantize"):
         answer = hires(verb, *rest, "--cfg", "job")
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
         assert rest in ([], ["--gpu"], ["layouts"], ["launcher=slurm", "--nodes", "2"])
@@ -127,7 +127,7 @@ def test_every_model_is_listed():
         assert f"`{model}" in PAGES["networks.md"]
 
 
-@pytest.mark.parametrize("page", ["keys", "verbs", "operators"])
+@pytest.mark.parametrize("page", ["keys", "verbs", "libraries", "operators"])
 def test_page_from_the_code_is_up_to_date(hires, page):
     answer = hires("list", page, "--markdown")
     assert answer.code == 0

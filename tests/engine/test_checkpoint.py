@@ -226,6 +226,24 @@ def test_parameters_of_training_serve_inference(tmp_path):
     assert len(losses(run, 0)) == STEPS
 
 
+def test_checkpoint_of_a_rewritten_network_has_the_networks_own_tensors(tmp_path):
+    # Ranks hold folded weights alone; a second save reads those of the first.
+    trained = make(tmp_path / "trained", checkpoint={"every": STEPS})
+    attempt(trained)
+    keys = {"checkpoint": {"resume": str(trained), "every": 3}, "parallel": {"tiles": [2, 1]}}
+    run = make(tmp_path / "infer", task={"name": "infer"}, **keys)
+    params = records.read_plan(run)["graph"]["params"]
+    assert any(fact["recipe"] for fact in params.values())
+    assert set(attempt(run, stop_at=4)) == {PREEMPTED}
+    assert set(attempt(run)) == {0}
+    before = load_file(checkpoints.place(trained, STEPS) / "stage00.safetensors")
+    saved = sorted((run / checkpoints.FOLDER).iterdir())
+    for folder in saved:
+        after = load_file(folder / "stage00.safetensors")
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+
 def test_checkpoint_of_another_network_is_refused(tmp_path):
     saved = make(tmp_path / "saved")
     attempt(saved, stop_at=2)

@@ -15,6 +15,7 @@ from hires.core.errors import ConfigError
 from hires.engine.device import HOST, RankDevice, open_device
 from tests.helpers import device_jobs
 from tests.helpers.device_jobs import MUTATIONS, errors_of
+from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import losses, make
@@ -92,7 +93,7 @@ def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_pa
             make(tmp_path / f"{device} again", device=device, **keys | {"checkpoint": resumed})
         )
     for folders in (first, then):  # the second ones read what the first ones wrote
-        run_ranks(device_jobs.run_folders, 2, [str(folder) for folder in folders])
+        run_ranks(run_folders, 2, [str(folder) for folder in folders])
     expected = losses(first[0], 0)
     assert losses(first[1], 0) == expected
     later = {key: loss for key, loss in expected.items() if key[0] >= 2}
@@ -101,7 +102,7 @@ def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_pa
 
 
 @pytest.mark.dist
-def test_each_missing_move_to_the_device_fails():
+def test_each_missing_move_to_the_device_and_memory_freed_early_fails():
     parallel = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
     config = config_of(
         batch=4, device="simulated", parallel=parallel, **custom("furnished", classes=5)
@@ -109,6 +110,7 @@ def test_each_missing_move_to_the_device_fails():
     given = to_dict(config), plan_of(config).to_dict()
     [found] = run_ranks(device_jobs.mutate_each, 1, *given)
     assert found.keys() == MUTATIONS.keys()
+    assert "keep_for" in found.pop("memory of images")
     assert all("two devices" in error for error in found.values()), found
 
 
@@ -132,6 +134,14 @@ def test_copy_without_its_event_is_seen():
     assert behind == [1.0, 2.0, 3.0]
     assert back == behind
     assert plain == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.dist
+def test_memory_that_is_freed_before_another_stream_has_used_it_is_refused():
+    [found] = run_ranks(device_jobs.freed_memory, 1)
+    refused = {way for way, fails in found.items() if fails}
+    assert refused == {"used", "of_view", "used_elsewhere", "saved_for_backward"}
+    assert found.keys() - refused == {"not used", "kept", "synchronised"}
 
 
 @pytest.mark.dist
@@ -196,14 +206,38 @@ def test_cpu_moves_nothing():
 NAMES_DEVICES = {
     "engine/device.py": "is the home of devices",
     "engine/simulated_device.py": "is one",
-    "comm/comm_backends.py": "names the devices that a backend reaches",
+    "engine/weights_file.py": "reads files in the memory of the host",
+    "bench/gpu_workspaces.py": "measures cuDNN",
+    "bench/thesis_memory.py": "replays a run on a GPU",
+    "comm/backends/known_backends.py": "names the devices that a backend reaches",
     "bench/bench_output.py": "names the processor of a machine",
     "bench/gpu_bench.py": "compares a device with the CPU",
+    "bench/gpu_options.py": "offers the devices that the check can run on",
+    "bench/device_name.py": "names the GPU of a benchmark",
+    "bench/frozen_runs.py": "counts the GPUs that a frozen run finds",
     "bench/gpu_runs.py": "has its reference on the CPU",
     "bench/nccl_posts.py": "tries NCCL",
     "bench/gpu_speed.py": "compares a GPU's speed with what it can reach",
+    "comm/backends/nccl.py": "sets the timeout of the backend of GPUs",
+    "comm/backends/mpi_backend.py": "refuses tensors that MPI does not reach",
+    "comm/backends/mpi_world.py": "gives the thread of a library that reads a GPU its device",
     "comm/node_report.py": "reports the GPUs of a node",
-    "parallel/convolution.py": "works around faults of oneDNN, behind one predicate",
+    "bench/comm_contestants.py": "has a fence for the messages of a GPU",
+    "bench/comm_tuning.py": "names the processor of a machine",
+    "bench/message_operations.py": "has messages of the host unless it is told otherwise",
+    "bench/message_race.py": "has messages of the host unless it is told otherwise",
+    "bench/nccl_direct_check.py": "tries NCCL",
+    "bench/precision_bench.py": "prepares the arithmetic of the CPU",
+    "bench/precision_cases.py": "measures the CPU",
+    "bench/sweep.py": "offers the devices that messages can have",
+    "comm/backends/nccl_direct.py": "carries messages of GPUs",
+    "comm/caller_streams.py": "gives futures the devices whose streams torch orders",
+    "comm/dispatch.py": "looks up in the least time what reaches a tensor of the host",
+    "comm/carriers.py": "looks up in the least time what reaches a tensor of the host",
+    "comm/transport.py": "names the devices that a library of MPI reaches",
+    "comm/operations.py": "looks up in the least time what reaches a tensor of the host",
+    "comm/process_group.py": "names to torch the devices of its messages",
+    "parallel/wide_convolution.py": "works around faults of oneDNN, behind one predicate",
     "nets/program_calls.py": "reads autocast blocks of traced networks",
 }
 """Module of a rank -> why it may name a device."""

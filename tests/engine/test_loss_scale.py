@@ -82,10 +82,20 @@ def test_fixed_scale_stays_and_skips(alone):
 
 def test_restored_count_beyond_the_interval_doubles_the_scale(alone):
     ours = LossScale(5)
-    ours.restore(torch.tensor([512.0, 8, 0], dtype=torch.float64))
+    ours.restore(torch.tensor([512.0, 8, 0], dtype=torch.float64))  # of an older version
     ours.agree([torch.zeros(2)])
     ours.update()
-    assert (ours.scale, ours.good_steps) == (1024.0, 0)
+    assert (ours.scale, ours.good_steps, ours.skipped) == (1024.0, 0, 0)
+
+
+def test_skipped_steps_are_counted_beyond_a_checkpoint(alone):
+    ours = LossScale(5)
+    for value in (float("inf"), 1.0, float("inf")):
+        ours.agree([torch.full((2,), value)])
+        ours.update()
+    later = LossScale(5)
+    later.restore(ours.state())
+    assert (later.skipped, later.scale, later.skipped_in_row) == (2, 2.0**14, 1)
 
 
 def test_network_that_always_overflows_ends_the_run(alone):
@@ -175,3 +185,17 @@ def test_interrupted_run_goes_on_bitwise(tmp_path):
         records.read_record(parts)["skipped_steps"] == records.read_record(whole)["skipped_steps"]
     )
     assert checkpoints.saved_step(parts) == 6
+
+
+def test_continued_run_counts_the_skips_of_the_run_before(tmp_path):
+    whole = make(tmp_path / "whole", **STEEP)
+    first = make(tmp_path / "parts", **{**STEEP, "steps": 3, "checkpoint": {"every": 3}})
+    assert [attempt(whole), attempt(first)] == [[0], [0]]
+    saving = {"every": 2, "continues": str(checkpoints.place(first, 3))}
+    second = make(tmp_path / "parts", **{**STEEP, "checkpoint": saving})
+    assert attempt(second, 5) == [75]  # so that the step before is another attempt's
+    assert attempt(second) == [0]
+    ours, theirs = records.read_record(second), records.read_record(whole)
+    assert records.read_record(first)["skipped_steps"] > 0
+    for key in ("skipped_steps", "loss_scale"):
+        assert ours[key] == theirs[key]

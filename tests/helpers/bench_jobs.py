@@ -13,7 +13,7 @@ from hires.core.errors import PlanError
 
 def add_up(rank, number):
     total = torch.tensor([float(number + rank)])
-    all_reduce(total, make_groups([[0, 1]])[0])
+    all_reduce(total, group=make_groups([[0, 1]])[0])
     return rank, float(total)
 
 

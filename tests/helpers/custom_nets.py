@@ -226,6 +226,37 @@ def cells(classes: int = 5) -> nn.Module:
     return Cells(classes)
 
 
+class Branches(nn.Module):
+    """Norms side by side: of one value, in branches of several lengths, one that runs twice."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6, affine=i != 2) for i in range(7))
+        self.by_group = nn.GroupNorm(2, 6)
+        self.unused = nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes)."""
+        conv, norm = self.convs, self.norms
+        x = self.stem(x)
+        left, right = norm[0](x), norm[1](x)
+        long = norm[3](conv[1](F.relu(norm[2](conv[0](F.relu(left))))))
+        short = norm[4](conv[2](F.relu(right)))
+        still = norm[5](conv[3](x.detach()))
+        twice = norm[6](conv[4](left)) + norm[6](conv[5](right))
+        dead = self.unused(conv[0](right)).detach()
+        x = F.relu(long + short) + self.by_group(twice) + still + 0.1 * dead
+        return self.head(x.mean((2, 3)))
+
+
+def branches(classes: int = 4) -> nn.Module:
+    """Returns the network whose norms can share messages."""
+    return Branches(classes)
+
+
 def sharpener() -> nn.Module:
     """Returns a network that makes an image of the same size."""
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 3, padding=1))
@@ -267,6 +298,22 @@ class _Still(nn.BatchNorm2d):
 def scaled(classes: int = 5) -> nn.Module:
     """Returns the network."""
     return Scaled(classes)
+
+
+class Overflows(nn.Module):
+    """Grows beyond all numbers of float64 in its layer ``grow``."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, classes, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.conv(x).exp().add(1) * 1e308 * 1e308).amax((2, 3))
+
+
+def overflows(classes: int = 4) -> nn.Module:
+    """Returns a network that no calibration fits."""
+    return Overflows(classes)
 
 
 def drops(classes: int = 5) -> nn.Module:

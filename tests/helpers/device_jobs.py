@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,51 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires import comm, worker
-from hires.comm import membership
-from hires.comm.staging import Staging
-from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires import comm
+from hires.core.config.run_config import from_dict
 from hires.core.errors import ParityError
 from hires.core.ranks.world import World
-from hires.core.store import records
 from hires.engine import simulated_device
 from hires.engine.build import build_rank
-from hires.engine.device import Accelerator, open_device
-from hires.engine.memory_meter import PeakMeter
-from hires.engine.verify import reference_step, verify_rank
+from hires.engine.device import Accelerator, Simulated, open_device
+from hires.engine.verify import reference_step
 from hires.parallel import stage, window
 from hires.parallel.executor import SlotPass
 from hires.parallel.image_kernels import NormTiles
+from hires.plan.message_routes import joined_backends
 from hires.plan.plan import Plan
-from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.jobs import verify_each
+from tests.helpers.layouts import Given, config_of, given
 from tests.helpers.ranks import run_ranks
-
-Given = tuple[str, dict[str, Any], dict[str, Any], str]
-"""Name, config and plan of a layout, and the folder for its comparison."""
-
-
-def given(name: str, folder: Path, config: RunConfig) -> Given:
-    """Returns a layout as ranks take it."""
-    plan, place = plan_of(config), folder / name.replace("/", " ")
-    assert plan.ok, plan.findings
-    place.mkdir()
-    return name, to_dict(config), plan.to_dict(), str(place)
-
-
-def verify_each(world: World, layouts: list[Given]) -> dict[str, Any]:
-    """Returns ``max_rel_err`` of several layouts that have as many ranks, by name, on rank 0."""
-    errors, device = {}, open_device("simulated", world.local_rank)
-    comm.start(world, 60, host_empty=device.host_empty)
-    for name, config, plan, folder in layouts:
-        settings, made = from_dict(config), Plan.from_dict(plan)
-        membership.transport.one_machine = settings.comm.shared_memory
-        verify_rank(build_rank(settings, made, world.rank, 1, device), settings, Path(folder))
-        comm.barrier()
-        if world.rank == 0:
-            answer = json.loads((Path(folder) / "verify.json").read_text())
-            errors[name] = answer["max_rel_err"]
-    comm.shutdown()
-    return errors
 
 
 def errors_of(folder: Path, configs: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -69,19 +39,6 @@ def errors_of(folder: Path, configs: dict[str, dict[str, Any]]) -> dict[str, flo
     for size, layouts in sorted(by_size.items()):
         errors |= run_ranks(verify_each, size, layouts, timeout_s=60 + 10 * len(layouts))[0]
     return errors
-
-
-def run_folders(world: World, folders: list[str]) -> None:
-    """Runs the first attempt of several run folders, each on the device of its plan."""
-    plans = [Plan.from_dict(records.read_plan(folder)) for folder in folders]
-    devices = {plan.device: open_device(plan.device, world.local_rank) for plan in plans}
-    comm.start(world, 60)
-    for folder, plan in zip(folders, plans, strict=True):
-        device, config = devices[plan.device], records.read_config(folder)
-        membership.transport.staging = Staging(("cpu",), device.host_empty)
-        meter = PeakMeter(config, device)
-        assert worker.run_attempt(Path(folder), config, plan, world, meter, device) == 0
-    comm.shutdown()
 
 
 @contextlib.contextmanager
@@ -118,9 +75,11 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "receives": (SlotPass, "empty", _empty_on_host),
     "rows of a scaling": (window, "_rows", lambda taps, x: _rows(taps, torch.empty(0))),
     "shares of the tiles": (NormTiles, "shares", lambda t, like: t._shares.to(like.dtype)),
+    "memory of images": (Simulated, "keep_for", lambda device, tensor, stream: None),
     "constants": (stage, "constant_tensor", lambda fact: _Stuck(_constant(fact))),
 }
-"""Each leaves something on the host that belongs on the device: a ``.to(device)`` less."""
+"""Each leaves something on the host that belongs on the device, a ``.to(device)`` less, or frees
+memory while another stream uses it."""
 
 
 def mutate_each(world: World, config: dict[str, Any], plan: dict[str, Any]) -> dict[str, str]:
@@ -132,9 +91,10 @@ def mutate_each(world: World, config: dict[str, Any], plan: dict[str, Any]) -> d
     device = open_device("simulated", 0)
 
     def step() -> None:
-        with comm.rehearsal(0, shared_memory=False):
+        with comm.rehearsal(0, False, backends=joined_backends(made)):
             engine = build_rank(settings, made, 0, 1, device)
             engine.executor.step(engine.loaders)
+            device.synchronize()
             engine.close()
 
     step()
@@ -202,6 +162,56 @@ def late_copies(world: World) -> list[Any]:
     return [early, behind, begun, back.tolist(), plain.tolist()]
 
 
+def freed_memory(world: World) -> dict[str, bool]:
+    """Returns which ways fail to free a tensor that one stream allocates and another uses."""
+    device = open_device("simulated", 0)
+    assert isinstance(device, Accelerator)
+    side, computes = device.module.Stream(), device.module.current_stream()
+
+    def allocated() -> Tensor:
+        with device.module.stream(side):
+            return torch.ones(3, device=device.torch)
+
+    def of_view() -> None:
+        view = allocated().view(3, 1)
+        view.add_(1)
+
+    def kept() -> None:
+        tensor = allocated()
+        tensor.add_(1)
+        device.keep_for(tensor, computes)
+
+    def synchronised() -> None:
+        tensor = allocated()
+        tensor.add_(1)
+        device.synchronize()
+
+    def used_elsewhere() -> None:
+        tensor = torch.ones(3, device=device.torch)
+        with device.module.stream(side):
+            tensor.add_(1)
+
+    def saved_for_backward() -> None:
+        weight = torch.ones(3, device=device.torch, requires_grad=True)
+        (allocated() * weight).sum().backward()
+
+    ways: dict[str, Callable[[], Any]] = {
+        "used": lambda: allocated().add_(1),
+        "not used": allocated,
+        **{way.__name__: way for way in (of_view, kept, synchronised)},
+        **{way.__name__: way for way in (used_elsewhere, saved_for_backward)},
+    }
+    found = {}
+    for name, way in ways.items():
+        try:
+            way()
+            torch.ones(1, device=device.torch)  # the next operator
+            found[name] = False
+        except RuntimeError as error:
+            found[name] = "keep_for" in str(error)
+    return found
+
+
 def staged_messages(world: World) -> dict[str, Any]:
     """Returns what two ranks get of messages of the device, and how many buffers these took."""
     device = open_device("simulated", world.local_rank)
@@ -211,23 +221,24 @@ def staged_messages(world: World) -> dict[str, Any]:
         allocated.append((dtype, *shape))
         return device.host_empty(shape, dtype)
 
-    comm.start(world, 60, shared_memory=False, host_empty=allocate)
+    comm.init(world=world, timeout_s=60, shared_memory=False, host_empty=allocate)
     [group] = comm.make_groups([[0, 1]], 1).values()
     found: dict[str, Any] = {}
     for step in range(3):
         mine = torch.full((1, 2, 3, 4), float(world.rank + step), device=device.torch)
         mine = mine.contiguous(memory_format=torch.channels_last)
         arrived = torch.empty_like(mine)
-        handles = [comm.irecv(arrived, 1 - world.rank, 5), comm.isend(mine, 1 - world.rank, 5)]
+        other = 1 - world.rank
+        handles = [comm.irecv(arrived, other, tag=5), comm.isend(mine, other, tag=5)]
         for handle in handles:
             handle.wait()
         found[f"message {step}"] = arrived.mean().item()
-        comm.all_reduce(mine, group)
+        comm.all_reduce(mine, group=group)
         found[f"sum {step}"] = mine.mean().item()
         parts = [torch.full((n,), float(world.rank), device=device.torch) for n in (5, 70_000)]
         comm.all_reduce_coalesced(parts, group)
         found[f"sums {step}"] = [part.mean().item() for part in parts]
-        gathered = comm.all_gather(torch.full((2,), world.rank, device=device.torch), group)
+        gathered = comm.all_gather_stacked(torch.full((2,), world.rank, device=device.torch), group)
         found[f"gather {step}"] = (gathered.device.type, gathered.tolist())
         found[f"buffers {step}"] = len(allocated)
     comm.shutdown()
@@ -242,3 +253,21 @@ def careless_step(world: World, config: dict[str, Any]) -> str:
     except ParityError as error:
         return str(error)
     return ""
+
+
+def bench_rows(rank, rows):
+    """Returns where each row of a benchmark held its parameters, and whether its step was right."""
+    from hires.bench import layouts_bench
+
+    held, build = {}, layouts_bench.build
+
+    def kept(row, *args):
+        runner = build(row, *args)
+        if runner is not None:
+            places = [*(p.device for p in runner.parameters.values()), runner.device.torch]
+            held[row.name] = {place.type for place in places}
+        return runner
+
+    layouts_bench.build = kept
+    [(_, verdicts)] = layouts_bench.run_race(rank, rows, 2, 1, 0)
+    return held, verdicts

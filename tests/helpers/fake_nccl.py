@@ -5,6 +5,7 @@ The first shares no code with the abstract machine, nor with what makes the grou
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm
-from hires.comm.comm_backends import BACKENDS
-from hires.comm.nccl import NcclBackend
+from hires.comm.backends import rendezvous
+from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends.nccl import NcclBackend
 from hires.core.ranks.world import World
 from tests.helpers.jobs import verify
 
@@ -148,12 +150,12 @@ def verify_on_channels(
 
     def join(world: World, timeout_s: float) -> NcclBackend:
         backend = NcclBackend(library)
-        place = f"tcp://{world.address}:{world.port}"
-        backend.join(place, timeout_s, world.size, world.rank)
+        store = rendezvous.store(world, timeout_s, "nccl")
+        backend.join(store, timeout_s, world.size, world.rank)
         return backend
 
     BACKENDS._items["nccl"] = join
-    start = comm.start
-    comm.start = lambda *args, host_empty: start(*args, "nccl", host_empty)
+    comm.init = functools.partial(comm.init, ["nccl"])
     torch.set_num_threads(1)
-    return verify(world, config, plan, folder), library.backends
+    # Its routes are those of the plan for gloo; without them everything takes its backend.
+    return verify(world, config, {**plan, "routes": []}, folder), library.backends

@@ -1,18 +1,19 @@
 """A rank without torch: it follows the variable HIRES_FAKE_RANKS, so that launchers can be tested.
 
 HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
-ok, short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores SIGTERM), stopped
-(SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then hangs), hub
-(waits on the others and reports when one is gone), port N (says for N starts that its port is
-taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N (exits
-with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save, fail,
-do nothing and finish), listener (dies of SIGUSR2),
-nan (its loss is no number), lost (fails after a step), picky TEXT
-(fails if the run's name holds the text), once N (hangs in the first attempt of seed N), orphan
-(kills its launcher, once), interrupt N (sends Ctrl-C to process N, then hangs).
+ok, meet (prints where), short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores
+SIGTERM), stopped (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then
+hangs), hub (waits on the others and reports when one is gone), port N (says for N starts that its
+port is taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N
+(exits with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save,
+fail, do nothing and finish), listener (dies of SIGUSR2), nan (its loss is no number), lost (fails
+after a step), picky TEXT (fails if the run's name holds the text), once N (hangs in the first
+attempt of seed N), shows NAME (prints a variable, also as C code reads it), orphan (kills its
+launcher, once), interrupt N (sends Ctrl-C to process N, then hangs).
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -51,6 +52,19 @@ def ok(here, run_dir, argument, steps=None):
     if here.rank == 0:
         append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, here.attempt, "done") if not sys.argv[2:] else None
+
+
+def shows(here, run_dir, argument):
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_char_p
+    text = (library.getenv(argument.encode()) or b"").decode()
+    sys.stdout.write(f"{argument} is {text}, and {os.environ.get(argument)}\n")
+    ok(here, run_dir, argument)
+
+
+def meet(here, run_dir, argument):
+    sys.stdout.write(f"it meets others at {here.address}:{here.port}\n")
+    ok(here, run_dir, argument)
 
 
 def short(here, run_dir, argument):
@@ -230,6 +244,8 @@ def _meet_hub(here):
 _CONNECTIONS: list = []
 _BEHAVIOURS = {
     "ok": ok,
+    "meet": meet,
+    "shows": shows,
     "short": short,
     "raise": raise_,
     "kill": kill,

@@ -38,3 +38,15 @@ def verified(folder: Path, gradients: str = "", **keys: Any) -> dict[str, Any]:
     assert plan.ok, plan.findings
     given = (to_dict(config), plan.to_dict(), str(folder))
     return run_ranks(verify, plan.world, *given)[0]
+
+
+Given = tuple[str, dict[str, Any], dict[str, Any], str]
+"""Name, config and plan of a layout, and the folder for its comparison."""
+
+
+def given(name: str, folder: Path, config: RunConfig) -> Given:
+    """Returns a layout as ranks take it."""
+    plan, place = plan_of(config), folder / name.replace("/", " ")
+    assert plan.ok, plan.findings
+    place.mkdir()
+    return name, to_dict(config), plan.to_dict(), str(place)

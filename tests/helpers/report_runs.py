@@ -10,8 +10,11 @@ from typing import Any
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.ranks.timeline import FILE
 from hires.core.store import records, rundir
+from hires.core.store.message_sums import ROUTED_KEYS
 from hires.plan.plan import Plan
+from hires.plan.program import events
 from hires.plan.simulation.simulate import simulate
+from hires.plan.traffic import operations, planned_rows
 from tests.helpers.simulated import unit_costs
 from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
 
@@ -85,6 +88,8 @@ def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
             line = {"kind": "step", "rank": rank, "step": step, "step_s": step_s + 0.01 * step}
             loss = 2.3 / (1 + 0.1 * step) * (1 + error)
             lines.append({**line, "loss": loss, "data_s": 0.0})
+        if plan.world > 1:
+            lines.append(message_line(plan, rank, config.steps - 2, step_s))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)
     steps = simulate(plan, unit_costs(plan)).ranks
@@ -93,3 +98,16 @@ def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
             values = dataclasses.asdict(step) | {"step": config.steps - 1}
             values["spans"] = [list(span) for span in step.spans]
             file.write(json.dumps(values) + "\n")
+
+
+def message_line(plan: Plan, rank: int, steps: int, step_s: float) -> dict[str, Any]:
+    """Returns what a rank records of its messages: those of its plan, each of them 1 ms long."""
+    planned = planned_rows(operations(plan, rank, [*events(plan, rank)]))
+    rows = []
+    for row in planned:
+        key = {name: row[name] for name in ROUTED_KEYS}
+        sums = {"count": row["count"] * steps, "bytes": row["bytes"] * steps}
+        seconds = {"issue_s": 0.0, "wait_s": 1e-3 * row["count"] * steps}
+        rows.append({**key, **sums, **seconds})
+    line = {"kind": "comm", "rank": rank, "first": 2, "steps": steps, "step_s": step_s * steps}
+    return {**line, "rows": rows, "planned": planned}

@@ -35,7 +35,7 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
     run.hold_preemption()
     plan = Plan.from_dict(records.read_plan(folder))
     device = open_device(plan.device, world.local_rank)
-    comm.start(world, 60, host_empty=device.host_empty)
+    comm.init(world=world, timeout_s=60, host_empty=device.host_empty)
     step = Executor.step
 
     def counted(executor: Executor, feed: Any, **keys: Any) -> StepResult:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
+from hires.core.config.run_config import CommConfig, LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import rundir
 from hires.core.store.reading import read_lines
 from hires.launcher.local import local_launcher
@@ -17,7 +17,7 @@ def fake_world(tmp_path, monkeypatch, lean_forks):
     """Returns a function that makes a run folder whose ranks behave as told."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
-    def make(*behaviours, steps=3, port=0, campaign="default", **launcher):
+    def make(*behaviours, steps=3, port=0, campaign="default", comm=None, **launcher):
         told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
         monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(told))
         config = RunConfig(
@@ -26,6 +26,7 @@ def fake_world(tmp_path, monkeypatch, lean_forks):
             campaign=campaign,
             results=str(tmp_path / "results"),
             measure=MeasureConfig(warmup=1),
+            comm=comm or CommConfig(),
             launcher=LauncherConfig(port=port, **launcher),
         )
         plan = {"world": len(behaviours), "totals": {"messages": 7}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_lines
 from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share
+from hires.launcher.local.local_gpus import LocalGpus
 from tests.helpers.run_folders import begin
 from tests.launcher.conftest import ROOT, alive
 
@@ -226,3 +228,36 @@ def test_pending_run_starts_by_hand(make, capsys, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         by_hand.main([str(task.path)])
     assert launched == [0]
+
+
+def test_runs_share_gpus_only_where_their_bytes_fit(make, monkeypatch):
+    seen = {}
+
+    class Sight(Watcher):
+        def started(self, task, attempt):
+            super().started(task, attempt)
+            seen[task.argv[-1]] = {run.task.argv[-1]: list(run.gpus) for run in queue.running}
+
+    def with_gpus(seed, *gpu_bytes):
+        return dataclasses.replace(make(seed), gpu_bytes=gpu_bytes)
+
+    # Two GPUs of 40 bytes: the third run waits, as one of its GPUs would be too full.
+    tasks = [with_gpus(0, 30), with_gpus(1, 30), with_gpus(2, 5, 20), with_gpus(3, 10)]
+    rooms = Share(4, 8, math.inf)
+    gpus = LocalGpus(["4", "7"], 40)
+    queue = LocalQueue(tasks, rooms, Sight(), "tests.helpers.fake_rank", gpus=gpus)
+    queue.work()
+    assert [end.state for end in queue.ends] == ["done"] * 4
+    assert seen["seed=1"] == {"seed=0": ["4"], "seed=1": ["7"]}
+    assert seen["seed=3"] == {"seed=0": ["4"], "seed=1": ["7"], "seed=3": ["4"]}
+    assert set(seen["seed=2"]["seed=2"]) == {"4", "7"}
+
+
+def test_gpus_of_unknown_memory_are_never_shared():
+    gpus = LocalGpus(["0", "1"])
+    assert gpus.choose([5], {"0": 1}) == ["1"]
+    assert gpus.choose([5], {"0": 1, "1": 1}) is None
+    known = LocalGpus(["0"], 40)
+    assert known.choose([0], {"0": 1}) is None  # a run whose need is unknown
+    assert known.choose([1], {"0": 0}) is None
+    assert known.choose([39], {"0": 1}) == ["0"]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections import Counter
 
 import pytest
@@ -39,6 +40,24 @@ def test_five_ranks_on_two_nodes_end_in_tables(runs, mpi):
     places = [(rank["rank"], rank["local_rank"]) for rank in record["provenance"]["ranks"]]
     assert places == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
     assert runs.exit()["exit_codes"] == {str(rank): 0 for rank in range(5)}
+    wait_for_empty_queue()
+
+
+def test_messages_go_through_the_mpi_that_srun_starts_by_pmix(runs):
+    # Two daemons of one machine cannot serve one step by PMIx, so all ranks are on one node.
+    command = ["srun", "--mpi=pmix", "--nodes=1", "true"]
+    if subprocess.run(command, capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("this Slurm has no plug-in pmix, or no libpmix.so")
+    words = ("launcher.srun_mpi=pmix", "comm=mpi", "comm.shared_memory=false")
+    two = ("parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm")
+    option = "comm.options.eager_limit=32KiB"
+    out, _ = runs.hires("run", *TINY, *two, *words, option, "--wait")
+    assert "Throughput" in out
+    assert runs.record()["state"] == "done"
+    [started] = runs.events("starter_started")
+    assert "--mpi=pmix" in started["command"]
+    [env] = runs.folder.glob("results/*/*/a0/env.json")
+    assert json.loads(env.read_text())["variables"]["UCX_RNDV_THRESH"] == "32768"
     wait_for_empty_queue()
 
 

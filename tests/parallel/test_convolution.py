@@ -287,3 +287,11 @@ def test_gradients_of_a_transposed_convolution_in_fp16(stride, groups, outer):
     plain.backward(grad.double())
     pairs = zip(ours, exact, strict=True)
     _compare_halves([(found, plain), *((a.grad, b.grad) for a, b in pairs)])
+
+
+def test_convolution_of_an_image_without_a_batch():
+    x, weight = torch.randn(4, 6, 5), torch.randn(3, 4, 2, 2)
+    found = convolve(x, weight, None, 1, 0, 1, 1)
+    torch.testing.assert_close(found, torch.conv2d(x, weight))
+    found = convolve_transposed(x, weight.transpose(0, 1), None, 2, 0, 0, 1, 1)
+    torch.testing.assert_close(found, torch.conv_transpose2d(x, weight.transpose(0, 1), stride=2))

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from hires.comm import shared
+from hires.comm.backends import counters
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.ranks import mailbox_limits
-from hires.plan import groups as plan_groups
+from hires.plan import gradient_sums
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.prove import creation
-from tests.helpers.jobs import logged_step
 from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.logged_steps import logged_step
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
@@ -70,7 +70,7 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
     gradients: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
     # Nearly every weight of this network travels alone.
-    monkeypatch.setattr(plan_groups, "ALONE_BYTES", 256)
+    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 256)
     plan = check({"tiles": [2, 1]}, {"checkpoint": checkpoint}, gradients=gradients)
     program = [event.kind for event in events(plan, 0)]
     inside = program[program.index("backward") : program.index("wait_sends")]
@@ -141,7 +141,7 @@ def planned(
 
 def given(plan: Plan, config: RunConfig) -> tuple[Any, ...]:
     """Returns what ``logged_step`` takes, but for the world."""
-    return to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES, plan_groups.ALONE_BYTES
+    return to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES, gradient_sums.ALONE_BYTES
 
 
 def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -> list[tuple]:
@@ -155,7 +155,7 @@ def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -
     for event in [*creation(members, rank), *program]:
         key = event.peer, event.tag
         if event.kind in ("send", "recv"):
-            through_memory = event.mail and shared.supported()
+            through_memory = event.mail and counters.supported()
             log.append((event.kind, *key, event.shape, through_memory))
             if event.kind == "send":
                 open_sends[key] = open_sends.get(key, 0) + 1

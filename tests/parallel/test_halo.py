@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.helpers.jobs import adjoint, adjoints
+from tests.helpers.halo_jobs import adjoint, adjoints
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
 

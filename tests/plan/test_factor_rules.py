@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.parallel.compile_node import _local
+from hires.parallel.compile_node import local_operator
 from hires.parallel.map_views import tile_of
 from hires.plan.factor_rules import Fit, Reading, fit_of, on_tile
 from hires.plan.factors import Dims, is_map, map_dims, map_shape, whole_dims
@@ -20,7 +19,7 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.tiling import own_rects
 from tests.helpers.tiny_nets import Forward, Net, traced
 
-ON_HOST: Any = SimpleNamespace(device=torch.device("cpu"))
+ON_HOST = torch.device("cpu")
 """What of a slot's context these nodes use."""
 WAYS = ("window", "statistics", "global mean")  # of maps alone: they are tested elsewhere
 
@@ -37,7 +36,7 @@ class Walk:
         for node in graph.nodes:
             # ``view`` of what lies in memory in another order is a reshape.
             whole = on_tile(node, whole_dims(node.shape), (0, 1, 0, 1)) if node.shape else node
-            self.values[node.name] = _local(whole, ON_HOST, self.tensors)(self.values)
+            self.values[node.name] = local_operator(whole, ON_HOST, self.tensors)(self.values)
             self.add(node)
 
     def add(self, node: Node) -> None:
@@ -74,7 +73,7 @@ class Walk:
                 held[name] = self.cut(held[name], dims, tile)
             dims = fit.dims
             here = node if dims is None else on_tile(node, dims, self.rects(dims)[tile])
-            made.append(_local(here, ON_HOST, tensors)(values))
+            made.append(local_operator(here, ON_HOST, tensors)(values))
         return made
 
     def cut(self, whole: Any, dims: Dims, tile: int) -> Any:

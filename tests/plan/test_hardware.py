@@ -7,7 +7,7 @@ import pytest
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import RunError
-from hires.core.ranks import gpus
+from hires.core.ranks import compilers, gpus
 from hires.core.ranks.gpus import Torch
 from hires.core.store.naming import run_name
 from hires.launcher.interface import launcher_of
@@ -62,6 +62,27 @@ def test_variable_shows_no_gpus_that_are_not_here_and_no_more_than_are_configure
     assert device_of(config(cluster={"gpus": 0})) == "cpu"
     assert gpus_of_node(config(cluster={"gpus": 1})) == 1
     assert gpus_of_node(config(cluster={"gpus": 8})) == 4
+
+
+def test_options_without_a_library_and_variables_set_twice_are_told():
+    options = {"cuda_ipc": True, "nccl_debug": "INFO"}
+    mpi = {"backend": "mpi", "options": options}
+    site = {"environment": {"MV2_CUDA_IPC": "0", "MVP_CUDA_IPC": "1"}}
+    launcher = {"name": "mpirun", "mpi": "mvapich"}
+    texts = [
+        one.text
+        for one in check_hardware(config(2, "cpu", comm=mpi, launcher=launcher, cluster=site))
+    ]
+    assert [text for text in texts if "comm.options" in text] == [
+        "comm.options.nccl_debug is of nccl, and comm.backend=mpi sends through mvapich without "
+        "it; leave it out, or use another comm.backend or launcher.mpi",
+        "comm.options sets MV2_CUDA_IPC=1, and cluster.environment sets it to 0; leave one of the "
+        "two out",
+        "comm.options.cuda_ipc needs ranks that see each other's GPUs; set comm.visible=node",
+    ]
+    alone = config(2, "cpu", comm={"backend": "gloo", "options": {"cuda_ipc": False}})
+    [text] = [one.text for one in check_hardware(alone)]
+    assert text.startswith("comm.options.cuda_ipc is of openmpi, mpich, mvapich, nccl, and")
 
 
 def test_hosts_have_gpus_even_if_this_one_has_none(monkeypatch):
@@ -122,7 +143,12 @@ def test_nccl_is_refused_where_ranks_share_a_gpu_or_have_none(monkeypatch):
     [*_, error] = check_hardware(config(3, comm={"backend": "nccl"}))
     assert (error.severity, error.key) == ("error", "comm.backend")
     assert error.text.startswith("NCCL refuses several ranks on one GPU, and 3 ranks of a node")
-    assert found(config(device="cpu", comm={"backend": "nccl"})) == [("error", "comm.backend")]
+    [error] = check_hardware(config(device="cpu", comm={"backend": "nccl"}))
+    assert error.text.endswith("use comm.backend=gloo or device=cuda")
+    monkeypatch.setattr(gpus, "device_files", lambda: 0)
+    [error] = check_hardware(config(device="cpu", comm={"backend": "nccl"}))
+    assert error.text.endswith("use comm.backend=gloo")
+    monkeypatch.setattr(gpus, "device_files", lambda: 2)
     [warning] = check_hardware(config(3))
     assert "3 ranks of a node share 2 GPUs" in warning.text
     assert "(gloo)" in warning.text
@@ -133,6 +159,8 @@ def test_job_whose_gpus_and_device_do_not_fit_is_named():
     assert found(config(4, cluster=held, launcher=JOB)) == []
     assert found(config(4, "cpu", cluster=held, launcher=JOB)) == [("warning", "device")]
     assert found(config(4, "cpu", cluster={"gpus": 4})) == [("warning", "device")]
+    fewer = check_hardware(config(4, cluster={**held, "gpus": 2}, launcher=JOB))
+    assert any("cluster.gpus=2 lets its 4 ranks use 2" in finding.text for finding in fewer)
     assert found(config(2, cluster=held, launcher=JOB)) == [("warning", "cluster.options")]
     assert found(config(4, "cuda", cluster={"gpus": 0})) == [("error", "device")]
     assert found(config(1, "cuda")) == [("error", "device")]
@@ -148,6 +176,34 @@ def test_gpus_by_task_are_refused_where_each_rank_is_an_srun():
     assert error.severity == "error"
     assert "cluster.options.gpus-per-node=4" in error.text
     assert found(config(4, cluster=by_task, launcher=JOB | {"srun_mpi": "pmix"})) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "remedy"),
+    [
+        ({"name": "local"}, "use launcher=mpirun"),
+        ({"name": "torchrun"}, "use launcher=mpirun"),
+        ({"name": "slurm"}, "set launcher.srun_mpi=pmix"),
+        ({"name": "mpirun", "mpi": "srun"}, "set launcher.srun_mpi=pmix"),
+        ({"name": "slurm", "srun_mpi": "pmix"}, None),
+        ({"name": "slurm", "mpi": "mpich"}, None),
+        ({"name": "mpirun"}, None),
+    ],
+)
+def test_mpi_carries_messages_of_ranks_that_an_mpi_starts(launcher, remedy):
+    chosen = config(device="cpu", launcher=launcher, comm={"backend": "mpi"})
+    texts = [one.text for one in check_hardware(chosen) if one.severity == "error"]
+    assert len(texts) == (remedy is not None)
+    assert all(remedy in text and "comm.backend=gloo" in text for text in texts)
+
+
+@pytest.mark.parametrize("backend", ["shm", "cma"])
+def test_memory_of_one_machine_carries_no_messages_of_several_nodes(backend):
+    several = {"name": "slurm", "nodes": 2, "srun_mpi": "pmix"}
+    chosen = config(device="cpu", launcher=several, comm={"backend": backend})
+    [finding] = [one for one in check_hardware(chosen) if one.severity == "error"]
+    assert f"comm.backend={backend} exchanges in the memory of one machine" in finding.text
+    assert finding.text.endswith("use comm.backend=gloo or mpi, or one node")
 
 
 def test_run_is_named_and_frozen_by_what_auto_means(monkeypatch):
@@ -175,3 +231,18 @@ def test_ranks_do_not_start_here_on_gpus_that_are_not_here(monkeypatch):
     monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
     with pytest.raises(RunError, match=r"torch 2\.13\.0\+cpu is built for CPUs"):
         require_gpus(config(device="cuda"))
+
+
+def test_missing_compiler_is_an_error_of_the_plan_where_ranks_start_here(monkeypatch):
+    compiled = {"engine": {"compile": "stage"}}
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    [error] = check_hardware(config(device="cpu", **compiled))
+    assert (error.severity, error.key) == ("error", "engine.compile")
+    assert "no-such-compiler" in error.text
+    assert error.text.endswith("or use engine.compile=off")
+    assert not found(config(device="cpu", launcher=JOB, **compiled))
+    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
+    chosen = config(device="cuda", cluster={"gpus": 1}, **compiled)
+    assert ("error", "engine.compile") not in found(chosen)  # prepared for another machine
+    monkeypatch.setattr(gpus, "device_files", lambda: 1)
+    assert ("error", "engine.compile") in found(chosen)

@@ -11,6 +11,7 @@ from hires.plan.memory import (
     RankMemory,
     Room,
     room_of,
+    rooms_of,
 )
 from hires.plan.plan import Plan
 from tests.helpers.small_plans import plan_of
@@ -122,6 +123,26 @@ def test_gpu_holds_its_ranks_with_their_contexts():
     assert text is not None
     assert text.startswith("2 ranks on one GPU need 950.0 MiB, predicted, most of all rank 0 with")
     assert text.endswith("which is more than cluster.gpu_memory=949MiB")
+
+
+def test_node_holds_what_its_ranks_pin_beside_the_gpus():
+    plan = plan_of(stages=3)
+    plan.memory = [RankMemory(0, 0, 0, 7, 0, host_bytes=n * MIB).to_dict() for n in (100, 200, 50)]
+    assert [entry["device_bytes"] for entry in plan.memory] == [7] * 3
+    config = gpu_config("1GiB")
+    config.cluster.memory = "1MiB"
+    _, host = rooms_of(config)
+    assert [need.bytes for need in host.per_node(plan)] == [350 * MIB + 3 * LIBRARIES_BYTES]
+    text = host.shortage(config, plan)
+    assert text is not None
+    assert (
+        "3 ranks on one node need 1.3 GiB, predicted, of the host's memory beside its GPUs" in text
+    )
+    assert text.endswith("which is more than cluster.memory=1MiB")
+    config.cluster.memory = "1310MiB"
+    assert host.shortage(config, plan) is not None  # of the key as it was
+    assert rooms_of(config)[1].shortage(config, plan) is None
+    assert len(rooms_of(RunConfig())) == 1
 
 
 def test_gpu_of_unknown_memory_is_not_judged_by_the_memory_of_the_machine():

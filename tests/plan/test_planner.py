@@ -209,8 +209,11 @@ def test_parameter_of_tiles_and_of_the_whole_image_counts_its_whole_use_once():
         (lambda n, x: n.conv(x).mean((2, 3))[:1], "returns [1, 5] for 2 images"),
         (lambda n, x: n.conv(x).mean((2, 3))[:, 1:], "returns 4 classes, the data has 5"),
         (lambda n, x: n.conv(x).mean((2, 3))[:, 1:], "or set data.classes=4 and model.classes=4"),
-        (lambda n, x: n.conv(x).mean((2, 3)) > 0, "no gradient flows from the network's output"),
-        (lambda n, x: n.conv(x).mean((2, 3)).detach(), "no gradient flows"),
+        (lambda n, x: n.conv(x).mean((2, 3)) > 0, "the network returns gt"),
+        (
+            lambda n, x: n.conv(x).mean((2, 3)).detach(),
+            "no gradient flows from the network's output",
+        ),
         (lambda n, x: x.mean((2, 3)).repeat(1, 2), "no gradient flows"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.nets.trace import trace
-from hires.plan import groups as plan_groups
+from hires.plan import gradient_sums
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
@@ -64,10 +64,10 @@ def test_halo_waits_for_its_own_messages_before_anything_else_happens():
     # The engine waits for the sends of a halo too; the proof left that out.
     program = lines(plan_of("infer", tiles=[1, 2]), 1)
     assert program[3:7] == [
-        "recv the halo of conv1 in F0 / 0",
-        "send the halo of conv1 in F0 / 0",
-        "wait_recv the halo of conv1 in F0 / 0",
-        "wait_send the halo of conv1 in F0 / 0",
+        "recv the halo of relu in F0 / 0",
+        "send the halo of relu in F0 / 0",
+        "wait_recv the halo of relu in F0 / 0",
+        "wait_send the halo of relu in F0 / 0",
     ]
 
 
@@ -93,7 +93,7 @@ def test_large_gradients_travel_alone_and_the_last_layer_goes_first(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        plan_groups, "ALONE_BYTES", 4 * 4 * 4 * 9
+        gradient_sums, "ALONE_BYTES", 4 * 4 * 4 * 9
     )  # the weights of conv3 and larger
     plan = plan_of(tiles=[2, 1])
     plan.gradients = mode
@@ -117,11 +117,11 @@ def test_large_gradients_travel_alone_and_the_last_layer_goes_first(
 
 def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch: pytest.MonkeyPatch):
     # Autograd adds to it twice where the nodes lie in two segments that are computed again.
-    monkeypatch.setattr(plan_groups, "ALONE_BYTES", 16)
+    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 16)
     config = config_of(tiles=[2, 1])
     plan = make_plan(config, trace(scaled(), [config.batch, 3, *config.image], True))
     plan.gradients = "early"
-    nodes = {one.parameters[0]: one.node for one in plan_groups.sums_of(plan, 0) if one.alone}
+    nodes = {one.parameters[0]: one.node for one in gradient_sums.sums_of(plan, 0) if one.alone}
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 
 

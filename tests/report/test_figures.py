@@ -15,7 +15,9 @@ from hires.report.plots.base import DrawnRun, PlotData
 from tests.helpers.report_runs import report_run, sized_campaign
 
 ALWAYS = {"throughput_by_layout", "throughput_by_image", "throughput_by_ranks", "largest_image"}
-OF_RANKS = {"memory_per_rank", "step_split", "timeline", "traffic", "tile_grid", "loss"}
+OF_RANKS = {
+    "memory_per_rank", "step_split", "timeline", "traffic", "tile_grid", "loss", "message_costs",
+}  # fmt: skip
 
 
 def drawn(*paths):
@@ -102,7 +104,9 @@ def test_ranks_that_share_an_accelerator_are_told(tmp_path):
 def test_one_run_has_its_own_plots_and_a_line_for_the_others(tmp_path):
     found = drawn(report_run(tmp_path))
     without = {name for name, plot in found.items() if plot.figure is None}
-    assert without == ALWAYS | {"precision_error", "traffic", "tile_grid", "links"}
+    assert without == ALWAYS | {
+        "precision_error", "traffic", "tile_grid", "links", "message_costs",
+    }  # fmt: skip
     assert all(found[name].missing for name in without)
 
 

@@ -201,3 +201,15 @@ def test_path_that_is_none_is_refused(tmp_path):
     found = frames.load([run, tmp_path / "nowhere"])
     assert len(found.runs) == 1
     assert any("no such folder" in note.text for note in found.all_notes())
+
+
+def test_messages_are_those_of_the_plan_with_the_time_that_was_logged(tmp_path):
+    run = report_run(tmp_path, "sp+gems")
+    held = frames.load([run]).messages
+    assert (held["calls_per_step"] == held["planned_calls_per_step"]).all()
+    assert set(held["backends"]) == {"gloo", "shm", "cma"}
+    assert {"halo", "norm", "gradient", "barrier"} <= set(held["kind"])
+    ranks = held["ranks"].iloc[0]
+    seconds = 1e-3 * held["calls_per_step"].sum() / ranks
+    assert held["wait_s"].sum() == pytest.approx(seconds)
+    assert frames.load([report_run(tmp_path)]).messages.empty

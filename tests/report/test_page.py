@@ -52,7 +52,7 @@ def test_page_holds_plots_tables_and_a_box_for_every_run(good):
     seen = Seen(text)
     assert made.num_runs == 11
     assert made.notes == []
-    assert sum(tag == "figure" for tag, _ in seen.tags) == 9
+    assert sum(tag == "figure" for tag, _ in seen.tags) == 10
     assert sum(values.get("class") == "box" for _, values in seen.tags) == 11
     assert text.count("hires run parallel=") > 40
     assert "the loss is nan at step 2" in text
@@ -126,7 +126,7 @@ def test_report_of_a_pending_run_says_what_is_missing(tmp_path):
             path.rmdir() if path.is_dir() else path.unlink()
     text, made = page_of(tmp_path / "out", [run])
     assert "No run is complete" in text
-    assert len(made.left_out) == 12
+    assert len(made.left_out) == 13
 
 
 def test_title_is_whatever_is_asked_for(tmp_path):

@@ -6,15 +6,17 @@ import json
 import re
 import subprocess
 import sys
+import time
 import venv
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from hires.bench import gpu_bench
+from hires.bench import gpu_bench, gpu_runs
 from hires.bench.gpu_runs import FAMILIES
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, LateError, RunError
 from hires.core.ranks import gpus
 
 ROOT = Path(__file__).parents[2]
@@ -67,10 +69,34 @@ def test_rehearsal_needs_torch_alone(bare, tmp_path):
     assert code == 0, messages
     assert found["complete"]
     assert found["ok"]
+    assert str(found["command"]).startswith("python3 scripts/gpu_check.py --out ")
     assert "rehearsal" in str(found["device"])
     [row] = found["checks"]
     assert (row["section"], row["check"], row["state"]) == ("parity", "sp", "ok")
-    assert re.match(r"output \S+e-1\d of 1e-10, gradients \S+ of 1e-10", row["found"])
+    assert re.match(r"output \S+e-1\d of 1e-10, gradients \S+ of 1e-10", row["details"])
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(300)
+def test_run_that_was_frozen_elsewhere_needs_torch_alone(bare, tmp_path):
+    keys = ("device=simulated", "parallel=sp", "image=40", "batch=4", "steps=4", "precision=bf16")
+    command = [sys.executable, "-m", "hires", "run", "--dry-run", "model=resnet18", *keys]
+    subprocess.run([*command, f"results={tmp_path}/results"], check=True, cwd=tmp_path)
+    [folder] = tmp_path.glob("results/*/*")
+    words = ("--device", "simulated", "--only", "runs", "--runs", str(folder.parent))
+    code, found, messages = check(bare, tmp_path / "out", *words)
+    assert code == 0, messages
+    [row] = found["checks"]
+    assert (row["section"], row["check"], row["state"]) == ("runs", folder.name, "ok")
+    assert re.match(r"losses of 4 steps differ from the CPU by \S+ of \S+", row["details"])
+    assert not [*folder.glob("a*")]
+
+
+def test_folder_that_holds_no_run_is_a_wrong_option(tmp_path):
+    words = ("--device", "cpu", "--only", "runs", "--runs", str(tmp_path))
+    code, _, messages = check(sys.executable, tmp_path / "out", *words)
+    assert code == 2
+    assert "is no run folder and holds none" in messages
 
 
 @pytest.mark.slow
@@ -81,9 +107,9 @@ def test_whole_rehearsal_passes(bare, tmp_path):
     code, found, messages = check(bare, tmp_path / "out", *words)
     assert code == 0, messages
     states = {(row["section"], row["check"]): row["state"] for row in found["checks"]}
-    assert {section for section, _ in states} == set(gpu_bench.PARTS) - {"speed"}
+    assert {section for section, _ in states} == set(gpu_bench.PARTS) - {"runs", "speed"}
     without_cuda = [name for name, state in states.items() if state == "not run"]
-    assert len(without_cuda) == 2 + 3, "tf32, NCCL, and the memory of three layouts"
+    assert len(without_cuda) == 1 + 3 + 4, "tf32, memory of three layouts and of the thesis"
     assert found["speed"]
 
 
@@ -109,12 +135,110 @@ def section():
         (float("inf"), True, "ok"),
         (float("inf"), False, "FAILED"),
         (float("inf"), RunError("rank 1 failed"), "FAILED"),
+        (float("inf"), KeyError("worst"), "FAILED"),
         (float("inf"), gpu_bench.NotRunError("no CUDA"), "not run"),
         (0.0, True, "not run"),
     ],
 )
 def test_line_says_what_became_of_a_check(section, deadline_s, found, state):
     assert section(deadline_s, found)["state"] == state
+
+
+def test_first_check_of_every_section_comes_first():
+    checks = [*gpu_bench.in_turn(gpu_bench.GpuCheck(gpu_bench.GpuOptions("cpu"), None, 0.0))]
+    sections = [check.section for check in checks]
+    others = [section for section in gpu_bench.SECTIONS if section != "runs"]
+    assert {*others} == {*gpu_bench.PARTS} - {"runs", "speed"}
+    assert sections[: 2 * len(others)] == [*others, *others]
+    for section, names in (("parity", FAMILIES), ("precision", gpu_bench.PRECISIONS)):
+        assert [check.name for check in checks if check.section == section] == [*names]
+
+
+def test_no_section_takes_the_time_of_the_others(monkeypatch):
+    clock_s, ends_s = [1000.0], []
+
+    def lasts(section: str, seconds: float) -> object:
+        def run() -> tuple[bool, str]:
+            clock_s[0] += seconds
+            return True, ""
+
+        def checks(check: gpu_bench.GpuCheck) -> object:
+            ends_s.append(check.runs.ends_s - gpu_bench.GRACE_S)
+            return (gpu_bench.PendingCheck(section, str(n), run) for n in range(13))
+
+        return checks
+
+    def speed(check: gpu_bench.GpuCheck) -> list[object]:
+        ends_s.append(check.deadline_s)
+        return []
+
+    seconds = {"parity": 12.0, "resume": 9.0, "memory": 5.0}
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s[0])
+    sections = {name: lasts(name, took) for name, took in seconds.items()}
+    monkeypatch.setattr(gpu_bench, "SECTIONS", sections)
+    monkeypatch.setattr(gpu_bench, "speed", speed)
+    options = gpu_bench.GpuOptions("cpu", only=(*seconds, "speed"), seconds=100.0)
+    *_, result = gpu_bench.measure(options)
+    ran = Counter(row["section"] for row in result["checks"] if row["state"] == "ok")
+    assert ran == {"parity": 3, "resume": 2, "memory": 3}
+    assert len(result["checks"]) == 13 * 3
+    # 30 % are left for speed, and no check lasts into them.
+    assert clock_s[0] <= 1070.0
+    assert sorted(ends_s) == [1070.0, 1070.0, 1070.0, 1100.0]
+    titles = [table.rows for table in gpu_bench._tables(result)]
+    assert [row["section"] for row in titles[0]] == [name for name in seconds for _ in range(13)]
+
+
+def test_check_that_is_stopped_at_the_end_is_not_run(tmp_path):
+    def late() -> tuple[bool, str]:
+        raise LateError("it was not done after 20 s")
+
+    states = {}
+    for ends_s in (0.0, float("inf")):
+        runs = gpu_bench.Runs(tmp_path, "cpu", ends_s=ends_s)
+        check = gpu_bench.GpuCheck(gpu_bench.GpuOptions("cpu"), runs, float("inf"))
+        states[ends_s] = check.row("parity", "sp", late)["state"]
+    assert states == {0.0: "not run", float("inf"): "FAILED"}
+
+
+def test_run_is_stopped_at_the_end_of_all_checks(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    runs = gpu_bench.Runs(tmp_path, "cpu", 300.0, ends_s=1100.0)
+    assert (runs.left_s(), runs.left_s(50.0)) == (100.0, 50.0)
+    assert gpu_bench.Runs(tmp_path, "cpu", 300.0).left_s() == 300.0
+    assert gpu_bench.Runs(tmp_path, "cpu", 300.0, ends_s=900.0).left_s() == 0.0
+    limits = []
+    monkeypatch.setattr(gpu_runs, "run_program", lambda *args: limits.append(args[-1]))
+    runs.launch(gpu_runs.RunDir(tmp_path / "run", 0))
+    assert limits == [100.0]
+
+
+def test_default_check_ends_within_eight_minutes():
+    assert gpu_bench.GpuOptions("cpu").seconds + gpu_runs.GRACE_S < 480
+
+
+def test_section_of_runs_needs_runs(tmp_path):
+    with pytest.raises(ConfigError, match="--only runs needs run folders; add --runs DIR"):
+        gpu_bench.GpuOptions("cpu", only=("runs",))
+    with pytest.raises(ConfigError, match="add runs to --only"):
+        gpu_bench.GpuOptions("cpu", only=("parity",), runs=(str(tmp_path),))
+
+
+def test_summary_counts_states():
+    rows = [{"state": state} for state in ("ok", "ok", "not run")]
+    found = {"device": "a GPU", "checks": rows, "speed": [{"state": "not run: time"}], "ok": True}
+    assert gpu_bench._facts(found) == ["device: a GPU", "no check failed: 2 ok, 2 not run"]
+    failed = {**found, "ok": False, "checks": [{"state": "FAILED"}], "speed": []}
+    assert gpu_bench._facts(failed)[1] == "AT LEAST ONE CHECK FAILED: 1 FAILED"
+
+
+def test_speed_that_crashes_after_the_end_is_a_failure(monkeypatch):
+    def crash(speed: object) -> object:
+        raise RunError("rank 0 failed")
+
+    monkeypatch.setattr(gpu_bench, "speeds", crash)
+    [row] = gpu_bench.speed(gpu_bench.GpuCheck(gpu_bench.GpuOptions("cpu"), None, 0.0))
+    assert (row["state"], row["details"]) == ("FAILED", "rank 0 failed")
 
 
 def test_ranks_that_share_a_gpu_are_planned(tmp_path, monkeypatch):

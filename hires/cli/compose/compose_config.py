@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ import yaml
 
 from hires.cli.compose.choices import conf_dir, config_keys, groups
 from hires.cli.compose.overrides import checked, is_key, parsed
+from hires.core.config.residual_depth import settle
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.store.reading import read_named
 from hires.launcher.interface import launcher_of
-from hires.plan.hardware import resolve
+from hires.plan.route_choice import resolve
 
 _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that fits counts
     ("'\\t'", "indent with spaces, not with a tab"),
@@ -29,15 +31,18 @@ _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
     """Returns the config of one run; ``config_dir`` adds choices to those of ``conf/``."""
-    return config_of(Composer(config_dir).composed(overrides)[0])
+    return config_of(Composer(config_dir).composed(overrides)[0], overrides)
 
 
-def config_of(values: dict[str, Any]) -> RunConfig:
+def config_of(values: dict[str, Any], words: Sequence[str] = ()) -> RunConfig:
     """Returns the config of plain values, ``parallel.name`` being what the layout is.
+
+    ``words`` are the overrides that made the values.
 
     Device and backend are those that ``auto`` means here. A stored config is read without this: a
     run keeps the name under which it was made.
     """
+    settle(values["model"], {word.lstrip("+").partition("=")[0] for word in words})
     config = from_dict(values)
     launcher_of(config)  # refuses an unknown launcher.name
     config.parallel.name = config.parallel.label
@@ -49,6 +54,12 @@ def config_of(values: dict[str, Any]) -> RunConfig:
         saving.resume = str(Path(saving.resume).expanduser().absolute())
     if saving.continues:
         saving.continues = str(Path(saving.continues).expanduser().absolute())
+    if config.weights:
+        config.weights = str(Path(config.weights).expanduser().absolute())
+    if config.quant.scales:
+        config.quant.scales = str(Path(config.quant.scales).expanduser().absolute())
+    if config.quant.data.get("path"):
+        config.quant.data["path"] = str(Path(config.quant.data["path"]).expanduser().absolute())
     config.results = str(Path(config.results).expanduser())
     return resolve(config)
 

@@ -14,7 +14,9 @@ from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
-_FREE = ("model.args.", "cluster.options.", "cluster.environment.")
+_FREE = (
+    "model.args.", "cluster.options.", "cluster.environment.", "comm.options.", "quant.data.",
+)  # fmt: skip
 """Keys below which users choose the names: of their own network or cluster."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,13 @@ from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
 from hires.core.store.reading import Note, printable, text
-from hires.core.text_table import aligned, columns_of, folded
 from hires.report.columns import Column
-from hires.report.load.plain_values import count, dig
+from hires.report.load.plain_values import count, dig, value_text
 from hires.report.tables import tables
 
-_PLAIN_WIDTH = 200
-"""In a file, in which no table is cut, a single row of more characters stands upright."""
 _MOST_NOTES = 5
+_KEEP = ("layout", "img_per_s_median", "step_s_median", "ranks", "precision", "peak_bytes")
+"""Columns of a run's tables that stay longest where the screen is narrow."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -38,14 +38,29 @@ def print_config(config: RunConfig) -> int:
     return 0
 
 
+_MOST_CLASSES = 40  # that a screen shows
+COMPILED_NOTE = """\
+Memory was predicted as with engine.compile=off: the compiler takes about 80 MiB more of each rank,
+and in inference on a CPU the weights are held twice."""
+
+
 def print_record(record: dict[str, Any]) -> None:
-    """Prints the tables of a record if it has any numbers, and how to make it again."""
+    """Prints the skipped steps and tables of a record, if it has any, and how to make it again."""
+    if (skipped := count(record.get("skipped_steps"))) is not None:
+        steps, scale = plural(skipped, "step"), value_text(record.get("loss_scale"))
+        were = "was" if skipped == 1 else "were"
+        print(f"fp16: {steps} overflowed and {were} skipped, the last loss scale is {scale}")
     state, samples = text(record.get("state"), 20), count(dig(record, "throughput", "samples"))
     if state != "done" and samples:
         print(f"{state}: the tables hold what was measured until then\n")
     if samples or state == "done":
         for table in tables(record):
-            print_table(table.title, table.columns, table.text_rows())
+            if table.name == "classes" and len(table.rows) > _MOST_CLASSES:
+                print(f"{len(table.rows)} classes: classes.md and classes.csv of the run\n")
+                continue
+            print_table(table.title, table.columns, table.text_rows(), _KEEP)
+        if record.get("compiled") is True and record.get("memory"):
+            print(f"{COMPILED_NOTE}\n")
     line = text(record.get("reproduce"))
     if line:
         print(f"again: {line}")
@@ -59,22 +74,13 @@ def print_table(
 ) -> None:
     """Prints a table; a column that is only a heading holds text.
 
-    Where the screen is too narrow, a single row becomes one line a column; of several rows texts
-    are shortened and columns left out, those named in ``keep`` last, and a line below says so.
+    Where the screen is too narrow, texts are shortened and columns left out, those named in
+    ``keep`` last, and a line below the table lists them.
     """
     drawn = [Column(one, one) if isinstance(one, str) else one for one in columns]
     width = terminal.columns()
-    only = zip(drawn, rows[0], strict=True) if len(rows) == 1 else ()
-    # With the headings on one line.
-    needs = sum(max(len(c.title), len(c.unit) + 2, columns_of(cell)) + 3 for c, cell in only)
-    if needs > (width or _PLAIN_WIDTH):
-        heads = [f"  {column.title}" for column in drawn]
-        cells = [f"{c} {column.unit}" for c, column in zip(rows[0], drawn, strict=True)]
-        upright = folded(list(zip(heads, cells, strict=True)), width)
-        print("\n".join([title, *aligned(upright, "ll"), ""]))
-        return
     if title:
-        print(f"{title}\n")
+        print("\n".join([*textwrap.wrap(title, width or len(title)), ""]))
     table = [[_two_lines(column) for column in drawn], *rows]
     names = [column.title for column in drawn]
     sides = "".join("r" if column.numeric else "l" for column in drawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import Any
 
 from hires.core import terminal
@@ -13,7 +13,7 @@ from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room, device_bytes
 from hires.plan.plan import Plan
-from hires.plan.proof.semantics import MAILBOXES
+from hires.plan.proof.semantics import ROUTES
 
 Facts = dict[str, Any]
 
@@ -29,6 +29,11 @@ _PARTS = (
     ("activations_bytes", "A", "activations"),
     ("buffers_bytes", "B", "buffers"),
 )
+_LIBRARY_PARTS = (
+    ("mpi_bytes", "M", "MPI library"),
+    ("shm_bytes", "S", "memory of shm and cma"),
+)
+"""Shown where a rank has some."""
 _GPU_PARTS = (
     ("workspace_bytes", "W", "cuDNN and cuBLAS"),
     ("allocator_bytes", "R", "reserved by torch"),
@@ -52,7 +57,7 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
     drawn = [f"{who} {index}  {line}" for index, line in enumerate(timeline)]
     sections = {
         "placement (ranks)": placement_lines(plan),
-        "stages": _stage_lines(plan),
+        "stages": [*_stage_lines(plan), *rewriting_lines(plan)],
         "time line of a step (F forward, B backward, one column an action)": drawn,
         "messages of a step, all ranks": message_lines(plan.get("totals", {})),
     }
@@ -60,9 +65,8 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         sections["memory of a rank"] = memory_lines(plan["memory"], limit)
     sections["findings"] = findings + ([plan["verdict"]] if plan.get("verdict") else [])
     if "proofs" in plan:  # asked for with --prove
-        mailed = any(p["decides"] and p["semantics"] == MAILBOXES for p in plan["proofs"])
-        memory = "; small halos within a machine through memory" if mailed else ""
-        title = f"proof (the messages of this plan go through {plan['backend']}{memory})"
+        routes = [p["backends"] for p in plan["proofs"] if p["semantics"] == ROUTES]
+        title = f"proof (the routes of this plan use {', '.join(chain(*routes))})"
         sections[title] = proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]
     texts = ("\n  ".join([title, *body]) for title, body in sections.items())
     return "\n\n".join(texts).split("\n")
@@ -92,18 +96,42 @@ def placement_lines(plan: Facts) -> list[str]:
     return lines
 
 
+def rewriting_lines(plan: Facts) -> list[str]:
+    """Returns a line about what the operators of an inference are made of, if they are."""
+    made = [(param.get("recipe") or {}).get("make") for param in plan["graph"]["params"].values()]
+    kinds = [node["op"].partition(".")[0] for node in plan["graph"]["nodes"]]
+    parts = {
+        "norms folded": made.count("folded_weight"),
+        "values computed at the start": made.count("computed"),
+        "norms as one product and sum": kinds.count("fused_norm"),
+        "convolutions with their sum or activation": kinds.count("fused_conv2d"),
+    }
+    shown = ", ".join(f"{number} {what}" for what, number in parts.items() if number)
+    return [f"fused: {shown} (engine.fuse=off: none)"] if shown else []
+
+
 def message_lines(totals: Facts) -> list[str]:
-    """Returns one line a kind of message: how many a step, how many bytes, and its backend."""
-    kinds = {kind: one for kind, one in totals.get("by_kind", {}).items() if one["messages"]}
-    if not kinds:
+    """Returns how many messages a step has, how many bytes, and how they travel.
+
+    A line stands for one kind and size on one route; in an older plan, for one kind.
+    """
+    rows = [one for one in totals.get("by_route", ()) if one["messages"]]
+    if not rows:
+        kinds = totals.get("by_kind", {}).items()
+        rows = [{"kind": kind, "class": "", "route": "", **one} for kind, one in kinds]
+        rows = [{**one, "route": one.get("backend", "")} for one in rows if one["messages"]]
+    if not rows:
         return ["none"]
-    rows = [["kind", "messages", "bytes"]]
-    rows += [[kind, f"{one['messages']}", size(one["bytes"])] for kind, one in kinds.items()]
-    rows.append(["all", f"{totals['messages']}", size(totals["bytes"])])
-    backends = [one.get("backend", "") for one in kinds.values()]
-    if any(backends):  # an older plan has none
-        rows = [[*row, name] for row, name in zip(rows, ["through", *backends, ""], strict=True)]
-    return aligned(rows, "lrrl"[: len(rows[0])])
+    lines = [["kind", "size", "messages", "bytes", "through"]]
+    for kind, own in groupby(rows, key=lambda one: one["kind"]):
+        for first, one in zip(chain([kind], repeat("")), own, strict=False):
+            counted = f"{one['messages']}", size(one["bytes"])
+            lines.append([first, one["class"], *counted, one["route"]])
+    lines.append(["all", "", f"{totals['messages']}", size(totals["bytes"]), ""])
+    used = [at for at in range(len(lines[0])) if any(line[at] for line in lines[1:])]
+    return aligned(
+        [[line[at] for at in used] for line in lines], "".join("llrrl"[at] for at in used)
+    )
 
 
 def proof_lines(proofs: list[Facts]) -> list[str]:
@@ -134,16 +162,19 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
         return []
     full = limit or max(map(device_bytes, memory))
     parts = _parts(memory)
+    digits = 1 if len(parts) == len(_PARTS) else 0  # all columns fit 80
     rows = [("rank", "", "peak", *(letter for _, letter, _ in parts))]
     for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
         ranks = [str(rank) for rank, _ in run]
         name = "-".join(dict.fromkeys((ranks[0], ranks[-1])))
-        cells = [f"{entry[key] / MIB:.1f}" for key, _, _ in parts]
-        rows.append((name, bar(entry, full), f"{device_bytes(entry) / MIB:.1f}", *cells))
+        numbers = device_bytes(entry), *(entry[key] for key, _, _ in parts)
+        cells = [f"{num_bytes / MIB:.{digits}f}" for num_bytes in numbers]
+        rows.append((name, bar(entry, full), *cells))
     lines = aligned(rows, "ll" + "r" * (len(parts) + 1))
     scale = f"memory.limit, {size(full)}" if limit else size(full)
-    names = ", ".join(f"{letter} {name}" for _, letter, name in parts)
-    return [*lines, names, f"MiB, predicted; a full bar is {scale}"]
+    named = [f"{letter} {name}" for _, letter, name in parts]
+    names = [", ".join(some) for some in (named[: len(_PARTS)], named[len(_PARTS) :]) if some]
+    return [*lines, *names, f"MiB, predicted; a full bar is {scale}"]
 
 
 def node_lines(room: Room, plan: Plan) -> list[str]:
@@ -151,14 +182,17 @@ def node_lines(room: Room, plan: Plan) -> list[str]:
     if not plan.memory or not room.counts_nodes:
         return []
     has = f" of {size(room.machine_bytes)}" if room.machine_bytes is not None else ""
-    kind = "GPU" if room.devices else "node"
+    kind, all_needs = "GPU" if room.devices else "node", room.per_node(plan)
     lines, first = [], 0
-    for needs, run in groupby(room.per_node(plan), key=lambda one: (len(one.ranks), one.bytes)):
+    for needs, run in groupby(all_needs, key=lambda one: (len(one.ranks), one.bytes)):
         last = first + len(list(run)) - 1
         name = f"{kind} {first}" if first == last else f"{kind}s {first}-{last}"
         need = "1 rank needs" if needs[0] == 1 else f"{needs[0]} ranks need"
         lines.append(f"{name}: {need} {size(needs[1])}{has}")
         first = last + 1
+    if len(all_needs) > 1:
+        total = sum(one.bytes for one in all_needs)
+        lines.append(f"all {len(all_needs)} {kind}s together: {size(total)}")
     return lines
 
 
@@ -166,7 +200,7 @@ def bar(entry: dict[str, Any], full: int) -> str:
     """Returns a bar of letters, one a part, points for what is free, ``>`` beyond the end."""
     text, end = "", 0  # ends are rounded, not lengths, so that the whole is as long as it should
     for key, letter, _ in _parts([entry]):
-        end += entry[key]
+        end += entry.get(key, 0)
         text += letter * (round(_WIDTH * end / full) - len(text))
     if len(text) > _WIDTH:
         return f"[{text[: _WIDTH - 1]}>]"
@@ -176,7 +210,8 @@ def bar(entry: dict[str, Any], full: int) -> str:
 def _parts(memory: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """Returns what memory is for: on GPUs more than on CPUs."""
     on_gpu = any(entry.get("context_bytes") for entry in memory)
-    return [*_PARTS, *(_GPU_PARTS if on_gpu else ())]
+    used = [part for part in _LIBRARY_PARTS if any(entry.get(part[0]) for entry in memory)]
+    return [*_PARTS, *used, *(_GPU_PARTS if on_gpu else ())]
 
 
 def finding_lines(findings: list[Facts]) -> list[str]:

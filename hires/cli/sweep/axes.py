@@ -25,6 +25,7 @@ ONE_FOR_ALL = ("campaign", "results")
 """Keys that have one value in a sweep, which is recorded in one folder."""
 OPTIONS: dict[str, type | tuple[type, ...]] = {
     "zip": list,
+    "first": list,
     "where": str,
     "repeat": int,
     "order": str,
@@ -42,6 +43,7 @@ class StoredSweep(NamedTuple):
     overrides:            # words as one types them, each with one or several values
       - model=resnet18
       - parallel=sp,sp+gems
+    first: [task=train, steps=400, checkpoint.every=400]    # the run before each point
     zip: [image,batch]    # options of `hires sweep` by their names, all of them optional
     where: image * batch <= 8192
     repeat: 3

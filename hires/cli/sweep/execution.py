@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -18,11 +17,14 @@ from hires.cli.start_run import submit
 from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
 from hires.cli.sweep.sweep_results import print_results
 from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
+from hires.core.ranks.gpus import visible_gpus
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
+from hires.core.units import parse_size
 from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import CANCELLED, FrozenRun, Share, SubmitOptions, launcher_of
+from hires.launcher.local.local_gpus import LocalGpus
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables, write, write_tables
@@ -78,8 +80,10 @@ class Sweep:
         """Returns a point as what a launcher starts."""
         folder = self.options.config_dir
         argv = ("hires", "run", *point.words, *(("--config-dir", folder) if folder else ()))
-        needs_bytes, done = point.planned.needs_bytes, len(point.done)
-        return FrozenRun(point.path, argv, point.ready, attempts, needs_bytes, done)
+        needs, done = point.planned, len(point.done)
+        return FrozenRun(
+            point.path, argv, point.ready, attempts, needs.needs_bytes, done, needs.gpu_bytes
+        )
 
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
@@ -103,8 +107,11 @@ class Sweep:
             )
 
 
-def run_sweep(sweep: Sweep) -> int:
-    """Shows the points of a planned sweep and runs them under its lock; returns the exit code."""
+def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:
+    """Shows the points of a planned sweep and runs them under its lock.
+
+    Returns the exit code, and the points as plain values.
+    """
     points, options = sweep.points, sweep.options
     if not options.json:
         print_points(points, options.repeat)
@@ -118,9 +125,7 @@ def run_sweep(sweep: Sweep) -> int:
             queue = _run_here(sweep, attempts)
             code = _finish(sweep, queue, recorded)
             facts = as_json(points, queue.ends, options.repeat)
-    if options.json:
-        print(json.dumps(facts, indent=2))
-    return code
+    return code, facts
 
 
 def _record(sweep: Sweep) -> campaign.Campaign:
@@ -171,9 +176,24 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
     hours = options.budget_gpu_hours
     with SweepProgress(len(tasks)) as progress:
         stopped = functools.partial(campaign.is_stopped, sweep.folder)
-        queue = LocalQueue(tasks, rooms, progress, rank_hours=hours, cancelled=stopped)
+        queue = LocalQueue(
+            tasks, rooms, progress, rank_hours=hours, cancelled=stopped, gpus=_gpus_of(tasks)
+        )
         queue.work()
     return queue
+
+
+def _gpus_of(tasks: Sequence[FrozenRun]) -> LocalGpus:
+    """Returns the GPUs of this machine that runs may take, as the runs' cluster describes them."""
+    clusters = [task.config.cluster for task in tasks if task.gpu_bytes]
+    if not clusters:
+        return LocalGpus([])
+    # Of points that describe them in different ways, the least holds.
+    counts = [one.gpus for one in clusters if one.gpus is not None]
+    sizes = [parse_size(one.gpu_memory) for one in clusters]
+    known = [one for one in sizes if one is not None]
+    each_bytes = min(known) if len(known) == len(sizes) else None
+    return LocalGpus(visible_gpus(min(counts, default=None)), each_bytes)
 
 
 def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> tuple[int, list[Any]]:

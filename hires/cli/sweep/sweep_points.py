@@ -6,7 +6,7 @@ import collections
 import itertools
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ _WIDTH = 120  # of the excluded points when the output is no terminal
 _FACTS = (RANKS, Column("peak", "memory", "MiB", 1 / MIB, 0), Column("state", "state"), RUN)
 
 
+Scaled = Callable[[RunConfig, Sequence[str]], RunConfig]
+"""Adds the scales of ``precision=int8`` to the config that some words have made."""
+
+
 @dataclass
 class SweepPoint:
     """One combination of values."""
@@ -50,6 +54,8 @@ class SweepPoint:
     path: Path = Path()
     """Its run folder, there or not, once it is planned."""
     inputs: RunInputs = field(default_factory=RunInputs)
+    before: SweepPoint | None = None
+    """The run whose weights it begins with."""
     notes: list[str] = field(default_factory=list)
     """About earlier runs that it resembles."""
     done: list[int] = field(default_factory=list)
@@ -160,7 +166,7 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
         point = SweepPoint(place, list(itertools.chain.from_iterable(steps)))
         values, choices = composer.composed(point.words)
         try:
-            point.config = config_of(values)
+            point.config = config_of(values, point.words)
         except ConfigError as error:  # values that make no sense together
             point.reason = str(error)
         if where is not None and point.config and not where.keeps(point.config, choices):
@@ -175,11 +181,18 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
     return points
 
 
-def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool = False) -> None:
+def plan_all(
+    points: Points,
+    planner: Planner,
+    wanted: int | None,
+    go_on: bool = False,
+    scaled: Scaled = lambda config, words: config,
+) -> None:
     """Plans all points, and finds the nearest valid one of those that cannot run.
 
     Points that are the same run as another are dropped. One with as many complete attempts as
-    ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved.
+    ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved. ``scaled``
+    adds the scales of ``precision=int8``.
     """
     runs: dict[Path, SweepPoint] = {}
     earlier = EarlierRuns()
@@ -187,7 +200,8 @@ def plan_all(points: Points, planner: Planner, wanted: int | None, go_on: bool =
     for point in show_planning(points.listed):
         if point.config is not None:
             try:
-                point.config = with_classes(point.config, planner.classes)
+                point.config = with_classes(point.config, planner.sizes)
+                point.config = scaled(point.config, point.words)
                 point.inputs = planner.inputs(point.config)
                 point.path = path = run_path(point.config, point.inputs)
                 point.done = done_attempts(path)

@@ -10,10 +10,12 @@ from hires.cli.screens.screen import print_table
 from hires.cli.sweep.sweep_points import INFEASIBLE, Points, SweepPoint, attempts_of, end_of
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
-from hires.report.columns import RANKS, RUN, Column, Table
+from hires.report.columns import ACCURACY, POINT, RANKS, RUN, Column, Table, keys, table_of
+from hires.report.load.evaluation_rows import AGREEMENT, evaluation_rows
 from hires.report.load.measured_points import median_speed
 from hires.report.load.plain_values import dicts
 from hires.report.load.rows import largest
+from hires.report.load.runs import read_runs
 from hires.report.tables import done_records
 
 _SPEED = Column("img_per_s_median", "median", "img/s", digits=2)
@@ -38,6 +40,18 @@ def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bo
     shown = Table("results", "Results", columns, rows).text_rows()
     title = f"Results, medians over {repeat} attempts" if repeat > 1 else "Results"
     print_table(title, columns, shown, ("state", _SPEED.key))
+    _print_accuracy(points)
+
+
+def _print_accuracy(points: Points) -> None:
+    """Prints what evaluations counted, beside the most exact precision of the same point."""
+    paths = [point.path for point in points.valid if point.ready.task.name == "evaluate"]
+    rows = [*evaluation_rows(read_runs(paths))] if paths else []
+    if rows:
+        columns = [*POINT, Column("data", "data"), *ACCURACY, *AGREEMENT]
+        optional = keys(ACCURACY, AGREEMENT)
+        table = table_of("accuracy", "Accuracy", columns, rows, optional=optional).trimmed()
+        print_table(table.title, table.columns, table.text_rows(), ("precision", "top1"))
 
 
 def _numbers(point: SweepPoint, repeat: int) -> tuple[float | None, float | None, int | None]:

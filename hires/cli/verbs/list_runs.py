@@ -37,6 +37,7 @@ _SHOWN = (
     Column("img_per_s_median", "last attempt", "img/s", digits=2),
     Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
     Column("loss_last", "last loss", digits=4),
+    Column("top1", "accuracy", "%", 100.0, 2),
     Column("started", "started"),
 )
 _KEEP = ("state", "model", "image", "layout", "img_per_s_median", "precision", "peak_bytes_max")

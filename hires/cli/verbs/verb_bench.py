@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hires.cli.options import Parser, option
 from hires.core.errors import ConfigError
@@ -20,7 +20,10 @@ BENCHMARKS = {
     "plan": "time and memory to plan and prove up to 4096 ranks",
     "parity": "random layouts against one process in float64",
     "networks": "public networks in several layouts against one process in float64",
+    "comm": "messages through every backend and raw libraries, a sweep or recorded mixes",
+    "halo": "halo exchanges of ResNet and AmoebaNet by backend, beside plain copies",
     "gpu": "all that needs a GPU: parity, precisions, streams, memory and speed on one",
+    "precision": "inference in fp32, bf16 and int8 beside torch, eager and compiled",
     "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 PARSER = Parser(
@@ -35,11 +38,17 @@ PARSER = Parser(
 
 def main(words: Sequence[str]) -> int:
     """Becomes a benchmark with the rest of the command line; returns only after showing help."""
+    modules = {name: f"hires.bench.{name}_bench" for name in BENCHMARKS}
+    return become(words, PARSER, "benchmark", modules)
+
+
+def become(words: Sequence[str], parser: Parser, kind: str, modules: Mapping[str, str]) -> int:
+    """Becomes the module that the first word names, with the other words; or shows help."""
     if not words or words[0] in ("--help", "-h"):
-        PARSER.print_help()
+        parser.print_help()
         return 0
     name, *rest = words
-    if name not in BENCHMARKS:
-        raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
+    if name not in modules:
+        raise ConfigError(f"unknown {kind} {name!r}; {offer(name, modules)}")
     sys.stdout.flush()
-    return os.execv(sys.executable, module_command(f"hires.bench.{name}_bench", *rest))
+    return os.execv(sys.executable, module_command(modules[name], *rest))

@@ -104,8 +104,8 @@ def _check(args: argparse.Namespace) -> int:
     if path is None:
         raise ConfigError("hires data check needs a PATH, or data.path=PATH")
     data = config.data.name if "data" in keys else None
-    if data == "synthetic":
-        raise ConfigError("data=synthetic reads no files; use data=folder or data=pairs")
+    if data not in (None, "folder", "pairs"):
+        raise ConfigError(f"data={data} reads no image files; use data=folder or data=pairs")
 
     def progress(done: int, total: int) -> None:
         if done % 16 == 0:

@@ -24,6 +24,7 @@ from hires.cli.main import VERBS, module_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, campaign_names, flag, option
 from hires.cli.screens.screen import print_table
 from hires.cli.verbs.list_keys import key_facts, key_lines, print_keys, sentence
+from hires.core.config.library_options import OPTIONS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.terminal import columns
@@ -38,7 +39,8 @@ Listing = dict[str, dict[str, str]]
 RUNS = "runs"
 _SORTED = (*METRICS, "state", "started", "model", "image", "layout", "precision")
 OPERATORS = "operators"
-PAGES = ("keys", "verbs", OPERATORS)
+LIBRARIES = "libraries"
+PAGES = ("keys", "verbs", LIBRARIES, OPERATORS)
 
 
 PARSER = Parser(
@@ -52,18 +54,19 @@ PARSER = Parser(
         "hires list parallel.stages      one key: default, choices and meaning",
         "hires list keys --markdown      the reference of all keys",
         "hires list aliases              the thesis's words and ours",
+        "hires list libraries            comm.options: what each library calls them",
         "hires list operators            how ATen operators are tiled and sharded",
         "hires list runs --where 'precision == \"bf16\" and throughput > 10' --sort=-throughput",
     ),
     option(
         "what",
         None,
-        "a group (models or model, ...), keys, one key, verbs, aliases, operators or runs",
-        lambda _: [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", OPERATORS, RUNS],
+        "a group (models or model, ...), keys, one key, verbs, aliases, libraries, operators, runs",
+        lambda _: [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", LIBRARIES, OPERATORS, RUNS],
         nargs="?",
     ),
     CONFIG_DIR,
-    flag("--markdown", "keys, verbs, operators: print the reference page in Markdown"),
+    flag("--markdown", "keys, verbs, libraries, operators: print the reference page in Markdown"),
     option(
         "--where",
         "EXPR",
@@ -139,6 +142,7 @@ def _sections(what: str | None, extra: Path | None) -> Listing:
     }
     listing["verbs"] = VERBS
     listing["aliases"] = {word: f"{key}: {what}" for word, (key, what) in ALIASES.items()}
+    listing[LIBRARIES] = {name: f"{one.meaning} {one.settings}" for name, one in OPTIONS.items()}
     if what is None:
         return listing
     names = {f"{name}s": name for name in listing} | {name: name for name in listing}
@@ -161,6 +165,7 @@ def _page(name: str) -> str:
     sections = itertools.groupby(config_keys().values(), lambda key: key.name.rpartition(".")[0])
     values = {
         "sections": {section: list(keys) for section, keys in sections},
+        "options": OPTIONS,
         "parsers": [module_of(verb).PARSER for verb in VERBS] if name == "verbs" else [],
     }
     return rendered(f"{name}.md", values, autoescape=False)

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from hires.cli.calibration import with_scales
 from hires.cli.compose.compose_config import compose
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.main import MULTIRUN
@@ -64,6 +65,7 @@ def main(args: Namespace) -> int:
         argv += ["--config-dir", args.config_dir]  # HIRES_CONF may be unset where it is run again
     with spawn.warm(config.launcher.threads):
         with Planner() as planner:
+            config = with_scales(config, planner, args.overrides, argv)
             inputs = planner.inputs(config)
             path = run_path(config, inputs)
             if not args.again and done_attempt(path) is not None:

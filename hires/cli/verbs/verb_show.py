@@ -11,13 +11,14 @@ from pathlib import Path
 
 from hires.cli.options import JSON, RUN, Parser, flag, option, run_folders
 from hires.cli.screens.screen import percent, print_record, print_table, shown
+from hires.cli.screens.show_messages import show_messages, write_messages
 from hires.cli.screens.show_plan import placement_lines
 from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
-from hires.core.store import checkpoints, file_names, frozen, provenance
+from hires.core.store import checkpoints, edits, file_names, frozen, provenance
 from hires.core.store.file_names import attempt_dir
-from hires.core.store.reading import text
+from hires.core.store.reading import Values, text
 from hires.core.store.records import read_plan, read_record
 from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.units import size
@@ -27,7 +28,7 @@ from hires.report.compare import comparison
 from hires.report.compare.comparison import Difference, named_differences, origin
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.load.plain_values import count, dicts, number, value_text
+from hires.report.load.plain_values import count, dicts, dig, number, value_text
 from hires.report.load.repeats import median
 from hires.report.load.runs import read_run
 from hires.report.timelines import timeline_lines, write_trace
@@ -40,6 +41,7 @@ _EXAMPLES = (
     "hires show 0123abcd --diff 4567cdef      config, versions, machine and numbers of two runs",
     "hires show 0123abcd --timeline           what every rank did in a step, planned and measured",
     "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
+    "hires show 0123abcd --comm               calls, bytes and seconds of its messages",
 )
 PARSER = Parser(
     "show",
@@ -47,6 +49,8 @@ PARSER = Parser(
     *RUN,
     flag("--timeline", "draw one step of every rank"),
     option("--trace", "FILE", "write the last steps in Chrome's trace format"),
+    flag("--comm", "print what the messages of a step cost, beside what was planned"),
+    option("--messages", "FILE", "write the single messages as CSV, if comm.log=full kept them"),
     flag("--reproduce", "print the line that makes it again, and what differs now"),
     option("--diff", "OTHER", "print how another run differs", run_folders),
     JSON,
@@ -62,8 +66,11 @@ _RULE = (
 def main(args: Namespace) -> int:
     """Prints the tables or the time line of a run; returns 0, however the run ended."""
     drawn = args.timeline or args.trace is not None
-    if sum((drawn, args.reproduce, args.diff is not None)) > 1:
-        raise ConfigError("--reproduce, --diff, --timeline and --trace exclude each other")
+    measured = args.comm or args.messages is not None
+    if sum((drawn, measured, args.reproduce, args.diff is not None)) > 1:
+        raise ConfigError(
+            "--comm, --messages, --reproduce, --diff, --timeline and --trace exclude each other"
+        )
     if args.json and args.timeline:
         raise ConfigError("--timeline is a drawing; for the time line as data use --trace FILE")
     path = locate(args.run, args.results)
@@ -71,6 +78,11 @@ def main(args: Namespace) -> int:
         _reproduce(path, args.json)
     elif args.diff is not None:
         _diff(path, locate(args.diff, args.results), args.json)
+    elif measured:
+        if args.messages is not None:
+            write_messages(_shown_attempt(open_run(path)), args.messages)
+        if args.comm:
+            show_messages(path, _record_of(open_run(path)), args.json)
     elif drawn:
         _show_timeline(open_run(path), args.timeline, args.trace)
     else:
@@ -83,12 +95,7 @@ def _show(run: RunDir, as_json: bool) -> None:
     saved = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
     saved = [f"checkpoints: {', '.join(saved)}"] if saved else []
     saved = [text(line) or "" for line in saved + damaged]
-    record = read_record(run.path)
-    if record is None:
-        raise RunError(
-            f"{run.path} has no record: it is still running or was killed; see "
-            f"{'; '.join([str(run.attempt_dir / file_names.LOGS), *saved])}"
-        )
+    record = _record_of(run, saved)
     if as_json:
         print(json.dumps(record, indent=2))
         return
@@ -112,11 +119,12 @@ def _show(run: RunDir, as_json: bool) -> None:
         print(f"made from: {', '.join(words)}")
     for line in saved:
         print(line)
-    if count(record.get("skipped_steps")) is not None:
-        scale, skipped = value_text(record.get("loss_scale")), count(record["skipped_steps"])
-        print(f"fp16: {skipped} steps overflowed and were skipped, the last loss scale is {scale}")
-    print_record(record)
     read = read_run(run.path)
+    options = dig(read.config, "comm", "options")
+    if isinstance(options, dict) and options:
+        words = [f"{text(key)}={value_text(value)}" for key, value in options.items()]
+        print(f"comm.options: {', '.join(words)}")
+    print_record(record)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
     if len(repeats) > 1:
         print(
@@ -136,12 +144,25 @@ def _show(run: RunDir, as_json: bool) -> None:
         print(f"note: {note.where}: {note.text}")
 
 
-def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
-    # Of the attempt that the record is of.
+def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:
+    record = read_record(run.path)
+    if record is None:
+        raise RunError(
+            f"{run.path} has no record: it is still running or was killed; see "
+            f"{'; '.join([str(run.attempt_dir / file_names.LOGS), *more])}"
+        )
+    return record
+
+
+def _shown_attempt(run: RunDir) -> Path:
+    # The attempt of the record.
     record = read_record(run.path)
     attempt = None if record is None else count(record.get("attempt"))
-    folder = run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
-    steps = timeline.read(folder)
+    return run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
+
+
+def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
+    steps = timeline.read(_shown_attempt(run))
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
@@ -160,7 +181,7 @@ def _reproduce(path: Path, as_json: bool) -> None:
     now = {name: value for name, value in origin(provenance.collect()).items() if name in then}
     changed = named_differences([then], [now])
     held = frozen.read(path)
-    for file in [] if held is None else frozen.edited_sources(held.inputs):
+    for file in [] if held is None else edits.edited_sources(held.inputs):
         changed.append(Difference(text(Path(file).name) or "?", "its source", "edited"))
     if as_json:
         print(json.dumps({"reproduce": line, "changed": [asdict(c) for c in changed]}, indent=2))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from hires.cli.calibration import with_assumed_scales, with_scales
 from hires.cli.compose.compose_config import Composer
 from hires.cli.options import (
     AFTER,
@@ -20,10 +25,12 @@ from hires.cli.options import (
     sweep_overrides,
 )
 from hires.cli.planning import FORECASTS_S, Planner
-from hires.cli.screens.screen import print_config
+from hires.cli.screens.screen import plural, print_config
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, run_sweep
-from hires.cli.sweep.sweep_points import Where, compose_all, plan_all
+from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
+from hires.cli.sweep.sweep_points import Points, Where, compose_all, plan_all
+from hires.core.config.run_config import RunConfig
 from hires.core.store import campaign
 from hires.launcher.ranks import spawn
 
@@ -44,8 +51,15 @@ PARSER = Parser(
         "hires sweep parallel=sp,pp batch=4,8 image=512,1024 --where 'image * batch <= 4096'",
         "hires sweep parallel=sp,pp --repeat 3 --order interleaved           for error bars",
         "hires sweep experiment=layouts --dry-run                            only look",
+        "hires sweep experiment=table2.2                                     train, then evaluate",
     ),
     *composing(sweep_overrides),
+    option(
+        "--first",
+        "KEY=VALUE",
+        "run each point with these overrides first, and begin it with the weights of that run",
+        action="append",
+    ),
     option("--zip", "A,B", "pair the values of these keys", action="append"),
     option("--where", "EXPR", "keep points of which this is true, as 'image <= 512'"),
     number("--repeat", "complete attempts of every point", default=1),
@@ -92,8 +106,9 @@ def main(args: argparse.Namespace) -> int:
     where = None if options.where is None else Where(options.where, composer.groups)
     axes = axes_of([*stored.words, *typed], options.zip or [], composer.groups)
     points = compose_all(axes, composer, where)
+    before = preceding(points, options.first, composer) if options.first else Points([])
     if args.cfg:
-        for point in points.listed:
+        for point in [*before.listed, *points.listed]:
             print(f"--- # {' '.join(' '.join(point.words).split())}")
             if point.config is None:
                 print(f"# {point.reason}")
@@ -108,8 +123,41 @@ def main(args: argparse.Namespace) -> int:
             if note:
                 print(f"note: {note}", file=sys.stderr)
             stack.enter_context(spawn.warm(sweep.threads, keep=True))
-        wanted = None if options.again else options.repeat
-        with Planner(forecasts_s=FORECASTS_S) as planner:
-            plan_all(points, planner, wanted, getattr(options, "continue"))
-        sweep.refuse_costly()
-        return run_sweep(sweep)
+        code, facts = _run_all(before, sweep, composer)
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    return code
+
+
+def _run_all(before: Points, sweep: Sweep, composer: Composer) -> tuple[int, dict[str, Any]]:
+    """Runs what comes before the points, if anything, then the points."""
+    if not before.listed:
+        return _run(sweep)
+    # One attempt is enough: every repeat of a point begins with the same weights.
+    once = argparse.Namespace(**{**vars(sweep.options), "repeat": 1})
+    code, facts = _run(Sweep(before, once))
+    left = lacking(sweep.points)
+    if not left:
+        begin_with(sweep.points, composer)
+    elif not sweep.options.dry_run:
+        points = plural(len(sweep.points.listed), "point")
+        print(f"{points} to follow: run the same command once these are done", file=sys.stderr)
+        return code, {"first": facts}
+    code, own = _run(sweep)
+    return code, {"first": facts, **own}
+
+
+def _run(sweep: Sweep) -> tuple[int, dict[str, Any]]:
+    options = sweep.options
+    wanted = None if options.again else options.repeat
+    made = tempfile.TemporaryDirectory(prefix="hires-sweep-")
+    with made as folder, Planner(forecasts_s=FORECASTS_S) as planner:
+
+        def scaled(config: RunConfig, words: Sequence[str]) -> RunConfig:
+            if options.dry_run:
+                return with_assumed_scales(config, planner, words, folder)[0]
+            return with_scales(config, planner, words, options.argv)
+
+        plan_all(sweep.points, planner, wanted, getattr(options, "continue"), scaled)
+    sweep.refuse_costly()
+    return run_sweep(sweep)

@@ -12,14 +12,16 @@ import tempfile
 from argparse import Namespace
 from typing import Any
 
+from hires.cli.calibration import with_scales
 from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing
-from hires.cli.planning import planned, require_feasible, with_classes
+from hires.cli.planning import Planner, require_feasible, with_classes
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.precisions import INT8
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.launcher.interface import launcher_of
@@ -59,7 +61,9 @@ def main(args: Namespace) -> int:
     folders = tempfile.TemporaryDirectory(prefix="hires-verify-")
     with folders as folder, spawn.warm(config.launcher.threads):
         config = with_classes(dataclasses.replace(config, results=folder))
-        plan = planned(config, memory=False)  # rank 0 holds the whole network besides
+        with Planner() as planner:
+            config = with_scales(config, planner, args.overrides, args.argv)
+            plan = planner.plan(config, memory=False)  # rank 0 holds the whole network besides
         require_feasible(plan)
         run = create(config, plan.to_dict(), args.argv)
         outcome = wait_for(config, run, plan.world, args=("--verify",))
@@ -102,6 +106,8 @@ def _print(answer: dict[str, Any]) -> None:
     print_table("Largest relative error", ("compared", "tensor", *heads, ""), rows)
     precision, worst = answer["precision"], answer["decisive"]
     in_low = "" if precision == "fp64" else f" in float64, within what {precision} rounds"
+    if precision == INT8:
+        in_low = f" in {precision}, bit by bit"
     if worst is None:
         print(f"cannot be decided: {precision} loses most digits of every tensor; verify fp64")
     elif answer["verdict"] == "undecided":

@@ -58,6 +58,9 @@ class ClusterConfig(Section, key="cluster"):
     gpu_memory: Any = field(default=None, metadata=SIZE)
     """Memory of one GPU, with its unit, as 40GiB: a layout that needs more on one is refused.
     Unset: unknown."""
+    gpu_capability: float | None = number(None, least=3)
+    """Compute capability of these GPUs, as 8.0 of an A100 and 9.0 of an H100: it decides how much
+    memory cuBLAS keeps. Unset: before 9.0."""
     cores: int | None = number(None, least=1)
     """Cores of a node; a job that needs more is refused. Unset: Slurm checks it."""
     memory: Any = field(default=None, metadata=SIZE)
@@ -149,8 +152,9 @@ class LauncherConfig(Section, key="launcher"):
     max_ranks: int = number(64, least=1)
     """Most processes on this machine; a larger world is refused."""
     bind: str = choice("auto", ("auto", "none"))
-    """``auto``: each rank is bound to an equal share of neighbouring cores, if they suffice for all
-    threads and, on this machine, one more for reading and sending. ``none``: it is not bound."""
+    """``auto``: each rank is bound to an equal share of neighbouring cores, on a GPU of those of
+    its NUMA node, if they suffice for all threads and, on this machine, one more for reading and
+    sending. ``none``: it is not bound."""
     mpi: str | None = choice(None, MPIS)
     """``mpirun``, ``slurm``: what starts the ranks: mpirun of ``openmpi``, mpiexec.hydra of
     ``mpich``, mpirun_rsh of ``mvapich``, or ``srun``. Unset: ``cluster.mpi``, else openmpi (slurm:
@@ -163,8 +167,9 @@ class LauncherConfig(Section, key="launcher"):
     mpi_options: list[str] = field(default_factory=list)
     """``mpirun``, ``slurm``: further words for it, as ``[--mca,btl_tcp_if_include,ib0]``."""
     hosts: list[str] = field(default_factory=list)
-    """``mpirun``: machines over which the ranks are spread evenly, this one first; it reaches them
-    by ssh without a password. Empty: only this one."""
+    """``mpirun``: machines over which the ranks are spread evenly. This one, whether it is one of
+    them or not, reaches them by ssh without a password, and all have the folder of the runs. Empty:
+    only this one."""
     port: int = number(0, most=65535)
     """Rendezvous port; 0: a free one, or one that follows from the number of the Slurm job."""
     nodes: int = number(1, least=1)

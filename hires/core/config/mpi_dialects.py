@@ -36,6 +36,8 @@ class Dialect:
     """Pattern of the text by which its MPI names itself."""
     plugins: tuple[str, ...] = ("pmi2", "pmix")
     """Plug-ins of srun that serve its MPI, the best first."""
+    libraries: tuple[str, ...] = ()
+    """Files that its MPI's library may be, in the order of preference."""
     node: str | None = None
     """Where the last of ``numbering`` holds the counts of all nodes, as ``2(x3),1``: which node
     this is."""
@@ -52,6 +54,7 @@ DIALECTS = {
         outer="OMPI_COMM_WORLD_ OMPI_UNIVERSE_ PMIX_",
         label="Open MPI",
         version=r"open ?mpi|open-?rte|prte",
+        libraries=("libmpi.so.40",),
         plugins=("pmix",),
         as_root={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
@@ -62,6 +65,7 @@ DIALECTS = {
         outer="MV2_COMM_",
         label="MVAPICH",
         version=r"mvapich",
+        libraries=("libmpi.so.12",),
         hosts="{each} MV2_ENABLE_AFFINITY=0",
     ),
     "mpich": Dialect(
@@ -72,6 +76,7 @@ DIALECTS = {
         outer="PMI_",
         label="MPICH",
         version=r"mpich|hydra",
+        libraries=("libmpi.so.12", "libmpich.so.12"),
         in_slurm="-bootstrap slurm",
     ),
     "srun": Dialect(

@@ -9,9 +9,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from hires.core.config import library_options
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.quant_config import QuantConfig
+from hires.core.config.residual_depth import DEPTH, N
 from hires.core.config.value_checks import (
     SIZE,
     Checks,
@@ -20,11 +23,12 @@ from hires.core.config.value_checks import (
     check_name,
     choice,
     number,
+    share,
     word,
 )
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
-from hires.core.precisions import HALF, PRECISIONS
+from hires.core.precisions import HALF, INT8, PRECISIONS
 
 IMAGES = ("images", "image_list")
 """Words of ``model.inputs`` that stand for the images."""
@@ -38,9 +42,10 @@ class ModelConfig(Section, key="model"):
     """Family: ``resnet`` (2015), ``preact_resnet`` (9n+2, 2016), ``mpi4dl_resnet`` (9n+2, wider, as
     MPI4DL trains it), ``inception_bn``, ``amoebanet`` (AmoebaNet-D), ``unet`` (a class for every
     pixel), ``edsr`` (super-resolution) or ``custom``."""
-    depth: int = 50
-    """Layers of a ``resnet``: 18, 34, 50, 101 or 152."""
-    n: int = number(12, least=1)
+    depth: int = DEPTH
+    """Layers of a ``resnet``: 18, 34, 50, 101 or 152; in place of ``model.n``, also those of a
+    ``preact_resnet`` or ``mpi4dl_resnet``, 9n+2: 11, 20, 29, ..., 110."""
+    n: int = number(N, least=1)
     """Blocks per group of a ``preact_resnet`` or ``mpi4dl_resnet``, whose depth is 9n+2."""
     head: str = choice("pool", ("pool", "flatten"))
     """What the classifier of an ``mpi4dl_resnet`` reads: the average of the last map (``pool``) or,
@@ -98,14 +103,16 @@ class DataConfig(Section, key="data"):
     """``data=NAME``: where the images come from."""
 
     name: str = "synthetic"
-    """``synthetic`` (made in memory from the seed), ``folder`` (one sub-folder per class) or
-    ``pairs`` (an image and a smaller copy of it, for super-resolution)."""
+    """Made in memory from the seed: ``synthetic`` or ``textures`` (a network learns them), ``hard``
+    (its classes overlap). ``digits`` ship with hires; below ``data.path``: ``cifar10`` (binary
+    files), ``folder`` (one sub-folder per class), ``pairs`` (an image and a smaller copy of it, for
+    super-resolution)."""
     path: str | None = None
-    """Folder of the images; its sub-folders are the classes of a ``folder``."""
+    """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
     classes: int = number(10, least=1)
-    """``synthetic`` only: number of classes."""
+    """Of images that are made: number of classes."""
     length: int = number(1024, least=1)
-    """``synthetic`` only: number of images."""
+    """Of images that are made: number of images."""
     fit: str = choice("resize", ("resize", "crop", "error"))
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
@@ -113,6 +120,14 @@ class DataConfig(Section, key="data"):
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
+    split: str = choice("all", ("all", "train", "validation"))
+    """Which images are used: ``all``, those to ``train`` with, or those for ``validation``. They
+    are the sub-folders ``train`` and ``val`` (or ``validation``, ``valid``) of ``data.path`` where
+    it has both, and else a share of every class, drawn from ``data.split_seed``."""
+    validation: float = share(0.1)
+    """Share of every class that ``data.split=validation`` is."""
+    split_seed: int = number(0)
+    """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
     prefetch: int = number(2)
@@ -154,13 +169,42 @@ class CheckpointConfig(Section, key="checkpoint"):
 
 
 @dataclass
+class EngineConfig(Section, key="engine"):
+    """``engine.*``: how a rank computes."""
+
+    compile: str = choice("off", ("off", "stage"))
+    """What torch compiles before the first step, with a C++ compiler, on GPUs with Triton:
+    ``stage``, the parts of each stage that exchange no messages (with one rank, all of the
+    network), or nothing (``off``)."""
+    fuse: str = choice("auto", ("auto", "off"))
+    """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
+    become part of the convolutions before them, for example; or the network as it is (``off``).
+    Training always has the latter."""
+
+
+@dataclass
 class CommConfig(Section, key="comm"):
     """``comm=NAME``: how ranks communicate."""
 
-    backend: str = choice("auto", ("auto", "gloo", "nccl"))
+    backend: str = choice("auto", ("auto", "gloo", "nccl", "mpi", "shm", "cma", "nccl_direct"))
     """Transport of every message: ``gloo`` (beside GPUs through the host's memory), ``nccl`` (from
-    GPU to GPU, one rank on each; barriers and agreements still go through gloo) or ``auto``:
-    ``nccl`` for ``device=cuda`` if every rank has a GPU of its own, else ``gloo``."""
+    GPU to GPU, one rank on each; barriers and agreements still go through gloo), ``mpi`` (the MPI
+    whose launcher starts the ranks, also through the host's memory), ``shm`` (memory that the ranks
+    of one machine share), ``cma`` (ranks of one machine read each other's memory), ``nccl_direct``
+    (NCCL without torch's process groups; it has never run on a GPU) or ``auto``: ``nccl`` for
+    ``device=cuda`` if every rank has a GPU of its own, else ``gloo``."""
+    table: str = "default"
+    """Tuning table: which backend and algorithm carries a message, by operation, ranks, device,
+    type and size. ``default`` ships with hires (memory of one machine for small messages and sums,
+    ``backend`` for all others), ``tuned`` is the one that `hires tune comm` has measured here,
+    ``comm-tuning/table.json`` (before that, another one that ships); others are files."""
+    granularity: str = choice("fine", ("fine", "coarse"))
+    """Whether the table chooses by size (``fine``), or one backend for each operation
+    (``coarse``)."""
+    backends: list[str] = field(default_factory=list)
+    """Backends that the table may choose beside ``backend``, as [mpi,shm]; none named: all that it
+    names and that the run can have. A message for which a rule names another one goes on to the
+    next rule."""
     visible: str = choice("own", ("own", "node"))
     """GPUs that a rank sees: its ``own`` only, or all of its ``node``, as CUDA IPC of some MPI
     libraries needs. It computes on its own either way."""
@@ -174,14 +218,55 @@ class CommConfig(Section, key="comm"):
     ``value``: values and their gradients travel in the type of the precision, and gradients of
     weights are summed in fp32 (fp64 with ``precision=fp64``), as statistics and losses always
     are."""
+    joint_norms: bool = True
+    """Whether batch norms of tiles or shards that do not depend on each other, as in the branches
+    of a cell, share one message for their statistics and one for the way back."""
+    log: str = choice("summary", ("off", "summary", "full"))
+    """What is recorded of messages: ``off``, their number, bytes and seconds (``summary``), or also
+    every single one (``full``); `hires show RUN --comm` shows it."""
+    check: str = choice("late", ("off", "late", "every"))
+    """When ranks compare what they call, so that an error names the two calls that differ, with
+    their lines: where a wait is ``late`` or fails, and at the end; before ``every`` call, which
+    costs a message each and finds what would end a process at once; or not at all (``off``)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the libraries that carry messages, under one name for all of them, as
+    ``{cuda_ipc: true}``; `hires list libraries` shows them with their variables. They replace
+    variables that are set already."""
+
+    def _check_more(self, check: Checks) -> None:
+        kept = {
+            name: check(library_options.checked_option, str(name), value)
+            for name, value in self.options.items()
+        }
+        self.options = {str(name): value for name, value in kept.items()}
+
+    def uses(self, name: str) -> bool:
+        """Whether messages may go through a backend, as far as the keys name it."""
+        return name in (self.backend, *self.backends)
+
+
+@dataclass
+class OptimizerConfig(Section, key="task.optimizer"):
+    """``task.optimizer.*``: how parameters are updated."""
+
+    shard: bool = False
+    """Whether the ranks that hold the same parameters (tiles, replicas, directions) divide their
+    update: each keeps the optimiser's state of its part, moves it, and sends it to the others."""
+    exchange: str = choice("auto", ("auto", "broadcast", "scatter"))
+    """How they do that: every rank gets the sums of all gradients and broadcasts what it has moved
+    (``broadcast``), or it gets the sums of its part alone, and one gather brings all parameters
+    together (``scatter``, two thirds of the bytes); ``auto``: what the tuning table has measured as
+    faster, or what sends less."""
 
 
 @dataclass
 class TaskConfig(Section, key="task"):
-    """``task=NAME``: training or inference."""
+    """``task=NAME``: training, inference or evaluation."""
 
-    name: str = choice("train", ("train", "infer"))
-    """``train`` (forward, backward, optimiser step) or ``infer`` (forward only)."""
+    name: str = choice("train", ("train", "infer", "evaluate", "calibrate"))
+    """``train`` (forward, backward, optimiser step), ``infer`` (forward only), ``evaluate`` (one
+    pass over the data: accuracy; ``steps`` is what that takes) or ``calibrate`` (forward only, to
+    find the scales of ``precision=int8``: `hires quantize` does that)."""
     lr: float = number(0.005)
     """Learning rate of stochastic gradient descent."""
     momentum: float = number(0.9)
@@ -191,6 +276,7 @@ class TaskConfig(Section, key="task"):
     loss: str = choice("auto", ("auto", *LOSSES))
     """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the input's size) or
     ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, else ``cross_entropy``."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
 @dataclass
@@ -219,6 +305,9 @@ class RunConfig(Section):
     name GPUs, or this machine shows some to a torch that is built for them; else ``cpu``."""
     seed: int = number(0)
     """Seed of the weights, the synthetic data and the order of images."""
+    weights: str | None = word()
+    """What the network begins with in place of first weights from the seed: a run folder (its
+    latest checkpoint), a checkpoint, or a file .safetensors, .pt or .pth of a plain state dict."""
     campaign: str = "default"
     """Name that groups runs: one folder under ``results``."""
     results: str = "results"
@@ -227,6 +316,8 @@ class RunConfig(Section):
     data: DataConfig = field(default_factory=DataConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    quant: QuantConfig = field(default_factory=QuantConfig)
     comm: CommConfig = field(default_factory=CommConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
@@ -244,10 +335,21 @@ class RunConfig(Section):
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
             )
+        if self.task.name == "train" and self.precision.name == INT8:
+            check.problems.append(
+                f"precision={INT8} is for inference, and task=train learns real numbers; train in "
+                f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
+            )
         if self.task.name == "train" and self.precision.weights in HALF:
             check.problems.append(
-                f"precision.weights={self.precision.weights} is for task=infer: training keeps "
-                f"its weights in fp32; leave it out"
+                f"precision.weights={self.precision.weights} is for task=infer and evaluate: "
+                f"training keeps its weights in fp32; leave it out"
+            )
+        if self.weights and self.checkpoint.source:
+            key = "continues" if self.checkpoint.continues else "resume"
+            check.problems.append(
+                f"weights={self.weights} and checkpoint.{key}={self.checkpoint.source} both name "
+                f"what the network begins with; leave one of them out"
             )
         images = [f"task.loss={name}" for name, one in LOSSES.items() if one.targets == "images"]
         if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
@@ -261,6 +363,16 @@ class RunConfig(Section):
         """Program that starts all ranks at once: ``openmpi``, ..., or ``srun``."""
         usual = "openmpi" if self.launcher.name == "mpirun" else "srun"
         return self.launcher.mpi or self.cluster.mpi or usual
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries with options that carry messages, as ``openmpi`` and ``nccl``."""
+        return library_options.libraries((self.comm.backend, *self.comm.backends), self.mpi)
+
+    @property
+    def library_variables(self) -> dict[str, str]:
+        """Variables of every rank that ``comm.options`` sets."""
+        return library_options.variables(self.comm.options, self.libraries)
 
     @property
     def srun_mpi(self) -> str:
@@ -302,6 +414,11 @@ class RunConfig(Section):
             return self.task.loss
         makes_images = self.model.name == "edsr" or self.data.name == "pairs"
         return "l1" if makes_images else "cross_entropy"
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether images come in another order each epoch; an evaluation takes them in order."""
+        return self.data.shuffle and self.task.name != "evaluate"
 
     @property
     def target_size(self) -> tuple[int, int] | None:

@@ -70,6 +70,16 @@ def number(
     return dataclasses.field(default=default, metadata={"check": check, "span": span})
 
 
+def share(default: float) -> Any:
+    """Returns a field that takes numbers between 0 and 1, without these."""
+
+    def check(key: str, value: float) -> None:
+        if not 0 < value < 1:
+            raise ConfigError(f"{key}={value} must be a share above 0 and below 1, as 0.1")
+
+    return dataclasses.field(default=default, metadata={"check": check, "span": "between 0 and 1"})
+
+
 def word(default: str | None = None) -> Any:
     """Returns a field that takes text which fits on a line of a job script, or None."""
     check = functools.partial(check_word, null=default is None)

@@ -1,6 +1,6 @@
-"""Counts the NVIDIA GPUs that a process here may use, and reads which torch is installed: no torch.
+"""Finds the NVIDIA GPUs that a process here may use, their NUMA nodes, and the installed torch.
 
-The front end needs both before anything starts, and importing torch takes seconds.
+Nothing here imports torch, which takes seconds: the front end needs this before anything starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _DEV = Path("/dev")
 _PCI = Path("/sys/bus/pci/devices")
-_DRIVER = Path("/proc/driver/nvidia/version")
+_WSL = Path("/usr/lib/wsl/lib")
+"""Where the driver of Windows puts its libraries for WSL2."""
+_DRIVER = Path("/proc/driver/nvidia")
+_ORDER = "CUDA_DEVICE_ORDER"
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor, and the class of graphics and 3D controllers
 _NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
@@ -29,6 +32,13 @@ class Torch(NamedTuple):
     version: str
     cuda: str | None
     """Version of CUDA that it was built for; None: it computes on CPUs only."""
+
+
+class NumaNode(NamedTuple):
+    """Cores, and memory that is closer to them than to others."""
+
+    number: int
+    cores: frozenset[int]
 
 
 def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -54,8 +64,14 @@ def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def device_files() -> int:
-    """Returns how many NVIDIA GPUs the system offers to programs."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
+    """Returns how many NVIDIA GPUs the system offers to programs; under WSL2, which hides it, 1."""
+    count = sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
+    return count or int(is_wsl() and any(_WSL.glob("libcuda.so*")))
+
+
+def is_wsl() -> bool:
+    """Returns whether this is Linux under Windows (WSL2), whose GPUs are behind one file."""
+    return (_DEV / "dxg").exists()
 
 
 def cards() -> int:
@@ -68,10 +84,59 @@ def cards() -> int:
     return count
 
 
+def numa_node(name: str, environ: Mapping[str, str] = os.environ) -> NumaNode | None:
+    """Returns the NUMA node of a GPU, named as in CUDA_VISIBLE_DEVICES; None: it is not shown.
+
+    A number counts the GPUs that this process may open, by bus, if CUDA_DEVICE_ORDER says so. Part
+    of a GPU (MIG), and a machine of one node that does not number it, have none.
+    """
+    address = _addresses(environ).get(name)
+    if address is None and name.startswith("GPU-"):  # CUDA takes the begin of a name, too
+        fits = [at for uuid, at in _addresses(environ).items() if uuid.startswith(name)]
+        address = fits[0] if len(fits) == 1 else None
+    if address is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        folder = _PCI / address
+        number = int((folder / "numa_node").read_text(encoding="ascii"))
+        cores = _cores((folder / "local_cpulist").read_text(encoding="ascii"))
+        return NumaNode(number, cores) if number >= 0 and cores else None
+    return None
+
+
+def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    # The place on the PCI bus of each GPU that may be opened, by number and by UUID. The driver's
+    # folders are named by the place; a container or a job's cgroup may leave out some GPUs.
+    found, numbered = {}, environ.get(_ORDER) == "PCI_BUS_ID"
+    folders = [path.name for path in (_DRIVER / "gpus").glob("*:*:*.*")]
+    count = 0
+    for address in sorted(folders, key=lambda name: (len(name), name)):
+        with contextlib.suppress(OSError):
+            lines = (_DRIVER / "gpus" / address / "information").read_text(errors="replace")
+            facts = dict(re.findall(r"^([\w ]+):[ \t]*(.*?)[ \t]*$", lines, re.M))
+            device = _DEV / f"nvidia{facts.get('Device Minor', '')}"
+            if os.access(device, os.R_OK | os.W_OK):
+                found[facts.get("GPU UUID", "")] = address
+                if numbered:
+                    found[str(count)] = address
+                count += 1
+    return found
+
+
+def _cores(text: str) -> frozenset[int]:
+    """Returns the cores of a list of the kernel.
+
+    >>> sorted(_cores("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    spans = [part.split("-") for part in text.strip().split(",") if part]
+    return frozenset(core for span in spans for core in range(int(span[0]), int(span[-1]) + 1))
+
+
 def driver() -> str | None:
     """Returns the version of the NVIDIA driver that is loaded; None: there is none."""
     with contextlib.suppress(OSError):
-        match = re.search(r"\s(\d+\.[\d.]+)\s", _DRIVER.read_text(errors="replace"))
+        match = re.search(r"\s(\d+\.[\d.]+)\s", (_DRIVER / "version").read_text(errors="replace"))
         return match[1] if match else "of an unknown version"
     return None
 

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
+from hires.core.ranks.call_records import CallRing
 from hires.core.ranks.timeline import COLLECTIVE, Recorder
 from hires.core.store import file_names, records
 from hires.core.store.file_names import StrPath, attempt_dir
@@ -61,6 +62,8 @@ class Op(NamedTuple):
     """Of the message, as the plan counts."""
     ranks: tuple[int, ...] = ()
     """All members, if it is a collective."""
+    number: int = -1
+    """Of the call in :attr:`Activity.calls`; -1: it is none of these."""
 
 
 @dataclass
@@ -83,6 +86,8 @@ class RankStatus:
     """How long it has been there, in seconds."""
     last: list[str] = field(default_factory=list)
     """Its last communications, the latest at the end, with the seconds that they took."""
+    calls: dict[str, Any] = field(default_factory=dict)
+    """The fields of its ``RankCalls``, if it keeps its calls."""
 
 
 class Activity:
@@ -96,23 +101,34 @@ class Activity:
         """Holds step and action, once the rank has one."""
         self.still_s = 0.0
         """A rank may stand still for so long, if that is longer than ``comm.timeout_s``."""
+        self.calls: CallRing | None = None
+        """The calls of its communicators, compared where ranks wait for each other."""
+        self.ended_s = time.perf_counter()
+        """When the last communication ended."""
         self._count = 0
 
     def begin(
-        self, what: str, peer: int = -1, tag: int = -1, ranks: tuple[int, ...] = ()
+        self,
+        what: str,
+        peer: int = -1,
+        tag: int = -1,
+        ranks: tuple[int, ...] = (),
+        number: int = -1,
     ) -> Op | None:
         """Notes that a communication begins; pass what comes back to :meth:`end`."""
         outer = self.now
         if outer is not None:  # a message of a collective
             ranks = ranks or outer.ranks
-        self.now = Op(what, time.perf_counter(), peer, tag, ranks)
+            number = outer.number if number < 0 else number
+        self.now = Op(what, time.perf_counter(), peer, tag, ranks, number)
         return outer
 
     def end(self, outer: Op | None) -> None:
         """Notes that the communication has ended; ``outer`` is the one around it, if any."""
         now = self.now
         if now is not None:
-            self.last.append((now, time.perf_counter() - now.begin_s))
+            self.ended_s = ended_s = time.perf_counter()
+            self.last.append((now, ended_s - now.begin_s))
             self._count += 1
         self.now = outer
 
@@ -149,6 +165,9 @@ class Activity:
                 spans = reversed(self.recorder.steps[-1].spans)
                 own = itertools.takewhile(lambda span: span.action == status.action, spans)
                 status.nth = sum(span.kind == COLLECTIVE for span in own)
+        if self.calls is not None:
+            number = -1 if now is None else now.number
+            status.calls = asdict(self.calls.record(rank, number, status.since_s))
         return status
 
 

@@ -1,4 +1,4 @@
-"""Limits messages through shared memory, for the proofs of plans and for ``hires.comm.shared``."""
+"""Limits messages through shared memory, for proofs and for ``hires.comm.backends.shared``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ MAIL_BYTES = 262144
 """Largest message between two members, unless there are many."""
 ALL_MAIL_BYTES = 2**26
 """Memory for the messages of one group."""
+GATHER_BYTES = 65536
+"""Largest tensor that a rank gives to a gather through memory."""
 LINE = 128
 """Bytes between two counters, and a unit of every message: cache lines of its own."""
 

@@ -54,9 +54,8 @@ def memory_file(num_bytes: int, what: str) -> Iterator[Path]:
             stack.callback(os.close, handle)
             stack.callback(Path(name).unlink, missing_ok=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
-            # Written, not only sized: a full file system raises here, instead of SIGBUS later.
-            with open(handle, "wb", closefd=False) as file:
-                file.write(bytes(num_bytes))
+            # Allocated, not only sized: a full file system raises here, instead of SIGBUS later.
+            os.posix_fallocate(handle, 0, num_bytes)
         except OSError as error:
             raise _no_room(num_bytes, what, error.strerror or str(error)) from None
         yield Path(name)
@@ -89,5 +88,6 @@ def remove_left_behind() -> None:
 def _no_room(num_bytes: int, what: str, why: str) -> RunError:
     return RunError(
         f"{what} needs {size(num_bytes)} of shared memory in {folder()}: {why}; free some there, "
-        f"make it larger (of a container: --shm-size), or use comm.shared_memory=false"
+        f"make it larger (of a container: --shm-size), or do without it: "
+        f"comm.shared_memory=false, and a backend other than shm and cma"
     )

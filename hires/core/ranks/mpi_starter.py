@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.mpi_dialects import DIALECTS, Dialect
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.python_command import module_command
@@ -84,6 +86,38 @@ def numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
 def dialect_of(config: RunConfig) -> str:
     """Returns which program starts the ranks of a run: a key of :data:`DIALECTS`."""
     return "torchrun" if config.launcher.name == "torchrun" else config.mpi
+
+
+def mpi_here() -> str | None:
+    """Returns the MPI, a key of :data:`DIALECTS`, whose program is on this machine; None: none."""
+    for name, dialect in DIALECTS.items():
+        others = {
+            program
+            for other in DIALECTS.values()
+            if other is not dialect
+            for program in other.programs.split()
+        }
+        for program in dialect.programs.split() if dialect.label else ():
+            if shutil.which(program) and (program not in others or _is_of(program, dialect)):
+                return name
+    return None
+
+
+def _is_of(program: str, dialect: Dialect) -> bool:
+    # Several MPIs call their program mpirun.
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return re.search(dialect.version, done.stdout + done.stderr, re.IGNORECASE) is not None
 
 
 def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) -> Starter:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import socket
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from hires.core.errors import ConfigError
 
 _TAKEN = (b"EADDRINUSE", b"ddress already in use")
 _IS_LINUX = sys.platform.startswith("linux")
+
+
+FIRST_PORT, NUM_PORTS = 10000, 20000
+"""Range of ports tried on other machines: above the system's own, below Linux's for clients."""
 
 
 class PortTakenError(ConfigError):
@@ -48,6 +53,12 @@ def reserve(port: int) -> Iterator[int]:
         if not _IS_LINUX:
             kept.close()  # elsewhere a bound port keeps rank 0 out, too
         yield number
+
+
+@contextlib.contextmanager
+def guess(port: int) -> Iterator[int]:
+    """Yields the port to use on another machine, ``port`` itself or a random one for 0."""
+    yield port or FIRST_PORT + secrets.randbelow(NUM_PORTS)
 
 
 def was_taken(log: Path) -> bool:

@@ -10,7 +10,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,10 @@ COMPUTE = (DATA, FORWARD, BACKWARD, OPTIMISER)
 """Kinds of spans in which a rank works; communication may lie inside them."""
 
 
+Calls = Callable[[float, float], tuple[int, int, str] | None]
+"""Begin and end in s -> the calls that ended in between, their bytes and ways."""
+
+
 class MarkedSpan(NamedTuple):
     """What a rank did between two marks of its clock, which become times when it is written."""
 
@@ -56,6 +60,12 @@ class Span(NamedTuple):
     end_s: float
     what: str = ""
     """The communication, in words."""
+    calls: int = 0
+    """Operations that ended in it, if it is communication and they were logged."""
+    num_bytes: int = 0
+    """Of these operations."""
+    way: str = ""
+    """Their backend and algorithm."""
 
     @property
     def duration_s(self) -> float:
@@ -151,14 +161,22 @@ class Recorder:
             self.note(kind, begin, what)
             self.action = before
 
-    def write(self, folder: StrPath, rank: int) -> None:
-        """Appends one line a kept step, with times in s since it began; RunError: it cannot."""
+    def write(self, folder: StrPath, rank: int, calls: Calls | None = None) -> None:
+        """Appends one line a kept step, with times in s since it began; RunError: it cannot.
+
+        ``calls`` returns what was logged between two times of the host.
+        """
+        on_host = type(self.clock) is HostClock  # other marks are no times of the host
         for step in self.steps:
 
             def after(mark: Any, begin: Any = step.begin) -> float:
                 return round(self.clock.seconds(begin, mark), 7)
 
-            spans = [(s.kind, s.action, after(s.begin), after(s.end), s.what) for s in step.spans]
+            spans: list[tuple[Any, ...]] = []
+            for s in step.spans:
+                is_logged = calls is not None and on_host and s.kind not in COMPUTE
+                logged = (calls(s.begin, s.end) if is_logged else None) or ()  # type: ignore[misc]
+                spans.append((s.kind, s.action, after(s.begin), after(s.end), s.what, *logged))
             spans.sort(key=lambda span: span[2])
             line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": step.begin_s}
             line |= {"dropped": step.dropped, "spans": spans}
@@ -192,11 +210,15 @@ def _step_of(line: Values) -> StepSpans:
     step = build(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []}, usable=True)
     if min(step.rank, step.step) < 0 or not math.isfinite(step.begin_s):
         raise ValueError(f"rank {step.rank}, step {step.step}, begun at {step.begin_s}")
-    for kind, action, begin_s, end_s, what in line["spans"]:
+    for kind, action, begin_s, end_s, what, *logged in line["spans"]:
         if not 0 <= end_s - begin_s < math.inf:
             raise ValueError(f"a span from {begin_s} to {end_s}")
-        names = [text(name, 80) or "" for name in (kind, action, what)]
-        step.spans.append(Span(names[0], names[1], begin_s, end_s, names[2]))
+        calls, num_bytes, way = logged or (0, 0, "")  # older ones have none
+        if type(calls) is not int or type(num_bytes) is not int or min(calls, num_bytes) < 0:
+            raise ValueError(f"{calls} calls of {num_bytes} bytes")
+        names = [text(name, 80) or "" for name in (kind, action, what, way)]
+        place = names[0], names[1], begin_s, end_s, names[2]
+        step.spans.append(Span(*place, calls, num_bytes, names[3]))
     return step
 
 

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import RunError
+from hires.core.config.run_config import from_dict
+from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file, provenance, reading
 from hires.core.store.file_names import StrPath, attempt_dir, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
@@ -179,6 +180,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     try:
         make_folder(folder / file_names.LOGS)
         values = {"id": uuid.uuid4().hex, **environment(argv, reproduce)}
+        values["variables"] = _variables(path)
         write_atomically(folder / file_names.ENV, json.dumps(values, indent=1) + "\n")
     except RunError:
         shutil.rmtree(folder, ignore_errors=True)
@@ -193,6 +195,17 @@ def reproduce_line_of(path: StrPath) -> str | None:
         if line is not None:
             return str(line)
     return None
+
+
+def _variables(path: Path) -> dict[str, str]:
+    # What the config sets in the environment of the ranks, with the values that they get.
+    try:
+        config = from_dict(reading.read_yaml(path / file_names.CONFIG))
+    except (ConfigError, RunError):  # whatever starts the ranks says why
+        return {}
+    site = config.cluster.environment
+    held = {name: os.environ.get(name, value) for name, value in site.items()}
+    return held | config.library_variables
 
 
 def environment(argv: Sequence[str] | None, reproduce: str | None) -> dict[str, Any]:

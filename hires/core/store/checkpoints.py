@@ -74,6 +74,11 @@ class Checkpoint:
         return {"schema": SCHEMA, **dataclasses.asdict(self), "path": None}
 
 
+def from_dict(values: dict[str, Any]) -> Checkpoint:
+    """Returns a checkpoint from its values, with a ``path``; ConfigError, TypeError: no such."""
+    return build(Checkpoint, {**values, "path": Path(values["path"])})
+
+
 def place(run_dir: StrPath, step: int) -> Path:
     """Returns where the checkpoint after so many steps belongs."""
     return Path(run_dir) / FOLDER / f"step{step:06d}"
@@ -247,15 +252,24 @@ def refuse_other_network(
             held = shapes_in(checkpoint)
         except DamagedError:
             continue  # the ranks skip it, too
-        wrong = [
-            f"{n} is {held[n]} there and {shape} here" if n in held else f"it has no {n}"
-            for n, shape in needed.items()
-            if held.get(n) != shape
-        ]
-        if wrong:
-            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        if wrong := differences(held, needed):
             raise ConfigError(
                 f"checkpoint.resume={source}: {checkpoint.name} is of another network: "
-                f"{'; '.join(wrong[:_SHOWN])}{more}; use the model and model.classes of its run"
+                f"{first_of(wrong)}; use the model and model.classes of its run"
             )
         return
+
+
+def differences(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> list[str]:
+    """Returns in words which tensors that a network needs are missing or have another shape."""
+    return [
+        f"{n} is {held[n]} there and {shape} here" if n in held else f"it has no {n}"
+        for n, shape in needed.items()
+        if held.get(n) != shape
+    ]
+
+
+def first_of(wrong: list[str]) -> str:
+    """Returns the first of some differences, and how many more there are."""
+    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return "; ".join(wrong[:_SHOWN]) + more

@@ -8,6 +8,7 @@
           a<attempt>/              env.json job.json events.jsonl metrics.jsonl timeline.jsonl
                                    exit.json record.json cancel
             alive/rank0000         heartbeat of a rank
+            messages/              rank0000.messages (comm.log=full)
             logs/                  rank0000.log stacks-rank0000.txt launcher.log
 
 No other module spells one of these names; ``tests/test_names.py`` checks it.
@@ -58,6 +59,10 @@ EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 TIMELINE = "timeline.jsonl"
 EXIT = "exit.json"
+EVALUATION = "evaluation.json"
+"""Accuracies of an evaluation, and what it predicted for every image."""
+SCALES = "scales.json"
+"""What a calibration has found."""
 CANCEL = "cancel"
 """A request to end this attempt, which its supervisor reads."""
 CONTROL = "line.json"
@@ -66,6 +71,7 @@ VERIFY = "verify.json"
 VERIFY_LINES = "verify.jsonl"
 ALIVE = "alive"
 LOGS = "logs"
+MESSAGES = "messages"
 LAUNCHER_LOG = "launcher.log"
 HANG = "hang.txt"
 
@@ -76,12 +82,14 @@ MAX_BYTES = {
     RECORD: 64 * MIB,
     METRICS: 2048 * MIB,
     TIMELINE: 128 * MIB,
+    EVALUATION: 1024 * MIB,
     EVENTS: 128 * MIB,
     CAMPAIGN: 64 * MIB,
     INDEX: 512 * MIB,
     POINTS: 64 * MIB,
+    f".{MESSAGES}": 64 * MIB,
 }
-"""Larger files are not read; those that are not listed hold at most 1 MiB."""
+"""By name, or by ending. Larger files are not read; others hold at most 1 MiB."""
 
 
 def attempt_dir(run_dir: StrPath, attempt: int) -> Path:
@@ -107,6 +115,17 @@ def rank_log(attempt: StrPath, rank: int) -> Path:
 def rank_logs(attempt: StrPath) -> dict[int, Path]:
     """Returns the logs that are there, by rank; ``attempt`` is the folder of an attempt."""
     return dict(sorted(_numbered(Path(attempt) / LOGS, r"rank(\d{4,9})\.log").items()))
+
+
+def rank_messages(attempt: StrPath, rank: int) -> Path:
+    """Returns the file of a rank's single messages; ``attempt`` is the folder of an attempt."""
+    return Path(attempt) / MESSAGES / f"rank{rank:04d}.{MESSAGES}"
+
+
+def message_files(attempt: StrPath) -> dict[int, Path]:
+    """Returns the files of single messages that are there, by rank."""
+    pattern = rf"rank(\d{{4,9}})\.{MESSAGES}"
+    return dict(sorted(_numbered(Path(attempt) / MESSAGES, pattern).items()))
 
 
 def entries_of(folder: StrPath) -> list[Path]:

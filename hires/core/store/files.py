@@ -226,6 +226,13 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
     raise HeldError(f"{path} comes and goes: other processes want it too; try again")
 
 
+def cache_dir() -> Path:
+    """Returns the folder of this user for what can be made again."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    # The standard says to ignore a relative path.
+    return (base if base.is_absolute() else Path.home() / ".cache") / "hires"
+
+
 def _holder(path: Path) -> Values | None:
     """Returns the process that a lock file names; None if it is gone, process 0 if damaged."""
     notes: list[Note] = []

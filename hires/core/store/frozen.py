@@ -3,7 +3,7 @@
 A run is its config, a network of the user's (its source, the files that it reads, and what they
 build), and the images of a folder. The name of a run holds the digests of the files and images, so
 a run of others has another folder; what was built is compared (:func:`rundir.run_path`).
-``frozen.json`` keeps all that, and digests of the frozen files, compared where ranks start.
+``frozen.json`` keeps all that, and digests of the frozen files (:mod:`.edits`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
-import stat
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,10 +18,9 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import build
-from hires.core.errors import ConfigError, EditedError
+from hires.core.errors import ConfigError
 from hires.core.store import file_names, reading
-from hires.core.store.attempts import reproduce_line_of
-from hires.core.store.built_network import BuiltNetwork, built_changes, tensors_named
+from hires.core.store.built_network import BuiltNetwork, built_changes
 from hires.core.store.file_names import StrPath
 from hires.core.store.naming import identity, plain
 
@@ -36,7 +32,6 @@ MOST_READ = 64 * 2**30
 MOST_FILES = 1000
 """Of a network that reads more, as whole data sets, the others are not noted."""
 _SHOWN = 3
-_SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,15 +75,30 @@ class RunInputs:
     """What these files made of the network; None of one of hires, or of an older run."""
     more_files: bool = False
     """Whether the network read more than ``network`` holds."""
+    table: str = ""
+    """Digest of the tuning table; nothing of one that ships with hires."""
+    weights: str = ""
+    """Digest of what ``weights`` names; nothing of first weights from the seed."""
+    scales: str = ""
+    """Digest of the scales of ``precision=int8``."""
 
     @property
     def digests(self) -> dict[str, str]:
-        """Returns ``network`` and ``data``, if there are any, each as 16 digits."""
+        """Returns ``network``, ``data``, ``table``, ``weights`` and ``scales``, if any.
+
+        Each is 16 digits.
+        """
         found = {}
         if self.network:
             found["network"] = digest(_keyed(self.network))
         if self.data is not None:
             found["data"] = self.data.digest[:16]
+        if self.table:
+            found["table"] = self.table
+        if self.weights:
+            found["weights"] = self.weights
+        if self.scales:
+            found["scales"] = self.scales
         return found
 
     @property
@@ -110,6 +120,9 @@ class RunInputs:
             None if data is None else build(DataContent, data),
             None if built is None else BuiltNetwork.from_dict(built),
             bool(values.get("more_files")),
+            str(values.get("table") or ""),
+            str(values.get("weights") or ""),
+            str(values.get("scales") or ""),
         )
 
 
@@ -126,6 +139,8 @@ class Frozen:
     inputs: RunInputs
     replaced: Mapping[str, str] = field(default_factory=dict)
     """While files are replaced, the digests of those that are still there; else empty."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The config, to see what was edited; empty in a folder of an older hires."""
 
     def accepts(self, name: str, sha256: str | None) -> bool:
         """Whether a file of this digest is the frozen one, or the one that it replaces."""
@@ -147,7 +162,7 @@ def frozen_of(config: RunConfig, files: Mapping[str, str], inputs: RunInputs) ->
     """Returns what is kept of a run whose frozen ``files``, by name, have these texts."""
     values = identity(plain(config))
     series = {key: value for key, value in values.items() if key not in LENGTH}
-    return Frozen(digest(values), digest(series), hashes(files), inputs)
+    return Frozen(digest(values), digest(series), hashes(files), inputs, values=plain(config))
 
 
 def hashes(files: Mapping[str, str]) -> dict[str, str]:
@@ -164,7 +179,8 @@ def read(run: StrPath) -> Frozen | None:
             {str(name): str(value) for name, value in (values.get(key) or {}).items()}
             for key in ("files", "replaced")
         )
-        return Frozen(str(values["config"]), str(values["series"]), files, inputs, replaced)
+        config, series, held = str(values["config"]), str(values["series"]), values.get("values")
+        return Frozen(config, series, files, inputs, replaced, held if type(held) is dict else {})
     except (ConfigError, AttributeError, KeyError, TypeError):
         return None
 
@@ -174,63 +190,11 @@ def while_replacing(run: StrPath, new: Frozen) -> Frozen | None:
 
     Files that are as they were frozen stay good, whenever another process looks.
     """
-    held, now = read(run), {name: _frozen_sha256(Path(run), name) for name in new.files}
+    held, now = read(run), {name: frozen_sha256(Path(run), name) for name in new.files}
     if held is None:
         return None
     good = {n: d for n, d in now.items() if d and n in held.files and held.accepts(n, d)}
     return replace(new, replaced=good)
-
-
-def require_unchanged(run: StrPath, by_time: bool = False) -> None:
-    """Raises an EditedError if a frozen file, or a file of the network, was edited.
-
-    Files of the network are read; ``by_time``, only those whose size or time has changed, since all
-    ranks of a large run would read its weights at once.
-    """
-    if _edit(Path(run), by_time) is None:
-        return
-    time.sleep(_SETTLE_S)  # a file server may show a file late that another node has just replaced
-    why = _edit(Path(run), by_time)
-    if why is not None:
-        raise EditedError(why)
-
-
-def _edit(run: Path, by_time: bool) -> str | None:
-    """Returns what was edited and what to do about it; None if nothing was."""
-    frozen = read(run)
-    if frozen is None:
-        return None
-    for name in frozen.files:
-        if not frozen.accepts(name, _frozen_sha256(run, name)):
-            # The command that made the run starts it as it was before the edit.
-            more = " KEY=VALUE" if name == file_names.CONFIG else ""
-            values = f"each edited value in the place of{more}" if more else "what you want"
-            return (
-                f"{run / name} was edited after the run was planned, and its numbers would stand "
-                f"under a wrong name; undo the edit, or start a run of its own with {values}"
-                f"{_again(run, more)}"
-            )
-    edited = edited_sources(frozen.inputs, by_time)
-    if not edited:
-        return None
-    return (
-        f"{_listed(edited)} of the network has changed since the run was planned; undo the "
-        f"edit, or start it as a run of its own{_again(run)}"
-    )
-
-
-def require_built(planned: BuiltNetwork, built: BuiltNetwork, run: StrPath) -> None:
-    """Raises an EditedError if a rank built other tensors than the plan was made with.
-
-    A rank has part of the tensors. The files are as they were (:func:`require_unchanged`).
-    """
-    held = {n: t for n, t in planned.tensors.items() if n in built.tensors}
-    if names := built.other_tensors(replace(planned, tensors=held)):
-        raise EditedError(
-            f"{tensors_named(names)} are not those with which the run was planned: something that "
-            f"the network reads has changed, or it draws numbers without a seed (use torch's, or "
-            f"seed them); undo that, or start it as a run of its own{_again(Path(run))}"
-        )
 
 
 def source_file(module: str, path: Path, most: int) -> SourceFile | None:
@@ -243,27 +207,6 @@ def source_file(module: str, path: Path, most: int) -> SourceFile | None:
     if sha256 is None:
         return None
     return SourceFile(module, str(path), sha256, now.st_size, now.st_mtime_ns)
-
-
-def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
-    """Returns the paths of the network's files that are not as they were.
-
-    ``by_time``, files of the same size and time are not read.
-    """
-    edited, left = [], MOST_READ
-    for file in inputs.network:
-        try:
-            now = Path(file.path).stat()
-        except (OSError, ValueError):  # it is gone, or no path
-            edited.append(file.path)
-            continue
-        if by_time and (file.size, file.mtime_ns) == (now.st_size, now.st_mtime_ns):
-            continue
-        may_be_same = stat.S_ISREG(now.st_mode) and file.size in (-1, now.st_size)
-        if not may_be_same or sha256_of(Path(file.path), left) != file.sha256:
-            edited.append(file.path)
-        left -= min(left, now.st_size) if may_be_same else 0
-    return edited
 
 
 def network_changes(old: RunInputs, new: RunInputs) -> str | None:
@@ -279,7 +222,7 @@ def network_changes(old: RunInputs, new: RunInputs) -> str | None:
         ("is gone", before.keys() - after.keys()),
     ):
         paths = sorted(Path((after.get(name) or before[name]).path).name for name in names)
-        parts += [f"{_listed(paths)} {verb}"] if paths else []
+        parts += [f"{listed(paths)} {verb}"] if paths else []
     return " and ".join(parts) or built_changes(old.built, new.built)
 
 
@@ -297,16 +240,8 @@ def digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _again(run: Path, more: str = "") -> str:
-    line = reproduce_line_of(run)
-    return (
-        f": `{line}{more}`"
-        if line
-        else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"
-    )
-
-
-def _frozen_sha256(run: Path, name: str) -> str | None:
+def frozen_sha256(run: Path, name: str) -> str | None:
+    """Returns the digest that a frozen file has now; None if it cannot be read."""
     return sha256_of(run / name, file_names.MAX_BYTES.get(name, file_names.MIB))
 
 
@@ -327,6 +262,7 @@ def sha256_of(path: Path, most: int = MOST_READ) -> str | None:
     return found.hexdigest()
 
 
-def _listed(words: list[str]) -> str:
+def listed(words: list[str]) -> str:
+    """Returns the first words, and how many more there are."""
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return ", ".join(words[:_SHOWN]) + more

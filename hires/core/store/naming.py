@@ -38,6 +38,11 @@ COSMETIC = (
     "launcher.mpi_options",
     "launcher.hosts",
     "comm.timeout_s",
+    "comm.log",
+    "comm.check",
+    "comm.table",
+    "weights",
+    "quant.scales",
     "memory.limit",
     "data.max_pixels",
     "checkpoint.every",
@@ -45,7 +50,8 @@ COSMETIC = (
     "checkpoint.continues",
 )
 """Keys that decide where a run is kept, or how and whether it is started, not what it computes. So
-does ``checkpoint.resume``, unless it names another run, whose parameters this one begins with."""
+does ``checkpoint.resume``, unless it names another run, whose parameters this one begins with. Of
+``comm.table``, ``weights`` and ``quant.scales`` the contents count, wherever the files lie."""
 
 LATER: dict[str, Any] = {
     "model.inputs": None,
@@ -59,8 +65,26 @@ LATER: dict[str, Any] = {
     "precision.loss_scale": "dynamic",
     "precision.scale_interval": 2000,
     "comm.dtype": "value",
+    "comm.joint_norms": True,
+    "task.optimizer.shard": False,
+    "task.optimizer.exchange": "auto",
     "device": "cpu",
     "comm.visible": "own",
+    "comm.granularity": "fine",
+    "comm.backends": [],
+    "engine.compile": "off",
+    "engine.fuse": "auto",
+    "comm.options": {},
+    "data.split": "all",
+    "data.validation": 0.1,
+    "data.split_seed": 0,
+    "quant.observer": "entropy",
+    "quant.percentile": 99.99,
+    "quant.images": 256,
+    "quant.calibration": "data",
+    "quant.data": {},
+    "quant.keep": [],
+    "quant.auto": None,
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 
@@ -101,6 +125,10 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
         _drop(kept, key)
     for key, default in LATER.items():
         _drop(kept, key, default)
+    for section in ("engine", "quant"):  # which came later
+        if not kept.get(section, True):
+            del kept[section]
+    _drop(kept, "task.optimizer", {})
     # Frozen configs hold what ``auto`` means; one that was never resolved counts as of a CPU.
     _drop(kept, "device", "auto")
     if isinstance(comm := kept.get("comm"), dict) and comm.get("backend") == "auto":

@@ -20,6 +20,9 @@ from typing import Any
 
 import hires
 
+CPU_MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+"""Of /proc/cpuinfo on x86 and ARM: with the flags, what a compiler for this very CPU looks at."""
+
 
 def collect() -> dict[str, Any]:
     """Returns what later readers need to judge or repeat a measurement made now, here.
@@ -79,6 +82,13 @@ def state_of(pid: int) -> str | None:
 def cpu_flags() -> set[str]:
     """Returns the names of what this machine's cores can, as Linux lists them; none if unknown."""
     return {*_cpu_facts().get("flags", "").split()}
+
+
+def cpu_kind() -> str:
+    """Returns what machines share that run the same machine code: architecture, model and flags."""
+    facts = _cpu_facts()
+    flags = sorted(f"{facts.get('flags', '')} {facts.get('Features', '')}".split())
+    return " ".join([platform.machine(), *(facts.get(name, "") for name in CPU_MODEL), *flags])
 
 
 def clock_name() -> str:

@@ -29,6 +29,8 @@ try:
     import yaml
 except ModuleNotFoundError:  # a machine with torch, numpy and safetensors alone
     yaml = None  # type: ignore[assignment]
+HAS_YAML = yaml is not None
+"""Whether this process reads YAML; without it JSON alone."""
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +123,7 @@ def read_bytes(
     With ``first``, so many bytes from its beginning are enough, and a large file is no problem.
     Errors are those of :func:`read_json`.
     """
-    limit = MAX_BYTES.get(Path(path).name, MIB)
+    limit = _most_bytes(Path(path))
     try:
         with open_regular(path) as file:
             num_bytes = os.fstat(file.fileno()).st_size
@@ -161,13 +163,36 @@ def open_regular(path: StrPath) -> BinaryIO:
     raise OSError(errno.EINVAL, "not a plain file, and left out")
 
 
-def read_named(path: StrPath) -> str:
+def read_named(path: StrPath, most: int = MIB) -> str:
     """Returns the text of a file that a user names; raises OSError, or ValueError if it is none."""
     with open_regular(path) as file:
-        data = file.read(MIB + 1)
-    if len(data) > MIB:
-        raise OSError(errno.EFBIG, f"it has more than {MIB // MIB} MiB")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most // MIB} MiB")
     return data.decode()
+
+
+def read_named_values(path: StrPath) -> Values:
+    """Returns the keys of a file that a user names, which is JSON by its ending, else YAML.
+
+    ConfigError: it cannot be read, is damaged, or holds no keys; the caller adds the remedy.
+    """
+    parse = json.loads if Path(path).suffix == ".json" else _parse_yaml
+    try:
+        value = parse(read_named(path, _most_bytes(Path(path))).encode())
+    except OSError as error:
+        is_folder = Path(path).is_dir()
+        why = "it is a folder, and no file in it" if is_folder else error.strerror or str(error)
+        raise ConfigError(f"cannot read {path}: {why}") from None
+    except _DAMAGED as error:
+        raise ConfigError(f"{path} is damaged ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no keys with values")
+    return value
+
+
+def _most_bytes(path: Path) -> int:
+    return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, MIB)
 
 
 def text(value: Any, limit: int = MAX_TEXT) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, frozen, provenance, reading
+from hires.core.store import file_names, frozen, message_sums, provenance, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
@@ -29,6 +29,8 @@ from hires.core.store.naming import SCHEMA, model_label
 from hires.core.store.reading import Values
 from hires.core.units import bytes_without_unit
 
+EVALUATED = "evaluated"
+"""Kind of the lines that hold what a rank counted in a step of an evaluation."""
 STATES = ("done", "failed", "cancelled", "lost")
 
 
@@ -134,7 +136,7 @@ def _build(
     """Returns the record of an attempt: seconds, bytes, and images per second."""
     held = frozen.read(own.run)
     world, lines = int(plan["world"]), own.metrics
-    before, first = _steps_before(own, lines)
+    before, first = _lines_before(own, "step")
     steps, every = _by_step(lines), _by_step([*before, *lines])
     wanted = range(first["step"] if first else 0, config.steps)
     for rank in range(world if state == "done" else 0):
@@ -143,7 +145,9 @@ def _build(
             state, cause = "failed", f"rank {rank} recorded {recorded} of {len(wanted)} steps"
             break
     begin = _begin_of(lines)
-    samples, discarded = _samples(config, world, begin["step"] if begin else 0, steps)
+    samples, discarded = _samples(
+        world, counted_steps(config, begin["step"] if begin else 0), steps
+    )
     left_out = {line["step"] for line in discarded}
     times = [line["step_s"] for line in samples if line["step"] not in left_out]
     bound = {e["rank"]: e for e in own.events if e.get("event") == "rank_bound"}
@@ -165,12 +169,15 @@ def _build(
         "resumed": resumed,
         "lineage": _lineage(config, first),
         "loss": _loss(every),
-        **_scale(every),
+        **_scale(every, first),
+        **_evaluation(own),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
+        "comm": message_sums.summed(line for line in lines if line.get("kind") == "comm"),
         "world": world,
         "images_per_step": config.batch,
         "precision": config.precision.name,
+        "compiled": config.engine.compile != "off",
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
@@ -204,18 +211,27 @@ def _begin_of(lines: Sequence[Values]) -> Values | None:
     return next((line for line in lines if line.get("kind") == "begin"), None)
 
 
-def _steps_before(own: Attempt, lines: Sequence[Values]) -> tuple[list[Values], Values | None]:
-    """Returns the step lines of the earlier attempts that this one continues.
+def evaluated_lines(own: Attempt) -> list[Values]:
+    """Returns what ranks counted in every step of an evaluation, earlier attempts included."""
+    return [*_lines_before(own, EVALUATED)[0], *_of_kind(own.metrics, EVALUATED)]
+
+
+def _of_kind(lines: Sequence[Values], kind: str) -> list[Values]:
+    return [line for line in lines if line.get("kind") == kind]
+
+
+def _lines_before(own: Attempt, kind: str) -> tuple[list[Values], Values | None]:
+    """Returns the lines of a kind, one a step, of the earlier attempts that this one continues.
 
     It also returns the line of the checkpoint at which the first of them began; None at step 0.
     Steps before it are another run's.
     """
     steps: list[Values] = []
-    begin, attempt = _begin_of(lines), own.number
+    begin, attempt = _begin_of(own.metrics), own.number
     while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
         attempt = begin["attempt"]
         before = Attempt(own.run, attempt, strict=True).metrics
-        steps += [s for s in before if s.get("kind") == "step" and s["step"] < begin["step"]]
+        steps += [line for line in _of_kind(before, kind) if line["step"] < begin["step"]]
         begin = _begin_of(before)
     return steps, begin
 
@@ -229,25 +245,28 @@ def _by_step(lines: Sequence[Values]) -> dict[int, dict[int, Values]]:
     return steps
 
 
-def _samples(
-    config: RunConfig, world: int, begin: int, steps: dict[int, dict[int, Values]]
-) -> tuple[list[Values], list[Values]]:
-    """Returns the slowest rank's time of every whole step, and which steps do not count and why.
-
-    Every attempt warms up anew.
-    """
-    samples, discarded = [], []
+def counted_steps(config: RunConfig, begin: int) -> range:
+    """Returns the steps that count of an attempt that begins with one; each warms up anew."""
     first = begin + config.measure.warmup
-    end = config.steps if config.measure.steps is None else first + config.measure.steps
+    return range(
+        first, config.steps if config.measure.steps is None else first + config.measure.steps
+    )
+
+
+def _samples(
+    world: int, counted: range, steps: dict[int, dict[int, Values]]
+) -> tuple[list[Values], list[Values]]:
+    """Returns the slowest rank's time of every whole step, and which steps do not count and why."""
+    samples, discarded = [], []
     for step, ranks in sorted(steps.items()):
         if len(ranks) < world:
             late = min(set(range(world)) - ranks.keys())
             discarded.append({"step": step, "why": f"rank {late} did not finish it"})
             continue
         samples.append({"step": step, "step_s": max(line["step_s"] for line in ranks.values())})
-        if step < first:
+        if step < counted.start:
             discarded.append({"step": step, "why": "warm-up"})
-        elif step >= end:
+        elif step >= counted.stop:
             discarded.append({"step": step, "why": "after measure.steps"})
     return samples, discarded
 
@@ -318,8 +337,11 @@ def _loss(steps: dict[int, dict[int, Values]]) -> Values:
     return {"first": losses[0], "last": losses[-1], "finite": None not in losses}
 
 
-def _scale(steps: dict[int, dict[int, Values]]) -> Values:
-    """Returns how many steps overflowed and the last step's loss scale; None: it was not scaled."""
+def _scale(steps: dict[int, dict[int, Values]], first: Values | None) -> Values:
+    """Returns how many steps overflowed and the last step's loss scale; None: it was not scaled.
+
+    ``first`` is the line of the checkpoint at which the run began, with the count up to there.
+    """
     scaled = [
         line
         for _, ranks in sorted(steps.items())
@@ -329,7 +351,15 @@ def _scale(steps: dict[int, dict[int, Values]]) -> Values:
     if not scaled:
         return {"skipped_steps": None, "loss_scale": None}
     skipped = {line["step"] for line in scaled if line.get("skipped")}
-    return {"skipped_steps": len(skipped), "loss_scale": scaled[-1]["loss_scale"]}
+    before = first.get("skipped_steps", 0) if first else 0
+    return {"skipped_steps": before + len(skipped), "loss_scale": scaled[-1]["loss_scale"]}
+
+
+def _evaluation(own: Attempt) -> Values:
+    """Returns the accuracies of an attempt that evaluated, without those of single images."""
+    held = reading.read_json(own.folder / file_names.EVALUATION)
+    kept = {key: value for key, value in held.items() if key not in ("samples", "confusion")}
+    return {"evaluation": kept} if kept else {}
 
 
 def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
@@ -359,4 +389,6 @@ _MEMORY_KEYS = (
     "peak_bytes", "source", "peak_rss_bytes", "rss_import_bytes", "params_bytes", "grads_bytes",
     "optimizer_bytes",
 )  # fmt: skip
-_BINDING_KEYS = ("rank", "host", "local_rank", "threads", "cores", "bound", "devices")
+_BINDING_KEYS = (
+    "rank", "host", "local_rank", "threads", "cores", "bound", "devices", "numa_node",
+)  # fmt: skip

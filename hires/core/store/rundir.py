@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, frozen, launch_file, reading
+from hires.core.store import edits, file_names, frozen, launch_file, reading
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
@@ -108,12 +108,12 @@ def freeze(
 ) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, and
-    how it is made again. The caller makes sure that the run is neither under way nor queued: its
-    job would find another config than the one that was submitted. Arguments and errors are those
-    of :func:`create`; ``argv`` makes this run alone.
+    It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, how it
+    is made again, and the config for machines without PyYAML. The caller makes sure that the run is
+    neither under way nor queued: its job would find another config than the one that was submitted.
+    Arguments and errors are those of :func:`create`; ``argv`` makes this run alone.
     """
-    values = environment(argv, launch_file.reproduce_line(argv))
+    values = environment(argv, launch_file.reproduce_line(argv)) | {"config": plain(config)}
     planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
     return _freeze(config, plan, argv, inputs, planned).path
 
@@ -123,7 +123,7 @@ def refreeze(path: Path, config: RunConfig) -> None:
 
     An EditedError: the frozen files, or those of the network, were edited since.
     """
-    frozen.require_unchanged(path)
+    edits.require_unchanged(path)
     _check_same_config(path, config)
     text, before = _config_text(config), frozen.read(path)
     files, after = {file_names.CONFIG: text}, None

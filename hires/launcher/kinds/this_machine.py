@@ -13,7 +13,7 @@ from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import launch
 from hires.launcher.ranks.places import RankPlaces, on_hosts
 from hires.launcher.slurm import allocation
-from hires.plan.hardware import require_gpus
+from hires.plan.hardware import require_compilers, require_gpus
 
 
 @LAUNCHERS.register("local")
@@ -28,8 +28,9 @@ class LocalLauncher(Launcher):
     def rank_places(
         self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()
     ) -> RankPlaces:
-        """Returns the places of the ranks; a RunError: there are no GPUs for them."""
+        """Returns the places of the ranks; a RunError: there are no GPUs or compilers for them."""
         require_gpus(config)
+        require_compilers(config)
         return super().rank_places(config, num_ranks, words)
 
     def wait(
@@ -54,6 +55,7 @@ class OneCommandLauncher(LocalLauncher):
         if dialect_of(config) != "srun":
             if config.launcher.is_here and not config.launcher.mpi_options:
                 require_gpus(config)  # ranks on other hosts look for themselves
+                require_compilers(config)
             return on_hosts(num_ranks, config, words)
         try:
             job = allocation.current()
@@ -63,9 +65,5 @@ class OneCommandLauncher(LocalLauncher):
                 f"`salloc` gives, or use launcher=slurm"
             ) from None
         first, here = job.nodes[0], socket.gethostname()
-        if here.split(".")[0] != first.host.split(".")[0]:
-            raise RunError(
-                f"rank 0 runs on {first.name}, where the others meet it, but this is {here}; start "
-                f"it there, or use launcher=slurm"
-            )
-        return job.places(num_ranks, config)
+        elsewhere = here.split(".")[0] != first.host.split(".")[0]
+        return job.places(num_ranks, config, elsewhere=elsewhere)

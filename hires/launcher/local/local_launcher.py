@@ -13,7 +13,7 @@ from typing import Any
 from hires.core import units
 from hires.core.errors import ConfigError, EditedError, RunError
 from hires.core.ranks import ports
-from hires.core.store import attempts, file_names, frozen, provenance, records
+from hires.core.store import attempts, edits, file_names, frozen, provenance, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import printable
@@ -77,7 +77,7 @@ def launch(
 def edited(run_dir: Path) -> str | None:
     """Returns what was edited since a run was planned, in words; None if nothing was."""
     try:
-        frozen.require_unchanged(run_dir)
+        edits.require_unchanged(run_dir)
         held = frozen.read(run_dir)
         if held is not None and held.inputs.data is not None:
             # numpy and readers of images: half the start of a supervisor that has none
@@ -130,9 +130,10 @@ def _print_end(own: Attempt, end: Outcome) -> Outcome:
 def _run(job: Launch, interrupts: Interrupts) -> Outcome:
     """Runs the ranks, with another port if one was taken between choosing and listening."""
     choices = list(job.places.ports)
+    choose = ports.reserve if job.places.supervisor is None else ports.guess
     while True:
         try:
-            with ports.reserve(choices.pop(0)) as port:
+            with choose(choices.pop(0)) as port:
                 end = Supervisor(job, port, interrupts).run()
         except ports.PortTakenError:
             if choices:

@@ -27,12 +27,14 @@ from typing import Any
 
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
+from hires.core.ranks import mpi_library
 from hires.core.ranks.mpi_starter import Starter, numbers, require_program
 from hires.core.store import file_names, provenance, records
 from hires.core.store.reading import text
 from hires.launcher.ranks import control_channel, spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
 from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, SeparateRanks, last_lines
+from hires.plan.hardware import MPI
 
 END_S = 5.0
 """How long the command may take to end after its agents."""
@@ -57,7 +59,9 @@ class AgentRanks(RankGroup):
         self.ranks = [Rank(rank, job.log(rank)) for rank in range(len(job.places.ranks))]
         self._starter = starter
         self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
-        self._channel = control_channel.ControlChannel(job.places.address, len(self.ranks))
+        self._channel = control_channel.ControlChannel(
+            job.places.supervisor or job.places.address, len(self.ranks)
+        )
         self._process: spawn.Child | None = None
         self._patience_s = max(START_S, job.config.comm.timeout_s)
         self._began_s = time.monotonic()
@@ -69,9 +73,13 @@ class AgentRanks(RankGroup):
         """Starts the ranks, see :class:`RankGroup`."""
         require_program(self._starter)
         job, places = self.job, self.job.places
+        if job.config.comm.uses(MPI):
+            environ = {**job.config.cluster.environment, **os.environ}
+            mpi_library.require(self._starter.dialect, self._starter.words[0], environ)
         self._channel.write(
             job.folder,
             starter=self._starter.dialect,
+            program=self._starter.words[0],
             size=len(self.ranks),
             address=places.address,
             port=self.port,
@@ -219,7 +227,12 @@ def run(run_dir: Path, attempt: int) -> int:
     try:
         config = records.read_config(run_dir)
         job = Launch(run_dir, attempt, config, facts["module"], facts["args"], places)
-        group = SeparateRanks(job, facts["port"])  # of one rank
+        files: list[int] = []
+        if config.comm.uses(MPI):  # the rank is what its starter expects this process to be
+            environ = {**config.cluster.environment, **os.environ}
+            os.environ |= mpi_library.variables(facts["starter"], facts["program"], environ)
+            files = mpi_library.inherited_files(os.environ)
+        group = SeparateRanks(job, facts["port"], files)  # of one rank
         os.chdir(facts["folder"])  # relative paths of the config count from there
         rank = group.start(own.rank, own.size, RankPlace(own.local_rank, own.local_size))
         supervisor.send(**provenance.myself() | {"started": rank.pid})

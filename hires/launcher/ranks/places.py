@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import socket
@@ -52,7 +53,7 @@ class RankPlaces:
     ports: Sequence[int]
     """Ports to meet at, of which the next is tried if one is taken; 0: any free one."""
     address: str = LOOPBACK
-    """Host where rank 0 listens, which is this one."""
+    """Host where rank 0 listens: this one, or another if there is a ``supervisor``."""
     interface: str | None = None
     """Network interface of the ranks' messages; unset: each rank finds out."""
     relayed: bool = False
@@ -60,6 +61,8 @@ class RankPlaces:
     rank ended, a signal as 128 plus its number."""
     starter: Starter | None = None
     """The one command that starts all ranks; unset: each is started with its place's prefix."""
+    supervisor: str | None = None
+    """Address at which the agents reach this machine, where rank 0 runs on another one."""
     preemption: Callable[[], Preemption] = Preemption
     """Called when SIGUSR2 arrives."""
     termination: Callable[[], Preemption | None] = lambda: None
@@ -85,8 +88,9 @@ def loopback() -> str | None:
 def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> RankPlaces:
     """Returns the places of ranks that one command starts, here or on ``launcher.hosts``.
 
-    The command is ``words``, as launch.sh has them, or follows from the config. A RunError says
-    that the first host is not this machine, or the others do not reach it.
+    The command is ``words``, as launch.sh has them, or follows from the config. The ranks meet at
+    the first host, which may be another machine than this one, as on a cluster's head node. A
+    RunError: that host is not found, or the others do not reach this one.
     """
     hosts = mpi_starter.hosts_of(config, num_ranks)
     if words:
@@ -95,21 +99,46 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
         starter = mpi_starter.starter(config, hosts)
     places = dataclasses.replace(here(num_ranks, config.launcher.port), starter=starter)
     names = config.launcher.hosts
-    if not names:
+    if not names or (len(names) == 1 and is_this_machine(names[0])):
         return places
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((names[0], 0))  # only an address of this machine can be taken
-        except OSError as error:
-            raise RunError(
-                f"launcher.hosts begins with {names[0]}, which is not this machine ({error}), and "
-                f"the ranks meet there; name this one first, or start the run there"
-            ) from None
-    if len(names) == 1:
-        return places
-    address, interface = meeting(config, "this machine", f"{names[1]} (launcher.hosts)", names[1])
     ranks = [RankPlace(n, host.ranks, node=host.name) for host in hosts for n in range(host.ranks)]
-    return dataclasses.replace(places, ranks=ranks, address=address, interface=interface)
+    interface = config.interface or (loopback() if len(names) == 1 else None)
+    places = dataclasses.replace(places, ranks=ranks, interface=interface)
+    if is_this_machine(names[0]):
+        address, interface = meeting(config, "this machine", _host_label(names[1]), names[1])
+        return dataclasses.replace(places, address=address, interface=interface)
+    remedy = "start the run on one of the hosts"
+    address, supervisor = meeting_elsewhere(names[0], _host_label(names[0]), remedy)
+    return dataclasses.replace(places, address=address, supervisor=supervisor)
+
+
+def is_this_machine(name: str) -> bool:
+    """Returns whether a name or address is one of this machine."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.bind((name, 0))  # only an address of this machine can be taken
+        return True
+    return False
+
+
+def meeting_elsewhere(host: str, words: str, remedy: str) -> tuple[str, str]:
+    """Returns where ranks meet on another machine, and the address at which that reaches this one.
+
+    RunError, with the host in ``words``: it is not found, or reaches this machine at none.
+    ``launcher.interface`` is one of the ranks' machines, which this one may lack.
+    """
+    try:
+        # The address, and not the name: a host's own name often leads to its loopback.
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise RunError(
+            f"rank 0 runs on {words}, which this machine does not find "
+            f"({error.strerror or error}); {remedy}"
+        ) from None
+    return address, _reached(address, "this machine", words, remedy)
+
+
+def _host_label(name: str) -> str:
+    return f"{name} (launcher.hosts)"
 
 
 def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str, str | None]:
@@ -128,14 +157,16 @@ def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str
                 f"{key}.interface={interface} has no IPv4 address on {here} ({error.strerror}); "
                 f"name another one, or leave it out"
             ) from None
+    remedy = "name the network that joins them, as launcher.interface=ib0"
+    return _reached(towards, here, other, remedy), None
+
+
+def _reached(towards: str, here: str, other: str, remedy: str) -> str:
     try:
         address = network.own_address_towards(towards)
         if not network.is_loopback(address):
-            return address, None
+            return address
         why = f"its name leads to {address}"
     except OSError as error:
         why = str(error)
-    raise RunError(
-        f"{here} finds no address that {other} could reach it at: {why}; name the network that "
-        f"joins them, as launcher.interface=ib0"
-    )
+    raise RunError(f"{here} finds no address that {other} could reach it at: {why}; {remedy}")

@@ -28,7 +28,8 @@ from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
 from hires.plan.channels import CONNECTIONS, MOST_QUEUES
-from hires.plan.hardware import CUDA, NCCL
+from hires.plan.hardware import CUDA
+from hires.plan.routes import STREAMED
 
 _POLL_S = 0.02
 
@@ -134,9 +135,10 @@ class RankGroup(ABC):
 class SeparateRanks(RankGroup):
     """Each rank is a child of this process, or one stands for it (``srun``)."""
 
-    def __init__(self, job: Launch, port: int) -> None:
+    def __init__(self, job: Launch, port: int, files: Sequence[int] = ()) -> None:
         super().__init__(job, port)
         self._children: dict[int, spawn.Child] = {}  # by rank
+        self._files = files  # that the ranks inherit
 
     def begin(self, hurry: Callable[[], bool]) -> None:
         """Starts the ranks one by one, see :class:`RankGroup`."""
@@ -157,7 +159,7 @@ class SeparateRanks(RankGroup):
         log = job.log(number)
         with contextlib.suppress(OSError):
             log.unlink()  # of a start whose port was taken
-        child = spawn.start_logged(f"rank {number}", command, environ, log)
+        child = spawn.start_logged(f"rank {number}", command, environ, log, files=self._files)
         self._children[number] = child
         self.ranks.append(Rank(number, log, child.pid))
         return self.ranks[-1]
@@ -223,8 +225,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """Returns the environment variables of a rank.
 
-    What it inherits, ``base``, counts before ``interface`` and ``cluster.environment``, except for
-    the queues of a GPU: with fewer than its streams, ranks could wait for each other for ever.
+    What it inherits, ``base``, counts before ``interface`` and ``cluster.environment``, and after
+    ``comm.options``. The queues of a GPU are always ours: with fewer than its streams, ranks could
+    wait for each other for ever.
     """
     # Under torchrun these make torch expect a store that another process hosts, and none does.
     environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
@@ -234,7 +237,7 @@ def rank_environment(
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     ours = _gpu_variables(config, interface)
-    environ = {**ours, **config.cluster.environment, **environ}
+    environ = {**ours, **config.cluster.environment, **environ, **config.library_variables}
     return environ | {name: ours[name] for name in (CONNECTIONS,) if name in ours}
 
 
@@ -243,7 +246,7 @@ def _gpu_variables(config: RunConfig, interface: str | None) -> dict[str, str]:
     variables: dict[str, str] = {}
     if config.device == CUDA:
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as Slurm and nvidia-smi count GPUs
-    if config.comm.backend == NCCL:
+    if any(map(config.comm.uses, STREAMED)):
         # Each stream a queue of its own: in a shared one a message that waits for its other side
         # would hold up the kernels of other streams, which no proof has. 8 is CUDA's default, and
         # 1 what Megatron sets.

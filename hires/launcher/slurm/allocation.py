@@ -18,6 +18,7 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_starter
+from hires.core.ranks.ports import FIRST_PORT, NUM_PORTS
 from hires.core.store import launch_file
 from hires.launcher.ranks.places import (
     LOOPBACK,
@@ -26,6 +27,7 @@ from hires.launcher.ranks.places import (
     RankPlaces,
     loopback,
     meeting,
+    meeting_elsewhere,
 )
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler
@@ -40,8 +42,6 @@ _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
 _NODE_FAILURE = re.compile(
     r"^srun: error: Node failure on (\S+)| CANCELLED AT \S+ DUE TO NODE FAILURE", re.MULTILINE
 )
-FIRST_PORT, NUM_PORTS = 10000, 20000
-"""Ports of jobs: above the system's own, below those that Linux gives to clients."""
 _SRUN = (
     *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--export=ALL"),
     *("--mpi=none", "--input=none", "--cpu-bind=none", "--unbuffered"),
@@ -70,19 +70,22 @@ class Allocation:
     array: tuple[str, int] | None
     """Number of the array and index in it, if it is a task of one."""
     nodes: tuple[JobNode, ...]
-    """In Slurm's order; the batch step, and with it this process, runs on the first."""
+    """In Slurm's order; the batch step runs on the first, a shell of salloc perhaps on none."""
 
     @property
     def name(self) -> str:
         """As Slurm calls it, ``123`` or ``123_4``: an array's last task has the array's number."""
         return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
 
-    def places(self, num_ranks: int, config: RunConfig, *, packed: bool = False) -> RankPlaces:
+    def places(
+        self, num_ranks: int, config: RunConfig, *, packed: bool = False, elsewhere: bool = False
+    ) -> RankPlaces:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
         Each is started by an ``srun`` of its own that names its node, or all by one command of an
-        MPI. With ``packed`` other runs share the job, so that its number is that of no run. A
-        RunError: the nodes cannot reach this one, or lack one of ``cluster.modules``.
+        MPI. With ``packed`` other runs share the job, so that its number is that of no run;
+        with ``elsewhere`` this machine is not the first node. A RunError: the nodes cannot reach
+        this one, or lack one of ``cluster.modules``.
         """
         module = os.environ.get(launch_file.REFUSED)
         if module is not None:
@@ -91,13 +94,7 @@ class Allocation:
                 f"that in its folder) shows why; see `module avail` there, and change "
                 f"cluster.modules"
             )
-        node, other = self.nodes[0], self.nodes[min(1, len(self.nodes) - 1)]
-        if config.interface is None and len({node.host for node in self.nodes}) == 1:
-            address, interface = LOOPBACK, loopback()
-        else:
-            name = f"{other.name} ({other.address})"
-            address, interface = meeting(config, f"node {node.name}", name, other.address)
-        # This process runs where rank 0 does, so any port that is free here will do.
+        address, interface, supervisor = self._meeting(config, elsewhere)
         # That of a job differs from those of other jobs on a node.
         first = 0 if packed else FIRST_PORT + int(self.job) % NUM_PORTS
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
@@ -114,7 +111,28 @@ class Allocation:
         if one_command:
             hosts = [mpi_starter.Host(node.name, size) for node, size in shares]
             starter = mpi_starter.starter(config, hosts, in_slurm=True)
-        return RankPlaces(ranks, ports, address, interface, relayed=True, starter=starter)
+        return RankPlaces(
+            ranks,
+            ports,
+            address,
+            interface,
+            relayed=True,
+            starter=starter,
+            supervisor=supervisor,
+        )
+
+    def _meeting(self, config: RunConfig, elsewhere: bool) -> tuple[str, str | None, str | None]:
+        # Where the ranks meet, their interface, and where they reach a supervisor on no node.
+        node, other = self.nodes[0], self.nodes[min(1, len(self.nodes) - 1)]
+        one_host = len({node.host for node in self.nodes}) == 1
+        if elsewhere:
+            name, remedy = f"node {node.name}", "start it there, or use launcher=slurm"
+            address, supervisor = meeting_elsewhere(node.address, name, remedy)
+            return address, config.interface or (loopback() if one_host else None), supervisor
+        if config.interface is None and one_host:
+            return LOOPBACK, loopback(), None
+        name = f"{other.name} ({other.address})"
+        return *meeting(config, f"node {node.name}", name, other.address), None
 
     def after_sigusr2(self, signal_s: int) -> Preemption:
         """Returns why Slurm sent SIGUSR2: its time limit if little is left, else a preemption."""

@@ -19,7 +19,7 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import EditedError, RunError
 from hires.core.python_command import module_command
-from hires.core.store import attempts, file_names, frozen, provenance, reading, records, rundir
+from hires.core.store import attempts, edits, file_names, provenance, reading, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, attempt_numbers, rank_logs
 from hires.launcher.end_reasons import restarts
@@ -136,7 +136,7 @@ class JobRun:
         """Runs an attempt that was not launched yet; returns the exit code of the job."""
         self._goes_on = False
         try:
-            frozen.require_unchanged(self.path)
+            edits.require_unchanged(self.path)
         except EditedError as error:
             leave(self.path, number, "failed", str(error), "edited")
             raise

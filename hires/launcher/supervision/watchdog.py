@@ -21,6 +21,8 @@ from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
+from hires.core.ranks.call_differences import explanation
+from hires.core.ranks.call_records import RankCalls, read_calls
 from hires.core.ranks.heartbeat import RankStatus
 from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.files import write_atomically
@@ -154,6 +156,12 @@ class Hang:
         return mute or [rank for rank, where in self.answers.items() if not where.what]
 
     @property
+    def calls(self) -> dict[int, RankCalls]:
+        """The last communication calls of each rank that keeps them."""
+        read = {rank: read_calls(rank, status.calls) for rank, status in self.answers.items()}
+        return {rank: record for rank, record in read.items() if record is not None}
+
+    @property
     def cause(self) -> str:
         """Why nothing moves, in one paragraph."""
         parts = [self._state_of(rank) for rank in self.culprits[:SHOWN_WAITS]]
@@ -169,6 +177,8 @@ class Hang:
     def page(self) -> str:
         """Returns the whole page."""
         lines = [self.cause, ""]
+        if text := explanation(self.calls):
+            lines += [f"calls: {text}"]
         if self.stall is not None:
             lines += [f"unmatched: {text}" for text in self.stall.unmatched[:SHOWN_WAITS]]
             others = len(self.stall.waits) - SHOWN_WAITS
@@ -206,7 +216,12 @@ class Hang:
             return f"does not answer: {self.silent.get(rank) or unknown}"
         where = f"step {status.step}" if status.step >= 0 else "before the first step"
         where = f"{status.action} of {where}" if status.action else where
-        return f"is in {where} and waits {f'in {status.what}' if status.what else 'for no rank'}"
+        if not status.what:
+            return f"is in {where} and waits for no rank"
+        record = read_calls(rank, status.calls)
+        call = record.waiting if record is not None else None
+        called = f" ({call.text}, called at {call.site})" if call is not None else ""
+        return f"is in {where} and waits in {status.what}{called}"
 
     def _state_of(self, rank: int) -> str:
         """Returns where a rank stands and since when, in one line."""

@@ -97,12 +97,21 @@ class OperatorFacts:
     multiplies: Literal["output", "input"] | None = None
     """A product with a weight: one multiply-add for each number of its output (or input) and each
     number of ``weight[0]``. Others cost one operation for each number of their value."""
+    weight_channels: int | None = None
+    """The dim of its weight that holds the channels of its value, by which a norm behind it can be
+    folded into it; None: it has no such weight."""
     product: Callable[[Node, Graph], Product] | None = None
     """Its operands dim by dim; required by the tiling ``product``."""
     drops: bool = False
     """Whether its results lack the dim along which it works, though it takes no ``keepdim``."""
     vectors: bool = False
     """Whether a vector operand has one number per channel; elsewhere its dim is the columns."""
+    beside: str = ""
+    """The argument of a window that is no window: a value that lies like the result."""
+    activation: Callable[[Node], list[Any] | None] | None = None
+    """(node) -> what it does to each number, as ``fused_conv2d`` has it; None: not this use."""
+    fused: str = ""
+    """The operator that is this one with a sum and an activation behind it."""
     view: bool = False
     """Whether it moves no bytes."""
     converts: bool = False
@@ -119,6 +128,10 @@ class OperatorFacts:
     """Whether its own backward pass does not read its value, so that a reader may overwrite it."""
     ends_gradient: bool = False
     """Whether no gradient flows through it."""
+    moves: bool = False
+    """Whether its value holds numbers of its input and no others."""
+    quantized: bool = False
+    """Whether it computes with the unsigned numbers of a quantised network."""
     copies_weight: bool = False
     """Whether its kernel holds a second copy of its weight while it runs (oneDNN's own order)."""
 

@@ -16,7 +16,7 @@ import functools
 import math
 
 from hires.plan.graph import Node
-from hires.plan.operators import products, windows
+from hires.plan.operators import activations, products, windows
 from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
 
 windowed = functools.partial(OperatorFacts, ("window",), "samples")
@@ -28,22 +28,49 @@ declare(
         window=WindowFacts(windows.convolution, ring=0.0, pads=True, strips=True),
         multiplies="output",
         overwritable=True,
+        weight_channels=0,
+        fused="fused_conv2d",
     ),
 )
-declare("conv_transpose2d", windowed(window=WindowFacts(windows.convolution), multiplies="input"))
-declare("max_pool2d", windowed(window=WindowFacts(windows.pool, ring=-math.inf, pads=True)))
+declare(
+    "fused_conv2d",  # of networks that hires.plan.passes rewrites
+    windowed(
+        window=WindowFacts(windows.convolution, ring=0.0, pads=True, strips=True),
+        multiplies="output",
+        beside="other",
+        overwritable=True,
+    ),
+)
+declare(
+    "conv_transpose2d",
+    windowed(
+        window=WindowFacts(windows.convolution),
+        multiplies="input",
+        weight_channels=1,
+    ),
+)
+declare("conv1d conv3d", OperatorFacts(weight_channels=0))
+declare("conv_transpose1d conv_transpose3d", OperatorFacts(weight_channels=1))
+declare(
+    "max_pool2d",
+    windowed(window=WindowFacts(windows.pool, ring=-math.inf, pads=True), moves=True),
+)
 declare("avg_pool2d", windowed(window=WindowFacts(windows.pool, ring=0.0, pads=True)))
 
 
 declare(
     "pad constant_pad_nd",
-    windowed(window=WindowFacts(windows.pad, ring="value", moved=windows.moved_pads)),
+    windowed(window=WindowFacts(windows.pad, ring="value", moved=windows.moved_pads), moves=True),
 )
-declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(windows.pad)))
+declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(windows.pad), moves=True))
 declare(
     "roll",
     OperatorFacts(
-        ("window",), "dims", "dims", window=WindowFacts(windows.roll, moved=windows.moved_dims)
+        ("window",),
+        "dims",
+        "dims",
+        window=WindowFacts(windows.roll, moved=windows.moved_dims),
+        moves=True,
     ),
 )
 declare(
@@ -52,18 +79,26 @@ declare(
         ("window", "channels", "strided"),
         "samples",
         window=WindowFacts(windows.cut_out, ring=0.0, moved=windows.moved_dim),
+        moves=True,
     ),
 )
 declare(
-    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
-    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+    "upsample_nearest2d _upsample_nearest_exact2d",
+    windowed(window=WindowFacts(windows.interpolation), moves=True),
+)
+declare(
+    "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     windowed(window=WindowFacts(windows.interpolation)),
 )
-declare("pixel_shuffle", windowed(window=WindowFacts(windows.pixel_shuffle)))
-declare("pixel_unshuffle", windowed(window=WindowFacts(windows.pixel_unshuffle)))
+declare("pixel_shuffle", windowed(window=WindowFacts(windows.pixel_shuffle), moves=True))
+declare("pixel_unshuffle", windowed(window=WindowFacts(windows.pixel_unshuffle), moves=True))
 
 # The kernels into which torch's dispatcher turns a convolution; no graph holds them.
-declare("convolution mkldnn_convolution convolution_backward", OperatorFacts(copies_weight=True))
+declare(
+    "convolution mkldnn_convolution convolution_backward "
+    "_convolution_pointwise _convolution_pointwise_",
+    OperatorFacts(copies_weight=True),
+)
 
 
 pointwise = functools.partial(OperatorFacts, tiling=("pointwise",), sharding="pointwise")
@@ -74,13 +109,16 @@ def _drops(node: Node) -> bool:
     return bool(node.args["train"]) and 0 < node.args["p"] < 1
 
 
-declare("relu", pointwise(in_place=True))
+declare("relu", pointwise(in_place=True, activation=activations.plain))
 declare("prelu", pointwise(vectors=True))
+declare("fused_norm", pointwise(vectors=True, overwritable=True))
+declare("sigmoid tanh silu hardswish hardsigmoid mish", pointwise(activation=activations.plain))
+declare("relu6 hardtanh clamp clamp_min clip", pointwise(activation=activations.clamp))
+declare("leaky_relu", pointwise(activation=activations.leaky_relu))
+declare("gelu", pointwise(activation=activations.gelu))
 declare("add", pointwise(overwritable=True))
 declare(
-    "relu6 leaky_relu elu selu celu gelu silu mish "
-    "sigmoid log_sigmoid hardsigmoid tanh hardtanh hardswish softplus "
-    "softshrink hardshrink threshold clamp clamp_min clamp_max clip logit "
+    "elu selu celu log_sigmoid softplus softshrink hardshrink threshold clamp_max logit "
     "sub subtract rsub mul multiply div divide true_divide neg negative abs absolute sign sgn "
     "reciprocal square pow float_power hypot positive "
     "exp exp2 expm1 log log1p log2 log10 logaddexp logaddexp2 xlogy special_xlog1py "
@@ -102,7 +140,7 @@ declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
-declare("channel_shuffle", OperatorFacts(("pointwise",), "samples", vectors=True))
+declare("channel_shuffle", OperatorFacts(("pointwise",), "samples", vectors=True, moves=True))
 
 drawn = functools.partial(pointwise, positional=True)
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
@@ -127,6 +165,12 @@ def updates_statistics(node: Node) -> bool:
     """Whether a node also updates running statistics, as norms with ``running_mean`` do."""
     by_sample = node.kind == "instance_norm" and bool(node.args["use_input_stats"])
     return (uses_batch_statistics(node) or by_sample) and bool(node.args.get("running_mean"))
+
+
+def has_stored_statistics(node: Node) -> bool:
+    """Whether a node is a norm whose mean and variance do not depend on its input."""
+    switch = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(node.kind)
+    return switch is not None and not node.args[switch] and node.args["running_mean"] is not None
 
 
 def norm_groups(node: Node, shape: list[int]) -> int | None:
@@ -182,7 +226,7 @@ declare("gather take_along_dim scatter scatter_add scatter_reduce", OperatorFact
 declare("index embedding", OperatorFacts(("indexed",)))
 declare("cosine_similarity", OperatorFacts(("compared",)))
 declare("unbind select count_nonzero", OperatorFacts(("channels",), "dims", drops=True))
-declare("flip", OperatorFacts(("channels",), "dims", "dims"))
+declare("flip", OperatorFacts(("channels",), "dims", "dims", moves=True))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
 declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
 declare("amax amin", reduced(reduction=lambda node: 2))
@@ -215,7 +259,10 @@ def _drops_weights(node: Node) -> bool:
 
 
 product = functools.partial(OperatorFacts, ("product",))
-declare("linear", product("samples", multiplies="output", product=products.linear))
+declare(
+    "linear",
+    product("samples", multiplies="output", product=products.linear, weight_channels=0),
+)
 declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
 declare("einsum", product(product=products.einsum))
 declare("tensordot", product(product=products.tensordot))
@@ -236,7 +283,7 @@ def _drops_between_layers(node: Node) -> int:
 
 declare("getitem", OperatorFacts(("element",), "element", view=True, may_share=True))
 
-moved = functools.partial(OperatorFacts, view=True)
+moved = functools.partial(OperatorFacts, view=True, moves=True)
 """Makes an entry: pixels stay in their tile, in another order of dims (``hires.plan.factors``)."""
 
 declare("flatten", moved(("regrouped",), "dims", "start_dim", may_share=True))
@@ -248,17 +295,17 @@ declare(
     moved(("regrouped",), may_share=True),
 )
 declare("unflatten", moved(("regrouped",), may_share=True))
-declare("as_strided view_as_complex view_as_real", moved())
+declare("as_strided view_as_complex view_as_real", moved(moves=False))
 declare(
     "permute transpose t numpy_T mT mH matrix_H movedim moveaxis swapaxes swapdims",
     moved(("permuted",)),
 )
-declare("repeat tile", OperatorFacts(("repeated",)))
+declare("repeat tile", OperatorFacts(("repeated",), moves=True))
 declare(
     "repeat_interleave",
-    OperatorFacts(("channels", "window"), window=WindowFacts(windows.interleave)),
+    OperatorFacts(("channels", "window"), window=WindowFacts(windows.interleave), moves=True),
 )
-declare("expand", OperatorFacts(("expanded",), "sizes", "size"))
+declare("expand", OperatorFacts(("expanded",), "sizes", "size", moves=True))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
 declare("contiguous", OperatorFacts(same_value=True, may_share=True))

@@ -64,6 +64,15 @@ def linear(node: Node, graph: Graph) -> Product:
     return [*terms, *(Term(ref, ("out",)) for ref in bias)], out, False
 
 
+def quantized_linear(node: Node, graph: Graph) -> Product:
+    """As :func:`linear`, with a weight (out, in, 1, 1), and two vectors in the place of a bias."""
+    names = "input", "weight", "multiplier", "offset"
+    x, weight, *vectors = _refs(*(node.args[name] for name in names))
+    out: list[Hashable] = [*range(_rank(graph, x) - 1), "out"]
+    terms = [Term(x, (*out[:-1], "in")), Term(weight, ("out", "in", "row", "col"))]
+    return [*terms, *(Term(ref, ("out",)) for ref in vectors)], out, False
+
+
 def einsum(node: Node, graph: Graph) -> Product:
     """Operands with the letters of an equation; the dims of ``...`` count from their last."""
     left, _, right = node.args["equation"].replace(" ", "").partition("->")

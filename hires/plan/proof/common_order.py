@@ -17,7 +17,8 @@ earlier ones only. So the proof is that this graph has no circle:
                     /     \\                      rank 1         send b <-- wait_recv a
     rank 1    send b ------ wait_recv a          a circle: the machine explains it
 
-It holds under every semantics in ``SEMANTICS``. Messages of one lane between two ranks are sent and
+It holds under every semantics in ``SEMANTICS``, also where each message has its own, since an event
+comes behind all that any of them waits for. Messages of one lane between two ranks are sent and
 received in one order, and mailboxes are read in the order of writing. On a stream the posts of one
 call are a unit, which two more events describe:
 
@@ -44,9 +45,9 @@ from typing import Any
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
 from hires.plan.proof.machine import OTHER, Proof
-from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, ROUTES, SEPARATE
 
-SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE)
+SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE, ROUTES)
 """Under these a common order is a proof. Pair streams have no lanes."""
 
 Message = tuple[int, int]
@@ -149,8 +150,9 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             message = tag, counts[kind, peer, tag]
             counts[kind, peer, tag] += 1
             node = kind, message
-            # Tag, shape, dtype, words, lane, whether it goes through memory, and its channel.
-            own.posts[peer - rank][kind, event.lane].append((message, event[2:8], event.channel))
+            # Tag, shape, dtype, words, lane, whether it goes through memory, channel and route.
+            facts = message, event[2:8], event.channel, event.route
+            own.posts[peer - rank][kind, event.lane].append(facts)
             stream = event.channel or (kind, peer, event.lane)
             unit = units.get(stream)
             if unit is None or not event.call or event.call != unit.call:

@@ -33,15 +33,19 @@ class Explanation:
             problems += self._one_sided()
         for (source, target, _), arrived in machine.arrived.items():
             waits = self.coming.get(("wait_recv", target, source), ())
-            if arrived and all(wait.tag != arrived[0].tag for wait in waits):
-                text = f"rank {target} never waits for {arrived[0].words} from rank {source}"
+            if arrived and all(
+                machine.tag_of(wait) != machine.tag_of(arrived[0]) for wait in waits
+            ):
+                text = (
+                    f"rank {target} never waits for {machine.words(arrived[0])} from rank {source}"
+                )
                 problems.append(text)
-        for (group, _), present in machine.meeting.items():
+        for present in machine.meeting.values():
             rank, event = next(iter(present.items()))
-            members = machine.members[group]
-            if absent := [m for m in members if m not in present and not self._meets(m, group)]:
+            members = machine.members[event.peer]
+            if absent := [m for m in members if m not in present and not self._meets(m, event)]:
                 missing = f"rank {_listed(absent)} of its group never does"
-                problems.append(f"rank {rank} calls {event.words}, but {missing}")
+                problems.append(f"rank {rank} calls {machine.words(event)}, but {missing}")
         if stuck and not problems and not machine.proof.problems:
             problems.append(f"no end: {chain}")
         return problems
@@ -80,7 +84,7 @@ class Explanation:
         assert event is not None
         if event.kind in GATHERED:
             absent = machine.absent(rank, event)
-            return [Waiter(other) for other in absent if self._meets(other, event.peer)]
+            return [Waiter(other) for other in absent if self._meets(other, event)]
         if self._is_too_early(rank, event):
             receives = self.coming.get(("recv", rank, event.peer), ())
             return [waiter] if any(receive.tag == event.tag for receive in receives) else []
@@ -89,15 +93,11 @@ class Explanation:
             kind, needed = "send", "wait_recv"
         elif event.kind != "wait_recv":
             posts, kind, needed = machine.unmet(rank, event), "send", "recv"
-        if machine.grouped:
-            return [machine.stream_of(rank, post.peer, post, kind) for post in posts]
+        held = [p for p in posts if machine.on_stream(p)]
         # A stream of one tag waits for nothing but the messages that the rank waits for.
-        comes = [self._comes(needed, post.peer, rank, post) for post in posts]
-        return [
-            Waiter(post.peer)
-            for post, is_coming in zip(posts, comes, strict=True)
-            if is_coming and rank not in machine.halted
-        ]
+        comes = [p for p in posts if p not in held and self._comes(needed, p.peer, rank, p)]
+        streams = [machine.stream_of(rank, post.peer, post, kind) for post in held]
+        return streams + [Waiter(post.peer) for post in comes if rank not in machine.halted]
 
     def _stream_blockers(self, stream: Waiter) -> list[Waiter]:
         machine, rank = self.machine, stream.rank
@@ -118,9 +118,14 @@ class Explanation:
         way = self.machine.way
         return any(way(one) == way(message) for one in self.coming.get((kind, rank, peer), ()))
 
-    def _meets(self, rank: int, group: int) -> bool:
-        """Whether a stuck rank would come to a collective of a group, or begin a sum."""
-        return any((kind, rank, group) in self.coming for kind in (*MEETINGS, "issue"))
+    def _meets(self, rank: int, event: Event) -> bool:
+        """Whether a stuck rank would come to a collective where others are, or begin a sum."""
+        machine = self.machine
+        return any(
+            machine.communicator(other) == machine.communicator(event)
+            for kind in (*MEETINGS, "issue")
+            for other in self.coming.get((kind, rank, event.peer), ())
+        )
 
     def _is_too_early(self, rank: int, event: Event) -> bool:
         """Whether a rank waits for a message that it has not begun to receive."""
@@ -132,7 +137,11 @@ class Explanation:
         machine, rank = self.machine, waiter.rank
         if waiter.peer is not None:
             post = machine.streams[waiter][0].open[0]
-            verb = f"send {post.words} to" if post.kind == "send" else f"receive {post.words} from"
+            verb = (
+                f"send {machine.words(post)} to"
+                if post.kind == "send"
+                else f"receive {machine.words(post)} from"
+            )
             return f"the stream of rank {rank} must first {verb} rank {post.peer}"
         event = machine.next_of(rank)
         assert event is not None
@@ -140,18 +149,19 @@ class Explanation:
         if event.kind in GATHERED:
             absent = machine.absent(rank, event)
             if not absent:
-                return f"{waits} {event.words}, which it has not begun"
-            return f"{waits} rank {_listed(absent)} to join {event.words}"
+                return f"{waits} {machine.words(event)}, which it has not begun"
+            return f"{waits} rank {_listed(absent)} to join {machine.words(event)}"
         if event.kind == "wait_recv":
             early = self._is_too_early(rank, event)
             tail = ", which it has not begun to receive" if early else ""
-            return f"{waits} {event.words} from rank {event.peer}{tail}"
+            return f"{waits} {machine.words(event)} from rank {event.peer}{tail}"
         if event.kind == "send":
-            room = f"to make room for {event.words}"
+            room = f"to make room for {machine.words(event)}"
             return f"{waits} rank {event.peer} to read older messages, {room}"
         sends = machine.unmet(rank, event)
         others = _listed(dict.fromkeys(send.peer for send in sends))
-        return f"{waits} rank {others} to receive {' and '.join(send.words for send in sends)}"
+        words = " and ".join(map(machine.words, sends))
+        return f"{waits} rank {others} to receive {words}"
 
     def _one_sided(self) -> list[str]:
         """Returns the messages that one side posts more often than the other in its whole program.
@@ -173,10 +183,11 @@ class Explanation:
                 continue
             named = {event.what for event in fewer}
             event = next((event for event in more if event.what not in named), more[len(fewer)])
+            words = self.machine.words(event)
             problems.append(
-                f"rank {source} sends {event.words} to rank {target}, which never receives it"
+                f"rank {source} sends {words} to rank {target}, which never receives it"
                 if more is sends
-                else f"rank {target} expects {event.words} from rank {source}, which never sends it"
+                else f"rank {target} expects {words} from rank {source}, which never sends it"
             )
         return problems
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
 
-Channel = tuple[int, int, int]
+Channel = tuple[int, int, Hashable]
 """(source, target, tag), or (source, target, lane) where lanes are mailboxes."""
-Meeting = tuple[int, int]
-"""(group, number): the collectives of a group, counted as each member comes to them."""
+Meeting = tuple[Hashable, int]
+"""(communicator, number): the collectives of a group, counted as each member comes to them."""
 
 OTHER = {"send": "recv", "recv": "send"}
 
@@ -89,7 +89,8 @@ class Rendezvous:
         self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
         self.num_open = 0  # posts that have not met their other side
         self.meeting: dict[Meeting, dict[int, Event]] = {}
-        self.calls: Counter[tuple[int, int]] = Counter()  # by (rank, group): meetings it came to
+        # By (rank, communicator): meetings it came to.
+        self.calls: Counter[tuple[int, Hashable]] = Counter()
         # By (rank, group, tag): meetings of sums that it has not waited for.
         self.issued: dict[tuple[int, int, int], deque[Meeting]] = defaultdict(deque)
         self.halted: set[int] = set()  # ranks that an error of their own stops
@@ -112,6 +113,22 @@ class Rendezvous:
         """Returns what messages between two ranks share that keep their order."""
         return event.tag
 
+    def tag_of(self, event: Event) -> Hashable:
+        """Returns what a wait names its message by."""
+        return event.tag
+
+    def communicator(self, event: Event) -> Hashable:
+        """Returns what the collectives of a group share that have one order."""
+        return event.peer
+
+    def words(self, event: Event) -> str:
+        """Returns what a finding calls an event."""
+        return event.words
+
+    def on_stream(self, event: Event) -> bool:
+        """Whether a message has a place on a stream, on which it holds up others."""
+        return self.grouped
+
     def stream_of(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
         """Returns the stream on which a rank sends or receives the message of an event."""
         return Waiter(rank, peer, (kind, self.way(event)))
@@ -123,15 +140,15 @@ class Rendezvous:
         """
         program, first = self.programs[rank], self.at[rank]
         end = first + 1
-        while self.grouped and event.call and program[end : end + 1]:
-            if program[end].call != event.call:
+        while event.call and self.on_stream(event) and program[end : end + 1]:
+            if (program[end].call, program[end].backend) != (event.call, event.backend):
                 break
             end += 1
         units: dict[Waiter, list[Event]] = {}
         for post in program[first:end]:
             units.setdefault(self.stream_of(rank, post.peer, post, post.kind), []).append(post)
             if post.kind == "send":
-                channel = rank, post.peer, post.tag
+                channel = rank, post.peer, self.tag_of(post)
                 self.open_sends[rank].setdefault(channel, deque()).append(post)
         for stream, posts in units.items():
             self.streams[stream].append(Unit(posts, [*posts]))
@@ -149,22 +166,23 @@ class Rendezvous:
 
     def take(self, rank: int, event: Event) -> bool:
         """Takes the message that a rank waits for; returns whether it was there."""
-        arrived = self.arrived[event.peer, rank, event.tag]
+        arrived = self.arrived[event.peer, rank, self.tag_of(event)]
         return bool(arrived and arrived.popleft())
 
     def match(self, source: int, target: int, send: Event, receive: Event) -> None:
         """Counts a message whose sides have met, and compares what both say of it."""
         self.proof.num_messages += 1
         self.num_open -= 2
-        if send[2:6] != receive[2:6]:
+        if send[2:6] != receive[2:6] or send.route != receive.route:
             self.proof.problems.append(
-                f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype} where rank "
-                f"{target} expects {receive.words} as {list(receive.shape)} {receive.dtype}"
+                f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype}"
+                f"{_by(send, receive)} where rank {target} expects {receive.words} as "
+                f"{list(receive.shape)} {receive.dtype}{_by(receive, send)}"
             )
 
     def unmet(self, rank: int, event: Event) -> list[Event]:
         """Returns the sends that an event waits for, the oldest of each channel."""
-        channel = rank, event.peer, event.tag
+        channel = rank, event.peer, self.tag_of(event)
         sends = self.open_sends[rank].items()
         return [posts[0] for key, posts in sends if event.kind == "wait_sends" or key == channel]
 
@@ -173,7 +191,7 @@ class Rendezvous:
 
         That is a collective, or the oldest sum that it issued; none if it has issued no such sum.
         """
-        meeting = event.peer, self.calls[rank, event.peer]
+        meeting = self._next_meeting(rank, event)
         if event.kind == "wait_issued":
             begun = self.issued[rank, event.peer, event.tag]
             if not begun:
@@ -181,6 +199,10 @@ class Rendezvous:
             meeting = begun[0]
         present = self.meeting.get(meeting, {})
         return [member for member in self.members[event.peer] if member not in present]
+
+    def _next_meeting(self, rank: int, event: Event) -> Meeting:
+        communicator = self.communicator(event)
+        return communicator, self.calls[rank, communicator]
 
     def _begin(self, first: Waiter) -> None:
         """Begins the first unit of a stream, and every one that can begin because of that."""
@@ -212,9 +234,9 @@ class Rendezvous:
             return False
         for post in stream.popleft().posts:
             if post.kind == "send":
-                self.end_send((rank, post.peer, post.tag))
+                self.end_send((rank, post.peer, self.tag_of(post)))
             else:
-                self.arrived[post.peer, rank, post.tag].append(post)
+                self.arrived[post.peer, rank, self.tag_of(post)].append(post)
                 self.ready.append(rank)
         return bool(stream)
 
@@ -249,11 +271,11 @@ class Rendezvous:
             self.proof.problems.append(text)
             self.at[rank] += 1
             return True
-        meeting = event.peer, self.calls[rank, event.peer]
+        meeting = self._next_meeting(rank, event)
         present = self.meeting.setdefault(meeting, {})
         present[rank] = event
         if event.kind == "issue":
-            self.calls[rank, event.peer] += 1
+            self.calls[rank, meeting[0]] += 1
             self.issued[rank, event.peer, event.tag].append(meeting)
             self.at[rank] += 1
         if len(present) < len(members):
@@ -263,12 +285,17 @@ class Rendezvous:
         for member, own in present.items():
             if own != first:
                 self.proof.problems.append(
-                    f"rank {first_rank} calls {first.words} {list(first.shape)} where rank "
-                    f"{member} of the same group calls {own.words} {list(own.shape)}"
+                    f"rank {first_rank} calls {first.words} {list(first.shape)}{_by(first, own)} "
+                    f"where rank {member} of the same group calls {own.words} {list(own.shape)}"
+                    f"{_by(own, first)}"
                 )
             if own.kind != "issue":
-                self.calls[member, event.peer] += 1
+                self.calls[member, meeting[0]] += 1
                 self.at[member] += 1
         self.proof.num_collectives += event.kind in JOINT
         self.ready.extend(member for member in present if member != rank)
         return True
+
+
+def _by(event: Event, other: Event) -> str:
+    return f" by {event.route}" if event.route != other.route else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -12,29 +13,39 @@ from itertools import chain
 from typing import Any
 
 from hires.plan.event import Event
-from hires.plan.groups import groups, sums_of
+from hires.plan.gradient_sums import sums_of
+from hires.plan.groups import groups
+from hires.plan.message_routes import backends_of_plan
+from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.common_order import SEMANTICS as ORDERED
 from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.explain import Explanation
 from hires.plan.proof.machine import Proof
-from hires.plan.proof.semantics import MACHINES, MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
+from hires.plan.proof.semantics import MACHINES, MAILBOXES, RENDEZVOUS, ROUTES, SEPARATE, STREAMS
 from hires.plan.rank_kinds import translated_kinds
 
-BACKENDS = {"gloo": (RENDEZVOUS, MAILBOXES), "mpi": (RENDEZVOUS,), "nccl": (SEPARATE,)}
-"""How a backend's messages meet. A plan must be right under each of them: whether ranks share
-memory, which depends on the machine, is known when they start."""
+BACKENDS = {
+    "gloo": (RENDEZVOUS, MAILBOXES),
+    "mpi": (RENDEZVOUS, MAILBOXES),
+    "nccl": (SEPARATE,),
+    "shm": (RENDEZVOUS, MAILBOXES),
+    "cma": (RENDEZVOUS, MAILBOXES),
+    "nccl_direct": (SEPARATE,),
+}
+"""How messages meet where one backend carries all of them, or all but small halos."""
 
 WAYS = (
+    (ROUTES, AHEAD),
     (RENDEZVOUS, AHEAD),
     (MAILBOXES, AHEAD),
     (SEPARATE, AHEAD),
     (STREAMS, JOINED),
     (STREAMS, AHEAD),
 )
-"""Semantics and orders of posting that ``hires plan --prove`` tries. The engine posts ahead; the
-others show why a stream-ordered backend needs a communicator for each way."""
+"""Semantics and orders of posting that ``hires plan --prove`` tries. The engine posts ahead by the
+plan's routes; the others show why a stream-ordered backend needs a communicator for each way."""
 
 SHOWN = 8
 """Most problems that become findings."""
@@ -66,14 +77,25 @@ class Verdict:
         return {
             "semantics": self.semantics,
             "order": self.order,
-            "backends": [name for name, kinds in BACKENDS.items() if self.semantics in kinds],
-            "decides": self.semantics in BACKENDS[plan.backend] and self.order == AHEAD,
+            "backends": backends_of_plan(plan)
+            if self.semantics == ROUTES
+            else [name for name, kinds in BACKENDS.items() if self.semantics in kinds],
+            "decides": self.semantics in deciding_semantics(plan) and self.order == AHEAD,
             "ok": not self.proof.problems,
             "messages": self.messages,
             "collectives": self.collectives,
             "seconds": self.seconds,
             "problems": self.proof.problems,
         }
+
+
+def deciding_semantics(plan: Plan) -> tuple[str, ...]:
+    """Returns under which semantics a plan must be right.
+
+    Its routes are what runs. Where ranks turn out to have no memory in common when they start, the
+    messages of that fall back to the plan's own backend, and these must be right, too.
+    """
+    return ROUTES, BACKENDS[plan.backend][0]
 
 
 def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
@@ -97,23 +119,33 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
         return [[*program] for program in begun(order)]
 
     # Every replica does the same, but all meet in the sums of gradients, and agree on the update.
-    joint = sum(len(sums_of(plan, stage.index)) for stage in plan.stages) + plan.scales_loss
+    joint = sum(
+        len(sums_of(plan, stage.index)) + len(publications(plan, stage.index))
+        for stage in plan.stages
+    )
+    joint += plan.scales_loss
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()
-        # A search of Python's for cycles, which events cannot have, would visit all of them.
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
+        with _without_cycles():
             proof = proof_in_order(order) if semantics in ORDERED else None
             proof = proof or run_machine(programs(order), members, semantics)
-        finally:
-            if was_on:
-                gc.enable()
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
         yield Verdict(semantics, order, proof, messages, collectives, took)
+
+
+@contextlib.contextmanager
+def _without_cycles() -> Iterator[None]:
+    # A search of Python's for cycles, which events cannot have, would visit all of them.
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def run_machine(
@@ -132,9 +164,9 @@ def run_machine(
 def verify(plan: Plan) -> list[Finding]:
     """Returns the findings of the proofs and sets the plan's verdict.
 
-    Under each semantics of the plan's own backend a problem is an error, under others a note.
+    Under each semantics that decides a problem is an error, under others a note.
     """
-    own = BACKENDS[plan.backend]
+    own = deciding_semantics(plan)
     kinds = dict.fromkeys([*own, *itertools.chain.from_iterable(BACKENDS.values())])
     verdicts = judged(plan, [(kind, AHEAD) for kind in kinds])
     for verdict in itertools.islice(verdicts, len(own)):

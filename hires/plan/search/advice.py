@@ -78,6 +78,14 @@ def would_fit(
     return Finding("error", "memory.limit", f"{shortage}; {rest}")
 
 
+def fewer_on_a_node(config: RunConfig) -> str:
+    """Returns what lowers the need for a node's own memory beside its GPUs, in words."""
+    nodes, ranks = config.launcher.num_nodes, config.parallel.num_ranks
+    if config.launcher.has_jobs and nodes < ranks:
+        return f"use launcher.nodes={nodes + 1} or more, a smaller image or a smaller batch"
+    return "use a smaller image, a smaller batch or fewer ranks"
+
+
 def needs(room: Room, plan: Plan) -> str:
     """Returns what a plan needs of what there is too little of, in words."""
     where = f" on a {room.place}" if room.source else " in all"

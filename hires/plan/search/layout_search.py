@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,15 +43,22 @@ class Change:
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Returns the changed config, or None if its values make no sense together."""
-        groups: dict[str, dict[str, Any]] = {}
-        for key, value in self.keys.items():
-            group, _, name = key.partition(".")
-            groups.setdefault(group, {})[name] = value
         try:
-            changed = {g: dataclasses.replace(getattr(config, g), **v) for g, v in groups.items()}
-            return dataclasses.replace(config, **changed)
+            changed: RunConfig = _replaced(config, self.keys)
         except ConfigError:
             return None
+        return changed
+
+
+def _replaced(section: Any, keys: dict[str, Any]) -> Any:
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in keys.items():
+        group, _, name = key.partition(".")
+        if name:
+            groups.setdefault(group, {})[name] = value
+    values = {key: value for key, value in keys.items() if "." not in key}
+    values |= {group: _replaced(getattr(section, group), inner) for group, inner in groups.items()}
+    return dataclasses.replace(section, **values)
 
 
 Ladder = Iterable[Change]
@@ -59,7 +67,9 @@ Ladder = Iterable[Change]
 
 def written(value: Any) -> str:
     """Returns a value as a user types it."""
-    return "null" if value is None else str(value).replace(" ", "")
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).replace(" ", "")
 
 
 def fewer_ranks(config: RunConfig, layers: int | None) -> list[Ladder]:
@@ -91,6 +101,9 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
     kinds = ("block", "stage") if config.task.name == "train" else ()
     kinds_left = [kind for kind in kinds if kind != config.memory.checkpoint]
     recompute = [_changes("memory.checkpoint", [kind]) for kind in kinds_left]
+    has_copies = ranks > parallel.stages or parallel.directions > 1
+    divides = kinds and has_copies and not config.task.optimizer.shard
+    shard = [_changes("task.optimizer.shard", [True])] if divides else []
     if not room.shared or room.devices:
         # One stage more, then twice as many each time, up to what layers and ranks allow. On GPUs
         # more ranks than these would share them.
@@ -101,10 +114,11 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
         counts = {parallel.stages + 1, most, *_doubled(parallel.stages, most)}
         more = [n for n in sorted(counts) if parallel.stages < n <= most]
         more_tiles = itertools.islice(_grids(config, _twice), len(FACTORS))
-        return [microbatches, *recompute, [stages(config, n) for n in more], more_tiles]
+        return [microbatches, *shard, *recompute, [stages(config, n) for n in more], more_tiles]
     nodes = [*_doubled(launcher.nodes, ranks), ranks] if launcher.has_jobs else []
     return [
         _changes("launcher.nodes", (n for n in nodes if n > launcher.nodes)),
+        *shard,
         *recompute[:1],
         _changes("parallel.replicas", _halves(replicas)),
         _grids(config, _half),

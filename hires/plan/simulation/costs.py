@@ -13,10 +13,12 @@ from typing import NamedTuple
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Span, StepSpans
 from hires.plan.event import ALONE, BYTES, JOINT, Event
+from hires.plan.graph import update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of, is_list
 from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.ownership import owned_numbers
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
 from hires.plan.program import Step, events, steps_of
 from hires.plan.tiling import area
@@ -122,11 +124,18 @@ class Roofline:
         return _modelled(plan, self.device, stage, slot.tile, back)
 
     def optimiser_s(self, rank: int) -> float:
-        """Returns the seconds in which the memory is read and written for an update."""
+        """Returns the seconds in which the memory is read and written for an update.
+
+        Those of the buffers that a network writes are among them: every rank computes them for all
+        microbatches of the step (``parallel.buffer_states``).
+        """
         if not self.plan.training:
             return 0.0
-        numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
-        return SGD_TOUCHES * numbers * BYTES["float32"] / self.device.bytes_per_s
+        held = held_stages(self.plan, rank)
+        numbers = sum(self.plan.stages[index].params for index in held)
+        moved = owned_numbers(self.plan, rank) if self.plan.shards_optimizer else numbers
+        update_s = SGD_TOUCHES * moved * BYTES["float32"] / self.device.bytes_per_s
+        return update_s + sum(_buffers_s(self.plan, self.device, index) for index in held)
 
 
 Costs = ActionCosts | Roofline
@@ -147,11 +156,31 @@ def _modelled(plan: Plan, device: Device, stage: Stage, tile: int, back: bool) -
                 numbers += share * math.prod(plan.graph.shape(value))
         numbers += sum(plan.graph.params[name].num_elements for name in node.params)
         flops = shares_of(plan, stage, node.name)[tile] * node.flops
-        bytes_s = numbers * BYTES[plan.dtype] / device.bytes_per_s
-        least_s = max(flops / device.flops_per_s, bytes_s, device.launch_s)
+        least_s = _least_s(plan, device, flops, numbers)
         stopped_s = device.halo_s * sum(op.kind == "halo" for op in step.comm)
         seconds.append(BACK * least_s if step.back else least_s + stopped_s)
     return seconds
+
+
+@derived
+def _buffers_s(plan: Plan, device: Device, stage: int) -> float:
+    """Returns the seconds in which a stage's written buffers follow all microbatches of a step."""
+    graph, nodes, each_s = plan.graph, plan.nodes(stage), 0.0
+    made = {node.name for node in nodes}
+    values = {value for value in graph.updates.values() if value in made}
+    for node in update_nodes(nodes, values):
+        if facts_of(node.kind).view or node.shape is None:
+            continue
+        read = [graph.shape(v) for v in (node.name, *node.inputs) if not is_list(graph, v)]
+        numbers = sum(map(math.prod, read))
+        numbers += sum(graph.params[name].num_elements for name in node.params)
+        each_s += _least_s(plan, device, node.flops, numbers)
+    return plan.pieces * each_s
+
+
+def _least_s(plan: Plan, device: Device, flops: float, numbers: float) -> float:
+    bytes_s = numbers * BYTES[plan.dtype] / device.bytes_per_s
+    return max(flops / device.flops_per_s, bytes_s, device.launch_s)
 
 
 def _busy_pieces(spans: list[Span]) -> list[float]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
-from hires.plan.event import BYTES, JOINT, POSTS, WORLD
+from hires.plan.event import BYTES, DIVIDED, JOINT, POSTS, WORLD, Event
 from hires.plan.groups import groups, num_tile_groups
+from hires.plan.ownership import ALL_GATHER, PUBLISH, REDUCE_SCATTER
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Costs, Item, timed_program
 
@@ -34,6 +35,14 @@ class Link:
     def travel_s(self, num_bytes: float) -> float:
         """Returns for how long a message keeps the link busy; it arrives a latency later."""
         return num_bytes / self.bytes_per_s
+
+
+class PassingTime(NamedTuple):
+    """What a message takes."""
+
+    busy_s: float
+    """Its lanes carry no other."""
+    latency_s: float
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,18 @@ class Network:
         if here == there:
             return [("near", source, target)]
         return [("out", here, 0), ("in", there, 0)]
+
+    def message_s(self, source: int, target: int, num_bytes: int, event: Event) -> PassingTime:
+        """Returns how long a message keeps its lanes busy, and when it arrives after that."""
+        link = self.link([source, target])
+        return PassingTime(link.travel_s(num_bytes), link.latency_s)
+
+    def meeting_s(self, ranks: list[int], num_bytes: int, event: Event, gathers: bool) -> float:
+        """Returns how long a collective takes from its last member's arrival."""
+        if event.kind in (PUBLISH, REDUCE_SCATTER):  # in parts, of which each passes one on
+            return self.gather_s(ranks, num_bytes / len(ranks))
+        gathers |= event.kind == ALL_GATHER
+        return (self.gather_s if gathers else self.reduce_s)(ranks, num_bytes)
 
     def gather_s(self, ranks: list[int], num_bytes: float) -> float:
         """Returns how long an all-gather takes from its last arrival; each hands in the bytes."""
@@ -156,6 +177,7 @@ class _Points:
         self.behind: dict[Point, list[Point]] = defaultdict(list)
         self.seconds: dict[Point, float] = {}  # that a place takes
         self.num_bytes: dict[Point, int] = {}  # of a message or meeting
+        self.events: dict[Point, Event] = {}  # that begin it
 
     def add(self, rank: int, program: list[Item]) -> None:
         """Adds what a rank does."""
@@ -178,6 +200,7 @@ class _Points:
             if kind in (*POSTS, *JOINT):
                 point = message if kind in POSTS else meeting
                 self.num_bytes[point] = math.prod(event.shape) * BYTES[event.dtype]
+                self.events[point] = event
             if kind in POSTS:
                 self.behind[message].append(here)
                 sends += [message] if kind == "send" else []
@@ -185,7 +208,7 @@ class _Points:
                 needs.append(message)
             elif kind == "wait_issued":
                 needs.append(meeting)
-            elif kind in ("collective", "agree"):
+            elif kind in ("collective", "agree", PUBLISH, *DIVIDED):
                 self.behind[meeting] += needs
                 needs.append(meeting)
             elif kind == "issue":  # the sums of a group run one after the other
@@ -211,14 +234,16 @@ class _Points:
         for point in graphlib.TopologicalSorter(graph).static_order():
             begin_s = max((end_s[other] for other in self.behind[point]), default=0.0)
             if isinstance(point, Message):
-                link = network.link([point.source, point.target])
+                of_message = self.num_bytes[point], self.events[point]
+                busy_s, latency_s = network.message_s(point.source, point.target, *of_message)
                 begin_s = max(begin_s, *(passed_s[other] for other in served[point]), 0.0)
-                passed_s[point] = begin_s + link.travel_s(self.num_bytes[point])
-                end_s[point] = passed_s[point] + link.latency_s
+                passed_s[point] = begin_s + busy_s
+                end_s[point] = passed_s[point] + latency_s
             elif isinstance(point, Meeting):
+                of_meeting = self.num_bytes[point], self.events[point]
                 gathers = 0 <= point.group < self.num_tile_groups
-                takes_s = network.gather_s if gathers else network.reduce_s
-                end_s[point] = begin_s + takes_s(self.members[point.group], self.num_bytes[point])
+                ranks = self.members[point.group]
+                end_s[point] = begin_s + network.meeting_s(ranks, *of_meeting, gathers)
             else:
                 end_s[point] = begin_s + self.seconds[point]
         return end_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from hires.report.compare.metrics import METRICS, Metric, per_image
 from hires.report.compare.pairing import WORK, ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
+from hires.report.load.agreement import agreement, evaluated
 from hires.report.load.plain_values import count, dicts, dig, listed, value_text
 from hires.report.load.repeats import median
 from hires.report.load.rows import run_row
@@ -39,6 +40,7 @@ _NUMBERS = {
     "bytes_per_step": "sent a step [bytes]",
     "loss_first": "first loss",
     "loss_last": "last loss",
+    "top1": "accuracy",
     "state": "state",
 }
 """Columns of a run that are shown beside another run's, with their titles."""
@@ -135,8 +137,23 @@ def compare_runs(
     for side, labels in zip(names, (only_a, only_b), strict=True):
         if labels:
             comparison.notes.append(f"only in {side}: {listed(labels, _MAX_LABELS, '; ')}")
+    comparison.notes += _agreements(shared)
     _add_notes(comparison, [point for _, *both in shared for point in both], [*a, *b])
     return comparison
+
+
+def _agreements(shared: Sequence[tuple[str, ComparedPoint, ComparedPoint]]) -> Iterator[str]:
+    """Yields in words for how many images evaluations of both sides predict the same class."""
+    for label, *both in shared:
+        ours, theirs = ([run for run in point.runs if evaluated(run)][-1:] for point in both)
+        same = agreement(ours[0], theirs[0]) if ours and theirs else None
+        if same is not None:
+            low, high = (100 * end for end in same.ci95)
+            where = f"{label}: " if len(shared) > 1 else ""
+            yield (
+                f"{where}A and B predict the same class for {same.same} of {same.images} images, "
+                f"{100 * same.share:.2f} % (95 %: {low:.2f} to {high:.2f} %)"
+            )
 
 
 def compare_references(

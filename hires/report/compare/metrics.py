@@ -58,6 +58,11 @@ def _last_loss(record: Record) -> list[float]:
     return [] if last is None else [last]
 
 
+def _top1(record: Record) -> list[float]:
+    share = number(dig(record, "evaluation", "top1"))
+    return [] if share is None else [share]
+
+
 _STEPS = "median over complete attempts of each one's median step"
 _ATTEMPTS = "median over complete attempts"
 METRICS = {
@@ -76,6 +81,10 @@ METRICS = {
             False, ("less", "more"), _peak, {"MiB": MIB, "GiB": GIB, "B": 1.0},
         ),
         Metric(
+            "accuracy", "top1", f"share of right answers of an evaluation, {_ATTEMPTS}", "%",
+            True, ("lower", "higher"), _top1, {"%": 0.01},
+        ),
+        Metric(
             "loss", "loss_last", f"loss of the last step, {_ATTEMPTS}", "1",
             False, ("lower", "higher"), _last_loss, {"1": 1.0},
         ),
@@ -85,7 +94,7 @@ METRICS = {
 
 def per_image(metric: Metric) -> Metric:
     """Returns a metric for sides with other batches: of an image, or not comparable."""
-    if metric.name == "throughput":
+    if metric.name in ("throughput", "accuracy"):
         return metric
     if metric.name != "step_time":
         return replace(metric, incomparable="the sides have other batches; compare equal ones")

@@ -6,7 +6,7 @@ A value that is missing or of the wrong type is None.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,11 +16,13 @@ from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
 from hires.core.store import file_names
 from hires.core.store.campaign import Campaign
+from hires.core.store.message_sums import PLANNED_KEYS, added
 from hires.core.store.naming import model_label
 from hires.core.store.reading import Note, text
 from hires.plan import traffic
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.load import measured_points
+from hires.report.load.message_rows import message_sums
 from hires.report.load.plain_values import (
     count,
     counted_steps,
@@ -33,7 +35,7 @@ from hires.report.load.plain_values import (
 from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run, end_of
 
-_EXACTNESS = (*PRECISIONS, "int8")  # the most exact first
+_EXACTNESS = tuple(PRECISIONS)  # the most exact first
 _ARITHMETIC = tuple(f"precision.{field.name}" for field in fields(PrecisionConfig))
 _NOT_PLANNED = ("seed", "steps", "task.lr")  # keys that change no message of the plan
 
@@ -42,7 +44,8 @@ _SIZED = ("model", "image", "height", "width", "layout", "precision", "task", "b
 RUN_COLUMNS = (
     "campaign", "run", "hash", *_SIZED, "arranged", "settings", "state", "reason", "cause",
     *keys(SPEED), "peak_bytes_max", "predicted_bytes_max", "messages_per_step", "bytes_per_step",
-    "loss_first", "loss_last", "cores", "memory_limit", "git", "host", "started", "reproduce",
+    "loss_first", "loss_last", "top1", "cores", "memory_limit", "git", "host", "started",
+    "reproduce",
 )  # fmt: skip
 ATTEMPT_COLUMNS = (
     "campaign", "run", "attempt", *_SIZED, "arranged", "settings", *keys(SPEED),
@@ -52,6 +55,10 @@ SAMPLE_COLUMNS = ("campaign", "run", "attempt", "step", "step_s", "counted")
 MEMORY_COLUMNS = (*_RUN, "ranks", *keys(MEMORY), "reproduce")
 COMMUNICATION_COLUMNS = (
     *_RUN, "ranks", "kind", "size_class", "messages_per_step", "bytes_per_step", "reproduce",
+)  # fmt: skip
+MESSAGE_COLUMNS = (
+    *_RUN, "ranks", "operation", "kind", "backends", "least_bytes", "calls_per_step",
+    "planned_calls_per_step", "bytes_per_step", "issue_s", "wait_s", "share_percent", "reproduce",
 )  # fmt: skip
 FAILURE_COLUMNS = (*_RUN, "state", "attempt", "ended_as", "reason", "cause", "reproduce")
 PLANNED_COLUMNS = (
@@ -104,6 +111,7 @@ def run_row(run: Run) -> Row:
         "bytes_per_step": count(dig(record, "messages", "bytes")),
         "loss_first": number(dig(record, "loss", "first")),
         "loss_last": number(dig(record, "loss", "last")),
+        "top1": number(dig(record, "evaluation", "top1")),
         "cores": count(dig(origin, "hardware", "cores")),
         "memory_limit": value_text(dig(run.config, "memory", "limit")),
         **{key: text(origin.get(key), 60) for key in ("git", "host", "started")},
@@ -153,6 +161,25 @@ def traffic_rows(runs: Iterable[Run]) -> Iterator[Row]:
             yield {**what(run), "kind": kind, "size_class": traffic.CLASSES[size], **sent}
 
 
+def message_rows(run: Run) -> Iterator[Row]:
+    """Yields one row an operation, kind and size of messages that a run has logged."""
+    sums = message_sums(run.record)
+    by_backend = [] if sums is None else added(sums.rows, (*PLANNED_KEYS, "backend"))
+    for row in [] if sums is None else sums.by(*PLANNED_KEYS):
+        own = [one["backend"] for one in by_backend if all(one[k] == row[k] for k in PLANNED_KEYS)]
+        share = None if row["share"] is None else 100 * row["share"]
+        yield {
+            **what(run),
+            **{key: row[key] for key in ("operation", "kind", "issue_s", "wait_s")},
+            "backends": ", ".join(own) or None,
+            "least_bytes": 0 if row["size"] < 0 else 2 ** row["size"],
+            "calls_per_step": row["count"],
+            "planned_calls_per_step": row["planned_count"],
+            "bytes_per_step": row["bytes"],
+            "share_percent": share,
+        }
+
+
 def failure_rows(run: Run) -> Iterator[Row]:
     """Yields one row an attempt that failed, with the state of its run."""
     state = run.end[0]
@@ -166,36 +193,67 @@ def failure_rows(run: Run) -> Iterator[Row]:
 
 
 def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
-    """Yields the losses of every run, beside those of its most exact twin.
+    """Yields the losses of every run, beside those of its most exact mate."""
+    for run, mates in precision_mates(runs, _has_loss):
+        best = most_exact(run, mates)
+        finite = dig(run.record, "loss", "finite")
+        row = {
+            **what(run),
+            "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
+            "loss_finite": finite if isinstance(finite, bool) else None,
+            "skipped_steps": count(run.record.get("skipped_steps")),
+            "loss_scale": number(run.record.get("loss_scale")),
+            "reference": None if best is None else text(best.record.get("precision"), 30),
+        }
+        for part in ("first", "last"):
+            loss, exact = (number(dig(r.record, "loss", part)) for r in (run, best or run))
+            row[f"loss_{part}"] = loss
+            if best is not None and loss is not None and exact:
+                row[f"{part}_loss_error"] = abs(loss - exact) / abs(exact)
+        yield row
 
-    Twins are runs of one campaign whose configs differ in precision only.
+
+def most_exact(run: Run, mates: Sequence[Run]) -> Run | None:
+    """Returns the mate of the most exact precision, of its campaign if it has one; None: itself."""
+    names = [mate.record.get("precision") for mate in mates]
+    places = [(*_EXACTNESS, name).index(name) for name in names]  # an unknown one comes last
+    order = [
+        (place, mate.campaign != run.campaign) for place, mate in zip(places, mates, strict=True)
+    ]
+    best = mates[order.index(min(order))]
+    return None if best is run or best.identity() == run.identity() else best
+
+
+def _has_loss(run: Run) -> bool:
+    return run.end[0] == "done" and dig(run.record, "loss", "finite") is not None
+
+
+def precision_mates(
+    runs: Iterable[Run], has: Callable[[Run], bool] = _has_loss
+) -> Iterator[tuple[Run, list[Run]]]:
+    """Yields every run that ``has`` a result, and those like it in all but precision, itself too.
+
+    They have its campaign or its commit: a campaign may be of other code, which is no precision.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        if run.end[0] == "done" and dig(run.record, "loss", "finite") is not None:
-            config = sorted(run.identity(*_ARITHMETIC).items())
-            weights = run.flat_config.get("checkpoint.resume")  # those with which it begins
-            groups.setdefault((run.campaign, str(weights), *config), []).append(run)
-    for twins in groups.values():
-        names = [run.record.get("precision") for run in twins]
-        places = [(*_EXACTNESS, name).index(name) for name in names]  # an unknown one comes last
-        best = twins[places.index(min(places))]
-        for run in twins:
-            finite = dig(run.record, "loss", "finite")
-            row = {
-                **what(run),
-                "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
-                "loss_finite": finite if isinstance(finite, bool) else None,
-                "skipped_steps": count(run.record.get("skipped_steps")),
-                "loss_scale": number(run.record.get("loss_scale")),
-                "reference": None if best is run else text(best.record.get("precision"), 30),
-            }
-            for part in ("first", "last"):
-                loss, exact = (number(dig(r.record, "loss", part)) for r in (run, best))
-                row[f"loss_{part}"] = loss
-                if best is not run and loss is not None and exact:
-                    row[f"{part}_loss_error"] = abs(loss - exact) / abs(exact)
-            yield row
+        if has(run):
+            keys_of = ("weights", "checkpoint.resume", "checkpoint.continues")  # its beginning
+            weights = (value_text(run.flat_config.get(key)) for key in keys_of)
+            point = (*weights, *sorted(run.identity(*_ARITHMETIC).items()))
+            groups.setdefault(point, []).append(run)
+    for group in groups.values():
+        for run in group:
+            commit = text(run.provenance.get("git"), 60)
+            yield (
+                run,
+                [
+                    mate
+                    for mate in group
+                    if mate.campaign == run.campaign
+                    or (commit and text(mate.provenance.get("git"), 60) == commit)
+                ],
+            )
 
 
 def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:

@@ -25,7 +25,7 @@ from hires.report.load.plain_values import count, flat, value_text
 from hires.report.load.repeats import attempt_origin, repeat_latest
 
 End = tuple[str, str | None, str | None]  # state, reason and cause
-INPUTS = {"network": "model.source", "data": "data.content"}
+INPUTS = {"network": "model.source", "data": "data.content", "weights": "weights.content"}
 """What stands beside the keys of a config, by its name in the record."""
 SEED = "seed"  # key in which the repeats of a point differ
 MAX_WORLD = 2**16  # ranks of a plan that is opened

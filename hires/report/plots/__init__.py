@@ -4,6 +4,7 @@ from hires.report.plots import (  # noqa: F401
     backends,
     loss_curves,
     memory_bars,
+    message_costs,
     rank_maps,
     steps,
     throughput,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.figure import Figure
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
@@ -24,6 +25,7 @@ from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
 from hires.report.load.plain_values import discarded_steps
+from hires.report.load.rows import precision_mates
 from hires.report.load.runs import Run
 from hires.report.plots import style
 
@@ -109,12 +111,12 @@ class PlotData:
     @functools.cached_property
     def runs(self) -> list[DrawnRun]:
         """The runs drawn rank by rank: one of each layout, all of the same work if possible."""
-        runs = self.frames.runs
+        runs = self._rows
         done = runs[runs["state"] == "done"]
         chosen = done if len(done) else runs
         if not len(chosen):
             return []
-        rows = chosen.assign(_layout=chosen["layout"].fillna("?"))
+        rows = chosen
         work = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
         layouts = rows.groupby(work, dropna=False)["_layout"].nunique().rename("_layouts")
         rows = rows.join(layouts, on=work)
@@ -124,7 +126,31 @@ class PlotData:
         order = ["_layouts", "_plain", "_pixels", "img_per_s_median"]
         rows = rows.sort_values(order, ascending=False, na_position="last")
         rows = rows.drop_duplicates("_layout").head(MAX_RUNS)
-        # A label is the layout, and what of the other columns differs between these runs.
+        return self._labelled(rows)
+
+    @functools.cached_property
+    def runs_of_precisions(self) -> list[DrawnRun]:
+        """These runs, each followed by one in every other precision that is like it in all else."""
+        every = self.frames.run_list
+        mates = {id(run): same for run, same in precision_mates(every)}
+        places = {id(run): place for place, run in enumerate(every)}
+        chosen: dict[int, None] = {}
+        for drawn in self.runs:
+            run = drawn.run
+            # Its own campaign first.
+            like = sorted(mates.get(id(run), ()), key=lambda mate: mate.campaign != run.campaign)
+            by_precision = {run.record.get("precision"): run}
+            for mate in like:
+                by_precision.setdefault(mate.record.get("precision"), mate)
+            chosen |= dict.fromkeys(places[id(mate)] for mate in by_precision.values())
+        return self._labelled(self._rows.loc[list(chosen)])
+
+    @functools.cached_property
+    def _rows(self) -> pd.DataFrame:
+        return self.frames.runs.assign(_layout=self.frames.runs["layout"].fillna("?"))
+
+    def _labelled(self, rows: pd.DataFrame) -> list[DrawnRun]:
+        """Returns runs with their layout and what of the other columns differs between them."""
         keys = ("campaign", "model", "image", "precision", "task")
         differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
         drawn = []

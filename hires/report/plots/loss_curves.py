@@ -22,7 +22,7 @@ _FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis
 @plot(110, "loss", "Loss curves")
 def curves(data: PlotData) -> Drawing | str:
     """Draws the loss of every step."""
-    runs = [(run, losses) for run in data.runs if len(losses := losses_of(run)) > 1]
+    runs = [(run, losses) for run in data.runs_of_precisions if len(losses := losses_of(run)) > 1]
     if not runs:
         return "no run that is drawn recorded a loss for more than one step"
     fig, [[axis]] = style.figure(1, 1, 3.2)

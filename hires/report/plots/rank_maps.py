@@ -32,9 +32,15 @@ def grid(data: PlotData) -> Drawing | str:
     shapes = [plan.graph.input_shape[2:] for _, plan in runs]
     tall = max(height / width for height, width in shapes)
     room = style.width() / min(columns, max(1, int(style.width() / 2.2)))  # of a panel
-    fig, axes = style.panels(len(runs), columns, min(3.6, max(1.6, (room - 0.7) * tall + 0.6)))
+    high = min(3.6, max(1.6, (room - 0.7) * tall + 0.6))
+    if len(runs) == 1:
+        beside = max(0.0, style.width() - style.LEAST - 1.0)  # of the bars, and of labels
+        high = min(high, max(1.6, beside * tall + 0.6)) if beside > style.LEAST else high
+        fig, axes = style.square_and_bars(high, (high - 0.6) / tall + 1.0)
+    else:
+        fig, axes = style.panels(len(runs), columns, high)
     words = []
-    for axis, (drawn, plan) in zip(axes, runs, strict=True):
+    for axis, (drawn, plan) in zip(axes, runs, strict=False):
         halo = _draw_tiles(axis, plan)
         style.title(axis, drawn.label)
         rows, cols = plan.stages[0].tiles
@@ -42,6 +48,9 @@ def grid(data: PlotData) -> Drawing | str:
     text = (
         "Tiles of the first stage and their ranks; hatched is the halo that a tile borrows first."
     )
+    if len(axes) > len(runs):
+        _draw_sizes(axes[1], runs[0][1])
+        text += " The bars are the pixels of each tile, its own and those of that halo."
     return Drawing(fig, f"{text} {'; '.join(words)}.")
 
 
@@ -53,13 +62,16 @@ def between_ranks(data: PlotData) -> Drawing | str:
     if not matrices:
         return "no run that is drawn has ranks that send each other anything"
     most = max(max(map(max, sent)) for _, sent in matrices) / MIB
-    fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2, _WIDEST)
-    for axis, (drawn, sent) in zip(axes, matrices, strict=True):
+    if len(matrices) == 1:
+        fig, axes = style.square_and_bars(2.2, _WIDEST)
+    else:
+        fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2, _WIDEST)
+    for axis, (drawn, sent) in zip(axes, matrices, strict=False):
         image = _draw_matrix(axis, sent, most)
         style.title(axis, drawn.label)
     below = style.width() < style.WIDTH / 2  # one matrix a line, and the scale below them
     side: dict[str, Any] = {"location": "bottom"} if below else {"shrink": 0.8, "aspect": 18}
-    bar = fig.colorbar(image, ax=axes, pad=0.02, **side)
+    bar = fig.colorbar(image, ax=axes[: len(matrices)], pad=0.02, **side)
     bar.set_label("MiB/step")
     bar.outline.set_visible(False)
     totals = "; ".join(f"{drawn.label} {size(sum(map(sum, sent)))}" for drawn, sent in matrices)
@@ -67,6 +79,9 @@ def between_ranks(data: PlotData) -> Drawing | str:
         "Bytes of one step from the rank on the left to the rank below, as the plan has them; a "
         "sum of gradients is drawn as if each rank sent the same to every other."
     )
+    if len(axes) > len(matrices):
+        _draw_sums(axes[1], matrices[0][1])
+        caption += " The bars are all that a rank sends and receives."
     return Drawing(fig, f"{caption} In all: {totals}.")
 
 
@@ -84,10 +99,8 @@ def _draw_tiles(axis: Axes, plan: Plan) -> int:
             names = [f"rank {rank}{way}" for rank, way in zip(ranks, ("", " up"), strict=False)]
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
             axis.text((c0 + c1) / 2, (r0 + r1) / 2, "\n".join(names), **at)
-    # The rectangles (r0, r1, c0, c1) of the image that tiles borrow first.
-    halos = [op for op in stage.comm if op.kind == "halo" and op.value == INPUT][:1]
     widest = 0
-    for _, _, r0, r1, c0, c1 in halos[0].messages if halos else ():
+    for _, _, r0, r1, c0, c1 in _first_halo(plan):
         widest = max(widest, min(r1 - r0, c1 - c0))
         look = {"facecolor": "none", "edgecolor": "black", "hatch": "////", "lw": 0}
         axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
@@ -95,6 +108,47 @@ def _draw_tiles(axis: Axes, plan: Plan) -> int:
     axis.set(xticks=[0, width], yticks=[0, height])
     axis.grid(False)
     return widest
+
+
+def _draw_sizes(axis: Axes, plan: Plan) -> None:
+    """Draws the pixels of each tile: its own, and those that it borrows first."""
+    stage, shape = plan.stages[0], list(plan.graph.input_shape[2:])
+    tiles = range(stage.num_tiles)
+    rects = [own_rect(shape, stage.tiles, tile) for tile in tiles]
+    own = [(r1 - r0) * (c1 - c0) for r0, r1, c0, c1 in rects]
+    borrowed = [0] * len(own)
+    for _, target, r0, r1, c0, c1 in _first_halo(plan):
+        borrowed[target] += (r1 - r0) * (c1 - c0)
+    axis.barh(tiles, own, color=style.SKY, label="own")
+    look: dict[str, Any] = {"color": style.ORANGE, "hatch": "//", "edgecolor": style.PAPER}
+    axis.barh(tiles, borrowed, left=own, label="halo", **look)
+    _bars_by_rank(axis, [plan.rank_of(0, 0, 0, tile) for tile in tiles], "pixels of a tile")
+
+
+def _draw_sums(axis: Axes, sent: list[list[float]]) -> None:
+    """Draws what each rank sends and receives, given the bytes by source and target."""
+    values = np.array(sent) / MIB
+    places = np.arange(len(values))
+    look: dict[str, Any] = {"color": style.ORANGE, "hatch": "//", "edgecolor": style.PAPER}
+    axis.barh(places - 0.2, values.sum(axis=1), 0.4, color=style.SKY, label="sent")
+    axis.barh(places + 0.2, values.sum(axis=0), 0.4, label="received", **look)
+    _bars_by_rank(axis, list(range(len(values))), "MiB/step")
+
+
+def _bars_by_rank(axis: Axes, ranks: list[int], label: str) -> None:
+    # The first rank is above, as in the panel on the left.
+    ticks = range(0, len(ranks), max(1, len(ranks) // 8))
+    axis.set_yticks(ticks, [str(ranks[place]) for place in ticks])
+    axis.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=label, ylabel="rank")
+    axis.locator_params(axis="x", nbins=5)
+    handles = axis.get_legend_handles_labels()
+    axis.legend(*handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+
+
+def _first_halo(plan: Plan) -> list[Any]:
+    # Messages (source, target, r0, r1, c0, c1) of the image that tiles borrow first.
+    halos = [op for op in plan.stages[0].comm if op.kind == "halo" and op.value == INPUT]
+    return list(halos[0].messages) if halos else []
 
 
 def _draw_matrix(axis: Axes, sent: list[list[float]], most: float) -> QuadMesh:

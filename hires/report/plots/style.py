@@ -104,7 +104,7 @@ WIDE = 10.5
 """Inches of a figure that takes all of a page on screen."""
 COLUMN = 3.3
 """Inches: one column of a paper, or a telephone."""
-_LEAST = 2.2
+LEAST = 2.2
 """Inches that a panel needs beside others; with less room panels stand below each other."""
 _LETTER = 0.072
 """Inches of a letter of a legend, about."""
@@ -167,7 +167,7 @@ def panels(
     At most ``columns`` stand side by side, fewer where the figure is narrow. Rows are filled, as
     far as panels ``widest`` inches wide do; the rest of the figure, on the right, is empty.
     """
-    rows = math.ceil(count / max(1, min(columns, int(width() / _LEAST))))
+    rows = math.ceil(count / max(1, min(columns, int(width() / LEAST))))
     columns = math.ceil(count / rows)
     fig = Figure(figsize=(width(), height * rows + 0.6), layout="constrained")
     last = count - columns * (rows - 1)
@@ -183,6 +183,20 @@ def panels(
         if more.get("sharey") and at:
             axes[-1].tick_params(labelleft=False)
     return fig, axes
+
+
+def square_and_bars(height: float, square: float) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of a panel ``square`` inches wide, and of one that fills the rest of it.
+
+    The second one has horizontal bars, and is absent where it would have no room.
+    """
+    rest = width() - square
+    if rest < LEAST - 0.01:
+        return panels(1, 1, height)
+    fig = Figure(figsize=(width(), height + 0.6), layout="constrained")
+    axes = fig.subplots(1, 2, width_ratios=[square, rest])
+    axes[1].grid(axis="y", visible=False)
+    return fig, list(axes)
 
 
 def _left(widths: list[float], inches: float) -> dict[str, Any]:

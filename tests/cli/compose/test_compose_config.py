@@ -10,7 +10,7 @@ from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.plan.hardware import resolve
+from hires.plan.route_choice import resolve
 
 
 def test_no_override_gives_the_defaults_of_the_dataclasses():

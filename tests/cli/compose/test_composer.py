@@ -10,9 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from hires.cli.compose.choices import conf_dir
-from hires.cli.compose.compose_config import Composer
+from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.compose.overrides import checked
+from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
+from hires.core.store.naming import run_name
 
 
 def composed(words: list[str], config_dir: str | None = None) -> dict[str, Any]:
@@ -42,6 +44,43 @@ def test_values_are_those_of_hydra(words):
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         config = hydra.compose("config", checked(words, composer.groups))
     assert first == OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize("name", ["preact_resnet", "mpi4dl_resnet"])
+def test_depth_of_a_residual_network_stands_for_its_blocks(name, tmp_path):
+    family = f"model={name}"
+    for n, depth in ((1, 11), (6, 56), (11, 101), (12, 110)):
+        run = compose([family, f"model.depth={depth}"])
+        assert run.model.n == n
+        assert run_name(run) == run_name(compose([family, f"model.n={n}"]))
+        assert compose([family, f"model.n={n}", f"model.depth={depth}"]).model.n == n
+    assert compose([family]).model.n == 12
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "deep.yaml").write_text(f"name: {name}\ndepth: 29\n")
+    deep = [compose(["model=deep", *words], str(tmp_path)) for words in ([], ["model.n=1"])]
+    assert [config.model.n for config in deep] == [3, 1]
+    (tmp_path / "model" / "torn.yaml").write_text(f"name: {name}\ndepth: 29\nn: 4\n")
+    with pytest.raises(ConfigError, match=r"contradicts model\.n=4"):
+        compose(["model=torn"], str(tmp_path))
+    assert compose(["model=resnet101"]).model.depth == 101
+    # A run of an older version keeps its network and its name.
+    assert from_dict({"model": {"name": name, "depth": 101, "n": 12}}).model.depth == 101
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["model.depth=100"], "layers; use model.depth=92 or model.depth=101"),
+        (["model.depth=50"], "use model.depth=47 or model.depth=56"),
+        (["model.depth=-7"], "use model.depth=11$"),
+        (["model.depth=11", "model.n=3"], "is model.n=1 .*contradicts model.n=3"),
+        (["model.n=12", "model.depth=29"], "is model.n=3 .*contradicts model.n=12"),
+        (["model.depth=50", "model.n=3"], "use model.depth=47 or model.depth=56"),
+    ],
+)
+def test_depth_without_blocks_and_contradictions_are_refused(words, text):
+    with pytest.raises(ConfigError, match=text):
+        compose(["model=mpi4dl_resnet", *words])
 
 
 @pytest.mark.parametrize("word", ["batch=x", "batch=4.5", "campaign=null", "data.shuffle=x"])

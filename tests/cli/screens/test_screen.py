@@ -28,10 +28,32 @@ def test_numbers_are_flush_right_below_their_unit(capsys):
     ]
 
 
-def test_row_too_wide_for_the_terminal_stands_upright(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "20")
-    screen.print_table("Throughput", COLUMNS, [["resnet50", "9.50"]])
-    assert capsys.readouterr().out == ("Throughput\n  model   resnet50\n  median  9.50 img/s\n\n")
+def test_single_row_too_wide_for_the_terminal_stays_a_table(capsys, monkeypatch):
+    spread = {"median": 20.81, "p10": 20.5, "p90": 21.0}
+    record = {
+        **dict.fromkeys(("model", "precision"), "fp32"),
+        "state": "done",
+        "layout": "sp+gems",
+        "image": [2048, 2048],
+        "world": 4,
+        "throughput": {"img_per_s": spread, "step_s": {**spread, "median": 0.0961}, "samples": 3},
+        "memory": [{"rank": 0, "peak_bytes": 2**30}],
+        "images_per_step": 2,
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    screen.print_record(record)
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    # The heading is above its value: one line of headings, one of units, a rule, one row.
+    lines = text.split("Memory")[0].splitlines()
+    heads = next(line for line in lines if "layout" in line)
+    row = next(line for line in lines if "sp+gems" in line)
+    assert heads.index("layout") == row.index("sp+gems")
+    # What a user compares stays, and a line names the rest.
+    assert "20.81" in row
+    assert "0.0961" in row
+    assert re.search(r"\(left out: .*step p90", text)
+    assert "1024.0" in text
 
 
 def printed(capsys, monkeypatch, width, columns, rows, **how):
@@ -116,3 +138,23 @@ def test_printed_config_is_the_config(capsys, image):
     text = capsys.readouterr().out
     assert from_dict(yaml.safe_load(text)) == RunConfig(image=image)
     assert f"image: {RunConfig(image=image).image}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("skipped", "text"),
+    [
+        (7, "fp16: 7 steps overflowed and were skipped, the last loss scale is 512\n"),
+        (1, "fp16: 1 step overflowed and was skipped, the last loss scale is 512\n"),
+        (None, ""),
+    ],
+)
+def test_record_names_the_skipped_steps(skipped, text, capsys):
+    screen.print_record({"state": "failed", "skipped_steps": skipped, "loss_scale": 512})
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("compiled", [True, False, None])
+def test_record_of_a_compiled_run_says_what_its_memory_was_predicted_for(compiled, capsys):
+    memory = [{"rank": 0, "peak_bytes": 109 * 2**20, "predicted_bytes": 2 * 2**20}]
+    screen.print_record({"state": "done", "memory": memory, "compiled": compiled})
+    assert ("engine.compile=off" in capsys.readouterr().out) == (compiled is True)

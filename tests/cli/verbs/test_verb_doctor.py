@@ -13,6 +13,7 @@ from hires.cli.verbs import verb_doctor
 from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.ranks import gpus
+from hires.core.ranks.mpi_library import Facts, GpuSupport
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks
 
@@ -174,7 +175,9 @@ def test_gpus_that_are_no_peers_and_a_torch_without_nccl_are_warned_of():
         ("13.0", 1, None, 0, None, "warning", "has 1 NVIDIA GPU and no NVIDIA driver"),
         ("13.0", 1, "570.86", 0, None, "warning", "is shown no GPU"),
         ("13.0", 1, "570.86", 1, "", "warning", "CUDA_VISIBLE_DEVICES='' hides all 1 GPUs"),
-        ("13.0", 1, "450.1", 1, None, "warning", "CUDA 13.0 of torch finds none"),
+        (None, 0, "570.86", 0, None, "warning", "has NVIDIA GPUs, and this torch is for CPUs"),
+        ("13.0", 1, "570.86", 1, None, "warning", "driver 570.86 is older than 580.65, which CUDA"),
+        ("12.8", 1, "570.86", 1, None, "warning", "CUDA 12.8 of torch finds none"),
     ],
 )
 def test_reason_why_torch_finds_no_gpu(
@@ -193,6 +196,23 @@ def test_reason_why_torch_finds_no_gpu(
     assert bool(check.remedy) == (state != "ok")
 
 
+def test_wsl_shows_its_gpu_by_the_library_of_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "_DEV", tmp_path)
+    monkeypatch.setattr(gpus, "_WSL", tmp_path)
+    monkeypatch.setattr(gpus, "driver", lambda: None)
+    monkeypatch.setattr(gpus, "cards", lambda: 0)
+    (tmp_path / "dxg").touch()
+    facts = {"devices": [], "cuda": "13.0", "nccl": None, "apart": []}
+    [check] = doctor_checks._gpus(facts)
+    assert "this is WSL2, and the driver of Windows shows it no GPU" in check.text
+    assert "`wsl --update`" in check.remedy
+    (tmp_path / "libcuda.so.1").touch()
+    assert gpus.device_files() == 1
+    [check] = doctor_checks._gpus({**facts, "cuda": None})
+    assert "this torch is for CPUs" in check.text
+    assert check.state == "warning"
+
+
 @pytest.mark.dist
 def test_torch_of_this_machine_passes():
     assert {check.state for check in doctor_checks.torch_checks()} <= {"ok", "warning"}
@@ -204,6 +224,8 @@ def test_torch_of_this_machine_passes():
         ("mpirun (Open MPI) 4.1.4", "Open MPI"),
         ("HYDRA build details: Version 4.0.2", "MPICH"),
         ("MVAPICH Version: 3.0, MPICH ABI", "MVAPICH"),
+        ("MVAPICH2-GDR Version : 2.3.7", "MVAPICH"),
+        ("MVAPICH-Plus Version: 3.0", "MVAPICH"),
         ("Intel(R) MPI Library 2021.13 for Linux* OS", "Intel MPI"),
         ("something else", None),
     ],
@@ -225,9 +247,18 @@ def test_open_mpi_pairs_with_pmix_only(commands, offered, state):
 
 
 def test_mpi4py_of_another_mpi_than_mpirun_is_warned_of():
-    check = doctor_checks._mpi4py("MPICH Version: 4.2", "mpirun (Open MPI) 5.0.1")
+    facts = Facts("MPICH Version: 4.2", "4.1", "multiple")
+    check = doctor_checks._mpi4py(facts, "mpirun (Open MPI) 5.0.1")
     assert (check.state, "mpicc" in check.remedy) == ("warning", True)
-    assert doctor_checks._mpi4py("", "").state == "warning"
+    check = doctor_checks._mpi4py(facts, "HYDRA build details: Version 4.2")
+    assert (check.state, check.text) == (
+        "ok",
+        "loads MPICH Version: 4.2 (MPI 4.1, threads: multiple)",
+    )
+    check = doctor_checks._mpi4py(facts._replace(threads="funneled"), "")
+    assert (check.state, "take turns" in check.remedy) == ("warning", True)
+    assert doctor_checks._mpi4py("it finds none", "mpirun (Open MPI) 5.0.1").state == "warning"
+    assert doctor_checks._mpi4py("it finds none", "").state == "ok"
     assert doctor_checks._mpi4py(None, "").state == "ok"
 
 
@@ -328,3 +359,14 @@ def test_job_is_cancelled_when_the_doctor_is_stopped(hires, commands, monkeypatc
     commands("scancel", f'echo "$@" > {tmp_path}/told')
     assert hires("doctor", "launcher=slurm", "--nodes", "2").code == 130
     assert (tmp_path / "told").read_text() == "7\n"
+
+
+def test_memory_of_gpus_is_said_beside_a_gpu(monkeypatch):
+    facts = Facts("MVAPICH2 Version : 2.3.7", "3.1", "multiple", GpuSupport(False, False))
+    monkeypatch.setattr(gpus, "device_files", lambda: 0)
+    assert "memory of GPUs" not in doctor_checks._mpi4py(facts, "").text
+    monkeypatch.setattr(gpus, "device_files", lambda: 4)
+    text = doctor_checks._mpi4py(facts, "").text
+    assert "memory of GPUs: no, which MVAPICH2-GDR or MVAPICH-Plus with comm.options.gpu" in text
+    facts = facts._replace(name="Open MPI v5.0.1", gpus=GpuSupport(True, False))
+    assert "memory of GPUs: messages only" in doctor_checks._mpi4py(facts, "").text

@@ -261,3 +261,18 @@ def test_checkpoints_that_went_wrong_are_told_on_screen(hires, fake_ranks, capsy
         "warning: no checkpoint of step 4: writing failed: no space\n"
         "warning: step000003 is damaged: torn\n"
     )
+
+
+def test_weights_are_part_of_the_run_by_their_contents(hires, fake_ranks, graph, tmp_path):
+    words = (*SMALL, "task=infer")
+    paths = [saved_with(shapes_of(graph), tmp_path / name) for name in "ab"]
+    other = saved_with({**shapes_of(graph), next(iter(shapes_of(graph))): [1, 2]}, tmp_path / "c")
+    refused = hires("run", *words, f"weights={other}")
+    assert refused.code == 2
+    assert f"weights={other} is of another network" in refused.err
+    assert not Path("results").exists()
+    assert hires("run", *words).code == 0
+    answers = [hires("run", *words, f"weights={path}") for path in paths]
+    assert [answer.code for answer in answers] == [0, 0]
+    assert "complete since an earlier time" in answers[1].err  # the same numbers elsewhere
+    assert len(list(Path("results/default").glob("resnet18-*"))) == 2

@@ -9,11 +9,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hires.core.ranks.timeline import FORWARD, OPTIMISER, Recorder
-from hires.core.store import checkpoints
+from hires.core.store import checkpoints, message_entries
 from hires.core.store.checkpoints import Checkpoint
+from hires.core.store.message_entries import ENTRY
+from hires.core.store.message_sums import summed
+from hires.plan.plan import Plan
 from tests.cli.conftest import SMALL
+from tests.helpers.report_runs import message_line
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -37,6 +42,15 @@ def timed(run) -> Path:
                 pass
         recorder.write(run / "a0", rank)
     return run
+
+
+def test_options_of_libraries_are_shown(hires, run):
+    assert "comm.options: " not in hires("show", str(run)).out
+    file = run / "config.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["comm"]["options"] = {"eager_bytes": 65536}
+    file.write_text(yaml.safe_dump(values))
+    assert "comm.options: eager_bytes=65536\n" in hires("show", str(run)).out
 
 
 def test_trace_is_written(hires, timed):
@@ -74,6 +88,69 @@ def test_folder_is_no_trace(hires, timed):
     answer = hires("show", str(timed), "--trace", str(timed))
     assert answer.code == 2
     assert "is a folder" in answer.err
+
+
+@pytest.fixture
+def logged(run) -> Path:
+    """A finished run of two ranks with the messages of its plan."""
+    plan = Plan.from_dict(json.loads((run / "plan.json").read_text()))
+    record = json.loads((run / "record.json").read_text())
+    record["comm"] = summed(message_line(plan, rank, 2, 0.25) for rank in range(plan.world))
+    (run / "record.json").write_text(json.dumps(record))
+    return run
+
+
+def test_messages_are_shown_beside_those_of_the_plan(hires, logged, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    answer = hires("show", logged.name, "--comm")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[1].startswith("communication of steps 2 to 3 on 2 ranks: ")
+    assert lines[2] == "calls and bytes are those of the plan"
+    assert all(len(line) <= 80 for line in lines[1:])
+    words = ("By operation and kind", "By operation and size", "By backend", "By rank")
+    assert [line for line in lines if line in words] == list(words)
+    assert re.search(r"^ send +halo +(\d+) +\1 ", answer.out, re.MULTILINE)
+
+
+def test_messages_as_json(hires, logged):
+    values = json.loads(hires("show", str(logged), "--comm", "--json").out)
+    assert (values["first_step"], values["steps"], values["ranks"]) == (2, 2, 2)
+    assert values["differs_from_plan"] == []
+    assert {row["backend"] for row in values["by_backend"]} == {"gloo", "shm", "cma"}
+
+
+def test_single_messages_are_written_as_csv(hires, logged):
+    answer = hires("show", str(logged), "--messages", "messages.csv")
+    assert answer.code == 1
+    assert "comm.log=full" in answer.err
+    header = {
+        "clock": "here",
+        "dropped": 1,
+        "operations": ["send"],
+        "ways": {"0": ["gloo", "message"]},
+    }
+    header["events"] = {"4": ["halo", "F0", [1]]}
+    entry = ENTRY.pack(0, 0, 4, 64, 5.0, 5.25, 6.0, 7.0)
+    for rank in range(2):
+        message_entries.write(logged / "a0", rank, header, entry)
+    answer = hires("show", str(logged), "--messages", "messages.csv")
+    assert answer.code == 0, answer.err
+    assert (
+        answer.out == "messages.csv: 2 messages of 2 ranks; 2 earlier ones were too many to keep\n"
+    )
+    lines = Path("messages.csv").read_text().splitlines()
+    assert lines[0].startswith("rank,operation,kind,action,ranks,num_bytes,backend,algorithm,")
+    assert lines[2] == "1,send,halo,F0,1,64,gloo,message,0.0,0.25,1.0,2.0"
+    (logged / "a0" / "messages" / "rank0001.messages").write_text("{}")
+    assert "rank0001.messages: damaged" in hires("show", str(logged), "--messages", "m.csv").err
+
+
+def test_run_without_a_log_of_messages_is_refused(hires, run):
+    answer = hires("show", str(run), "--comm")
+    assert answer.code == 1
+    assert "holds no log of messages" in answer.err
+    assert hires("show", str(run), "--comm", "--timeline").code == 2
 
 
 def save(run: Path, step: int) -> Path:

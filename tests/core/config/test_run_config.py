@@ -48,7 +48,7 @@ def test_defaults_are_not_shared():
 @pytest.mark.parametrize(
     ("key", "choices"),
     [
-        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, device, image"),
+        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, device, engine, image"),
         ("parallel.tile", "balance, directions, gather, halo, local_dp, microbatches, name"),
     ],
 )
@@ -119,13 +119,17 @@ def test_optional_keys_may_be_unset(key):
         (
             "precision.name",
             "fp8",
-            "precision='fp8' is unknown; choose one of fp64, fp32, tf32, fp16, bf16",
+            "precision='fp8' is unknown; choose one of fp64, fp32, tf32, fp16, bf16, int8",
         ),
         ("parallel.schedule", "dapple", "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
         ("parallel.directions", 3, "parallel.directions=3 must be at most 2"),
         ("parallel.local_dp", 0, "parallel.local_dp=0 must be at least 1"),
         ("task.name", "test", "task='test' is unknown; choose one of train, infer"),
-        ("comm.backend", "mpi", "comm.backend='mpi' is unknown; choose one of auto, gloo, nccl"),
+        (
+            "comm.backend",
+            "ucx",
+            "comm.backend='ucx' is unknown; choose one of auto, gloo, nccl, mpi",
+        ),
         ("data.fit", "squeeze", "data.fit='squeeze' is unknown; choose one of resize, crop, error"),
         ("launcher.port", 70000, "launcher.port=70000 must be at most 65535"),
         ("task.lr", -0.1, "task.lr=-0.1 must be at least 0, and finite"),

@@ -42,7 +42,7 @@ def test_cards_without_a_driver_are_found(tmp_path, monkeypatch):
     assert gpus.driver() is None
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\nGCC version:"
     (tmp_path / "version").write_text(text)
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
     assert gpus.driver() == "570.86.15"
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hires.core.errors import EditedError
-from hires.core.store import frozen, records, rundir
+from hires.core.store import edits, frozen, records, rundir
 from hires.core.store.built_network import BuiltNetwork
 from hires.core.store.frozen import DataContent, RunInputs, SourceFile
 from hires.nets.built_tensors import built_network
@@ -26,7 +26,7 @@ def source(path: Path, text: str) -> SourceFile:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
-    monkeypatch.setattr(frozen, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(edits, "_SETTLE_S", 0.0)
 
 
 @pytest.fixture
@@ -75,24 +75,51 @@ def test_what_was_frozen_is_read_back(config, net):
 @pytest.mark.parametrize("name", ["config.yaml", "plan.json", "net.py"])
 def test_edit_after_the_run_was_planned_is_named(config, net, name):
     run = rundir.create(config, PLAN, ARGV, RunInputs((source(net, "relu"),)))
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
     file = net if name == "net.py" else run.path / name
     text = file.read_text()
     file.write_text(text + "\n")
-    # The command alone starts the run as it was before the edit.
-    more = " KEY=VALUE" if name == "config.yaml" else ""
-    with pytest.raises(EditedError, match=rf"{name} .*`hires run parallel=sp{more}`"):
-        frozen.require_unchanged(run)
+    with pytest.raises(EditedError, match=rf"{name} .*`hires run parallel=sp`"):
+        edits.require_unchanged(run)
     with pytest.raises(EditedError):  # a retry would run it under the old name
         rundir.refreeze(run.path, records.read_config(run))
     file.write_text(text)
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_remedy_of_an_edited_config_has_the_edited_values(config, is_old):
+    run = rundir.create(config, PLAN, ARGV)
+    file, kept = run.path / "config.yaml", run.path / "frozen.json"
+    if is_old:  # of a hires that kept no values
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "values": {}}))
+    edited = file.read_text().replace(f"steps: {config.steps}", "steps: 7777")
+    file.write_text(edited.replace("campaign: default", "campaign: a b"))
+    with pytest.raises(EditedError) as caught:
+        edits.require_unchanged(run)
+    words = " KEY=VALUE" if is_old else """ steps=7777 'campaign="a b"'"""
+    assert f"`hires run parallel=sp{words}`" in str(caught.value)
+    file.write_text("steps: [")
+    with pytest.raises(EditedError, match="`hires run parallel=sp KEY=VALUE`"):
+        edits.require_unchanged(run)
+
+
+def test_overrides_make_one_config_out_of_another():
+    planned = {"steps": 3, "model": {"name": "custom", "args": {"width": 4, "deep": True}}}
+    edited = {"steps": 3, "model": {"name": "unet", "args": {"names": ["a b", "c"], "width": "4"}}}
+    assert edits.overrides(planned, edited) == [
+        "model.name=unet",
+        'model.args.names=["a b","c"]',
+        'model.args.width="4"',
+        "~model.args.deep",
+    ]
+    assert edits.overrides(planned, planned) == []
 
 
 def test_keys_that_change_nothing_are_frozen_anew(config):
     run = rundir.create(config, PLAN, ARGV)
     rundir.refreeze(run.path, replace(config, comm=replace(config.comm, timeout_s=600)))
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
     assert records.read_config(run).comm.timeout_s == 600
 
 
@@ -102,7 +129,7 @@ def test_run_of_an_older_hires_is_not_compared(config, text):
     file = run.path / "frozen.json"
     file.unlink() if text is None else file.write_text(text)
     (run.path / "plan.json").write_text(json.dumps({**PLAN, "more": 1}))
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -124,15 +151,15 @@ def test_process_killed_while_it_replaces_the_files_leaves_none_that_was_edited(
         patch.setattr(rundir, "write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
             rundir.create(other, {**PLAN, "more": 1}, ARGV)
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
     plan = run.path / "plan.json"
     text = plan.read_text()
     plan.write_text(text + "\n")
     with pytest.raises(EditedError):
-        frozen.require_unchanged(run)
+        edits.require_unchanged(run)
     plan.write_text(text)
     rundir.create(other, {**PLAN, "more": 1}, ARGV)
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
     assert frozen.read(run).replaced == {}
 
 
@@ -141,8 +168,8 @@ def test_file_that_a_file_server_shows_late_was_not_edited(config, monkeypatch):
     plan = run.path / "plan.json"
     new = plan.read_text()
     plan.write_text("old")
-    monkeypatch.setattr(frozen.time, "sleep", lambda _: plan.write_text(new))
-    frozen.require_unchanged(run)
+    monkeypatch.setattr(edits.time, "sleep", lambda _: plan.write_text(new))
+    edits.require_unchanged(run)
 
 
 def test_file_too_large_to_be_read_was_edited(config):
@@ -150,7 +177,7 @@ def test_file_too_large_to_be_read_was_edited(config):
     with (run.path / "config.yaml").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(EditedError):
-        frozen.require_unchanged(run)
+        edits.require_unchanged(run)
 
 
 def test_file_of_another_size_is_not_read(config, net, tmp_path, monkeypatch):
@@ -161,16 +188,16 @@ def test_file_of_another_size_is_not_read(config, net, tmp_path, monkeypatch):
         patch.setattr(frozen, "sha256_of", lambda path, most: pytest.fail(f"{path} was read"))
         for size in 0, 1 << 42:
             os.truncate(net, size)
-            assert frozen.edited_sources(RunInputs((file,))) == [str(net)]
+            assert edits.edited_sources(RunInputs((file,))) == [str(net)]
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         others = RunInputs((replace(file, path=str(pipe)), replace(file, path="no\0path")))
-        assert len(frozen.edited_sources(others)) == 2
+        assert len(edits.edited_sources(others)) == 2
     # A stranger's folder, or an older one, names it with its size, or without any.
     for size in -1, 1 << 45:
-        assert frozen.edited_sources(RunInputs((replace(file, size=size),))) == [str(net)]
+        assert edits.edited_sources(RunInputs((replace(file, size=size),))) == [str(net)]
     net.write_text("relu")
-    frozen.require_unchanged(run)
+    edits.require_unchanged(run)
 
 
 def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypatch):
@@ -178,15 +205,15 @@ def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypa
     file = frozen.source_file("net", net, 100)
     run = rundir.create(config, PLAN, ARGV, RunInputs((file,)))
     read, sha256_of = [], frozen.sha256_of
-    monkeypatch.setattr(frozen, "sha256_of", lambda p, *n: read.append(p.name) or sha256_of(p, *n))
-    frozen.require_unchanged(run, by_time=True)
+    monkeypatch.setattr(edits, "sha256_of", lambda p, *n: read.append(p.name) or sha256_of(p, *n))
+    edits.require_unchanged(run, by_time=True)
     assert "net.py" not in read
     os.utime(net, ns=(0, 0))
-    frozen.require_unchanged(run, by_time=True)
+    edits.require_unchanged(run, by_time=True)
     assert "net.py" in read
     net.write_text("gelu")
     with pytest.raises(EditedError, match=r"net\.py of the network has changed"):
-        frozen.require_unchanged(run, by_time=True)
+        edits.require_unchanged(run, by_time=True)
 
 
 def built(**tensors: torch.Tensor) -> BuiltNetwork:
@@ -234,10 +261,10 @@ def test_rank_that_built_another_network_is_refused(tmp_path):
     planned = replace(built(weight=weight, other=torch.ones(3)), graph="0123")
     rounded = weight * (1 + 2**-22 * torch.randn(70_000))
     for same in weight, rounded:  # a rank holds part of the tensors, on any processor
-        frozen.require_built(planned, built_network({"weight": same}, exact=False), tmp_path)
+        edits.require_built(planned, built_network({"weight": same}, exact=False), tmp_path)
     others = {"shape": weight[1:], "number": torch.cat((weight[:1] + 1, weight[1:]))}
     others["order"] = weight.flip(0)
     for other in others.values():
         with pytest.raises(EditedError, match="the first values of weight are not those"):
-            frozen.require_built(planned, built_network({"weight": other}, False), tmp_path)
+            edits.require_built(planned, built_network({"weight": other}, False), tmp_path)
     assert planned.other_tensors(replace(planned, tensors=built(weight=rounded).tensors), True)

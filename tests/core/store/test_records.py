@@ -350,3 +350,19 @@ def test_sizes_of_older_runs_without_a_unit_are_read(run, held, num_bytes):
     file = run.path / "config.yaml"
     file.write_text(file.read_text().replace("  limit: null\n", f"  limit: {held}\n"))
     assert parse_size(records.read_config(run).memory.limit) == num_bytes
+
+
+def test_messages_of_all_ranks_are_summed_and_older_runs_have_none(run):
+    whole_run(run)
+    assert records.finish(run, 0, "done")["comm"] is None
+    row = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
+    row |= {"size": 10, "count": 3, "bytes": 3072, "issue_s": 0.5, "wait_s": 0.25}
+    planned = {"operation": "send", "kind": "halo", "size": 10, "count": 1, "bytes": 1024}
+    line = {"kind": "comm", "first": 1, "steps": 3, "step_s": 2.0, "rows": [row]}
+    tell(run, *({**line, "rank": rank, "planned": [planned]} for rank in (1, 0)))
+    comm = records.finish(run, 0, "done")["comm"]
+    each = {"step_s": 2.0, "count": 3, "bytes": 3072, "issue_s": 0.5, "wait_s": 0.25, "rows": [row]}
+    assert comm["ranks"] == [{"rank": 0, **each}, {"rank": 1, **each}]
+    assert (comm["first"], comm["steps"], comm["step_s"]) == (1, 3, 4.0)
+    assert comm["rows"] == [row | {"count": 6, "bytes": 6144, "issue_s": 1.0, "wait_s": 0.5}]
+    assert comm["planned"] == [planned | {"count": 2, "bytes": 2048}]

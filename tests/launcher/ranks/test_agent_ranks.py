@@ -15,8 +15,10 @@ import threading
 
 import pytest
 
+from hires.core.config.run_config import CommConfig
 from hires.core.store import file_names, records
 from hires.launcher.interface import Outcome
+from hires.launcher.ranks import places as rank_places
 from tests.helpers.patience import until
 from tests.launcher.conftest import alive, events, rank_pids
 
@@ -121,6 +123,27 @@ def test_odd_names_are_names_and_no_commands(fake_world, launch, tmp_path, monke
     assert launch(run).state == "done"
     assert run.path.parent.name == odd
     assert not list(tmp_path.rglob("oops*"))
+
+
+@each
+def test_options_of_a_library_reach_the_ranks_and_are_recorded(
+    fake_world, launch, monkeypatch, keys
+):
+    mpi = keys.get("mpi")
+    name = {"openmpi": "OMPI_MCA_btl_tcp_eager_limit", "mpich": "UCX_RNDV_THRESH"}.get(
+        mpi, "NCCL_BUFFSIZE"
+    )
+    monkeypatch.setenv(name, "1")  # what the shell has does not hide what the run names
+    options = {"eager_limit": "32KiB", "nccl_buffer": "32KiB"}
+    comm = CommConfig(backend="mpi" if mpi else "nccl", options=options)
+    run = fake_world(f"shows {name}", f"shows {name}", comm=comm, **keys)
+    assert launch(run).state == "done"
+    for rank in range(2):
+        log = (run.attempt_dir / f"logs/rank{rank:04}.log").read_text()
+        assert f"{name} is 32768, and 32768\n" in log
+    recorded = json.loads((run.attempt_dir / "env.json").read_text())["variables"]
+    assert recorded[name] == "32768"
+    assert ("NCCL_BUFFSIZE" in recorded) == (mpi is None)
 
 
 @each
@@ -260,3 +283,21 @@ def test_strangers_neither_end_a_run_nor_keep_its_agents_out(fake_world, launch)
     counts = [line["count"] for line in events(run, "callers_without_key")]
     assert counts
     assert counts == sorted(set(counts))
+
+
+def test_head_node_that_is_no_host_starts_a_run(fake_world, launch, tmp_path, monkeypatch):
+    """The port was reserved, and the agents were called, where rank 0 listens: on the head node."""
+    monkeypatch.setattr(rank_places, "is_this_machine", lambda name: False)
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.0.1")
+    monkeypatch.setattr(rank_places.network, "is_loopback", lambda address: False)
+    monkeypatch.setattr(rank_places.socket, "gethostbyname", {"n1": "127.0.0.2"}.__getitem__)
+    (tmp_path / "rsh.py").write_text(RSH)
+    program = script(tmp_path / "mpirun_rsh", f'exec {sys.executable} {tmp_path / "rsh.py"} "$@"')
+    keys = {"name": "mpirun", "mpi": "mvapich", "mpirun": program, "hosts": ["n1", "n2"]}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run = fake_world("meet", "meet", "meet", port=taken.getsockname()[1], **keys)
+        assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
+        port = taken.getsockname()[1]  # here, where no rank runs
+    for rank in range(3):
+        log = (run.attempt_dir / f"logs/rank000{rank}.log").read_text()
+        assert log.splitlines()[1] == f"it meets others at 127.0.0.2:{port}"

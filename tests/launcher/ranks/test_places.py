@@ -71,9 +71,36 @@ def test_named_interface_decides_the_address(monkeypatch):
     assert (found.address, found.interface) == ("10.1.0.1", "ib0")
 
 
-def test_first_host_is_this_machine():
-    with pytest.raises(RunError, match=r"begins with 192.0.2.77, which is not this machine"):
-        places(hosts=["192.0.2.77", "localhost"])
+@pytest.fixture
+def head(monkeypatch, routed):
+    """This machine is no host of the run, but finds those named n1 and n2."""
+    monkeypatch.setattr(rank_places, "is_this_machine", lambda name: False)
+    monkeypatch.setattr(
+        rank_places.socket, "gethostbyname", {"n1": "10.0.0.11", "n2": "10.0.0.12"}.__getitem__
+    )
+
+
+@pytest.mark.parametrize("hosts", [["n1", "n2"], ["n1"]])
+def test_head_node_starts_ranks_that_meet_at_the_first_host(head, hosts):
+    found = places(hosts=hosts)
+    assert (found.address, found.supervisor) == ("10.0.0.11", "10.0.0.1")
+    assert [place.node for place in found.ranks] == sorted((hosts * 3)[:3])
+
+
+def test_head_node_needs_no_interface_of_the_hosts(head):
+    found = places(hosts=["n1", "n2"], interface="ib0")
+    assert (found.supervisor, found.interface) == ("10.0.0.1", "ib0")
+
+
+def test_first_host_that_is_not_found_is_named(monkeypatch, routed):
+    with pytest.raises(RunError, match=r"runs on no\.such\.host \(launcher\.hosts\), which"):
+        places(hosts=["no.such.host", "localhost"])
+
+
+def test_head_node_that_no_host_reaches_is_named(head, monkeypatch):
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
+    with pytest.raises(RunError, match=r"n1 \(launcher.hosts\) .* start the run on one of the"):
+        places(hosts=["n1", "n2"])
 
 
 def test_command_of_the_script_is_taken_as_it_stands():

@@ -9,6 +9,7 @@ import pytest
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import places as rank_places
 from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation, JobNode
@@ -63,6 +64,23 @@ def test_packed_runs_do_not_meet_at_the_port_of_their_job(routed):
 def test_nodes_of_one_machine_meet_on_it():
     found = places((JobNode("n1", "a", "127.0.0.1"), JobNode("n2", "a", "127.0.0.1")))
     assert found.address == "127.0.0.1"
+
+
+def test_shell_of_salloc_on_no_node_supervises_from_there(monkeypatch):
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.9")
+    monkeypatch.setattr(allocation, "current", lambda: Allocation("42", None, HERE))
+    # Its head node lacks the interface of the nodes.
+    config = RunConfig(launcher=LauncherConfig(name="mpirun", mpi="srun", interface="ib7"))
+    found = launcher_of(config).rank_places(config, 5)
+    assert (found.address, found.supervisor) == ("10.0.0.1", "10.0.0.9")
+    assert (found.interface, found.ports) == ("ib7", (10042, 0, 0))
+    assert found.ranks[0].prefix[0] == "srun"
+
+
+def test_first_node_that_a_shell_of_salloc_does_not_find_is_named():
+    nodes = (JobNode("n1", "a", "no.such.host"), HERE[1])
+    with pytest.raises(RunError, match=r"rank 0 runs on node n1, .* start it there, or use launch"):
+        Allocation("42", None, nodes).places(2, RunConfig(), elsewhere=True)
 
 
 def test_loopback_between_hosts_is_refused_with_what_would_do(monkeypatch):

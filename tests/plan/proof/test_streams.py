@@ -219,11 +219,11 @@ def test_backend_decides_which_verdict_is_an_error():
     plan.schedule[0] = [plan.schedule[0][i] for i in (1, 0, 2, 3, 4, 5, 6, 7)]
     [note] = verify(plan)
     assert (note.severity, note.key) == ("note", "comm.backend")
-    assert note.text.startswith("nccl could not run it: rank 0 sends ")
+    assert note.text.startswith("nccl and nccl_direct could not run it: rank 0 sends ")
     assert " in F1 as " in note.text
     plan.backend = "nccl"
     assert verify(plan)[0] == Finding(
-        "error", "parallel", note.text.removeprefix("nccl could not run it: ")
+        "error", "parallel", note.text.removeprefix("nccl and nccl_direct could not run it: ")
     )
 
 
@@ -231,13 +231,15 @@ def test_verdict_is_told_for_each_semantics():
     plan = plan_of(**LAYOUTS["pp"])
     verdicts = list(judged(plan))
     assert [(v.semantics, v.order, not v.proof.problems) for v in verdicts] == [
+        ("routes", "ahead", True),
         ("rendezvous", "ahead", True),
         ("mailboxes", "ahead", True),
         ("separate streams", "ahead", True),
         ("pair streams", "joined", True),
         ("pair streams", "ahead", False),
     ]
-    assert [v.to_dict(plan)["decides"] for v in verdicts] == [True, True, False, False, False]
+    decides = [v.to_dict(plan)["decides"] for v in verdicts]
+    assert decides == [True, True, False, False, False, False]
     assert verdicts[0].text == verdicts[1].text == plan.verdict
 
 

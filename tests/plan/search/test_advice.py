@@ -11,7 +11,7 @@ from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.plan.plan import Finding
-from hires.plan.search.advice import offered
+from hires.plan.search.advice import fewer_on_a_node, offered
 
 
 def config_of(batch: int = 640, **parallel: Any) -> RunConfig:
@@ -137,3 +137,16 @@ def test_hosts_without_a_rank_are_refused():
     launcher = LauncherConfig(name="mpirun", hosts=["a", "b"])
     [finding] = offered(RunConfig(launcher=launcher))
     assert finding.text.startswith("launcher.hosts names 2, which is more than the ranks")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "advice"),
+    [
+        ({"name": "slurm", "nodes": 2}, "launcher.nodes=3 or more, a smaller image or a smaller"),
+        ({"name": "slurm", "nodes": 4}, "a smaller image, a smaller batch or fewer ranks"),
+        ({"name": "local"}, "a smaller image, a smaller batch or fewer ranks"),
+    ],
+)
+def test_need_for_the_memory_of_a_node_falls_with_its_ranks(launcher, advice):
+    config = from_dict({"parallel": {"tiles": [2, 2]}, "launcher": launcher})
+    assert fewer_on_a_node(config).startswith(f"use {advice}")

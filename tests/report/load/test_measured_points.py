@@ -223,6 +223,34 @@ def test_precisions_of_two_campaigns_are_not_beside_each_other(tmp_path):
     assert frames.load(runs).precision["reference"].isna().all()
 
 
+def in_two_campaigns(results, commits):
+    """Makes a run in fp32 and one in bf16 that saves checkpoints, by these commits."""
+    made = [
+        report_run(results, campaign="exact"),
+        report_run(results, campaign="half", precision="bf16", checkpoint={"every": 4}),
+    ]
+    for run, commit in zip(made, commits, strict=True):
+        for path in (run / "record.json", run / "a0" / "record.json"):
+            record = json.loads(path.read_text())
+            record["provenance"] = {**record.get("provenance", {}), "git": commit}
+            path.write_text(json.dumps(record))
+    return frames.load(made)
+
+
+def test_precisions_of_two_campaigns_are_beside_each_other_if_the_code_is_the_same(tmp_path):
+    loaded = in_two_campaigns(tmp_path / "same", ["a" * 40] * 2)
+    frame = loaded.precision.set_index("precision")
+    assert frame.loc["bf16", "reference"] == "fp32"
+    assert frame.loc["bf16", "first_loss_error"] > 0
+    # Both are drawn among the losses, though they have one layout.
+    drawn = PlotData(loaded)
+    assert len(drawn.runs) == 1
+    assert {run.run.record["precision"] for run in drawn.runs_of_precisions} == {"fp32", "bf16"}
+    others = in_two_campaigns(tmp_path / "others", ["a" * 40, "b" * 40])
+    assert others.precision["reference"].isna().all()
+    assert len(PlotData(others).runs_of_precisions) == 1
+
+
 def test_network_of_a_run_without_a_record_has_its_whole_name(tmp_path):
     run = report_run(tmp_path)
     name = frames.load([run]).runs["model"].iloc[0]

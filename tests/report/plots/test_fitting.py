@@ -130,15 +130,27 @@ def test_legend_and_footer_take_no_room_from_the_axes(drawn, width):
         assert not any(Bbox.intersection(a, b) for a in boxes for b in legends), plot.name
 
 
-def test_square_panel_stands_on_the_left_of_a_wide_figure_and_bars_fill_it(tmp_path):
-    data = PlotData(frames.load([report_run(tmp_path, "dp")]))
-    for plot in figures.draw(data):
-        if plot.name not in ("traffic", "memory_per_rank"):
+@pytest.mark.parametrize("layout", ["dp", "sp grid"])
+@pytest.mark.parametrize("width", [style.COLUMN, style.WIDTH])
+def test_single_square_panel_has_bars_beside_it_that_fill_the_figure(tmp_path, layout, width):
+    # The right half of such a figure was empty.
+    data = PlotData(frames.load([report_run(tmp_path, layout)]))
+    expected = {"traffic", "memory_per_rank"} | ({"tile_grid"} if layout != "dp" else set())
+    names = set()
+    for plot in figures.draw(data, width):
+        if plot.name not in ("traffic", "tile_grid", "memory_per_rank") or plot.figure is None:
             continue
+        names.add(plot.name)
         assert not clashes(plot.figure)
         boxes = [axis.get_position() for axis in plot.figure.axes]
-        assert min(box.x0 for box in boxes) < 0.15
-        assert (max(box.x1 for box in boxes) < 0.6) == (plot.name == "traffic")
+        assert min(box.x0 for box in boxes) < 0.2
+        assert max(box.x1 for box in boxes) > 0.75
+        if plot.name != "memory_per_rank" and width == style.WIDTH:
+            bars = plot.figure.axes[1]
+            gap = bars.get_position().x0 - plot.figure.axes[0].get_position().x1
+            assert gap < 0.25
+            assert "The bars are" in plot.caption
+    assert names == expected
 
 
 def test_logarithmic_axes_say_so(drawn):

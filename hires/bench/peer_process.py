@@ -1,0 +1,59 @@
+"""Runs a library beside hires in a process of its own, with one thread, step by step.
+
+this rank ── "step" ──▶ python -m hires.bench.precision_peers JSON
+          ◀── {} ──────        first {"kernels": ...} or {"not_run": why}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from torch import Tensor
+
+from hires.bench.timing import Runner
+from hires.core.python_command import module_command
+
+MODULE = "hires.bench.precision_peers"
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class PeerProcess(Runner):
+    """A contestant of ``precision_peers``; it ends when its standard input does."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.parameters = {}
+        self._process = subprocess.Popen(
+            module_command(MODULE, json.dumps(task)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **THREADS},
+        )
+        self.facts = self._answer()
+        """What it said before its first step: ``kernels`` and ``peak_bytes``, or ``not_run``."""
+        if "not_run" in self.facts:
+            self.close()
+
+    def step(self) -> Tensor | None:
+        """Lets it run one step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        if "not_run" in (answer := self._answer()):
+            raise RuntimeError(f"a peer failed in a step: {answer['not_run']}")
+        return None
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            return {"not_run": f"its process ended with code {self._process.wait()}"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -1,0 +1,205 @@
+"""Calibrates a network before it is quantised: a run of its own, kept and found again.
+
+hires run precision=int8 parallel=sp
+  |  no scales named, none beside the weights
+  |- results/*/*/a*/scales.json of the same network, weights and images: they are taken
+  |- else a run task=calibrate in the same layout, which writes its scales.json
+  v
+quant.scales=.../a0/scales.json, whose content is part of the run's name
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hires.cli.planning import Planner, require_feasible
+from hires.cli.start_run import explain, wait_for
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.quant_config import QuantConfig
+from hires.core.config.run_config import (
+    CheckpointConfig,
+    CommConfig,
+    DataConfig,
+    MeasureConfig,
+    RunConfig,
+    TaskConfig,
+)
+from hires.core.config.value_checks import build
+from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.precisions import INT8
+from hires.core.store import campaign, file_names, rundir
+from hires.core.store.rundir import run_path
+from hires.data.source import open_data
+from hires.launcher.interface import launcher_of
+from hires.launcher.status.running_elsewhere import alone
+from hires.plan.calibrated_values import observed_values, params_digest
+from hires.plan.passes.int8_scales import kept_by_name
+from hires.plan.plan import Finding
+from hires.quant.affine import affine_of
+from hires.quant.scales import (
+    Scales,
+    calibration_key,
+    read_scales,
+    scales_place,
+    write_scales,
+)
+
+CAMPAIGN = "calibrations"
+"""Where they are kept: the tables of the run's own campaign are without them."""
+MADE_UP = "synthetic"
+
+
+def with_scales(
+    config: RunConfig, planner: Planner, words: Iterable[str], argv: Sequence[str]
+) -> RunConfig:
+    """Returns the config with scales if it needs some: those it names, found ones, or new ones.
+
+    ``words`` are the overrides that the user typed, ``argv`` the whole command. ConfigError: there
+    are no images to calibrate on; RunError: the calibration failed.
+    """
+    if config.precision.name != INT8 or scales_place(config) is not None:
+        return config
+    own = calibration_of(config, words)
+    found = found_scales(own, planner)
+    if found is None:
+        what = f"{own.quant.images} images of data={own.data.name}"
+        print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
+        found = calibrate(own, planner, argv)
+    else:
+        print(f"scales of an earlier calibration: {found}", file=sys.stderr)
+    return dataclasses.replace(config, quant=dataclasses.replace(config.quant, scales=str(found)))
+
+
+def with_assumed_scales(
+    config: RunConfig, planner: Planner, words: Iterable[str], folder: str
+) -> tuple[RunConfig, Finding | None]:
+    """Returns the config with the scales that a run would have, and what it would do to get them.
+
+    Where it would calibrate first, a file in ``folder`` has a scale for each value that stands for
+    none: the plan is the same but for its numbers.
+    """
+    if config.precision.name != INT8 or scales_place(config) is not None:
+        return config, None
+    try:
+        own = calibration_of(config, words)
+        found, severity = found_scales(own, planner), "note"
+        what = f"a run calibrates on {own.quant.images} images of data={own.data.name} first"
+    except ConfigError as error:
+        found, severity, what = None, "warning", str(error)
+        own = dataclasses.replace(config, precision=PrecisionConfig())
+    finding = None
+    if found is None:
+        graph, found = planner.graph(own), Path(folder) / file_names.SCALES
+        ranges = dict.fromkeys(observed_values(graph), (-1.0, 1.0))
+        values = {name: affine_of(*ends) for name, ends in ranges.items()}
+        write_scales(found, Scales(params_digest(graph), "none", 1, values, ranges))
+        finding = Finding(severity, "quant.scales", f"precision={INT8} has no scales yet: {what}")
+    quant = dataclasses.replace(config.quant, scales=str(found))
+    return dataclasses.replace(config, quant=quant), finding
+
+
+def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
+    """Returns the config of the run that finds another one's scales, in its layout.
+
+    ConfigError: the images are synthetic and not requested by name, or too few.
+    """
+    quant, data = config.quant, _data_of(config, {word.lstrip("+~") for word in words})
+    own = dataclasses.replace(
+        config,
+        campaign=CAMPAIGN,
+        task=dataclasses.replace(TaskConfig(), name="calibrate", loss=config.task.loss),
+        data=data,
+        precision=PrecisionConfig() if config.precision.name == INT8 else config.precision,
+        steps=-(-quant.images // config.batch),
+        measure=MeasureConfig(warmup=0),
+        checkpoint=CheckpointConfig(resume="never"),
+        engine=dataclasses.replace(config.engine, compile="off"),
+        quant=QuantConfig(
+            keep=quant.keep,
+            observer=quant.observer,
+            percentile=quant.percentile,
+            images=quant.images,
+            auto=quant.auto,
+        ),
+    )
+    held = len(open_data(own))
+    if held < quant.images:
+        raise ConfigError(
+            f"quant.images={quant.images} asks for more than the {held} images of "
+            f"data={data.name}; use quant.images={held}, or name more with quant.data.path=FOLDER"
+        )
+    return own
+
+
+def quantised_config(config: RunConfig, scales: Path) -> RunConfig:
+    """Returns the config of one process that computes a network with some scales."""
+    return dataclasses.replace(
+        config,
+        batch=max(1, config.batch // config.parallel.pieces),
+        task=dataclasses.replace(TaskConfig(), name="infer", loss=config.task.loss),
+        precision=PrecisionConfig(INT8),
+        parallel=ParallelConfig(),
+        comm=CommConfig(backend="gloo"),
+        device="cpu",
+        quant=dataclasses.replace(config.quant, scales=str(scales)),
+    )
+
+
+def found_scales(config: RunConfig, planner: Planner) -> Path | None:
+    """Returns scales that a calibration of the same network and images has left; None: none."""
+    key = calibration_key(config, planner.inputs(config).digests)
+    for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
+        with contextlib.suppress(HiresError):
+            held = read_scales(path)
+            if held.source == key and held.network == params_digest(planner.graph(config)):
+                return path
+    return None
+
+
+def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
+    """Runs a calibration to its end; returns its file of scales. RunError: it failed."""
+    kept_by_name(planner.graph(config), config)  # a wrong name costs no calibration
+    inputs = planner.inputs(config)
+    path, launcher = run_path(config, inputs), launcher_of(config)
+    plan = planner.plan(config)
+    require_feasible(plan)
+    with campaign.starting([path.parent]), alone(path):
+        run = rundir.create(config, plan.to_dict(), argv, inputs)
+        launcher.write_scripts(path, config, argv)
+        job = launcher.submit(run, config, None)
+    outcome = wait_for(config, run, plan.world, job)
+    explain(outcome, run)
+    scales = run.attempt_dir / file_names.SCALES
+    if outcome.exit_code != 0 or not scales.is_file():
+        raise RunError(f"the calibration {path} has failed, so there are no scales")
+    return scales
+
+
+def _data_of(config: RunConfig, words: set[str]) -> DataConfig:
+    quant, own = config.quant, config.data
+    if quant.calibration == "noise":
+        print(
+            "warning: quant.calibration=noise: scales of made-up images fit no real ones",
+            file=sys.stderr,
+        )
+        length = max(quant.images, own.length)
+        return DataConfig(MADE_UP, classes=own.classes, length=length, max_pixels=own.max_pixels)
+    data = build(DataConfig, {**vars(own), **quant.data})
+    if data.split == "validation" and "split" not in quant.data:
+        data = dataclasses.replace(data, split="train")
+    if data.name != MADE_UP:
+        return data
+    named = {word.partition("=")[0] for word in words} & {"data", "data.name"}
+    if not named and "name" not in quant.data:
+        raise ConfigError(
+            "a calibration needs real images and none are named; use data=folder data.path=FOLDER "
+            "(or quant.data.name=folder quant.data.path=FOLDER), or quant.calibration=noise to "
+            "calibrate on made-up ones"
+        )
+    print("warning: data=synthetic: these scales are of made-up images", file=sys.stderr)
+    return data

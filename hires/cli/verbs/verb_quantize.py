@@ -1,0 +1,129 @@
+"""``hires quantize``: calibrates a network on images and writes what ``precision=int8`` needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from hires.cli.calibration import calibrate, calibration_of, found_scales, quantised_config
+from hires.cli.compose.compose_config import compose
+from hires.cli.options import JSON, Parser, composing, flag, option
+from hires.cli.planning import Planner, require_feasible, with_classes
+from hires.cli.screens.screen import plural, print_config, print_table
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.store.files import make_folder
+from hires.core.store.network_weights import SAFETENSORS, find_weights
+from hires.core.units import MIB
+from hires.launcher.ranks import spawn
+from hires.plan.operators.operator_facts import facts_of
+from hires.quant.scales import SUFFIX, Scales, read_scales, write_scales
+from hires.report.columns import Column
+
+OUT = "out="
+_SHOWN = 8
+"""Layers of the table, the worst ones."""
+
+PARSER = Parser(
+    "quantize",
+    (
+        "hires quantize weights=results/default/RUN data=folder data.path=train out=n8.safetensors",
+        "hires quantize weights=net.pt data=digits out=n8.safetensors quant.images=64",
+        "hires quantize weights=net.pt parallel=sp quant.observer=percentile out=n8.safetensors",
+        "hires quantize quant.calibration=noise out=fast.safetensors        to measure speed only",
+        "hires run task=infer precision=int8 weights=n8.safetensors parallel=sp",
+    ),
+    *composing(),
+    option("--out", "FILE", "file of the weights, beside FILE.json of the scales; as out=FILE"),
+    flag("--again", "calibrate even if an earlier run has the same scales"),
+    JSON,
+)
+
+
+def main(args: Namespace) -> int:
+    """Writes the scales and the weights of a quantised network; returns the exit code."""
+    words = [word for word in args.overrides if not word.startswith(OUT)]
+    outs = [word.removeprefix(OUT) for word in args.overrides if word.startswith(OUT)]
+    config = compose(words, args.config_dir)
+    if args.cfg:
+        return print_config(config)
+    out = _out([*outs, *([args.out] if args.out else [])])
+    if config.weights is None:
+        text = "warning: no weights=PATH: these are the scales of first weights from the seed"
+        print(text, file=sys.stderr)
+    config = with_classes(config)
+    with spawn.warm(config.launcher.threads), Planner() as planner:
+        own = calibration_of(config, words)
+        place = None if args.again else found_scales(own, planner)
+        if place is None:
+            place = calibrate(own, planner, args.argv)
+        else:
+            print(f"calibrated at an earlier time: {place} (--again repeats it)", file=sys.stderr)
+        scales = read_scales(place)
+        make_folder(out.parent)
+        scales, facts = _write(config, place, scales, out, planner)
+    if args.json:
+        print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))
+    else:
+        _print(out, scales, facts)
+    return 0
+
+
+def _write(
+    config: RunConfig, place: Path, scales: Scales, out: Path, planner: Planner
+) -> tuple[Scales, dict[str, Any]]:
+    """Writes the weights, then the scales that belong to them; returns both with their facts."""
+    single = quantised_config(config, place)
+    plan = planner.plan(single, memory=False)
+    require_feasible(plan)
+    file = out.with_suffix(SAFETENSORS[0])
+    num_bytes = planner.write_quantised(single, plan, file)
+    kept = {n: why for n, why in plan.graph.kept.items() if why.startswith("quant.")}
+    digest = find_weights(str(file)).digest()
+    scales = dataclasses.replace(scales, kept=kept, weights=digest)
+    write_scales(out, scales)
+    layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
+    facts = {
+        "weights": str(file),
+        "observer": scales.observer,
+        "images": scales.images,
+        "values": len(scales.values),
+        "quantised": len({*layers}),
+        "kept": dict(plan.graph.kept),
+        "noise_db": dict(scales.noise),
+        **num_bytes,
+    }
+    return scales, facts
+
+
+def _out(names: list[str]) -> Path:
+    if len(names) != 1 or not names[0]:
+        raise ConfigError("name one file to write, as out=net.safetensors")
+    path = Path(names[0]).expanduser().absolute()
+    if path.suffix not in (*SAFETENSORS, SUFFIX):
+        good = f"{path.stem}{SAFETENSORS[0]}"
+        raise ConfigError(f"out={names[0]} must end in {SAFETENSORS[0]}, as out={good}")
+    return path.with_suffix(SUFFIX)
+
+
+def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
+    worst = sorted(scales.noise, key=lambda name: scales.noise[name])[:_SHOWN]
+    heads = [Column(name, name, digits=4) for name in ("low", "high", "scale")]
+    rows = []
+    for name in worst:
+        low, high = scales.ranges[name]
+        scale, zero_point = scales.values[name]
+        numbers = f"{low:.4g}", f"{high:.4g}", f"{scale:.4g}", str(zero_point)
+        rows.append((name, *numbers, f"{scales.noise[name]:.1f}"))
+    ends = Column("zero", "zero point", digits=0), Column("noise", "signal/noise", "dB", digits=1)
+    print_table("Values that 8 bits change most", ("value", *heads, *ends), rows)
+    if facts["kept"]:
+        print_table("Layers that stay in float", ("layer", "why"), [*facts["kept"].items()])
+    many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
+    print(f"{scales.observer} calibrated {many}; {plural(facts['quantised'], 'layer')} in int8")
+    before, after = facts["float_bytes"] / MIB, facts["bytes"] / MIB
+    print(f"weights: {before:.1f} -> {after:.1f} MiB in {facts['weights']}, scales in {out}")

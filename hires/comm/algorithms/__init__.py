@@ -1,0 +1,1 @@
+"""Algorithms that carry out one operation as several of a backend."""

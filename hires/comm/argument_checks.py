@@ -1,0 +1,101 @@
+"""Refuses arguments of operations: what each must be, and what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
+from hires.comm.transport import Group, transport
+from hires.core.errors import CommError
+from hires.plan.routes import Route
+
+
+def require_members(ranks: Sequence[int], rank: int) -> None:
+    """Raises CommError where a rank is not in a group."""
+    if rank not in ranks:
+        raise CommError(f"rank {rank} is not among ranks {[*ranks]}; name one of these")
+
+
+def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | None = None) -> None:
+    """Raises CommError where tensors are not one for each rank, all of the type of ``like``.
+
+    Without ``like`` they are of the type of the first.
+    """
+    if not isinstance(group, Group):
+        raise wrong_argument(group, None, None)
+    if not isinstance(tensors, list | tuple):
+        raise CommError(f"{tensors!r:.60} is no list; give a list of one tensor for each rank")
+    if len(tensors) != group.size:
+        raise CommError(
+            f"{len(tensors)} tensors for the {group.size} ranks {group.ranks}; give one for each"
+        )
+    for tensor in tensors:
+        require_type(tensor, tensors[0] if like is None else like)
+
+
+def require_none(tensors: Sequence[Tensor] | None, root: int) -> None:
+    """Raises CommError where a rank that is not the root gives tensors."""
+    if tensors:
+        raise CommError(
+            f"rank {transport.rank} gives {len(tensors)} tensors, and only rank {root} may; "
+            "give None"
+        )
+
+
+def require_type(tensor: Tensor, like: Tensor) -> None:
+    """Raises CommError where a tensor is of another type than ``like``."""
+    # They travel as bytes, which are no numbers of another type.
+    bytes_of(tensor)
+    bytes_of(like)
+    if tensor.dtype != like.dtype:
+        raise CommError(f"tensors of {tensor.dtype} and {like.dtype}; give tensors of one type")
+
+
+def require_size(tensor: Tensor, num_bytes: int, like: Tensor) -> None:
+    """Raises CommError where a tensor has another size, or another type than ``like``."""
+    require_type(tensor, like)
+    if tensor.nbytes != num_bytes:
+        raise CommError(
+            f"a tensor of {tensor.nbytes} bytes in the place of {num_bytes} of all ranks"
+        )
+
+
+def require_rows(tensor: Tensor, like: Tensor) -> None:
+    """Raises CommError where rows of a tensor have another size, or another type, than ``like``."""
+    require_type(tensor, like)
+    widths = [one.shape[1:].numel() for one in (tensor, like) if one.numel()]
+    if len({*widths}) > 1:
+        raise CommError(f"rows of {widths[0]} numbers and of {widths[1]}; give rows of one size")
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Returns the size of a tensor; CommError: it is none."""
+    if not isinstance(tensor, Tensor):
+        raise CommError(f"{tensor!r:.60} is no tensor; give a torch.Tensor")
+    return tensor.nbytes
+
+
+def require_tag(tag: int) -> None:
+    """Raises CommError where a tag is none, or one of the messages of hires itself.
+
+    Over gloo only tags below 3072 tell sizes apart (``gloo_backend.slot_of``).
+    """
+    if not hasattr(tag, "__index__"):
+        raise CommError(f"tag {tag!r:.60} is no whole number; give one from 0")
+    if not 0 <= tag < RESERVED_TAGS:
+        raise CommError(
+            f"tag {tag} is not among those of users, 0 to {RESERVED_TAGS - 1}: hires has messages "
+            f"of its own under {RESERVED_TAGS} to {TAGS - 1}"
+        )
+
+
+def wrong_argument(group: Any, choice: Any, peer: Any) -> CommError:
+    """Returns the error of a group, a backend or a rank that is none."""
+    if not isinstance(group, Group):
+        return CommError(f"{group!r:.60} is no group; make one with hires.comm.new_group")
+    if choice is not None and not isinstance(choice, str | Route):
+        return CommError(f"backend {choice!r:.60} is no name; use {', '.join(transport.backends)}")
+    return CommError(f"rank {peer!r:.60} is no rank; name one of {group.ranks}")

@@ -1,0 +1,1 @@
+"""Holds the backends, one file each behind one protocol, and what they stand on."""

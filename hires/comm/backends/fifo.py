@@ -1,0 +1,146 @@
+"""Makes blocking operations asynchronous: one queue for each communicator, in program order.
+
+    caller    begin a . begin b . compute ..... run c (waits for its turn)      run d (inline)
+    thread            a ........ b ............ c                               sleeps
+
+An operation that is begun runs in the queue's thread, which starts with the first one and sleeps
+while there is none. A synchronous one runs in its caller's thread if nothing is under way, so it
+costs no change of threads.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+
+from hires.core.errors import CommError, PeerError
+
+CLOSE_S = 2.0
+"""How long the end of a queue waits for an operation that is under way."""
+
+
+class FifoWork:
+    """An operation under way; ``tensors`` belong to it until it is complete."""
+
+    __slots__ = ("_call", "_done", "_error", "_tensors", "what")
+
+    def __init__(
+        self, call: Callable[[], Any] | None, tensors: Sequence[Tensor], what: str
+    ) -> None:
+        self.what = what
+        self._call, self._tensors = call, tensors
+        self._error: BaseException | None = None
+        self._done = threading.Lock()  # held until it is complete
+        if call is not None:
+            self._done.acquire()
+
+    def is_completed(self) -> bool:
+        """Whether it is complete, or has failed; never waits."""
+        return not self._done.locked()
+
+    def exception(self) -> BaseException | None:
+        """Returns why it failed; None: it has not, so far."""
+        return self._error if self.is_completed() else None
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns when it is complete; CommError: it failed, or is not after ``timeout``.
+
+        Without ``timeout`` it ends with the operation, which has a limit of its own.
+        """
+        limit_s = -1 if timeout is None else max(timeout.total_seconds(), 0)
+        if not self._done.acquire(timeout=limit_s):
+            raise PeerError(f"{self.what} took over {limit_s:g} s")
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def run(self, broken: BaseException | None = None) -> BaseException | None:
+        """Runs the operation, or fails as ``broken``; returns why it failed."""
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            if broken is not None:
+                raise CommError(f"{self.what} was not begun: {broken}") from broken
+            call()
+        except BaseException as error:  # its waiter raises it
+            self._error = error
+        self._done.release()
+        return self._error
+
+
+class Fifo:
+    """The operations of one communicator; ``name``: of its thread.
+
+    An operation that failed leaves the other ranks somewhere inside it, so those after it fail,
+    too, unless the error is one of its arguments (ValueError, TypeError).
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: deque[FifoWork] = deque()  # begun and not complete, the oldest first
+        self._begun: SimpleQueue[FifoWork | None] = SimpleQueue()
+        self._turn = threading.Lock()  # held by the thread that runs an operation
+        self._start = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._broken: BaseException | None = None
+
+    def run(self, call: Callable[..., Any], *args: Any, what: str = "an operation") -> None:
+        """Runs a blocking operation after those that were begun, and returns when it is complete.
+
+        Where nothing is under way it runs in this thread. Its error is raised here.
+        """
+        if self._open or not self._turn.acquire(blocking=False):
+            self.begin(lambda: call(*args), what=what).wait()
+            return
+        try:
+            if self._broken is not None:
+                raise CommError(f"{what} was not begun: {self._broken}") from self._broken
+            call(*args)
+        except (ValueError, TypeError):
+            raise
+        except BaseException as error:
+            self._broken = error
+            raise
+        finally:
+            self._turn.release()
+
+    def begin(
+        self, call: Callable[[], Any], tensors: Sequence[Tensor] = (), what: str = "an operation"
+    ) -> FifoWork:
+        """Queues a blocking operation behind those that were begun before; returns at once."""
+        work = FifoWork(call, tensors, what)
+        with self._start:
+            if self._closed:  # by now its thread may have ended
+                work.run(self._broken)
+                return work
+            self._open.append(work)
+            self._begun.put(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        return work
+
+    def close(self) -> None:
+        """Fails what has not run, and ends the thread, unless its operation lasts for too long."""
+        self._broken = self._broken or CommError("its communicator was closed")
+        with self._start:
+            self._closed, thread = True, self._thread
+            self._begun.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (work := self._begun.get()) is not None:
+            with self._turn:
+                error = work.run(self._broken)
+                if error is not None and not isinstance(error, ValueError | TypeError):
+                    self._broken = self._broken or error
+                self._open.popleft()

@@ -1,0 +1,309 @@
+"""Carries messages of the host's memory with gloo, over TCP, without torch's default group.
+
+It calls the library directly, beside any default group of ``torch.distributed``. Gloo has no sums
+of int16 and no collectives of unequal sizes: these are composed of messages. Operations that do not
+reduce move bytes, since some of them lack types.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hires.comm.backends import rendezvous
+from hires.comm.backends.backend_protocol import RESERVED_TAGS, SUM, TAGS, Members
+from hires.comm.backends.composed import Composed
+from hires.comm.backends.waiting_threads import threads
+from hires.core.errors import PeerError
+from hires.core.ranks.world import World
+
+_NUM_SIZED, _SIZES = 4096, 16381  # the largest prime number: sizes are often powers of two
+_SIZED_TAGS = _NUM_SIZED - (TAGS - RESERVED_TAGS)
+_FIRST_SIZED = TAGS - _NUM_SIZED * 2**14
+_EXIT_S = 2.0
+"""Longest wait at exit for threads whose connections were broken."""
+_NEVER_SENT = _FIRST_SIZED + _SIZES * _NUM_SIZED
+_libraries: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@dataclass
+class GlooGroup(Members):
+    """Some ranks, and what connects them."""
+
+    library: Any  # ProcessGroupGloo; None where this rank is not a member
+
+
+class GlooBackend(Composed):
+    """The functions of torch.distributed over gloo."""
+
+    def __init__(self) -> None:
+        self._all: GlooGroup | None = None
+        self._numbers = rendezvous.GroupNumbers()
+
+    def join(self, world: World, timeout_s: float) -> None:
+        """Joins the world; RuntimeError: a rank does not come within ``timeout_s``."""
+        self._store = rendezvous.store(world, timeout_s, "gloo")
+        self._rank = world.rank
+        self._all = self._group([*range(world.size)], timeout_s)
+
+    def is_initialized(self) -> bool:
+        """Whether this rank is part of the world."""
+        return self._all is not None
+
+    def destroy_process_group(self) -> None:
+        """Leaves the world."""
+        self._all = None
+
+    def get_rank(self) -> int:
+        """Returns this rank."""
+        return self._rank
+
+    def members(self, group: GlooGroup | None) -> GlooGroup:
+        """Returns a handle, or that of the world."""
+        among = self._all if group is None else group
+        if among is None or among.library is None:
+            raise ValueError("this rank is not a member of the group")
+        return among
+
+    def new_group(
+        self,
+        ranks: list[int] | None = None,
+        timeout: datetime.timedelta | None = None,
+        members_only: bool = False,
+    ) -> GlooGroup:
+        """Connects some ranks, which meet in the store without the others."""
+        assert self._all is not None
+        timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
+        return self._group(self._all.ranks if ranks is None else sorted(ranks), timeout_s)
+
+    def destroy_group(self, group: GlooGroup) -> None:
+        """Closes the group's connections once nothing is under way on them."""
+        group.library = None
+
+    def _group(self, ranks: list[int], timeout_s: float) -> GlooGroup:
+        if self._rank not in ranks:
+            return GlooGroup(ranks, -1, timeout_s, None)
+        store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
+        index = ranks.index(self._rank)
+        patience = datetime.timedelta(seconds=timeout_s)
+        library = dist.ProcessGroupGloo(store, index, len(ranks), patience)
+        _libraries.add(library)
+        return GlooGroup(ranks, index, timeout_s, library)
+
+    def isend(
+        self, tensor: Tensor, dst: int, group: GlooGroup | None = None, tag: int = 0
+    ) -> GlooWork:
+        """Begins to send a tensor."""
+        among = self.members(group)
+        slot = slot_of(tag, tensor.nbytes)
+        return GlooWork(among.library.send([tensor], among.place(dst), slot), among.library)
+
+    def irecv(
+        self, tensor: Tensor, src: int, group: GlooGroup | None = None, tag: int = 0
+    ) -> GlooWork:
+        """Begins to receive a tensor."""
+        among = self.members(group)
+        slot = slot_of(tag, tensor.nbytes)
+        return GlooWork(among.library.recv([tensor], among.place(src), slot), among.library)
+
+    def all_reduce(
+        self, tensor: Tensor, op: Any = SUM, group: GlooGroup | None = None, async_op: bool = False
+    ) -> Any:
+        """Reduces a tensor in place."""
+        if tensor.dtype == torch.int16:
+            return super().all_reduce(tensor, op, group, async_op)
+        return _finish(self.members(group).library.allreduce(tensor, op), async_op)
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: Any = SUM,
+        group: GlooGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces a tensor into that of a rank."""
+        if tensor.dtype == torch.int16:
+            return super().reduce(tensor, dst, op, group, async_op)
+        among = self.members(group)
+        return _finish(among.library.reduce(tensor, among.place(dst), op), async_op)
+
+    def broadcast(
+        self, tensor: Tensor, src: int, group: GlooGroup | None = None, async_op: bool = False
+    ) -> Any:
+        """Fills a tensor with that of a rank."""
+        among = self.members(group)
+        return _finish(among.library.broadcast(as_bytes(tensor), among.place(src)), async_op)
+
+    def all_gather(
+        self,
+        tensor_list: list[Tensor],
+        tensor: Tensor,
+        group: GlooGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Fills a tensor for each rank."""
+        size = tensor.nbytes
+        if any(part.nbytes != size for part in tensor_list):
+            return super().all_gather(tensor_list, tensor, group, async_op)
+        parts = [as_bytes(part) for part in tensor_list]
+        return _finish(self.members(group).library.allgather(parts, as_bytes(tensor)), async_op)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: GlooGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Fills a tensor with those of all ranks."""
+        size = len(self.members(group).ranks)
+        parts = [*as_bytes(output_tensor).view(size, -1).unbind(0)]
+        return self.all_gather(parts, as_bytes(input_tensor), group, async_op)
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input_list: list[Tensor],
+        op: Any = SUM,
+        group: GlooGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces a tensor for each rank, and leaves on each its own."""
+        # By the input alone, whose sizes all ranks share: the shape of an output is its rank's own.
+        sizes = {part.numel() for part in input_list}
+        if output.dtype == torch.int16 or len(sizes) > 1:
+            return super().reduce_scatter(output, input_list, op, group, async_op)
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = op
+        library = self.members(group).library
+        inputs = [part.view(-1) for part in input_list]
+        work = GlooWork(library.reduce_scatter([output.view(-1)], [inputs], options), library)
+        return _finish(work, async_op)
+
+    def reduce_scatter_tensor(
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: Any = SUM,
+        group: GlooGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduces a tensor, and leaves on each rank its part."""
+        if output.dtype == torch.int16:
+            return super().reduce_scatter_tensor(output, input, op, group, async_op)
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = op
+        # As rows of numbers: its own shapes would have to agree, so that no stacked input fits.
+        flat, library = (output.view(-1), input.view(-1)), self.members(group).library
+        work = GlooWork(library._reduce_scatter_base(*flat, options), library)
+        return _finish(work, async_op)
+
+    def barrier(self, group: GlooGroup | None = None, async_op: bool = False) -> Any:
+        """Waits for all ranks of a group."""
+        return _finish(self.members(group).library.barrier(), async_op)
+
+
+class GlooWork:
+    """A message or reduce-scatter, which gloo can only wait for.
+
+    A wait that is late breaks its connections, so to look at it, or to wait for a shorter time, a
+    thread waits for it, one of :mod:`~hires.comm.backends.waiting_threads`.
+    """
+
+    def __init__(self, work: Any, library: Any = None) -> None:
+        self._work, self._library = work, library  # which exit breaks while it is kept
+        self._ended: threading.Event | None = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns when it is complete; RuntimeError or CommError: it failed, or is late."""
+        if timeout is None and self._ended is None:
+            self._work.wait()
+            return True
+        if not self._watch().wait(None if timeout is None else timeout.total_seconds()):
+            raise PeerError(f"it took over {timeout.total_seconds() if timeout else 0:g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is complete."""
+        return self._watch().is_set()
+
+    def _watch(self) -> threading.Event:
+        if self._ended is None:
+            self._ended = ended = threading.Event()
+
+            def watch() -> None:
+                try:
+                    self._work.wait()
+                except Exception as error:
+                    self._error = error
+                finally:
+                    ended.set()
+
+            try:
+                threads.run(watch)
+            except RuntimeError:
+                self._ended = None
+                raise
+        return self._ended
+
+
+@atexit.register
+def _end_waits() -> None:
+    # A thread that comes back from the C++ of a wait after Python has ended, ends the process with
+    # SIGABRT. Nothing ends a wait but a failure of its connections, as one that is late.
+    if not threads.num_busy:
+        return
+    for library in _libraries:
+        if library.size() > 1:
+            with contextlib.suppress(Exception):
+                peer = (library.rank() + 1) % library.size()
+                late = library.recv([torch.empty(1)], peer, _NEVER_SENT)
+                late.wait(datetime.timedelta(milliseconds=1))
+    threads.drain(_EXIT_S if len(_libraries) else 0.0)
+
+
+def slot_of(tag: int, num_bytes: int) -> int:
+    """Returns the tag of gloo for a message with this tag and size.
+
+    gloo ends the process that gets more bytes than it expects, before it can say anything. A
+    message under a tag that holds its size waits for a receive of that size instead, and ranks
+    whose sizes differ are named when they are late. Sizes that differ by a multiple of 16381 bytes,
+    and those of all other tags, look alike, and gloo still ends the process.
+
+        tags below 3072, reserved ones    |111111|   size mod 16381   |   which    |
+        all others                        |               the tag                  |
+    """
+    if tag < _SIZED_TAGS:
+        which = tag
+    elif tag >= RESERVED_TAGS:
+        which = _SIZED_TAGS + tag - RESERVED_TAGS
+    elif tag < _FIRST_SIZED:
+        return tag
+    else:
+        raise ValueError(f"tag {tag} is beyond those of gloo, 0 to {_FIRST_SIZED - 1}; use another")
+    return _FIRST_SIZED + num_bytes % _SIZES * _NUM_SIZED + which
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Returns the bytes of a contiguous tensor, as a view."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _finish(work: Any, async_op: bool) -> Any:
+    if async_op:
+        return work
+    work.wait()
+    return None

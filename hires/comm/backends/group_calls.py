@@ -1,0 +1,107 @@
+"""Carries messages of a backend with streams, as NCCL: one communicator for each channel of a plan.
+
+A message has no tag there. What a rank posts on one communicator runs in the order of posting, and
+a message holds up those behind it until its other side runs. So the communicators are those of
+``hires.plan.channels``, and the posts of one call that share one are a single group call: exactly
+what the proof assumes (``hires.plan.proof.semantics``, separate streams).
+
+    events      recv a   send b   send c  | end of the call
+    channel 1   a -------- b ------------>| one group call: a and b progress together
+    channel 2                      c ---->| another one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.comm.backends.stream_waits import StreamWaits
+from hires.core.errors import CommError
+from hires.plan.channels import Channel
+
+
+class GroupCall:
+    """The posts of one call on one channel."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self.ops: list[Any] = []
+        self.works: list[Any] = []
+        self.peers: set[int] = set()
+
+
+class Channels:
+    """This rank's communicators for messages.
+
+    ``backend`` has the functions of torch.distributed, and ``new_channel(ranks)``, which all ranks
+    of the world call in one order; ``device`` is where its tensors are. Operations that its streams
+    wait for are noted in ``waits``, and ``finish`` returns when they have ended.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        channels: Sequence[Channel],
+        device: torch.device,
+        waits: StreamWaits | None = None,
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._backend, self._device, self._waits, self._finish = backend, device, waits, finish
+        self._channels = channels
+        self._open: dict[int, GroupCall] = {}  # by channel: posts of the call that is not over
+        self._groups = [backend.new_channel(list(channel.ranks)) for channel in channels]
+        rank = backend.get_rank()
+        for number, channel in enumerate(channels, start=1):
+            if rank in channel.ranks:
+                self._connect(number, channel, rank)
+
+    def post(self, kind: str, tensor: Tensor, peer: int, channel: int) -> GroupCall:
+        """Adds a ``send`` or ``recv`` to the call that ends with :meth:`end_call`."""
+        unit = self._open.setdefault(channel, GroupCall(self._channels[channel - 1].what))
+        function = self._backend.isend if kind == "send" else self._backend.irecv
+        group = self._groups[channel - 1]
+        tensor = tensor.view(-1).view(torch.uint8)  # NCCL lacks some types, and only copies here
+        unit.peers.add(peer)
+        unit.ops.append(self._backend.P2POp(function, tensor, peer, group))
+        return unit
+
+    def end_call(self) -> None:
+        """Begins the posts of a call, those of each channel as one group call."""
+        for unit in self._open.values():
+            unit.works = self._backend.batch_isend_irecv(unit.ops)
+            unit.ops = []
+        self._open.clear()
+
+    def wait(self, unit: GroupCall) -> None:
+        """Waits for the messages of a unit; on a GPU its stream does, and not this process."""
+        if self._open:
+            self.end_call()
+        works, unit.works = unit.works, []  # its messages end together, so they are waited for once
+        for work in works:
+            work.wait()
+        if works and self._waits is not None:
+            peers = sorted(unit.peers)
+            among = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
+            what = f"a group call with {among} on the channel of {unit.channel}"
+            self._waits.add(what, tuple(peers))
+
+    def _connect(self, number: int, channel: Channel, rank: int) -> None:
+        # The first message between two ranks makes their connection, for which a rank waits inside
+        # the post: posted ahead in a step it would wait for a rank that needs its sends first. All
+        # ranks come to the channels in one order, so here none waits in a circle.
+        sent, received = (torch.ones(1, device=self._device) for _ in range(2))
+        total = sum(1 for pair in channel.pairs if pair[1] == rank)
+        buffers = []
+        for source, target in channel.pairs:
+            if source == rank:
+                unit = self.post("send", sent, target, number)
+            if target == rank:  # also, where a rank sends to itself
+                buffers.append(torch.zeros_like(received))
+                unit = self.post("recv", buffers[-1], source, number)
+        self.wait(unit)
+        self._finish()
+        if sum(float(buffer) for buffer in buffers) != total:
+            raise CommError(f"a first message on the channel of {channel.what} came out wrong")

@@ -1,0 +1,50 @@
+"""Finds out whether the ranks of a machine have a core each, so that one may wait without a pause.
+
+Launchers bind ranks in many ways, and a rank sees its own cores alone: one that is bound to one
+core shares it with none, as a rule. So the ranks of a machine show each other theirs:
+
+    rank 0 {0}, rank 1 {1}                  a core each
+    rank 0 {0, 1}, rank 1 {0, 1}            a core each
+    rank 0 {0}, rank 1 {0}, rank 2 {1, 2}   none: of three cores, two ranks share one
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_MASK_BYTES = 1024  # a bit for each of 8192 cores, as many as Linux has
+
+
+def have_a_core_each(mpi: Any, every: MPI.Intracomm) -> bool:
+    """Whether all ranks of this machine have one; all ranks of ``every`` call it."""
+    machine = every.Split_type(mpi.COMM_TYPE_SHARED)
+    own, taken = _mask().to_bytes(_MASK_BYTES, "little"), bytearray(_MASK_BYTES * machine.size)
+    machine.Allgather([own, mpi.BYTE], [taken, mpi.BYTE])
+    machine.Free()
+    begins = range(0, len(taken), _MASK_BYTES)
+    return enough([int.from_bytes(taken[i : i + _MASK_BYTES], "little") for i in begins])
+
+
+def enough(masks: Sequence[int]) -> bool:
+    """Whether each rank can have a core of its own, by the bits of those that it may use.
+
+    Exact where the sets of two ranks are apart or one holds the other, as launchers bind them.
+    """
+    union = 0
+    for mask in masks:
+        union |= mask
+    return all(
+        sum(other & ~one == 0 for other in masks) <= one.bit_count() for one in {*masks, union}
+    )
+
+
+def _mask() -> int:
+    # Systems without affinity, as macOS, let a process use all cores.
+    if hasattr(os, "sched_getaffinity"):
+        return sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * _MASK_BYTES)
+    return (1 << (os.cpu_count() or 1)) - 1

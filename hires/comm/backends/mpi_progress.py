@@ -1,0 +1,246 @@
+"""Completes the requests of MPI: a rank that waits polls them, and while it computes a thread does.
+
+An MPI moves data only inside its calls. A rank that computes after it began to send a large message
+would keep the receiver waiting until its own next call, so a thread calls MPI now and then:
+
+    main     isend . compute ...................................... wait (polls)
+    thread        .  .    .      .           .             .        -
+                  after a sixteenth of the time since the last message: none is later than that
+
+One lock keeps all calls of a rank apart (``MPI_THREAD_SERIALIZED``): the thread only ever tries to
+take it, so the main thread never waits for more than one short call. No request is waited for
+inside MPI, whose own waits know no time limit and keep a core busy.
+
+A request that is late stays open: MPI reads and writes its memory until it is complete, also when
+its caller has given up. The thread completes what no rank waits for any more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from hires.comm.backends.polling import poll
+from hires.core.errors import PeerError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SPINS = 100  # polls before a waiting rank offers its core: a tenth of a millisecond
+SHARE = 16  # the thread polls again after this part of the time since the last message
+LEAST_S, MOST_S = 5e-4, 1e-2  # between two polls of the thread
+EAGER_BYTES = 256  # up to this size a message waits for no call of its receiver, as a rule
+QUIET_S = 1e-3  # without a message of its own, after which the thread polls for others
+LINGER_S = 0.1  # how long after the last message the thread goes to sleep, and between two looks
+LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at a poll
+BURST = 8  # calls at each poll: a large message may move in pieces, a few at each call
+
+
+class Expected(NamedTuple):
+    """What receives must bring: MPI itself accepts a message that is too short."""
+
+    sizes: Sequence[int]
+    """Bytes of each request."""
+    status: MPI.Status
+    """Filled by a call of MPI, and read at once; one serves all works of a rank."""
+    truncated: int
+    """MPI's error class of a message that is too long."""
+
+
+class MpiWork:
+    """Requests that are one operation. ``what`` and the tag name it if it is late."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        requests: Sequence[MPI.Request],
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        what: str,
+        small: bool = False,
+        spent_s: float = 0.0,
+        expected: Expected | None = None,
+    ) -> None:
+        self._progress, self._requests, self._tensors = progress, [*requests], tensors
+        self._expected = expected
+        self._spent_s = spent_s  # of its time limit
+        self._timeout_s, self._what, self.small = timeout_s, what, small
+        self._error: Exception | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it is complete; never waits. Its tensors belong to the caller from then on.
+
+        An error of MPI is raised here, and at every later look, once no request is under way.
+        """
+        if self._requests:
+            with self._progress.lock:
+                if not self.test():
+                    return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def test(self) -> bool:
+        """Whether it is complete, in a thread that holds the lock; errors wait for the caller."""
+        requests = self._requests
+        while requests:
+            try:
+                one = requests[-1]
+                if not (one.Test() if self._expected is None else self._received(one)):
+                    return False
+            except Exception as error:  # of this request alone, which ends with it
+                self._error = self._error or error
+            requests.pop()
+        self._tensors = ()
+        self._progress.end(self)
+        return True
+
+    def _received(self, request: MPI.Request) -> bool:
+        # Whether the last request is complete; PeerError: its message has another size.
+        assert self._expected is not None
+        sizes, status, truncated = self._expected
+        size = sizes[len(self._requests) - 1]
+        try:
+            if not request.Test(status):
+                return False
+        except Exception as error:
+            if getattr(error, "Get_error_class", int)() != truncated:
+                raise
+            raise PeerError(f"{self._what} is longer than its receive of {size} bytes") from error
+        if status.count != size:
+            raise PeerError(f"{self._what} has {status.count} bytes, and its receive {size}")
+        return True
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns when it is complete; CommError: it is not, after ``timeout`` or the group's."""
+        timeout_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        if self.is_completed():
+            return True
+        with self._progress:
+            busy_s = sum(tensor.nbytes for tensor in self._tensors) / LEAST_BYTES_PER_S
+            if not poll(self.is_completed, timeout_s - self._spent_s, SPINS, busy_s):
+                raise PeerError(f"{self._what} took over {timeout_s:g} s")
+        return True
+
+
+class Progress:
+    """All calls of MPI of this rank; ``advance`` is one that moves every request on.
+
+    ``begin`` runs first in the thread: a library that reads a GPU needs one there.
+    """
+
+    def __init__(self, advance: Callable[[], object], begin: Callable[[], object] = int) -> None:
+        self.lock = threading.Lock()
+        self._advance, self._begin = advance, begin
+        self._open: dict[MpiWork, None] = {}  # also keeps their tensors alive
+        self._needed = 0  # of them that others may wait for
+        self._moved_s = 0.0  # when a message last began or ended
+        self._sleeps = self._closed = False
+        self._waits: list[None] = []  # one for each thread that polls, so that this one need not
+        self.blocks = False
+        """Whether a thread of this rank is about to make a call that blocks, or is in it."""
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: MpiWork) -> MpiWork:
+        """Keeps a work, and moves it on, until it is complete; returns it."""
+        with self.lock:
+            if not work.test():
+                self._open[work] = None
+                self._moved_s = time.monotonic()
+                self._needed += not work.small
+                if self._sleeps and self._needed:
+                    self._wake.set()
+        return work
+
+    def end(self, work: MpiWork) -> None:
+        """Forgets a work that is complete; the caller holds the lock."""
+        if work in self._open:
+            del self._open[work]
+            self._needed -= not work.small
+            self._moved_s = time.monotonic()
+
+    def complete(
+        self,
+        requests: Sequence[MPI.Request],
+        tensors: Sequence[Tensor],
+        timeout_s: float,
+        what: str,
+        spent_s: float = 0.0,
+    ) -> None:
+        """Returns when all requests of an operation are complete; CommError: one is late."""
+        lock, test, done = self.lock, requests[0].Test, False
+        self._waits.append(None)
+        try:
+            for _ in range(SPINS):
+                with lock:
+                    done = test()
+                if done:
+                    break
+        finally:
+            self._waits.pop()
+            if not done or len(requests) > 1:  # kept, whatever ends the wait
+                work = MpiWork(self, requests, tensors, timeout_s, what, spent_s=spent_s)
+                self.begin(work)
+        if not done or len(requests) > 1:
+            work.wait()
+        elif any(tensor.nbytes > EAGER_BYTES for tensor in tensors):
+            self.moved()
+
+    def moved(self) -> None:
+        """Notes the end of a large message: what this rank owes for it moves soon."""
+        self._moved_s = time.monotonic()
+        if self._sleeps:
+            self._wake.set()
+
+    def __enter__(self) -> None:
+        self._waits.append(None)
+
+    def __exit__(self, *_: object) -> None:
+        self._waits.pop()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._begin()
+        while not self._closed:
+            idle_s = time.monotonic() - self._moved_s
+            if not self._needed and idle_s > LINGER_S:
+                # Small messages that are still open may wait for this rank all the same: the memory
+                # that Open MPI keeps for those of one sender is full after some dozens of them.
+                self._sleeps = True
+                # None began or ended before it could see that this thread sleeps.
+                if not self._needed and time.monotonic() - self._moved_s > LINGER_S:
+                    self._wake.wait(LINGER_S)
+                self._sleeps = False
+                self._wake.clear()
+            else:
+                time.sleep(min(max(idle_s / SHARE, LEAST_S), MOST_S))
+            # Also when all is complete here: what this rank owes the others for it, as MPICH's last
+            # acknowledgement of a large message, moves only inside calls.
+            is_due = self._needed or idle_s > QUIET_S
+            if is_due and not self._waits and self.lock.acquire(blocking=False):
+                try:
+                    for _ in range(0 if self._closed else BURST):
+                        self._advance()
+                    if idle_s > QUIET_S:  # also those that no caller waits for any more
+                        self._test_some()
+                finally:
+                    self.lock.release()
+
+    def _test_some(self) -> None:
+        # A few at a time, in turn: the main thread may wait for the lock.
+        for work in [*itertools.islice(self._open, BURST)]:
+            if not work.test():
+                self._open[work] = self._open.pop(work)

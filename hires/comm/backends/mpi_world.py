@@ -1,0 +1,216 @@
+"""Joins the world of an MPI library, makes the communicators of groups, and chooses that of a tag.
+
+communicator      carries
+world             messages with the lower tags; barriers
+upper             messages with the highest tags of 31 bits: many an MPI has fewer of them
+one a group       its collectives, in the order of the calls, and its messages
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hires.comm.backends.backend_protocol import (
+    JOINT_TAG,
+    MEETING_TAG,
+    RESERVED_TAGS,
+    TAGS,
+    Members,
+)
+from hires.comm.backends.composed import Composed
+from hires.comm.backends.mpi_cores import have_a_core_each
+from hires.comm.backends.mpi_meeting import MpiMeeting
+from hires.comm.backends.mpi_progress import Progress
+from hires.comm.backends.mpi_types import HALVES
+from hires.core.errors import CommError
+from hires.core.ranks import mpi_library
+from hires.core.ranks.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_OF_MESSAGES = (
+    *("isend", "irecv", "gather", "scatter", "reduce_scatter"),
+    *("all_to_all", "all_to_all_single"),
+)
+"""Operations that are sends and receives of the library."""
+_SUMS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+
+
+@dataclass
+class MpiGroup(Members):
+    """Some ranks in ascending order; no communicator where this rank is not one of them."""
+
+    comm: MPI.Intracomm | None
+    meeting: MpiMeeting | None = None
+
+
+class MpiWorld(Composed):
+    """The part of a backend that is no operation."""
+
+    def __init__(self) -> None:
+        self._joined = False
+        self._meetings: weakref.WeakSet[MpiMeeting] = weakref.WeakSet()
+
+    def join(self, world: World, timeout_s: float) -> None:
+        """Joins the world; CommError: mpi4py finds no library, or not that of the launcher."""
+        self._mpi = mpi = mpi_library.load()
+        self._buffer = mpi.buffer.fromaddress
+        mpi_library.start(mpi)
+        name = mpi_library.first_line(mpi.Get_library_version())
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+            raise CommError(f"{name} was built for one thread, and two take turns; use another MPI")
+        every = mpi.COMM_WORLD
+        if (every.rank, every.size) != (world.rank, world.size):
+            raise CommError(
+                f"to {name} this is rank {every.rank} of {every.size}, and to its launcher rank "
+                f"{world.rank} of {world.size}: they do not belong together; see `hires doctor`"
+            )
+        self._rank, self._joined = world.rank, True
+        self._status = mpi.Status()
+        self._lower, self._upper = every.Dup(), every.Dup()
+        self._num_tags = min((every.Get_attr(mpi.TAG_UB) or 32767) + 1, TAGS)
+        # To look for a message that is never sent moves all requests on.
+        unused, collectives = every.Dup(), every.Dup()
+        # A library that waits keeps its core, which ranks that share it would miss.
+        self._may_block = have_a_core_each(mpi, every)
+        self._gpus = mpi_library.gpu_support(mpi)
+        begin: Callable[[], object] = int
+        if self._gpus.messages and torch.cuda.is_available():
+            begin = functools.partial(torch.cuda.set_device, torch.cuda.current_device())
+        self._progress = Progress(lambda: unused.Iprobe(world.rank, 0), begin)
+        self._all = self._opened([*range(world.size)], world.rank, timeout_s, collectives)
+
+    @property
+    def calls(self) -> threading.Lock:
+        """One thread of this rank holds it while it calls MPI, past this backend too."""
+        return self._progress.lock
+
+    def is_initialized(self) -> bool:
+        """Whether this rank is part of the world."""
+        return self._joined
+
+    def destroy_process_group(self) -> None:
+        """Leaves the world; all ranks do. One that fails calls :meth:`abort`."""
+        for meeting in self._meetings:
+            meeting.close()
+        self.abort()
+        mpi_library.end(self._mpi)
+
+    def abort(self) -> None:
+        """Leaves the world without the other ranks, for which the end of MPI would wait."""
+        self._joined = False
+        self._progress.close()
+
+    def reaches(self, method: str, dtype: torch.dtype | None) -> bool:
+        """Whether the library reads the memory of GPUs in an operation: never tried on a GPU.
+
+        Sums of halves are ours, in the host's memory.
+        """
+        if method in _OF_MESSAGES:
+            return self._gpus.messages
+        is_ours = method in _SUMS and dtype in HALVES
+        return self._gpus.collectives and bool(method) and not is_ours
+
+    def get_rank(self) -> int:
+        """Returns this rank."""
+        return self._rank
+
+    def new_group(
+        self,
+        ranks: list[int] | None = None,
+        timeout: datetime.timedelta | None = None,
+        members_only: bool = False,
+    ) -> MpiGroup:
+        """Makes a communicator; all ranks of the world call it in one order, or its members."""
+        ranks = self._all.ranks if ranks is None else sorted(ranks)
+        timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
+        # The MPI call has no time limit, so all ranks meet under one before it.
+        if not members_only:
+            self.barrier()
+        if self._rank not in ranks:
+            return MpiGroup(ranks, -1, timeout_s, None)
+        if members_only:
+            self._meet(ranks)
+        with self._progress.lock:
+            group = self._mpi.COMM_WORLD.Get_group().Incl(ranks)
+            comm = self._mpi.COMM_WORLD.Create_group(group)
+        return self._opened(ranks, ranks.index(self._rank), timeout_s, comm)
+
+    def _opened(
+        self, ranks: list[int], index: int, timeout_s: float, comm: MPI.Intracomm
+    ) -> MpiGroup:
+        # With one member that may never block a meeting would be in vain: the group has none.
+        may_block = bytearray([self._may_block])
+        with self._progress.lock:
+            comm.Allreduce(self._mpi.IN_PLACE, [may_block, self._mpi.BYTE], self._mpi.BAND)
+        if not may_block[0]:
+            return MpiGroup(ranks, index, timeout_s, comm)
+        first_tag = JOINT_TAG - (TAGS - self._num_tags)
+        meeting = MpiMeeting(self._mpi, comm, first_tag, self._progress)
+        self._meetings.add(meeting)
+        return MpiGroup(ranks, index, timeout_s, comm, meeting)
+
+    def destroy_group(self, group: MpiGroup) -> None:
+        """Frees a communicator; all its members do, and MPI ends what is under way there first."""
+        comm, group.comm = group.comm, None
+        if group.meeting is not None and self._joined:
+            group.meeting.close()
+            self._meetings.discard(group.meeting)
+        if comm is not None and self._joined:
+            with self._progress.lock:
+                comm.Free()
+
+    def _meet(self, ranks: list[int]) -> None:
+        # A barrier of ranks that have no communicator yet, of 5 for example:
+        #     0 -> 1 -> 2 -> 3 -> 4 -> 0,   then each to the second behind it,   then to the fourth
+        mark, place, step = torch.zeros(1, dtype=torch.uint8), ranks.index(self._rank), 1
+        while step < len(ranks):
+            after, before = (ranks[(place + by) % len(ranks)] for by in (step, -step))
+            works = [self.irecv(mark.clone(), before, None, MEETING_TAG)]
+            works.append(self.isend(mark, after, None, MEETING_TAG))
+            for work in works:
+                work.wait()
+            step *= 2
+
+    def members(self, group: MpiGroup | None) -> MpiGroup:
+        """Returns a handle, or that of the world."""
+        return self._all if group is None else group
+
+    def barrier(self, group: MpiGroup | None = None, async_op: bool = False) -> Any:
+        """Waits for all ranks of a group, or of the world."""
+        raise NotImplementedError
+
+    def _members(self, group: MpiGroup | None) -> tuple[MpiGroup, MPI.Intracomm]:
+        among = self._all if group is None else group
+        if among.comm is None:
+            raise ValueError(f"rank {self._rank} is not among ranks {among.ranks}")
+        return among, among.comm
+
+    def _channel(
+        self, rank: int, group: MpiGroup | None, tag: int
+    ) -> tuple[MPI.Intracomm, int, int]:
+        # Of the world:
+        # tags      0 ........ n - 1            2^31 - n ........ 2^31 - 1
+        #           lower: 0 to n - 1           upper: 0 to n - 1            n: what the MPI has
+        # Of a group, which has one: users' tags, and the reserved ones as the highest.
+        upper = tag - (TAGS - self._num_tags)
+        if group is not None and group is not self._all:
+            among, comm = self._members(group)
+            if 0 <= tag < self._num_tags - (TAGS - RESERVED_TAGS):
+                return comm, among.place(rank), tag
+            if RESERVED_TAGS <= tag < TAGS:
+                return comm, among.place(rank), upper
+        elif 0 <= tag < self._num_tags:
+            return self._lower, rank, tag
+        elif 0 <= upper < self._num_tags:
+            return self._upper, rank, upper
+        raise ValueError(f"tag {tag} is beyond the {self._num_tags} of this MPI; use fewer stages")

@@ -1,0 +1,321 @@
+"""Carries messages through shared memory between ranks of one machine.
+
+Each group has memory of its own for collectives (:mod:`~hires.comm.backends.rounds`), and the world
+has rings for messages (:mod:`~hires.comm.backends.peer_messages`). A collective blocks; one with
+``async_op`` runs in the thread of its group (:mod:`~hires.comm.backends.fifo`).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hires.comm.backends import counters, host_memory, rendezvous, rings, rounds
+from hires.comm.backends.backend_protocol import SUM, Members
+from hires.comm.backends.composed import rows_of
+from hires.comm.backends.fifo import Fifo, FifoWork
+from hires.comm.backends.peer_messages import PeerMessage, PeerMessages, Pull
+from hires.comm.backends.rings import Rings
+from hires.comm.backends.rounds import Rounds
+from hires.core.ranks.world import World
+
+
+@dataclass
+class ShmGroup(Members):
+    """Some ranks and their memory; none where this rank is not a member."""
+
+    number: int
+    """The same on all ranks: messages of other groups are not mixed up with those of this one."""
+    rounds: Rounds | None
+    fifo: Fifo
+
+    def require_rounds(self) -> Rounds:
+        """Returns the memory of its collectives, for a rank that is a member."""
+        assert self.rounds is not None
+        return self.rounds
+
+
+class ShmBackend:
+    """The functions of torch.distributed in the memory of one machine."""
+
+    name = "shm"
+
+    def __init__(self) -> None:
+        self._all: ShmGroup | None = None
+        self._groups: list[ShmGroup] = []
+        self._numbers = rendezvous.GroupNumbers()
+
+    def join(self, world: World, timeout_s: float) -> None:
+        """Joins the world; CommError: its ranks share no memory; RuntimeError: one is late."""
+        host_memory.require_one_machine(world, self.name)
+        self._store = rendezvous.store(world, timeout_s, self.name)
+        self._rank, self._spins = world.rank, counters.spins_for(world.local_size)
+        self._all = self._group([*range(world.size)], timeout_s)
+        memory = self._share(self._all, "messages", rings.num_bytes(world.size))
+        places = Rings(memory, world.size, world.rank, timeout_s, self._spins)
+        self._messages = PeerMessages(places, self.pull(self._all))
+
+    def pull(self, among: ShmGroup) -> Pull | None:
+        """Returns what reads other ranks' memory; None: nothing does."""
+        return None
+
+    def is_initialized(self) -> bool:
+        """Whether this rank is part of the world."""
+        return self._all is not None
+
+    def destroy_process_group(self) -> None:
+        """Leaves the world."""
+        self._messages.close()
+        for group in self._groups:
+            group.fifo.close()
+        self._groups, self._all = [], None
+
+    def get_rank(self) -> int:
+        """Returns this rank."""
+        return self._rank
+
+    def new_group(
+        self,
+        ranks: list[int] | None = None,
+        timeout: datetime.timedelta | None = None,
+        members_only: bool = False,
+    ) -> ShmGroup:
+        """Makes the memory of some ranks, which meet in the store without the others."""
+        every = self.members(None)
+        timeout_s = every.timeout_s if timeout is None else timeout.total_seconds()
+        return self._group(every.ranks if ranks is None else sorted(ranks), timeout_s)
+
+    def destroy_group(self, group: ShmGroup) -> None:
+        """Gives the memory of a group back."""
+        group.fifo.close()
+        group.rounds, group.index = None, -1
+        self._groups = [one for one in self._groups if one is not group]
+
+    def members(self, group: ShmGroup | None) -> ShmGroup:
+        """Returns a handle, or that of the world; ValueError: this rank is not a member."""
+        among = self._all if group is None else group
+        if among is None or among.index < 0:
+            raise ValueError(f"rank {self._rank} is not a member of the group")
+        return among
+
+    def isend(
+        self, tensor: Tensor, dst: int, group: ShmGroup | None = None, tag: int = 0
+    ) -> PeerMessage:
+        """Begins to send a tensor."""
+        among = self.members(group)
+        among.place(dst)
+        return self._messages.isend(tensor, dst, among.number, tag, among.timeout_s)
+
+    def irecv(
+        self, tensor: Tensor, src: int, group: ShmGroup | None = None, tag: int = 0
+    ) -> PeerMessage:
+        """Begins to receive a tensor."""
+        among = self.members(group)
+        among.place(src)
+        return self._messages.irecv(tensor, src, among.number, tag, among.timeout_s)
+
+    def all_reduce(
+        self, tensor: Tensor, op: Any = SUM, group: ShmGroup | None = None, async_op: bool = False
+    ) -> FifoWork | None:
+        """Reduces a tensor in place."""
+        among = self.members(group)
+        return self._begin(among, async_op, [tensor], self.reduce_in, among, tensor, op, True)
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dst: int,
+        op: Any = SUM,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Reduces a tensor into that of a rank."""
+        among = self.members(group)
+        takes = among.place(dst) == among.index
+        return self._begin(among, async_op, [tensor], self.reduce_in, among, tensor, op, takes)
+
+    def broadcast(
+        self, tensor: Tensor, src: int, group: ShmGroup | None = None, async_op: bool = False
+    ) -> FifoWork | None:
+        """Fills a tensor with that of a rank."""
+        among = self.members(group)
+        root, taken = among.place(src), _none(among)
+        given = tensor if among.index == root else None
+        taken[root] = None if among.index == root else tensor
+        return self._begin(among, async_op, [tensor], self.share_in, among, given, taken)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Tensor],
+        tensor: Tensor,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Fills a tensor for each rank."""
+        among = self.members(group)
+        return self._begin(among, async_op, tensor_list, self.share_in, among, tensor, tensor_list)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Fills a tensor with those of all ranks."""
+        among = self.members(group)
+        parts = [*output_tensor.view(len(among.ranks), -1).unbind(0)]
+        return self._begin(
+            among, async_op, [output_tensor], self.share_in, among, input_tensor, parts
+        )
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input_list: Sequence[Tensor],
+        op: Any = SUM,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Reduces one tensor for each rank."""
+        among = self.members(group)
+        return self._begin(
+            among, async_op, [output], self.reduce_scatter_in, among, output, input_list, op
+        )
+
+    def reduce_scatter_tensor(
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: Any = SUM,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Reduces a tensor, and leaves on each rank its part."""
+        parts = [*input.view(len(self.members(group).ranks), -1).unbind(0)]
+        return self.reduce_scatter(output, parts, op, group, async_op)
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Tensor],
+        input_tensor_list: Sequence[Tensor],
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Sends one tensor to each rank, and fills one from each."""
+        among, taken = self.members(group), output_tensor_list
+        return self._begin(among, async_op, taken, self.deal_in, among, input_tensor_list, taken)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Sends each rank its rows."""
+        size = len(self.members(group).ranks)
+        taken, given = (
+            rows_of(output, output_split_sizes, size),
+            rows_of(input, input_split_sizes, size),
+        )
+        return self.all_to_all(taken, given, group, async_op)
+
+    def gather(
+        self,
+        tensor: Tensor,
+        gather_list: Sequence[Tensor] | None = None,
+        dst: int = 0,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Fills one tensor for each rank, on one rank."""
+        among = self.members(group)
+        taken = (gather_list or ()) if among.place(dst) == among.index else _none(among)
+        return self._begin(
+            among, async_op, gather_list or [tensor], self.share_in, among, tensor, taken
+        )
+
+    def scatter(
+        self,
+        tensor: Tensor,
+        scatter_list: Sequence[Tensor] | None = None,
+        src: int = 0,
+        group: ShmGroup | None = None,
+        async_op: bool = False,
+    ) -> FifoWork | None:
+        """Sends each rank its tensor of one rank."""
+        among, taken = self.members(group), _none(self.members(group))
+        root = among.place(src)
+        taken[root] = tensor
+        given = (scatter_list or ()) if root == among.index else _none(among)
+        return self._begin(among, async_op, [tensor], self.deal_in, among, given, taken)
+
+    def barrier(self, group: ShmGroup | None = None, async_op: bool = False) -> FifoWork | None:
+        """Waits for all ranks of a group."""
+        among = self.members(group)
+        return self._begin(among, async_op, (), among.require_rounds().barrier)
+
+    # How the operations run; one that reads other ranks' memory replaces these four.
+
+    def share_in(
+        self, among: ShmGroup, given: Tensor | None, taken: Sequence[Tensor | None]
+    ) -> None:
+        """Gives all ranks one tensor, or none, and fills one from each."""
+        among.require_rounds().share(given, taken)
+
+    def deal_in(
+        self, among: ShmGroup, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
+    ) -> None:
+        """Gives each rank its tensor, and fills one from each."""
+        among.require_rounds().deal(given, taken)
+
+    def reduce_in(self, among: ShmGroup, tensor: Tensor, op: Any, takes: bool) -> None:
+        """Reduces a tensor over all ranks, in place; ``takes``: this one needs the result."""
+        among.require_rounds().reduce(tensor, op, takes)
+
+    def reduce_scatter_in(
+        self, among: ShmGroup, output: Tensor, given: Sequence[Tensor], op: Any
+    ) -> None:
+        """Gives each rank its term, and reduces those of all."""
+        among.require_rounds().reduce_scatter(output, given, op)
+
+    def _begin(
+        self,
+        among: ShmGroup,
+        async_op: bool,
+        tensors: Sequence[Tensor],
+        call: Callable[..., None],
+        *args: Any,
+    ) -> FifoWork | None:
+        if async_op:
+            return among.fifo.begin(lambda: call(*args), tensors)
+        among.fifo.run(call, *args)
+        return None
+
+    def _group(self, ranks: list[int], timeout_s: float) -> ShmGroup:
+        number = self._numbers.next(ranks)
+        fifo = Fifo(f"{self.name}-{number}")
+        index = ranks.index(self._rank) if self._rank in ranks else -1
+        group = ShmGroup(ranks, index, timeout_s, number, None, fifo)
+        if index >= 0:
+            memory = self._share(group, "collectives", rounds.num_bytes(len(ranks)))
+            group.rounds = Rounds(memory, ranks, index, timeout_s, self._spins)
+        self._groups.append(group)
+        return group
+
+    def _share(self, group: ShmGroup, kind: str, num_bytes: int) -> memoryview:
+        store = rendezvous.part(self._store, f"{group.number} {kind}")
+        exchange = rendezvous.texts(store, len(group.ranks), group.index)
+        what = f"the memory for {kind} of ranks {group.ranks[0]} to {group.ranks[-1]}"
+        return host_memory.share(exchange, group.index, num_bytes, what)
+
+
+def _none(among: ShmGroup) -> list[Tensor | None]:
+    return [None] * len(among.ranks)

@@ -1,0 +1,196 @@
+"""Carries out operations and messages by their dispatch; notes them in the log and the check.
+
+Tensors that the backend does not reach, or that are not contiguous, are carried by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter as clock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.comm import message_log as logs
+from hires.comm.carriers import Carriers
+from hires.comm.dispatch import Dispatch
+from hires.comm.guarded_waits import FAILURES, failure
+from hires.comm.handles import Handle
+from hires.comm.transport import MOST_CALLS, Group, activity, transport, unlogged
+from hires.core.ranks.call_records import CallFacts
+from hires.core.ranks.timeline import COLLECTIVE
+from hires.plan.routes import SHARES, Route
+
+BY_SHARES = Route("cma", SHARES)
+
+
+def _note(call: Dispatch, agreed: Any) -> int:
+    # Keeps a collective among the rank's calls; -1: none are kept, or it has no other rank.
+    if transport.check is None or call.channel is None or call.facts is None:
+        return -1
+    return transport.check.note(call.channel, call.facts, agreed)
+
+
+def note_shares(group: Group, operation: str, num_bytes: int, dtype: torch.dtype) -> int:
+    """Keeps an operation in the memory of a group's ranks; returns its number, or -1."""
+    if transport.check is None:
+        return -1
+    channel = transport.check.ring.channel(f"{group.name} over {BY_SHARES}", group.ranks)
+    name = str(dtype).removeprefix("torch.")
+    return transport.check.note(channel, CallFacts(operation, num_bytes, name, str(BY_SHARES)))
+
+
+def _note_message(call: Dispatch, tag: int) -> int:
+    if transport.check is None or call.facts is None:
+        return -1
+    channel = call.channels.get(tag)
+    if channel is None:
+        assert call.group is not None
+        ends = transport.world.index, call.peer
+        source, target = ends if call.operation == logs.SEND else ends[::-1]
+        words = f"messages {source} to {target}, tag {tag}, in {call.group.name}"
+        # The check continues the count of a channel that it returns again.
+        channel = transport.check.ring.message_channel(f"{words} over {call.backend}", ends)
+        if channel is None:
+            return -1
+        if len(call.channels) >= MOST_CALLS:
+            call.channels.clear()
+        call.channels[tag] = channel
+    return transport.check.note(channel, call.facts)
+
+
+def start(
+    call: Dispatch,
+    args: Sequence[Any],
+    after: Sequence[Callable[[], Any]],
+    async_op: bool,
+    issued: float,
+    num_bytes: int,
+    results: Sequence[Tensor],
+    agreed: Any = None,
+) -> Handle | None:
+    """Carries out a collective; returns its handle with ``async_op``, else None when complete.
+
+    ``agreed``: its root or reduction, which is the same on all ranks.
+    """
+    number = _note(call, agreed)
+    log = transport.log if len(call.ranks) > 1 and not unlogged.on else None
+    if async_op:
+        try:
+            work = call.method(*args, group=call.handle, async_op=True)
+        except FAILURES as error:
+            raise failure(call.what, error, call.backend, number) from error
+        handle = Handle(work, call, results, after, number=number)
+        if log is not None:
+            handle.keep_in(log, num_bytes, issued)
+        return handle
+    recorder = call.group.recorder if call.group is not None else None
+    begin = recorder.clock.now() if recorder is not None else None
+    outer = activity.begin(call.what, -1, -1, call.ranks, number)
+    try:
+        call.method(*args, group=call.handle)
+        for one in after:
+            one()
+    except FAILURES as error:
+        raise failure(call.what, error, call.backend, number) from error
+    finally:
+        activity.end(outer)
+    if log is not None:
+        log.note_blocking(call.operation, call.way, num_bytes, issued)
+    if transport.streams is not None:
+        transport.streams.add(call.what, call.ranks)
+    if recorder is not None and recorder.action:
+        recorder.note(COLLECTIVE, begin, call.label)
+    return None
+
+
+def start_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> Handle:
+    """Begins a send or receive; returns its handle."""
+    work, after, number = _post(call, tensor, tag)
+    return _handle(work, call, tensor, tag, after, number, issued)
+
+
+def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> None:
+    """Sends or receives a tensor; as :func:`start_message` and a wait, in half of the time."""
+    work, after, number = _post(call, tensor, tag)
+    log = transport.log
+    issue = log.issue(call.operation, call.way, tensor.nbytes, issued) if log is not None else None
+    started = clock()
+    outer = activity.begin(call.what, call.peer, tag, (), number)
+    try:
+        work.wait()
+        for one in after:
+            one()
+    except FAILURES as error:
+        raise failure(call.what, error, call.backend, number) from error
+    finally:
+        activity.end(outer)
+    if log is not None and issue is not None:
+        log.note(issue, started)
+
+
+def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) -> list[Handle]:
+    """Begins sends and receives, each with its tag, on a backend of streams; returns handles.
+
+    Those of one communicator are one group call: one by one, two ranks that both receive first
+    would wait for each other.
+    """
+    batches: dict[tuple[str, int, str], list[int]] = {}
+    for at, (call, tensor, _) in enumerate(posts):
+        key = call.backend, id(call.handle), tensor.device.type
+        batches.setdefault(key, []).append(at)
+    handles: dict[int, Handle] = {}
+    for (name, *_), places in batches.items():
+        backend: Any = transport.backends[name]
+        ops, ends = [], []
+        for at in places:
+            call, tensor, tag = posts[at]
+            carried, after, number = _prepared(call, tensor, tag)
+            ops.append(backend.P2POp(call.method, carried, call.peer, call.handle))
+            ends.append((call, tensor, tag, after, number))
+        call, number = ends[0][0], ends[0][4]
+        try:
+            works = backend.batch_isend_irecv(ops)
+        except FAILURES as error:
+            raise failure(call.what, error, name, number) from error
+        # Some libraries return one work for all of them.
+        works = works if len(works) == len(ops) else works * len(ops)
+        for at, work, (call, tensor, tag, after, number) in zip(places, works, ends, strict=True):
+            handles[at] = _handle(work, call, tensor, tag, after, number, issued)
+    return [handles[at] for at in range(len(posts))]
+
+
+def _handle(
+    work: Any,
+    call: Dispatch,
+    tensor: Tensor,
+    tag: int,
+    after: Sequence[Callable[[], Any]],
+    number: int,
+    issued: float,
+) -> Handle:
+    handle = Handle(work, call, [tensor], after, tag, number)
+    log = transport.log
+    if log is not None:
+        handle.keep_in(log, tensor.nbytes, issued)
+    return handle
+
+
+def _post(call: Dispatch, tensor: Tensor, tag: int) -> tuple[Any, list[Callable[[], Any]], int]:
+    # Returns the work, what is left to do after it, and its number among the rank's calls.
+    carried, after, number = _prepared(call, tensor, tag)
+    try:
+        work = call.method(carried, call.peer, group=call.handle, tag=tag)
+    except FAILURES as error:
+        raise failure(call.what, error, call.backend, number) from error
+    return work, after, number
+
+
+def _prepared(
+    call: Dispatch, tensor: Tensor, tag: int
+) -> tuple[Tensor, list[Callable[[], Any]], int]:
+    carriers = Carriers(call)
+    sends = call.operation == logs.SEND
+    carried = carriers.source(tensor) if sends else carriers.target(tensor)
+    return carried, carriers.after, _note_message(call, tag)

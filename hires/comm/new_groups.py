@@ -1,0 +1,149 @@
+"""Makes groups of ranks on every backend, with the memory that they share, and frees them.
+
+Ranks are always ranks of the world, never positions in a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hires.comm.agreements import gather_texts
+from hires.comm.algorithms.algorithm_group import open_algorithms
+from hires.comm.backends import counters, host_memory, shared
+from hires.comm.backends.shared import SharedMemory
+from hires.comm.guarded_waits import guard, waiting
+from hires.comm.rehearsal import SilentBackend, SilentMemory
+from hires.comm.transport import NOT_JOINED, Group, transport
+from hires.core.errors import CommError
+from hires.core.ranks import mailbox_limits
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def new_group(
+    ranks: Sequence[int] | DeviceMesh | None = None,
+    timeout: float | datetime.timedelta | None = None,
+    *,
+    members_only: bool = False,
+) -> Group:
+    """Makes a group on every backend; all ranks of the world call it in one order.
+
+    With ``members_only`` its members call it, those of two groups in one order.
+
+    ``ranks``: of the world, by default all; or a device mesh or a slice of one, whose ranks are
+    those of this rank's part. ``timeout``: longest wait in it, in seconds. The order of ranks in a
+    group is ascending, whatever that of ``ranks``.
+    """
+    if ranks is not None and hasattr(ranks, "mesh"):
+        own = sorted(ranks.mesh.flatten().tolist())
+        groups: dict[str, Group] = {}
+        for text in sorted({*gather_texts(json.dumps(own))}):  # every rank makes all of them
+            groups[text] = new_group(json.loads(text), timeout)
+        return groups[json.dumps(own)]
+    if ranks is None and not transport.backends:
+        raise CommError(NOT_JOINED)
+    members = sorted(ranks) if ranks is not None else [*transport.world.ranks]
+    world = transport.world
+    # A rehearsal, and a plan whose ranks are one process, have a world of one.
+    stranger = world.size > 1 and not {*members} <= {*world.ranks}
+    if stranger or len({*members}) < len(members) or not members:
+        raise CommError(
+            f"ranks {members} are no group of a world of {world.size}; name some of ranks 0 to "
+            f"{world.size - 1}, each once"
+        )
+    if timeout is not None and not isinstance(timeout, datetime.timedelta):
+        timeout = datetime.timedelta(seconds=timeout)
+    handles = dict.fromkeys(transport.backends)
+    if len(members) > 1:  # collective over the world: members and others call it
+        for name, backend in transport.backends.items():
+            alone: Any = {"members_only": True} if members_only else {}
+            create = functools.partial(backend.new_group, members, timeout, **alone)
+            handles[name] = waiting(create, f"group {members} over {name}")
+    transport.num_groups[tuple(members)] += 1
+    place = members.index(transport.rank) if transport.rank in members else -1
+    group = Group(members, place, handles, number=transport.num_groups[tuple(members)])
+    open_group_algorithms(group, timeout, members_only)
+    return group
+
+
+def open_group_algorithms(
+    group: Group, timeout: datetime.timedelta | None = None, members_only: bool = False
+) -> None:
+    """Makes the communicators of a group's algorithms, in one order on all ranks."""
+    alone: Any = {"members_only": True} if members_only else {}
+    for name, backend in transport.backends.items() if group.size > 1 else ():
+        if not (names := transport.algorithms.get(name)):
+            continue
+
+        def create(ranks: list[int], backend: Any = backend) -> Any:
+            return backend.new_group(ranks, timeout, **alone)
+
+        facts = create, group.handles[name], group.ranks, transport.rank, names, transport.nodes
+        opened = functools.partial(open_algorithms, *facts)
+        group.algorithms[name] = waiting(opened, f"algorithms of ranks {group.ranks} over {name}")
+        transport.queues.append(group.algorithms[name].queue)
+
+
+def destroy_group(group: Group) -> None:
+    """Frees what a group has on every backend; its members call it when nothing is under way in it.
+
+    A group of a world that this rank has left is freed already. CommError: it is the world.
+    """
+    if group is transport.world:
+        raise CommError("the group of all ranks ends with shutdown()")
+    group.shared = group.peers = None
+    group.calls.clear()
+    handles = {name: [handle] for name, handle in group.handles.items()}
+    for name, opened in group.algorithms.items():
+        opened.queue.close()
+        with contextlib.suppress(ValueError):
+            transport.queues.remove(opened.queue)
+        handles[name] += [one for one in opened.handles.values() if one is not group.handles[name]]
+    group.handles, group.algorithms = {}, {}
+    for name, backend in transport.backends.items():
+        for handle in filter(None, handles.get(name, ())):
+            end = functools.partial(backend.destroy_group, handle)
+            guard(end, f"the end of the group of ranks {group.ranks}", name)
+
+
+def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
+    """Creates groups, all ranks in the same order; returns this rank's by index in ``members``.
+
+    The first ``num_close`` groups exchange many small messages, the others sum large tensors; in a
+    world that lives on one machine both go through memory.
+    """
+    made = {}
+    for number, ranks in enumerate(members):
+        group = new_group(ranks)
+        if group.index < 0:
+            continue
+        mail_bytes = mailbox_limits.mail_bytes(len(ranks)) if number < num_close else 0
+        group.shared = memory = _share_memory(group, mail_bytes)
+        if number >= num_close and memory is not None:
+            group.peers = memory.peers()
+        made[number] = group
+    return made
+
+
+def _share_memory(group: Group, mail_bytes: int) -> SharedMemory | SilentMemory | None:
+    # The group's shared memory, or None for all members alike.
+    backend = transport.backends.get(transport.default)
+    if isinstance(backend, SilentBackend):
+        return backend.share_memory(group.size, mail_bytes)
+    if backend is None or group.size == 1 or not transport.one_machine or not counters.supported():
+        return None
+    what, handle = f"the shared memory of ranks {group.ranks}", group.handles[transport.default]
+    memory = host_memory.share(
+        lambda text: gather_texts(text, what, group.ranks, handle),
+        group.index,
+        shared.num_bytes(group.size, mail_bytes),
+        f"the exchange of ranks {group.ranks[0]} to {group.ranks[-1]}",
+    )
+    limit_s, spins = transport.timeout_s, transport.spins
+    return SharedMemory(memory, group.size, group.index, limit_s, mail_bytes, spins)

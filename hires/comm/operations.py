@@ -1,0 +1,313 @@
+"""The collectives of hires.comm: names, arguments and meaning of those of torch.distributed.
+
+Ranks are ranks of the world. Every collective has ``async_op``: it returns None when it is
+complete, or at once its :class:`~hires.comm.handles.Handle`. ``backend`` names a backend or a whole
+:class:`~hires.plan.routes.Route`; without it the tuning table chooses, if there is one, else the
+first backend carries the message. Lists of tensors may hold tensors of different sizes. All ranks
+of a group call its collectives in one order. Errors are CommErrors.
+
+Source:
+    https://pytorch.org/docs/stable/distributed.html
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from time import perf_counter as clock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.comm import message_log as logs
+from hires.comm.argument_checks import (
+    bytes_of,
+    require_members,
+    require_none,
+    require_one_each,
+    require_rows,
+    require_size,
+)
+from hires.comm.backends.composed import row_counts
+from hires.comm.calls import start
+from hires.comm.carriers import Carriers, is_dense
+from hires.comm.dispatch import call_of
+from hires.comm.handles import Handle
+from hires.comm.operation_routes import Choice
+from hires.comm.plain_reductions import SUM, is_plain, plain, words_of
+from hires.comm.transport import Group, transport
+
+UNEVEN = 0
+"""The size that decides where ranks may not share one: a route must be the same for all (R1)."""
+_NOTHING = torch.empty(0)
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: Any = SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Reduces a tensor over a group, in place; all ranks get the same bits."""
+    issued, size = clock(), bytes_of(tensor)
+    call = call_of(logs.ALL_REDUCE, "all_reduce", group, backend, tensor, size)
+    is_plain_sum = is_plain(tensor.dtype, op) and not tensor.requires_grad
+    if call.reaches_cpu and tensor.is_cpu and is_plain_sum and is_dense(tensor):
+        return start(call, (tensor, op), (), async_op, issued, size, (tensor,), op)
+    carriers = Carriers(call)
+    carried = carriers.in_place(tensor)
+    terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
+    return start(
+        call,
+        (terms[0], plain_op),
+        [*after, *carriers.after],
+        async_op,
+        issued,
+        size,
+        (tensor,),
+        words_of(op),
+    )
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int,
+    op: Any = SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Reduces a tensor over a group into that of rank ``dst``; the others keep theirs."""
+    issued, size = clock(), bytes_of(tensor)
+    call = call_of(logs.REDUCE, "reduce", group, backend, tensor, size)
+    require_members(call.ranks, dst)
+    carriers = Carriers(call)
+    is_root = transport.rank == dst
+    carried = carriers.in_place(tensor) if is_root else carriers.source(tensor)
+    is_sum = is_plain(tensor.dtype, op)
+    if not is_root and not (is_sum and call.keeps_terms):
+        carried = carried.clone()
+    terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
+    args, after = (terms[0], dst, plain_op), [*after, *carriers.after]
+    agreed = _sum_at(dst) if is_sum else (dst, words_of(op))
+    return start(call, args, after, async_op, issued, size, (tensor,), agreed)
+
+
+@functools.cache
+def _sum_at(root: int) -> tuple[int, Any]:
+    # The same object at every call, which the check compares at once.
+    return root, SUM
+
+
+def broadcast(
+    tensor: Tensor,
+    src: int,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Fills a tensor with that of rank ``src``."""
+    issued, size = clock(), bytes_of(tensor)
+    call = call_of(logs.BROADCAST, "broadcast", group, backend, tensor, size)
+    require_members(call.ranks, src)
+    carriers = Carriers(call)
+    sends = transport.rank == src
+    carried = carriers.source(tensor) if sends else carriers.target(tensor)
+    return start(call, (carried, src), carriers.after, async_op, issued, size, (tensor,), src)
+
+
+def all_gather(
+    tensor_list: Sequence[Tensor],
+    tensor: Tensor,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Fills one tensor for each rank with that rank's ``tensor``; sizes may differ."""
+    issued, among = clock(), transport.world if group is None else group
+    require_one_each(tensor_list, among, tensor)
+    even = sum(part.nbytes for part in tensor_list) // among.size
+    call = call_of(logs.ALL_GATHER, "all_gather", among, backend, tensor, even)
+    carriers = Carriers(call)
+    source = carriers.source(tensor)
+    args = ([carriers.target(part) for part in tensor_list], source)
+    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, tensor_list)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Fills a tensor with those of all ranks, stacked or one after the other."""
+    issued, size = clock(), bytes_of(input_tensor)
+    method = "all_gather_into_tensor"
+    call = call_of(logs.ALL_GATHER, method, group, backend, input_tensor, size)
+    require_size(output_tensor, size * len(call.ranks), input_tensor)
+    carriers = Carriers(call)
+    source = carriers.source(input_tensor)
+    args = (carriers.target(output_tensor), source)
+    return start(call, args, carriers.after, async_op, issued, size, (output_tensor,))
+
+
+def reduce_scatter(
+    output: Tensor,
+    input_list: Sequence[Tensor],
+    op: Any = SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Reduces one tensor for each rank into that rank's ``output``; sizes may differ."""
+    issued, among = clock(), transport.world if group is None else group
+    require_one_each(input_list, among, output)
+    size = sum(part.nbytes for part in input_list)
+    call = call_of(logs.REDUCE_SCATTER, "reduce_scatter", among, backend, output, size)
+    carriers = Carriers(call)
+    sources = [*map(carriers.source, input_list)]
+    terms, carried, plain_op, after = plain(sources, carriers.target(output), op, among.size)
+    args, after = (carried, terms, plain_op), [*after, *carriers.after]
+    return start(call, args, after, async_op, issued, size, (output,), words_of(op))
+
+
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: Any = SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Reduces a tensor, and leaves on each rank its equal part, in the order of ranks."""
+    issued, size = clock(), bytes_of(input)
+    method = "reduce_scatter_tensor"
+    bytes_of(output)
+    call = call_of(logs.REDUCE_SCATTER, method, group, backend, output, size)
+    require_size(input, output.nbytes * len(call.ranks), output)
+    carriers = Carriers(call)
+    source = carriers.source(input)
+    terms, carried, plain_op, after = plain([source], carriers.target(output), op, len(call.ranks))
+    args, after = (carried, terms[0], plain_op), [*after, *carriers.after]
+    return start(call, args, after, async_op, issued, size, (output,), words_of(op))
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Sends one tensor to each rank, and fills one from each; sizes may differ."""
+    issued, among = clock(), transport.world if group is None else group
+    require_one_each(input_tensor_list, among)
+    require_one_each(output_tensor_list, among, input_tensor_list[0])
+    size = sum(part.nbytes for part in input_tensor_list)
+    call = call_of(logs.ALL_TO_ALL, "all_to_all", among, backend, input_tensor_list[0], UNEVEN)
+    carriers = Carriers(call)
+    sources = [*map(carriers.source, input_tensor_list)]
+    args = ([*map(carriers.target, output_tensor_list)], sources)
+    return start(call, args, carriers.after, async_op, issued, size, output_tensor_list)
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """The same with rows of one tensor: equal parts, or those of the split sizes.
+
+    A rank whose parts are equal may leave the sizes out where another one gives them.
+    """
+    issued, size = clock(), bytes_of(input)
+    sizes = output_split_sizes or None, input_split_sizes or None
+    method = "all_to_all_single"
+    call = call_of(logs.ALL_TO_ALL, method, group, backend, input, UNEVEN)
+    if any(sizes):
+        require_rows(output, input)
+    else:
+        require_size(output, size, input)
+    for tensor, parts in ((output, sizes[0]), (input, sizes[1])):
+        row_counts(tensor, parts, len(call.ranks))
+    carriers = Carriers(call)
+    source = carriers.source(input)
+    args = (carriers.target(output), source, *sizes)
+    return start(call, args, carriers.after, async_op, issued, size, (output,))
+
+
+def gather(
+    tensor: Tensor,
+    gather_list: Sequence[Tensor] | None = None,
+    dst: int = 0,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Fills one tensor for each rank, on rank ``dst``; sizes may differ."""
+    issued, among = clock(), transport.world if group is None else group
+    bytes_of(tensor)
+    call = call_of(logs.GATHER, "gather", among, backend, tensor, UNEVEN)
+    require_members(call.ranks, dst)
+    carriers = Carriers(call)
+    source, targets = carriers.source(tensor), None
+    if transport.rank == dst:
+        require_one_each(gather_list or (), among, tensor)
+        targets = [*map(carriers.target, gather_list or ())]
+    else:
+        require_none(gather_list, dst)
+    args = (source, targets, dst)
+    return start(
+        call, args, carriers.after, async_op, issued, tensor.nbytes, gather_list or (), dst
+    )
+
+
+def scatter(
+    tensor: Tensor,
+    scatter_list: Sequence[Tensor] | None = None,
+    src: int = 0,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    backend: Choice = None,
+) -> Handle | None:
+    """Fills the tensor of each rank with its one of rank ``src``; sizes may differ."""
+    issued, among = clock(), transport.world if group is None else group
+    bytes_of(tensor)
+    call = call_of(logs.SCATTER, "scatter", among, backend, tensor, UNEVEN)
+    require_members(call.ranks, src)
+    carriers = Carriers(call)
+    sources = None
+    if transport.rank == src:
+        require_one_each(scatter_list or (), among, tensor)
+        sources = [*map(carriers.source, scatter_list or ())]
+    else:
+        require_none(scatter_list, src)
+    args = (carriers.target(tensor), sources, src)
+    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, (tensor,), src)
+
+
+def barrier(
+    group: Group | None = None, async_op: bool = False, *, backend: Choice = None
+) -> Handle | None:
+    """Waits for all ranks of a group, or of the world."""
+    issued = clock()
+    call = call_of(logs.BARRIER_CALL, "barrier", group, backend, _NOTHING, 0)
+    return start(call, (), (), async_op, issued, 0, ())

@@ -1,0 +1,133 @@
+"""Sends and receives with the names, arguments and meaning of torch.distributed.
+
+Ranks are ranks of the world. ``backend`` is that of :mod:`hires.comm.operations`. Errors are
+CommErrors.
+
+Source:
+    https://pytorch.org/docs/stable/distributed.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter as clock
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hires.comm import message_log as logs
+from hires.comm.argument_checks import bytes_of, require_tag
+from hires.comm.backends.backend_protocol import RESERVED_TAGS
+from hires.comm.calls import carry_message, start_batch, start_message
+from hires.comm.dispatch import Dispatch, call_of
+from hires.comm.handles import Handle
+from hires.comm.operation_routes import Choice
+from hires.comm.transport import Group, transport
+
+
+def isend(
+    tensor: Tensor,
+    dst: int,
+    group: Group | None = None,
+    tag: int = 0,
+    *,
+    backend: Choice = None,
+) -> Handle:
+    """Begins to send a tensor, which must stay unchanged until the handle is done.
+
+    Messages of one group, tag and backend between two ranks keep their order.
+    """
+    issued = clock()
+    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
+        require_tag(tag)
+    call = call_of(logs.SEND, "isend", group, backend, tensor, bytes_of(tensor), dst)
+    return start_message(call, tensor, tag, issued)
+
+
+def irecv(
+    tensor: Tensor,
+    src: int,
+    group: Group | None = None,
+    tag: int = 0,
+    *,
+    backend: Choice = None,
+) -> Handle:
+    """Begins to fill a tensor with a message of its size; the sender is always named."""
+    issued = clock()
+    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
+        require_tag(tag)
+    call = call_of(logs.RECV, "irecv", group, backend, tensor, bytes_of(tensor), src)
+    return start_message(call, tensor, tag, issued)
+
+
+def send(
+    tensor: Tensor,
+    dst: int,
+    group: Group | None = None,
+    tag: int = 0,
+    *,
+    backend: Choice = None,
+) -> None:
+    """Sends a tensor; returns when it may be changed."""
+    issued = clock()
+    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
+        require_tag(tag)
+    call = call_of(logs.SEND, "isend", group, backend, tensor, bytes_of(tensor), dst)
+    carry_message(call, tensor, tag, issued)
+
+
+def recv(
+    tensor: Tensor,
+    src: int,
+    group: Group | None = None,
+    tag: int = 0,
+    *,
+    backend: Choice = None,
+) -> int:
+    """Fills a tensor with a message; returns its sender."""
+    issued = clock()
+    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
+        require_tag(tag)
+    call = call_of(logs.RECV, "irecv", group, backend, tensor, bytes_of(tensor), src)
+    carry_message(call, tensor, tag, issued)
+    return src
+
+
+class P2POp(NamedTuple):
+    """One side of a message: ``op`` is :func:`isend` or :func:`irecv`."""
+
+    op: Callable[..., Handle]
+    tensor: Tensor
+    peer: int
+    group: Group | None = None
+    tag: int = 0
+    backend: Choice = None
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
+    """Begins several messages; returns their handles in the order of the list."""
+    for one in p2p_op_list:
+        require_tag(one.tag)
+    return start_posts(p2p_op_list)
+
+
+def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
+    """The same with any tags, also those of messages of hires itself."""
+    issued = clock()
+    posts = [(_call_of(one), one.tensor, one.tag) for one in p2p_op_list]
+    handles: dict[int, Handle] = {}
+    backends = {name for name, one in transport.backends.items() if getattr(one, "has_streams", 0)}
+    together = [at for at, post in enumerate(posts) if post[0].backend in backends]
+    handles.update(zip(together, start_batch([posts[at] for at in together], issued), strict=True))
+    # Receives first: a backend may hold up a send until its receive is there.
+    for operation in (logs.RECV, logs.SEND):
+        for at, post in enumerate(posts):
+            if at not in handles and post[0].operation == operation:
+                handles[at] = start_message(*post, issued)
+    return [handles[at] for at in range(len(posts))]
+
+
+def _call_of(one: P2POp) -> Dispatch:
+    operation, method = (logs.RECV, "irecv") if one.op is irecv else (logs.SEND, "isend")
+    given = one.backend, one.tensor, one.tensor.nbytes, one.peer
+    return call_of(operation, method, one.group, *given)

@@ -1,0 +1,294 @@
+"""Finds out why a rank waits too long: compares the calls of all ranks beside the backends.
+
+Every call of an operation is kept (:mod:`hires.core.ranks.call_records`). A thread looks at what
+the rank waits in, and ranks exchange their records through a board of rank 0 (:mod:`.call_board`):
+
+    rank 0    all_reduce ....... a third of the timeout: requests and compares records ... timeout
+    rank 1    broadcast .............................. writes its record at a request
+
+So the error at the end of the wait names the calls of both ranks with their lines, even if the
+other rank has ended meanwhile. Rank 0 leaves to the others the records of those that have left.
+Ranks that end well compare once more when they leave, since a wrong root may be wrong numbers and
+no wait at all. With ``every`` each call is compared before it begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hires.comm.call_board import LEFT_BYTES, BoardConnection, BoardServer, CallBoard
+from hires.core.errors import CommError
+from hires.core.ranks.call_differences import (
+    CIRCLE,
+    SILENCE,
+    explanation,
+    first_difference,
+    first_unmatched,
+)
+from hires.core.ranks.call_records import CallChannel, CallFacts, CallRing, RankCalls, read_calls
+from hires.core.ranks.heartbeat import Activity
+from hires.core.ranks.world import World
+
+log = logging.getLogger(__name__)
+
+CHECKS = ("off", "late", "every")
+"""When the calls of ranks are compared."""
+LOOK_S = 0.25
+"""Between two looks of the thread."""
+RANKS_PER_LOOK_S = 4000
+"""Requests that rank 0 answers in a second: in a larger world each rank looks more rarely."""
+CALM_S, CALM_RANKS_PER_LOOK_S = 1.0, 400
+"""The same before a rank has waited so long, so that rank 0 has time for its own work."""
+PATIENCE_S = 2.0
+"""Longest wait for the records of others at a failure."""
+ENDED_S = 0.25
+"""The same where one of them has ended."""
+MOST_RECORDS = 64
+"""Ranks whose records are read."""
+LINGER_S = 1.0
+"""How long rank 0 keeps its board for ranks that have not left."""
+PAUSE_S = 0.005
+NEVER = 2**62
+"""A number that no request reaches: only records of ranks that have left count as answers."""
+
+LOST = "answers come through rank 0, which gives none"
+
+Board = CallBoard | BoardConnection
+
+INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+"""Code that passes calls on: hires.comm and torch."""
+
+
+class _Reason(NamedTuple):
+    number: int  # of the call that waits
+    text: str = ""
+    is_settled: bool = False  # two calls that differ, or a circle: nothing later can change it
+    has_all: bool = False  # all ranks of the call have answered
+
+
+class SequenceCheck:
+    """The check of one rank in one world; ``server``: of the board, on rank 0."""
+
+    def __init__(
+        self,
+        board: Board,
+        rank: int,
+        world: int,
+        timeout_s: float,
+        activity: Activity,
+        every: bool = False,
+        server: BoardServer | None = None,
+    ) -> None:
+        self.ring = CallRing(INSIDE)
+        self.has_failed = False
+        """Whether an error came before: then messages without their other side are no news."""
+        self._board, self._rank, self._world, self._every = board, rank, world, every
+        self._server = server
+        self._timeout_s, self._activity = timeout_s, activity
+        self._look_s = max(min(LOOK_S, timeout_s / 12), world / RANKS_PER_LOOK_S)
+        self._calm_s = max(min(CALM_S, timeout_s / 12), world / CALM_RANKS_PER_LOOK_S)
+        self._looked_s = time.perf_counter()  # when this rank last looked at the board
+        self._asked = 0  # requests that this rank has answered
+        self._reason = _Reason(-1)  # of the wait in a call that is late
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="call-check", daemon=True)
+        self._thread.start()
+
+    def note(self, channel: CallChannel, facts: CallFacts, agreed: Any = None) -> int:
+        """Keeps a call that begins, and returns its number.
+
+        CommError: with ``every``, another rank has made a different call in its place.
+        """
+        number = self.ring.note(channel, facts, agreed)
+        if self._every:
+            self._compare_first(number)
+        return number
+
+    def reason(self, number: int, patience_s: float = PATIENCE_S, ended: Sequence[int] = ()) -> str:
+        """Returns why the wait in a call failed or is late; empty: the records do not show it.
+
+        ``ended``: ranks whose processes are known to have ended.
+        """
+        before = self._reason if self._reason.number == number else _Reason(number)
+        if before.is_settled:
+            return before.text
+        # When the wait became late, another rank may not have come to the call that is wrong; by
+        # now it may have ended, so that what it was seen to do is all that is left.
+        now = self._compared(number, min(patience_s, self._timeout_s / 4), ended)
+        return now.text if now.is_settled or now.has_all else before.text or now.text
+
+    def close(self) -> None:
+        """Leaves; CommError: this rank and another one that has left made different calls."""
+        self._stopped.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._publish(-1, has_left=True)
+        ranks = range(min(self._world, MOST_RECORDS))
+        records = self._read(ranks, NEVER)
+        deadline = time.monotonic() + LINGER_S
+        while self._server is not None and time.monotonic() < deadline:
+            if len(records) == len(ranks):  # all have left: none needs the board any more
+                break
+            time.sleep(PAUSE_S)
+            records = self._read(ranks, NEVER)
+        if self._server is not None:
+            self._server.close(self._left_behind())
+        elif isinstance(self._board, BoardConnection):
+            self._board.close()
+        records[self._rank] = self._record(-1, has_left=True)
+        if text := first_difference(records) or first_unmatched(records):
+            raise CommError(f"the ranks did not call the same operations: {text}")
+
+    def _left_behind(self) -> dict[str, tuple[int, str]]:
+        # The records of ranks that have left, this one first, for those that have not.
+        found, size = {}, 0
+        for rank, (asked, text) in self._board.get([*range(self._world)]).items():
+            if json.loads(text)["has_left"] and size + len(text) < LEFT_BYTES:
+                size += len(text)
+                found[rank] = asked, text
+        return found
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_s):
+            with contextlib.suppress(OSError):
+                self._answer()
+            self._look()
+
+    def _answer(self) -> None:
+        now, clock_s = self._activity.now, time.perf_counter()
+        is_calm = now is None or clock_s - now.begin_s < self._calm_s
+        if not is_calm or clock_s - self._looked_s >= self._calm_s:
+            self._looked_s = clock_s
+            if self._board.look() != self._asked:
+                self._publish(now.number if now is not None else -1)
+
+    def _look(self) -> None:
+        now, clock_s = self._activity.now, time.perf_counter()
+        if now is None or now.number < 0 or self._reason.number == now.number:
+            return
+        if clock_s - now.begin_s > self._timeout_s / 3:
+            self._reason = late = self._compared(now.number, self._timeout_s / 4)
+            if late.text and self._activity.now is now:
+                log.warning("a wait is late: %s", late.text)
+
+    # ---- the records
+
+    def _compared(self, number: int, patience_s: float, ended: Sequence[int] = ()) -> _Reason:
+        with self._lock:
+            wanted, silence = self._ranks_for(number), SILENCE
+            try:
+                asked = self._board.ask()
+                self._publish(number)
+            except OSError:
+                asked, patience_s, silence = NEVER, 0.0, LOST
+            deadline = time.monotonic() + patience_s
+            while True:
+                records = self._read(wanted, asked)
+                records[self._rank] = self._record(number)
+                answered = len(records) == len(wanted)
+                late = self._stopped.is_set() or time.monotonic() > deadline
+                if answered or late or first_difference(records):
+                    text = explanation(records, ended, silence)
+                    is_settled = bool(first_difference(records)) or text.endswith(CIRCLE)
+                    return _Reason(number, text, is_settled, answered)
+                time.sleep(self._look_s)
+
+    def _ranks_for(self, number: int) -> list[int]:
+        # This rank and those of the call first; the others may be what these wait for.
+        record = self.ring.record(self._rank, number)
+        call = record.waiting
+        near = record.channels[call.channel][1] if call is not None else []
+        ranks = dict.fromkeys([self._rank, *near, *range(min(self._world, MOST_RECORDS))])
+        return [*ranks][:MOST_RECORDS]
+
+    def _publish(self, number: int, has_left: bool = False) -> None:
+        record = self._record(number, has_left)
+        self._asked = self._board.look()
+        self._board.put(self._rank, self._asked, json.dumps(dataclasses.asdict(record)))
+
+    def _record(self, number: int, has_left: bool = False) -> RankCalls:
+        now = self._activity.now
+        since_s = time.perf_counter() - (self._activity.ended_s if now is None else now.begin_s)
+        record = self.ring.record(self._rank, number, since_s, has_left)
+        if has_left and not self.has_failed:
+            record.messages = self.ring.messages()
+        return record
+
+    def _read(self, ranks: Sequence[int], asked: int) -> dict[int, RankCalls]:
+        # The records that answer a request, and those of ranks that have left.
+        found, records = dict[str, tuple[int, str]](), {}
+        with contextlib.suppress(OSError):  # rank 0 has ended, and left nothing behind
+            found = self._board.get([*ranks])
+        for rank, (answers, text) in found.items():
+            record = read_calls(int(rank), json.loads(text))
+            if record is not None and (answers >= asked or record.has_left):
+                records[int(rank)] = record
+        return records
+
+    def _compare_first(self, number: int) -> None:
+        # The first rank at a call leaves it on the board, and the others compare theirs.
+        record = self.ring.record(self._rank, number)
+        call = record.waiting
+        assert call is not None
+        place, text = f"{call.channel} {call.number}", json.dumps([self._rank, *call])
+        with contextlib.suppress(OSError):
+            first = json.loads(self._board.first(place, text))
+            other = RankCalls(first[0], [first[1:]], {call.channel: [call.number, []]})
+            if text := first_difference({first[0]: other, self._rank: record}):
+                self._publish(number)
+                raise CommError(f"the ranks do not call the same operation: {text}")
+
+
+def join_check(
+    world: World, timeout_s: float, activity: Activity, exchange: Callable[..., str], when: str
+) -> SequenceCheck | None:
+    """Returns the check of a rank, all ranks together; None where rank 0 cannot be reached.
+
+    ``exchange`` hands the text of rank 0, or of the rank that is its third argument, to all ranks;
+    ``when`` is one of ``CHECKS`` but ``off``. The board can be reached by the address of rank 0 in
+    the network of the other machines, and by no other.
+    """
+    board: Board | None = None
+    server, place, host = None, "", "127.0.0.1"
+    if world.local_size < world.size:
+        # As the last rank, which is on another machine, finds rank 0: its own name may lead rank 0
+        # to the address of its own machine alone.
+        host = exchange(_found(world), "the exchange of an address", world.size - 1)
+    if world.rank == 0 and host:
+        with contextlib.suppress(OSError):
+            board = CallBoard()
+            server = BoardServer(board, host)
+            place = server.place
+    place = exchange(place, "the exchange of a port")
+    if world.rank and place:
+        with contextlib.suppress(OSError):
+            board = BoardConnection(host, place, min(timeout_s, PATIENCE_S))
+    if board is None:
+        log.warning("no connection to rank 0: its calls and those of this rank are not compared")
+        return None
+    every = when == "every"
+    check = SequenceCheck(board, world.rank, world.size, timeout_s, activity, every, server)
+    activity.calls = check.ring
+    return check
+
+
+def _found(world: World) -> str:
+    # The number of the address of the world, as this machine finds it; empty: it does not.
+    with contextlib.suppress(OSError):
+        place = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_STREAM)[0][4]
+        return str(place[0])
+    return ""

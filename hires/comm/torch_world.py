@@ -1,0 +1,89 @@
+"""Joins the world of a script that called ``init_process_group("hires")``, and makes its groups."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hires import comm
+from hires.comm.backends import rendezvous
+from hires.comm.process_group import HiresProcessGroup
+from hires.comm.transport import transport
+from hires.core.errors import ConfigError
+from hires.core.ranks.world import World
+from hires.plan.tuning_table import TuningTable
+
+
+def create(
+    options: Any,
+    backends: Sequence[str] = (),
+    table: str | None = None,
+    shared_memory: bool = True,
+    route: str | None = None,
+) -> HiresProcessGroup:
+    """Returns a process group for torch; that of all ranks joins the world.
+
+    Args:
+        options: those of torch: the store at which the members meet, their ranks, the timeout.
+        backends: of the world, the default first; none: those of the table, or gloo.
+        table: path of a tuning table.
+        shared_memory: whether ranks of one machine may exchange messages through memory.
+        route: the backend of all operations of this group.
+
+    Raises:
+        ConfigError: the options or variables name an unknown backend, or no table.
+        CommError: a rank did not come in time.
+    """
+    ranks, timeout_s = [*options.global_ranks_in_group], options.timeout.total_seconds()
+    if ranks != sorted(ranks):
+        raise ConfigError(f"ranks {ranks} of a group must ascend; leave sort_ranks out")
+    if ranks:
+        group = comm.new_group(ranks, timeout_s, members_only=True)
+        return HiresProcessGroup(group, route, functools.partial(comm.destroy_group, group))
+    if comm.is_initialized():  # the world of a caller of hires.comm
+        return HiresProcessGroup(transport.world, route)
+    chosen = TuningTable.read(Path(table)) if table else None
+    names = backends or (chosen.backends if chosen else ("gloo",))
+    if "nccl" in names:  # its groups are those of torch's default group, which is this one
+        raise ConfigError("backend nccl cannot carry torch's own default group; use nccl_direct")
+    world = _world(options.store, options.group_rank, options.group_size)
+    rendezvous.use(world, options.store)
+    comm.init(
+        names,
+        world=world,
+        timeout_s=timeout_s,
+        table=chosen,
+        shared_memory=shared_memory,
+    )
+    atexit.register(_leave)
+    return HiresProcessGroup(transport.world, route, _leave)
+
+
+def _leave() -> None:
+    # A script may end without destroy_process_group(), and an MPI must be finalised.
+    atexit.unregister(_leave)
+    comm.shutdown()
+
+
+def _world(store: Any, rank: int, size: int) -> World:
+    # Launchers name local ranks differently, so the ranks of a machine are counted here.
+    place = f"{socket.gethostname()} {_boot()}"
+    store.set(f"hires/place/{rank}", place)
+    places = [store.get(f"hires/place/{other}").decode() for other in range(size)]
+    here = [other for other, its in enumerate(places) if its == place]
+    # The address of the environment, if it has one: a library may choose its network by it.
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    port_number = int(port) if port.isdecimal() and int(port) else 1
+    return World(rank, size, here.index(rank), len(here), address, port_number, 0)
+
+
+@functools.cache
+def _boot() -> str:
+    # Containers of one machine often have one name each, and machines of one image the same name.
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""

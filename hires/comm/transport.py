@@ -1,0 +1,176 @@
+"""Holds what carries the messages of this rank: its backends, its groups, its log and checks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hires.comm.algorithms.algorithm_group import AlgorithmGroup
+from hires.comm.backends import counters
+from hires.comm.backends.attach import PeerMemory
+from hires.comm.backends.backend_protocol import Backend
+from hires.comm.backends.fifo import Fifo
+from hires.comm.backends.group_calls import Channels
+from hires.comm.backends.known_backends import HOST_ONLY, REACHES
+from hires.comm.backends.shared import SharedMemory
+from hires.comm.backends.stream_waits import StreamWaits
+from hires.comm.message_log import MessageLog
+from hires.comm.sequence_check import SequenceCheck
+from hires.comm.staging import Allocate, Staging, plain_empty
+from hires.core.errors import CommError
+from hires.core.ranks.heartbeat import Activity
+from hires.core.ranks.timeline import Recorder
+from hires.plan.tuning_table import TuningTable
+
+if TYPE_CHECKING:
+    from hires.comm.rehearsal import SilentMemory
+
+MOST_CALLS = 4096
+"""Dispatches that a group keeps: sizes and tags may vary without end."""
+NOT_JOINED = "no world has been joined; call hires.comm.init first"
+MOST_NAMED = 16  # ranks in the name of a group
+
+
+@dataclass(repr=False)
+class Group:
+    """Some ranks, in ascending order, that call collectives together."""
+
+    ranks: list[int]
+    index: int
+    """Position of this rank among them; -1: it is not one, and may not use the group."""
+    handles: dict[str, Any]
+    """Backend -> its own handle; None: of all ranks, or of a group of one."""
+    shared: SharedMemory | SilentMemory | None = None
+    """Memory for small messages, where all its ranks are on this machine."""
+    peers: PeerMemory | SilentMemory | None = None
+    """The ranks' own memory, where they may read each other's, for sums of large tensors."""
+    recorder: Recorder | None = None
+    """Records how long the rank waited in the group."""
+    algorithms: dict[str, AlgorithmGroup] = field(default_factory=dict, repr=False)
+    """Backend -> the communicators of algorithms that have several stages."""
+    calls: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Dispatches of operations on it, by what decides them."""
+    number: int = 0
+    """Among the groups of these ranks, in the order in which they made them; 0: the world."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def name(self) -> str:
+        """Its name: the same on all members, and unique on each of them."""
+        if self.number == 0:
+            return "all ranks"
+        text = ", ".join(map(str, self.ranks))
+        if len(self.ranks) > MOST_NAMED:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+            text = f"{self.ranks[0]} to {self.ranks[-1]}, {len(self.ranks)} of them, {digest}"
+        return f"ranks {text}" + (f" (group {self.number} of them)" if self.number > 1 else "")
+
+    def __repr__(self) -> str:
+        """Returns its ranks, this rank's place among them, and its backends."""
+        place = f"position {self.index}" if self.index >= 0 else "not a member"
+        return f"Group(ranks {self.ranks}, {place}, {', '.join(self.handles) or 'no backend'})"
+
+    def keep(self, key: Any, call: Any) -> None:
+        """Keeps the dispatch of an operation; drops all others once there are too many."""
+        if len(self.calls) >= MOST_CALLS:
+            self.calls.clear()
+        self.calls[key] = call
+
+
+@dataclass
+class Transport:
+    """The backends of this rank, and what is used beside them."""
+
+    backends: dict[str, Backend] = field(default_factory=dict)
+    """Those in use by name, the default first."""
+    rank: int = 0
+    world: Group = field(default_factory=lambda: Group([0], 0, {}))
+    """All ranks."""
+    nodes: tuple[int, ...] = (0,)
+    """The machine of each rank: the lowest rank on it."""
+    queues: list[Fifo] = field(default_factory=list)
+    """Queues of the algorithms of all groups."""
+    algorithms: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Backend -> algorithms whose communicators every group gets."""
+    table: TuningTable | None = None
+    """Chooses the route of what names none."""
+    one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
+    timeout_s: float = 0.0  # longest wait for another rank
+    spins: int = counters.SPINS  # looks at shared memory before a wait sleeps
+    channels: Channels | None = None  # of messages, where the backend has streams
+    host_empty: Allocate = plain_empty
+    stagings: dict[str, Staging] = field(default_factory=dict)
+    """Backend -> the host's buffers for tensors that it does not reach."""
+    log: MessageLog | None = None
+    """Keeps what messages cost, while steps run."""
+    streams: StreamWaits | None = None  # what streams of the device wait for, where they do
+    check: SequenceCheck | None = None  # keeps calls, and compares them where ranks wait
+    num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    """Groups that were made of the same ranks, in one order on all of them."""
+
+    @property
+    def default(self) -> str:
+        """Name of the backend that carries messages without a route."""
+        return next(iter(self.backends), "gloo")
+
+    @property
+    def backend(self) -> Backend:
+        """The default backend; CommError: no world was joined."""
+        if not self.backends:
+            raise CommError(NOT_JOINED)
+        return self.backends[self.default]
+
+    def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
+        """Returns the host's buffers beside a backend, for tensors of a type in an operation."""
+        reaches = REACHES.get(name, HOST_ONLY)
+        backend = self.backends.get(name)
+        if backend is not None and hasattr(backend, "reaches") and backend.reaches(method, dtype):
+            name, reaches = f"{name} beside GPUs", (*reaches, "cuda")
+        if name not in self.stagings:
+            self.stagings[name] = Staging(reaches, self.host_empty)
+        return self.stagings[name]
+
+
+class _Unlogged(threading.local):
+    """While a thread is inside, the log keeps none of its collectives: they are parts of one."""
+
+    on = False
+
+    def __enter__(self) -> None:
+        self.on = True
+
+    def __exit__(self, *_: object) -> None:
+        self.on = False
+
+
+unlogged = _Unlogged()
+
+# Set once by init(), like the process groups of torch.distributed themselves.
+transport = Transport()
+activity = Activity()  # the communication that this rank waits in, for the heartbeat
+
+
+def has_streams() -> bool:
+    """Whether messages of the backend pass streams in the order of posting, without tags."""
+    return any(getattr(backend, "has_streams", False) for backend in transport.backends.values())
+
+
+@contextlib.contextmanager
+def logged(log: MessageLog | None) -> Iterator[None]:
+    """Keeps the messages of the block in a log."""
+    transport.log = log
+    try:
+        yield
+    finally:
+        transport.log = None

@@ -1,0 +1,70 @@
+"""Finds which rank a process is, however it was started: by hires, torchrun, an MPI or srun.
+
+torchrun sets the variables that hires reads. An MPI's launcher numbers its processes in others, and
+names no place where they could meet; then rank 0 chooses one, and MPI itself passes it on.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+
+from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.errors import ConfigError
+from hires.core.ranks import mpi_library, mpi_starter, ports
+from hires.core.ranks.world import World, from_environment, number_of
+
+
+def world_here(backends: Sequence[str], environ: Mapping[str, str] = os.environ) -> World:
+    """Returns this process's world; ConfigError: the environment names no rank, or no address."""
+    for name in DIALECTS:
+        try:
+            numbers = mpi_starter.numbers(name, environ)
+        except ConfigError:
+            continue
+        if name != "torchrun" and "RANK" not in environ:
+            break
+    else:
+        # A program may set RANK and WORLD_SIZE alone: all ranks are on one machine then.
+        alone = {"LOCAL_RANK": environ.get("RANK", ""), "HIRES_ATTEMPT": "0"}
+        alone["LOCAL_WORLD_SIZE"] = environ.get("WORLD_SIZE", "")
+        return from_environment({**alone, **environ})
+    if "mpi" in backends:
+        _choose_library(name, environ)
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not (address and port):
+        if "mpi" not in backends:
+            raise ConfigError(
+                f"{name} has started this rank, and names no MASTER_ADDR and MASTER_PORT where "
+                "rank 0 listens; set them, or let its MPI carry messages, too: backends=('mpi',)"
+            )
+        address, port = _meeting_place(numbers.rank)
+    return World(*numbers, address, number_of("MASTER_PORT", port), 0)
+
+
+def _choose_library(starter: str, environ: Mapping[str, str]) -> None:
+    # The library of the launcher. The linker reads its search path when a process starts.
+    chosen = mpi_library.variables(starter, "mpirun", environ)
+    search = chosen.get("LD_LIBRARY_PATH", "")
+    if search != environ.get("LD_LIBRARY_PATH", "") and search:
+        words = " ".join(f"{key}={shlex.quote(value)}" for key, value in chosen.items())
+        raise ConfigError(
+            f"mpi4py looks for the library of {starter} under a name that it does not have here; "
+            f"start the ranks with: export {words}"
+        )
+    os.environ.update(chosen)
+
+
+def _meeting_place(rank: int) -> tuple[str, str]:
+    mpi = mpi_library.load()
+    mpi_library.start(mpi)
+    place = bytearray(256)
+    if rank == 0:
+        with ports.reserve(0) as free:
+            text = f"{socket.gethostname()} {free}".encode()
+        place[: len(text)] = text
+    mpi.COMM_WORLD.Bcast([place, mpi.BYTE], root=0)
+    address, port = place.rstrip(b"\0").decode().split()
+    return address, port

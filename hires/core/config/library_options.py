@@ -1,0 +1,204 @@
+"""Names the options of communication libraries, and the variables by which each library reads them.
+
+One name stands for what every library calls otherwise, so that ``comm.options.cuda_ipc=false``
+means the same under Open MPI and MVAPICH. A library that has no such option is left as it is.
+Variables that are no entry here belong to ``cluster.environment``.
+
+Sources, by the first word of each entry's ``source``:
+    EDSR     Anthony et al., "Scaling single-image super-resolution training on modern HPC
+             clusters: early experiences", IPDPSW 2021 (MPI, MPI-Reg and MPI-Opt)
+    MV2      MVAPICH2 2.3.7 and MVAPICH2-GDR 2.3 user guides; MVAPICH 3 calls them MVP_...
+    MPICH    https://github.com/pmodels/mpich, CHANGES and README.envvar
+    OMPI     https://docs.open-mpi.org, tuning-apps; ``ompi_info --param all all --level 9``
+    UCX      https://openucx.readthedocs.io, FAQ; ``ucx_info -f``
+    NCCL     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hires.core.config.value_checks import check_word
+from hires.core.errors import ConfigError
+from hires.core.registry import offer
+from hires.core.units import parse_size
+
+MPI_LIBRARIES = ("openmpi", "mpich", "mvapich")
+LIBRARIES = (*MPI_LIBRARIES, "nccl")
+"""What has options; the first three are words of ``launcher.mpi``."""
+_OF_BACKEND = {"nccl": ("nccl",), "nccl_direct": ("nccl",)}
+_KINDS = {
+    "switch": "true or false",
+    "size": "a size, as 64KiB",
+    "number": "a whole number, 1 or more",
+    "word": "text on one line",
+}
+
+
+@dataclass(frozen=True)
+class LibraryOption:
+    """One option, whatever the libraries call it."""
+
+    kind: str
+    """``switch``, ``size``, ``number`` or ``word``."""
+    meaning: str
+    source: str
+    openmpi: str = ""
+    """Its variables, separated by blanks; of a switch with both values, ``NAME=on|off``, where an
+    empty one leaves the variable alone. Open MPI hands most of its work to UCX."""
+    mpich: str = ""
+    mvapich: str = ""
+    nccl: str = ""
+
+    @property
+    def values(self) -> str:
+        """What it may be, in words."""
+        return _KINDS[self.kind]
+
+    @property
+    def settings(self) -> str:
+        """Each library that has it, with its variables."""
+        named = ((library, getattr(self, library)) for library in LIBRARIES)
+        return "; ".join(f"{library}: {words}" for library, words in named if words)
+
+
+OPTIONS = {
+    "cuda_ipc": LibraryOption(
+        "switch",
+        "Ranks of one node copy between their GPUs directly (CUDA IPC); they must see each other's "
+        "GPUs: comm.visible=node.",
+        "EDSR, MV2, UCX, NCCL",
+        openmpi="UCX_TLS=|^cuda_ipc OMPI_MCA_btl_smcuda_use_cuda_ipc=1|0",
+        mpich="MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD=|2147483647",
+        mvapich="MV2_CUDA_IPC=1|0 MVP_CUDA_IPC=1|0",
+        nccl="NCCL_P2P_DISABLE=0|1",
+    ),
+    "registration_cache": LibraryOption(
+        "switch",
+        "Memory that was registered with the network card stays registered for later messages.",
+        "EDSR, MV2, OMPI, UCX",
+        openmpi="UCX_RCACHE_ENABLE=y|n OMPI_MCA_mpi_leave_pinned=1|0",
+        mpich="FI_MR_CACHE_MAX_COUNT=|0 UCX_RCACHE_ENABLE=y|n",
+        mvapich="MV2_USE_LAZY_MEM_UNREGISTER=1|0 MVP_USE_LAZY_MEM_UNREGISTER=1|0",
+    ),
+    "gpu_buffers": LibraryOption(
+        "switch",
+        "The library takes pointers to the memory of GPUs, where it was built for that.",
+        "MV2, MPICH, OMPI",
+        openmpi="OMPI_MCA_opal_cuda_support=1|0",
+        mpich="MPIR_CVAR_ENABLE_GPU=1|0",
+        mvapich="MV2_USE_CUDA=1|0 MVP_USE_CUDA=1|0",
+    ),
+    "gpu_direct": LibraryOption(
+        "switch",
+        "The network card reads and writes the memory of GPUs (GPUDirect RDMA).",
+        "MV2, UCX, NCCL",
+        openmpi="UCX_IB_GPU_DIRECT_RDMA=y|n",
+        mvapich="MV2_USE_GPUDIRECT_RDMA=1|0",
+        nccl="NCCL_NET_GDR_LEVEL=SYS|LOC",
+    ),
+    "eager_limit": LibraryOption(
+        "size",
+        "Longest message that is sent before its receive is posted.",
+        "MV2, MPICH, OMPI, UCX",
+        openmpi="UCX_RNDV_THRESH OMPI_MCA_btl_tcp_eager_limit OMPI_MCA_btl_vader_eager_limit "
+        "OMPI_MCA_btl_sm_eager_limit",
+        mpich="MPIR_CVAR_CH4_OFI_EAGER_MAX_MSG_SIZE MPIR_CVAR_CH3_EAGER_MAX_MSG_SIZE "
+        "UCX_RNDV_THRESH",
+        mvapich="MV2_IBA_EAGER_THRESHOLD MVP_IBA_EAGER_THRESHOLD",
+    ),
+    "async_progress": LibraryOption(
+        "switch",
+        "A thread of the library moves messages on; hires has one of its own.",
+        "MPICH, MV2",
+        mpich="MPIR_CVAR_ASYNC_PROGRESS=1|0",
+        mvapich="MPIR_CVAR_ASYNC_PROGRESS=1|0",
+    ),
+    "yield_when_idle": LibraryOption(
+        "switch",
+        "A rank that waits inside the library offers its core to others.",
+        "OMPI",
+        openmpi="OMPI_MCA_mpi_yield_when_idle=1|0",
+    ),
+    "nccl_algorithm": LibraryOption(
+        "word", "Algorithms of NCCL's collectives, as Ring or ^Tree.", "NCCL", nccl="NCCL_ALGO"
+    ),
+    "nccl_protocol": LibraryOption(
+        "word", "Protocols of NCCL, as LL, LL128 or ^Simple.", "NCCL", nccl="NCCL_PROTO"
+    ),
+    "nccl_buffer": LibraryOption(
+        "size", "Buffer between each two GPUs; 4MiB unless set.", "NCCL", nccl="NCCL_BUFFSIZE"
+    ),
+    "nccl_channels": LibraryOption(
+        "number",
+        "Blocks of a GPU that NCCL's kernels use.",
+        "NCCL",
+        nccl="NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS",
+    ),
+    "nccl_debug": LibraryOption(
+        "word", "What NCCL prints: VERSION, WARN, INFO or TRACE.", "NCCL", nccl="NCCL_DEBUG"
+    ),
+}
+"""``comm.options.NAME`` -> what it is."""
+
+
+def checked_option(name: str, value: Any) -> bool | int | str:
+    """Returns the value of an option as it is kept; ConfigError: no such option or value."""
+    key, option = f"comm.options.{name}", OPTIONS.get(name)
+    if option is None:
+        raise ConfigError(f"{key} is unknown; {offer(name, OPTIONS)}")
+    if option.kind == "switch" and isinstance(value, bool):
+        return value
+    if option.kind == "word" and isinstance(value, str):
+        check_word(key, value)
+        return value
+    if option.kind == "size" and not isinstance(value, bool):
+        size = parse_size(value) if isinstance(value, str | int) else None
+        if size is not None and size > 0:
+            return size
+    if option.kind == "number" and type(value) is int and value > 0:
+        return value
+    raise ConfigError(f"{key}={value!r} must be {_KINDS[option.kind]}")
+
+
+def libraries(backends: Iterable[str], mpi: str) -> tuple[str, ...]:
+    """Returns the libraries of some backends, as far as they have options.
+
+    ``mpi``: what starts the ranks. With ``srun`` their MPI is found in the job: all three count.
+    """
+    of_mpi = (mpi,) if mpi in MPI_LIBRARIES else MPI_LIBRARIES
+    there = {name for backend in backends for name in _OF_BACKEND.get(backend, ())}
+    return tuple(
+        name for name in LIBRARIES if name in there or (name in of_mpi and "mpi" in backends)
+    )
+
+
+def variables(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Returns the variables of options for some libraries."""
+    return {
+        variable: text
+        for library in names
+        for option, value in options.items()
+        for variable, text in _of_library(OPTIONS[option], value, library)
+        if text
+    }
+
+
+def unused(options: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns the options that none of some libraries has."""
+    there = tuple(names)
+    return [one for one in options if not any(getattr(OPTIONS[one], lib) for lib in there)]
+
+
+def holders(option: str) -> list[str]:
+    """Returns the libraries that have an option."""
+    return [library for library in LIBRARIES if getattr(OPTIONS[option], library)]
+
+
+def _of_library(option: LibraryOption, value: Any, library: str) -> Iterator[tuple[str, str]]:
+    for word in getattr(option, library).split():
+        name, _, values = word.partition("=")
+        on, _, off = values.partition("|")
+        yield name, (on if value else off) if option.kind == "switch" else str(value)

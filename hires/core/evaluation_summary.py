@@ -1,0 +1,153 @@
+"""Computes accuracies from what the ranks counted in one pass over a data set.
+
+    rank, step     rows of the samples that it saw, counts of (class, predicted class)
+    all of them -> by sample, in the order of the data set -> one summary
+
+Counts are integers, and sums of fractions are exact (``math.fsum``), so no order of ranks, tiles or
+microbatches changes a digit. No torch: rank 0 and readers of results share it.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hires.core.errors import RunError
+
+CLASSES, PIXELS, IMAGES = "classes", "pixels", "images"
+"""What one output holds: a class for each image, one for each pixel, or an image."""
+ROWS = {
+    CLASSES: ("label", "predicted", "place", "loss", "score"),
+    PIXELS: ("pixels", "correct", "loss"),
+    IMAGES: ("squared_error", "loss"),
+}
+"""What a row holds behind the sample's number. ``place``: how many classes scored higher than the
+label; tiles of one sample have a row each, which are added."""
+TOP = 5
+MOST_LISTED = 64
+"""Classes up to which a confusion matrix is kept."""
+Z95 = 1.959963984540054
+"""Of the normal distribution: 95 % lie within so many standard deviations."""
+PEAK = 4.0
+"""From black (-2) to white (2)."""
+
+Numbers = Sequence[float]
+Counts = Mapping[tuple[int, int], int]
+"""(class, predicted class) -> pixels or images."""
+
+
+def one_pass(length: int, batch: int) -> int:
+    """Returns how many steps one pass over a data set takes."""
+    return -(-length // batch)
+
+
+def by_sample(kind: str, rows: Iterable[Numbers], num_samples: int) -> list[list[float]]:
+    """Returns one row of :data:`ROWS` for each sample of a data set, in order.
+
+    RunError: a sample has no row, or one of several that cannot be added.
+    """
+    parts: dict[int, list[Numbers]] = collections.defaultdict(list)
+    for sample, *numbers in rows:
+        parts[int(sample)].append(numbers)
+    if sorted(parts) != list(range(num_samples)):
+        missing = next(i for i in range(num_samples + 1) if i not in parts)
+        raise RunError(f"no rank evaluated sample {missing} of {num_samples}")
+    if kind != CLASSES:
+        return [_added(parts[sample]) for sample in range(num_samples)]
+    for sample, held in parts.items():
+        if len(held) > 1:
+            raise RunError(f"sample {sample} was evaluated {len(held)} times")
+    return [[*parts[sample][0]] for sample in range(num_samples)]
+
+
+def _added(rows: list[Numbers]) -> list[float]:
+    return [sum(c) if isinstance(c[0], int) else fsum(c) for c in zip(*rows, strict=True)]
+
+
+def summary(
+    kind: str, samples: Sequence[Numbers], counts: Counts, names: Sequence[str], numbers: int = 1
+) -> dict[str, Any]:
+    """Returns the accuracies of a data set as plain values; fractions are from 0 to 1.
+
+    ``samples`` are those of :func:`by_sample`, ``names`` those of all classes, and ``numbers`` how
+    many numbers an output that is an image has.
+    """
+    columns = dict(zip(ROWS[kind], zip(*samples, strict=True), strict=True))
+    made: dict[str, Any] = {"kind": kind, "images": len(samples)}
+    if kind == IMAGES:
+        errors = [error / numbers for error in columns["squared_error"]]
+        ratios = [10 * math.log10(PEAK**2 / e) if e else math.inf for e in errors]
+        loss = fsum(columns["loss"]) / (len(samples) * numbers)
+        return made | {"loss": finite(loss), "psnr": finite(fsum(ratios) / len(samples))}
+    if kind == CLASSES:
+        total, places = len(samples), columns["place"]
+        counts = collections.Counter(zip(columns["label"], columns["predicted"], strict=True))
+        top1 = sum(place == 0 for place in places)
+        made |= {"top1": top1 / total, "top1_ci95": wilson(top1, total), "top5": None}
+        if len(names) > TOP:
+            made["top5"] = sum(place < TOP for place in places) / total
+        made["not_finite"] = sum(predicted < 0 for predicted in columns["predicted"])
+    else:
+        total, top1 = sum(columns["pixels"]), sum(columns["correct"])
+        made |= {"pixels": total, "top1": top1 / total, "top1_ci95": None, "top5": None}
+    made["loss"] = finite(fsum(columns["loss"]) / total)
+    made["classes"] = by_class(counts, names, overlaps=kind == PIXELS)
+    present = [one for one in made["classes"] if one["count"]]
+    for what in ("recall", *(("iou", "dice") if kind == PIXELS else ())):
+        made[f"mean_{what}"] = fsum([one[what] for one in present]) / len(present)
+    if len(names) <= MOST_LISTED:
+        size = range(len(names))
+        made["confusion"] = [[counts.get((t, p), 0) for p in size] for t in size]
+    return made
+
+
+def by_class(counts: Counts, names: Sequence[str], overlaps: bool) -> list[dict[str, Any]]:
+    """Returns count, precision, recall and, of ``overlaps``, IoU and Dice of every class.
+
+    None: 0 of 0.
+    """
+    actual: collections.Counter[int] = collections.Counter()
+    predicted: collections.Counter[int] = collections.Counter()
+    for (of, made), number in counts.items():
+        actual[of] += number
+        predicted[made] += number
+    rows = []
+    for index, name in enumerate(names):
+        hits, either = counts.get((index, index), 0), actual[index] + predicted[index]
+        row = {"class": index, "name": name, "count": actual[index]}
+        row |= {"precision": _share(hits, predicted[index]), "recall": _share(hits, actual[index])}
+        if overlaps:
+            row |= {"iou": _share(hits, either - hits), "dice": _share(2 * hits, either)}
+        rows.append(row)
+    return rows
+
+
+def wilson(hits: int, total: int) -> list[float] | None:
+    """Returns the 95 % interval of a share, [low, high]; None of nothing.
+
+    Source:
+        Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
+    if not total:
+        return None
+    share, z2 = hits / total, Z95**2 / total
+    middle = (share + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return [max(0.0, middle - half), min(1.0, middle + half)]
+
+
+def fsum(values: Iterable[float]) -> float:
+    """Returns the exact sum, rounded once; NaN if a value is not finite."""
+    held = list(values)
+    return math.fsum(held) if all(map(math.isfinite, held)) else math.nan
+
+
+def finite(value: float) -> float | None:
+    """Returns a number that JSON can hold; None of NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,268 @@
+"""Keeps the last communication calls of a rank: what was called, how often, and from which line.
+
+Ranks that share a communicator must call the same operations in the same order. Each one numbers
+its calls there and mixes what all must agree on into a rolling hash:
+
+    channel "gloo, group 2"     call 1       call 2       call 3
+    rank 0                      all_reduce   all_reduce   broadcast        hash 8f31
+    rank 1                      all_reduce   broadcast                     hash 02c4: they differ
+
+A message has one channel for each source, target, tag and backend; its two sides agree on the size
+and the type.
+:mod:`hires.core.ranks.call_differences` compares the records of several ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+from hires.core.units import MIB
+
+KEPT_CALLS = 256
+"""Calls that a rank keeps; a power of two."""
+SHOWN_CALLS = 96
+"""Calls that a record holds."""
+MOST_CHANNELS = 32_768
+"""Channels of messages that a rank counts in; its messages with further tags are not kept."""
+MOST_FRAMES = 40
+"""Frames that are searched for the caller."""
+_PRIME, _MASK = 1_000_003, 2**61 - 1
+
+
+class CallFacts:
+    """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it."""
+
+    __slots__ = ("_last", "_last_code", "code", "dtype", "num_bytes", "operation", "route")
+
+    def __init__(self, operation: str, num_bytes: int, dtype: str, route: str) -> None:
+        self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
+        # Of what all agree on; Python's own hash differs between processes.
+        kind = "" if operation in ("send", "recv") else f"{operation} {route}"
+        self.code = zlib.crc32(f"{kind} {num_bytes} {dtype}".encode())
+        self._last: Any = None
+        self._last_code = self.code
+
+    def code_of(self, agreed: Any) -> int:
+        """Returns what stands for the call and its reduction or root in the hash."""
+        if agreed is not self._last:  # a dictionary of reductions takes longer than all else
+            self._last_code, self._last = self.code ^ _code_of(agreed), agreed
+        return self._last_code
+
+    def text(self, agreed: Any) -> str:
+        """Returns the call in words; ``agreed`` is its reduction or root, if it has one."""
+        words = self.operation
+        if self.num_bytes > 0:
+            words += f" of {_exactly(self.num_bytes)} {self.dtype}"
+        if agreed is not None:
+            words += f" ({agreed_text(agreed)})"
+        return f"{words} over {self.route}"
+
+
+def _exactly(num_bytes: int) -> str:
+    # Sizes that differ by a number must not look alike.
+    if num_bytes % MIB == 0:
+        return f"{num_bytes // MIB} MiB"
+    return f"{num_bytes} B" if num_bytes % 1024 else f"{num_bytes // 1024} KiB"
+
+
+def agreed_text(agreed: Any) -> str:
+    """Returns a reduction or root in words."""
+    if isinstance(agreed, tuple):
+        return ", ".join(map(agreed_text, agreed))
+    if isinstance(agreed, int):
+        return f"root {agreed}"
+    return str(agreed).rpartition(".")[2].lower()
+
+
+class CallChannel:
+    """A communicator, or one way between two ranks, as one rank counts its calls."""
+
+    __slots__ = ("count", "hash", "members", "name")
+
+    def __init__(self, name: str, members: Sequence[int]) -> None:
+        self.name, self.members = name, tuple(members)
+        self.count = self.hash = 0
+
+
+class KeptCall(NamedTuple):
+    """A call as it is written down."""
+
+    channel: str
+    number: int
+    """Of the calls of this rank in the channel, from 1."""
+    text: str
+    hash: int
+    """Of all its calls up to this one."""
+    site: str
+    """File and line that called it."""
+    agreed: str
+    """What all ranks of the channel must agree on."""
+
+
+@dataclass
+class RankCalls:
+    """The last calls of a rank, as plain values."""
+
+    rank: int
+    calls: list[list[Any]] = field(default_factory=list)
+    """The fields of each ``KeptCall``, the latest at the end."""
+    channels: dict[str, list[Any]] = field(default_factory=dict)
+    """Name -> calls of this rank, and the ranks of the channel."""
+    waits_in: int = -1
+    """Position in ``calls`` of what the rank waits in; -1: it waits in none."""
+    since_s: float = 0.0
+    """How long it has waited, or done something else."""
+    has_left: bool = False
+    """Whether it has left the world."""
+    messages: dict[str, int] | None = None
+    """Of one that has left well: how many it sent and received, by "messages 0 to 1"."""
+
+    @property
+    def kept(self) -> list[KeptCall]:
+        """The calls."""
+        return [KeptCall(*call) for call in self.calls]
+
+    @property
+    def waiting(self) -> KeptCall | None:
+        """What the rank waits in."""
+        if 0 <= self.waits_in < len(self.calls):
+            return KeptCall(*self.calls[self.waits_in])
+        return None
+
+
+def read_calls(rank: int, values: Any) -> RankCalls | None:
+    """Returns the record of a rank from the plain values of a file; None: they are none."""
+    try:
+        record = RankCalls(**{**values, "rank": rank})
+        channels = {str(name): [int(n), [*map(int, m)]] for name, (n, m) in record.channels.items()}
+        kept = [
+            KeptCall(str(c), int(n), str(t), int(h), str(s), str(a))
+            for c, n, t, h, s, a in record.calls
+        ]
+        place, since_s = int(record.waits_in), float(record.since_s)
+        messages = record.messages
+        if messages is not None:
+            messages = {str(way): int(count) for way, count in messages.items()}
+    except (TypeError, ValueError, AttributeError):
+        return None
+    if any(call.channel not in channels for call in kept):
+        return None
+    return RankCalls(
+        rank, [[*call] for call in kept], channels, place, since_s, bool(record.has_left), messages
+    )
+
+
+_Raw = tuple[CallChannel, int, CallFacts, Any, CodeType, int, int]
+
+
+class CallRing:
+    """The last calls of this process. The main thread writes; others may read at any time.
+
+    ``inside`` are the folders whose code only passes calls on.
+    """
+
+    def __init__(self, inside: Sequence[str]) -> None:
+        self.total = 0
+        self._inside_folders = tuple(inside)
+        self._inside: dict[str, bool] = {}  # by file
+        self._ring: list[_Raw | None] = [None] * KEPT_CALLS
+        self._channels: dict[Any, CallChannel] = {}
+        self._num_message_channels = 0
+
+    def channel(self, name: str, members: Sequence[int]) -> CallChannel:
+        """Returns the channel of that name; it is made when it is first used."""
+        channel = self._channels.get(name)
+        if channel is None:
+            channel = self._channels[name] = CallChannel(name, members)
+        return channel
+
+    def message_channel(self, name: str, ends: Sequence[int]) -> CallChannel | None:
+        """Returns the channel of messages of that name; None: there are too many already."""
+        channel = self._channels.get(name)
+        if channel is None and self._num_message_channels < MOST_CHANNELS:
+            self._num_message_channels += 1
+            channel = self.channel(name, ends)
+        return channel
+
+    def note(self, channel: CallChannel, facts: CallFacts, agreed: Any = None) -> int:
+        """Keeps a call that begins; returns its number, for :meth:`record`."""
+        channel.count = count = channel.count + 1
+        code = facts.code_of(agreed) if agreed is not None else facts.code
+        channel.hash = mixed = (channel.hash * _PRIME + code) & _MASK
+        frame, inside = sys._getframe(1), self._inside
+        for _ in range(MOST_FRAMES):
+            name = frame.f_code.co_filename
+            is_inside = inside.get(name)
+            if is_inside is None:
+                is_inside = inside[name] = name.startswith(self._inside_folders)
+            if not is_inside or frame.f_back is None:
+                break
+            frame = frame.f_back
+        total = self.total
+        # The line itself is found when it is needed: that takes longer than all else here.
+        self._ring[total & (KEPT_CALLS - 1)] = (
+            channel, count, facts, agreed, frame.f_code, frame.f_lasti, mixed,
+        )  # fmt: skip
+        self.total = total + 1
+        return total
+
+    def record(
+        self, rank: int, waits_in: int = -1, since_s: float = 0.0, has_left: bool = False
+    ) -> RankCalls:
+        """Returns the last calls; ``waits_in`` is the number of the one that the rank waits in."""
+        total = self.total
+        first = max(0, total - SHOWN_CALLS)
+        numbers = [*range(first, total)]
+        if 0 <= waits_in < first and waits_in > total - KEPT_CALLS:
+            numbers.insert(0, waits_in)  # it was called long ago, and is waited for now
+        calls: list[list[Any]] = []
+        place = -1
+        for number in numbers:
+            raw = self._ring[number & (KEPT_CALLS - 1)]
+            assert raw is not None
+            place = len(calls) if number == waits_in else place
+            calls.append([*_kept(raw)])
+        channels = {c.name: [c.count, [*c.members]] for c in self._used(calls)}
+        return RankCalls(rank, calls, channels, place, since_s, has_left)
+
+    def messages(self) -> dict[str, int] | None:
+        """Returns how many messages began by "messages 0 to 1"; None: some were not counted."""
+        if self._num_message_channels >= MOST_CHANNELS:
+            return None
+        counts: dict[str, int] = {}
+        for channel in [*self._channels.values()]:
+            way, comma, _ = channel.name.partition(", tag ")
+            if comma:
+                counts[way] = counts.get(way, 0) + channel.count
+        return counts
+
+    def _used(self, calls: list[list[Any]]) -> list[CallChannel]:
+        return [self._channels[name] for name in dict.fromkeys(call[0] for call in calls)]
+
+
+_codes: dict[tuple[type, Any], int] = {}  # a reduction of torch equals a number, so by type
+
+
+def _code_of(agreed: Any) -> int:
+    key = agreed.__class__, agreed
+    code = _codes.get(key)
+    if code is None:
+        code = _codes[key] = zlib.crc32(agreed_text(agreed).encode()) << 20
+    return code
+
+
+def _kept(raw: _Raw) -> KeptCall:
+    channel, number, facts, agreed, code, last, mixed = raw
+    line = next((row for begin, end, row in code.co_lines() if begin <= last < end and row), 0)
+    path = Path(code.co_filename)
+    name = "/".join(path.parts[-2:]) if path.name.startswith("__") else path.name
+    is_message = facts.operation in ("send", "recv")
+    shared = f"{facts.num_bytes} B {facts.dtype}" if is_message else facts.text(agreed)
+    site = f"{name}:{line}"
+    return KeptCall(channel.name, number, facts.text(agreed), mixed, site, shared)

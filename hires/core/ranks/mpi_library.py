@@ -1,0 +1,270 @@
+"""Finds the library of the MPI that starts the ranks, and loads it through mpi4py.
+
+The wheels of mpi4py bring no MPI: one extension is for libraries with the binary interface of Open
+MPI (``libmpi.so.40``), another for those with MPICH's (``libmpi.so.12``, also MVAPICH's).
+A machine often has both, and a rank must load that of its launcher: with another one it would be
+alone in a world of its own. Debian's MPICH is ``libmpich.so.12``, a name that the extension does
+not look for, so it gets a link under the right one.
+
+Source:
+    https://mpi4py.readthedocs.io/en/stable/install.html (MPI4PY_LIBMPI)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.errors import CommError, RunError
+from hires.core.python_command import code_command
+from hires.core.store.files import cache_dir
+
+LIBRARY = "MPI4PY_LIBMPI"
+"""Variable of mpi4py that names the library; one that is set already is left alone."""
+INSTALL = "pip install 'hires[mpi]'"
+_PATH = "LD_LIBRARY_PATH"
+_DEBIAN, _INTERFACE = "libmpich.so", "libmpi.so.12"
+"""What Debian's MPICH is called, and what mpi4py's extension for its interface looks for."""
+_PROBE_S = 60.0
+_PROBE = """\
+import json, sys
+from hires.core.ranks.mpi_library import gpu_support, load
+mpi = load()
+level = gpus = None
+if sys.argv[1] == "start":
+    level = mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    names = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled"}
+    names |= {mpi.THREAD_SERIALIZED: "serialized", mpi.THREAD_MULTIPLE: "multiple"}
+    level, gpus = names[level], gpu_support(mpi)
+    mpi.Finalize()
+version = ".".join(map(str, mpi.Get_version()))
+print(json.dumps([mpi.Get_library_version(), version, level, gpus]))
+"""
+
+
+class GpuSupport(NamedTuple):
+    """Whether a library takes pointers to the memory of GPUs."""
+
+    messages: bool
+    collectives: bool
+    """The nonblocking ones, which hires calls."""
+
+
+class Facts(NamedTuple):
+    """What a library says of itself."""
+
+    name: str
+    """In its own words, one line."""
+    standard: str
+    """Version of MPI that it follows, as ``3.1``."""
+    threads: str | None
+    """The most that it allows threads: ``single``, ``funneled``, ``serialized`` or ``multiple``;
+    None: it was not started."""
+    gpus: GpuSupport | None = None
+    """None: it was not started."""
+
+
+def load() -> Any:
+    """Returns mpi4py's module without starting MPI; CommError: it or its library is missing."""
+    try:
+        import mpi4py
+    except ImportError:
+        raise CommError(f"comm.backend=mpi needs mpi4py: {INSTALL}") from None
+    # Otherwise the import would start MPI, and the end of Python wait in it for other ranks.
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[-1]
+        raise CommError(
+            f"mpi4py finds no MPI library ({why}); install or load the MPI whose launcher starts "
+            f"the ranks, or set {_advice(os.environ)}"
+        ) from error
+    return MPI
+
+
+_started_by_hires: list[bool] = []
+
+
+def start(mpi: Any) -> None:
+    """Starts MPI unless the program has; it cannot start twice."""
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_SERIALIZED)
+        _started_by_hires.append(True)
+
+
+def end(mpi: Any) -> None:
+    """Ends MPI, all ranks together, if hires has started it; else the program may go on with it."""
+    if _started_by_hires and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def _advice(environ: Mapping[str, str]) -> str:
+    # What makes mpi4py load a library: Debian's MPICH needs a link under the name of the others.
+    chosen = Path(environ.get(LIBRARY, ""))
+    if chosen.name.startswith(_DEBIAN) and chosen.is_file():
+        words = _loading(chosen, environ)
+        return f"these before the start: export {' '.join(f'{k}={v}' for k, v in words.items())}"
+    return (
+        f"{LIBRARY} to the path of its libmpi.so (of Debian's MPICH: ln -s "
+        f"/path/to/libmpich.so.12 FOLDER/libmpi.so.12, then LD_LIBRARY_PATH=FOLDER "
+        f"{LIBRARY}=libmpi.so.12)"
+    )
+
+
+def gpu_support(mpi: Any) -> GpuSupport:
+    """Returns what the library that mpi4py has loaded, and started, takes of GPUs.
+
+    Source:
+        https://www-lb.open-mpi.org/faq/?category=runcuda (MPIX_Query_cuda_support, and what is not
+        supported: the nonblocking collectives); MPICH's MPIX_GPU_query_support; MVAPICH2-GDR 2.3
+        user guide (nonblocking collectives from the memory of GPUs).
+    """
+    library = _loaded_library()
+    if library is None:
+        return GpuSupport(False, False)
+    there = ctypes.c_int(0)
+    # MPICH ends the process if it is not started, or not any more.
+    started = mpi.Is_initialized() and not mpi.Is_finalized()
+    if started and (query := getattr(library, "MPIX_GPU_query_support", None)) is not None:
+        cuda = 0  # MPIX_GPU_SUPPORT_CUDA
+        if query(cuda, ctypes.byref(there)):
+            there.value = 0
+    elif (query := getattr(library, "MPIX_Query_cuda_support", None)) is not None:
+        there.value = query()
+    openmpi = re.search(DIALECTS["openmpi"].version, mpi.Get_library_version(), re.IGNORECASE)
+    return GpuSupport(bool(there.value), bool(there.value) and not openmpi)
+
+
+def first_line(version: str) -> str:
+    r"""Returns the words by which a library names itself.
+
+    >>> first_line("MPICH Version:\t4.0.2\nMPICH Release date:\t2022\n")
+    'MPICH Version: 4.0.2'
+    """
+    return " ".join(version.replace("\0", "").partition("\n")[0].split())
+
+
+def variables(starter: str, program: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which mpi4py loads the library of a starter, a key of ``DIALECTS``.
+
+    ``program`` is the command that starts the ranks, near which the library is looked for first.
+    Empty where none is found or one is chosen already: mpi4py then finds its own.
+    """
+    if chosen := environ.get(LIBRARY):
+        path = Path(chosen)
+        return _loading(path, environ) if path.name.startswith(_DEBIAN) and path.is_file() else {}
+    folders = [*_folders(program, environ)]
+    for name in DIALECTS[starter].libraries:
+        for folder in folders:
+            if (folder / name).is_file():
+                return _loading(folder / name, environ)
+    return {}
+
+
+def inherited_files(environ: Mapping[str, str]) -> list[int]:
+    """Returns the open files through which this process's starter expects its rank (PMI)."""
+    text = environ.get("PMI_FD", "")
+    try:
+        os.fstat(int(text))
+    except (ValueError, OSError):
+        return []
+    return [int(text)]
+
+
+def probe(environ: Mapping[str, str], start: bool = False) -> Facts:
+    """Returns the facts of the library that mpi4py loads there; RunError: it loads none.
+
+    With ``start`` a world of one rank begins.
+    """
+    command = code_command(_PROBE, "start" if start else "load")
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunError(f"the MPI library could not be tried: {error}") from error
+    try:
+        name, standard, threads, gpus = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        why = re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else f"code {done.returncode}"
+        raise RunError(why) from None
+    return Facts(first_line(name), standard, threads, None if gpus is None else GpuSupport(*gpus))
+
+
+def require(starter: str, program: str, environ: Mapping[str, str]) -> None:
+    """Refuses to start ranks whose library is missing or is not that of their starter: RunError."""
+    facts = probe({**environ, **variables(starter, program, environ)})
+    dialect = DIALECTS[starter]
+    # Several name themselves MPICH too: what counts is the first dialect that the text matches.
+    matching = (
+        d.label for d in DIALECTS.values() if d.version and re.search(d.version, facts.name, re.I)
+    )
+    label = next(matching, dialect.label)
+    if dialect.label and label != dialect.label:
+        raise RunError(
+            f"mpi4py loads {facts.name}, and launcher.mpi={starter} starts the ranks with "
+            f"{dialect.label}: each would be alone; set "
+            f"launcher.mpi to that library's launcher, or {LIBRARY} to {dialect.label}'s libmpi.so"
+        )
+
+
+def _loaded_library() -> ctypes.CDLL | None:
+    # The MPI of this process, which mpi4py has loaded by its path.
+    with contextlib.suppress(OSError):
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        for path in re.findall(r"(/.*/libmpi(?:ch)?\.so[.\d]*)$", maps, re.MULTILINE):
+            return ctypes.CDLL(path)
+    return None
+
+
+def _folders(program: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yields where libraries may lie: beside the program, in the environment, in the system."""
+    if found := shutil.which(program):
+        home = Path(found).resolve().parent.parent
+        yield from (home / "lib", home / "lib64")
+    yield from (Path(folder) for folder in environ.get(_PATH, "").split(os.pathsep) if folder)
+    yield Path(sys.prefix, "lib")
+    tool = shutil.which("ldconfig", path=f"{environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if tool is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [tool, "-p"], capture_output=True, text=True, timeout=10, check=False
+            )
+            entries = re.findall(r"^\tlibmpi\S* .*=> (/.*)$", done.stdout, re.MULTILINE)
+            yield from dict.fromkeys(Path(entry).parent for entry in entries)
+
+
+def _loading(library: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    if not library.name.startswith(_DEBIAN):
+        return {LIBRARY: str(library)}
+    wanted = _INTERFACE
+    # mpi4py's extension finds a library of this name by its folder, and no other way.
+    folder = cache_dir() / "mpi" / hashlib.sha256(str(library).encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # also of another rank, just now
+            (folder / wanted).symlink_to(library)
+    except OSError as error:
+        raise RunError(f"cannot link {library} in {folder}: {error}; set {LIBRARY}") from error
+    paths = (str(folder), environ.get(_PATH, ""))
+    return {LIBRARY: wanted, _PATH: os.pathsep.join(path for path in paths if path)}

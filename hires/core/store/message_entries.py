@@ -1,0 +1,125 @@
+"""Writes and reads the single messages of a rank, which ``comm.log=full`` keeps.
+
+    a0/messages/rank0000.messages   one line of JSON, then entries of 48 bytes
+
+The line names what the numbers of an entry stand for, so that a file needs no plan beside it:
+
+    {"format": 2, "rank": 0, "clock": "...", "dropped": 0, "operations": ["send", ...],
+     "ways": {"64": ["shm", "mailbox"]}, "events": {"7": ["halo", "F0", [1]]}}
+
+An entry is little-endian: operation (one byte), a byte without meaning, way (2), event (4), bytes
+(8), then four times of 8 bytes in s on the machine's clock: issued, posted, started, ended. In
+format 1 the way is the second byte.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hires.core.store import file_names
+from hires.core.store.file_names import StrPath
+from hires.core.store.files import make_folder, write_atomically
+from hires.core.store.reading import Notes, Values, damaged, read_bytes, text
+
+ENTRY = struct.Struct("<BxHiqdddd")
+FORMAT = 2
+_ENTRIES = {1: struct.Struct("<BBxxiqdddd"), FORMAT: ENTRY}
+_DAMAGED = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
+    struct.error,
+)  # fmt: skip
+OUTSIDE = ("", "", ())
+"""Kind, action and ranks of a message outside the plan's events, as at a checkpoint."""
+
+
+@dataclass
+class LoggedCall:
+    """One call of a rank."""
+
+    rank: int
+    operation: str
+    kind: str
+    action: str
+    ranks: list[int]
+    """The other rank; of a collective all its members."""
+    num_bytes: int
+    backend: str
+    algorithm: str
+    issued_s: float
+    """On the clock of the machine, as the three times that follow."""
+    posted_s: float
+    started_s: float
+    ended_s: float
+
+
+@dataclass
+class RankMessages:
+    """The last messages of a rank, in the order in which they ended."""
+
+    rank: int
+    clock: str
+    dropped: int
+    """Earlier ones that were too many to keep."""
+    messages: list[LoggedCall]
+
+
+def write(attempt: StrPath, rank: int, header: Values, entries: bytes) -> None:
+    """Writes the entries of a rank; RunError: it cannot."""
+    path = file_names.rank_messages(attempt, rank)
+    make_folder(path.parent)
+    line = json.dumps({"format": FORMAT, "rank": rank, **header}).encode()
+    write_atomically(path, line + b"\n" + entries)
+
+
+def read(attempt: StrPath, notes: Notes = None) -> Iterator[RankMessages]:
+    """Yields what the ranks of an attempt have kept, in order; damaged files are left out.
+
+    If one cannot be used: a note, or a RunError without ``notes``.
+    """
+    for rank, path in file_names.message_files(attempt).items():
+        data = read_bytes(path, notes)
+        if data is None:
+            continue
+        try:
+            yield _parsed(rank, data)
+        except _DAMAGED:
+            damaged(path, "it holds no messages", notes)
+
+
+def _parsed(rank: int, data: bytes) -> RankMessages:
+    line, _, entries = data.partition(b"\n")
+    header = json.loads(line)
+    if (
+        header["format"] not in _ENTRIES
+        or header["rank"] != rank
+        or not 0 <= header["dropped"] < 2**53
+    ):
+        raise ValueError(f"format {header['format']}, rank {header['rank']}")
+    operations = [_word(word) for word in header["operations"]]
+    ways = {int(key): tuple(map(_word, names)) for key, names in header["ways"].items()}
+    events = {int(key): _event(event) for key, event in header["events"].items()}
+    messages = []
+    for operation, way, event, num_bytes, *times in _ENTRIES[header["format"]].iter_unpack(entries):
+        kind, action, ranks = events[event] if event >= 0 else OUTSIDE
+        backend, algorithm = ways[way]
+        if num_bytes < 0 or not all(-1e12 < one < 1e12 for one in times):
+            raise ValueError(f"{num_bytes} bytes at {times}")
+        names = operations[operation], kind, action, [*ranks], num_bytes, backend, algorithm
+        messages.append(LoggedCall(rank, *names, *times))
+    return RankMessages(rank, _word(header["clock"]), int(header["dropped"]), messages)
+
+
+def _event(values: Any) -> tuple[str, str, tuple[int, ...]]:
+    kind, action, ranks = values
+    return _word(kind), _word(action), tuple(map(int, ranks))
+
+
+def _word(value: Any) -> str:
+    word = text(value, 80)
+    if word is None:
+        raise ValueError(f"{value!r:.40} is no name")
+    return word

@@ -1,0 +1,154 @@
+"""Finds the weights that ``weights=PATH`` names, and compares them with a network; no torch.
+
+    run folder             its latest whole checkpoint
+    checkpoint folder      the tensors of its stages, whatever layout wrote them
+    FILE.safetensors       a plain state dict
+    FILE.pt, FILE.pth      one of torch.save, whose pickle holds tensors only (engine.weights_file)
+
+The front end and every reading rank look at the same path; its digest, part of the run's identity,
+shows whether they see the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.core.errors import ConfigError
+from hires.core.store import checkpoints, frozen, reading
+from hires.core.store.checkpoints import DamagedError, Shape, differences, first_of
+
+SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
+COUNTER = "num_batches_tracked"
+"""Of batch norms: files of older versions of torch lack it, and no layer computes with it."""
+
+
+@dataclass(frozen=True)
+class WeightsPlace:
+    """A checkpoint folder or a file that holds weights."""
+
+    path: Path
+    key: str
+    """``weights=PATH`` as the config has it, which begins every error."""
+    files: tuple[Path, ...]
+    """What holds the tensors: safetensors files, or one pickle."""
+
+    @property
+    def is_pickle(self) -> bool:
+        """Whether only torch can read it."""
+        return self.files[0].suffix in PICKLES
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether hires wrote it, with a check sum of every tensor."""
+        return self.path != self.files[0]
+
+    def digest(self) -> str:
+        """Returns 16 digits that differ where the weights do; ConfigError: it cannot be read.
+
+        Of a checkpoint they do not depend on the layout that wrote it.
+        """
+        if self.is_checkpoint:
+            return frozen.digest({name: rest for name, *rest in self._held()})
+        whole = frozen.sha256_of(self.path)
+        if whole is None:
+            raise ConfigError(f"{self.key} cannot be read; make it readable")
+        return whole[:16]
+
+    def shapes(self) -> dict[str, Shape]:
+        """Returns the shapes of all tensors but those of a pickle; ConfigError: it is damaged."""
+        return {name: shape for name, shape, _ in self._held()}
+
+    def _held(self) -> Iterator[tuple[str, Shape, str]]:
+        for path in self.files:
+            with self._opened(path) as file:
+                sums = file.metadata() or {}
+                for name in sorted(file.keys()):
+                    yield name, list(file.get_slice(name).get_shape()), sums.get(name, "")
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            # The library bounds the header and compares all places in it with the file's size.
+            with safe_open(path, framework="np") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{self.key} is damaged: {path.name}: {error}; copy it again, or name another one"
+            ) from None
+
+
+def find_weights(source: str) -> WeightsPlace:
+    """Returns what the path holds; ConfigError: no weights, or a checkpoint that is not whole."""
+    key, path = f"weights={source}", Path(source)
+    if path.is_dir():
+        checkpoint = _checkpoint_at(path, key)
+        files = [checkpoint.path / name for name in sorted(checkpoint.files)]
+        stages = tuple(file for file in files if file.name.startswith("stage"))
+        if not stages:
+            raise ConfigError(f"{key}: {checkpoint.path} holds no stage; name another checkpoint")
+        return WeightsPlace(checkpoint.path, key, stages)
+    kinds = (*SAFETENSORS, *PICKLES)
+    if not os.path.lexists(path):
+        raise ConfigError(
+            f"{key} does not exist; give a run folder, a checkpoint or a file {' '.join(kinds)}"
+        )
+    if path.suffix not in kinds:
+        raise ConfigError(
+            f"{key} is no kind of file that is read; give a run folder, a checkpoint or a file "
+            f"{' '.join(kinds)} of a plain state dict"
+        )
+    try:
+        reading.open_regular(path).close()
+    except OSError as error:
+        raise ConfigError(f"{key} cannot be read ({error.strerror}); give a plain file") from None
+    return WeightsPlace(path, key, (path,))
+
+
+def _checkpoint_at(path: Path, key: str) -> checkpoints.Checkpoint:
+    if (path / checkpoints.MANIFEST).is_file():
+        try:
+            return checkpoints.read(path)
+        except DamagedError as error:
+            raise ConfigError(f"{key}: {error}; name another one") from None
+    there, damaged = checkpoints.whole_checkpoints(path)
+    if not there:
+        why = "; ".join(damaged) or f"it has no checkpoint in a folder {checkpoints.FOLDER}"
+        raise ConfigError(
+            f"{key}: {why}; checkpoint.every=N saves them, or name a checkpoint or a file"
+        )
+    return there[0]
+
+
+def require_fit(
+    key: str, held: Mapping[str, Shape], needed: Mapping[str, Shape], others: Collection[str] = ()
+) -> None:
+    """Refuses tensors that are not those of a network, all in one ConfigError.
+
+    ``needed`` are the shapes of what its layers read, ``others`` the names of what none reads.
+    """
+    wrong = differences(held, needed)
+    extra = [name for name in held if name not in needed and name not in others]
+    wrong += [f"{name} is of no layer" for name in extra if name.rpartition(".")[2] != COUNTER]
+    if wrong:
+        prefix = _common_prefix(held, needed)
+        how = "use the model and model.classes that the weights were trained with"
+        if prefix:
+            how = f"all names begin with {prefix!r}: save the state dict without that"
+        raise ConfigError(f"{key} is of another network: {first_of(wrong)}; {how}")
+
+
+def _common_prefix(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> str:
+    """Returns what a wrapper, as DDP with ``module.``, has put before all names; often nothing."""
+    first = next(iter(needed), "")
+    for name in held:
+        prefix = name.removesuffix(first)
+        if prefix and prefix != name and all(prefix + one in held for one in needed):
+            return prefix
+    return ""

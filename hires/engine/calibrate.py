@@ -1,0 +1,116 @@
+"""Calibrates: observes what each value of a network is on some images, in any layout.
+
+    step 0        step 1        step 2       batch = 4, quant.images = 10: the last two are computed
+    [0 1 2 3]     [4 5 6 7]     [8 9 - -]    and not observed
+
+Each rank observes the pixels that it owns, of the values that its stage makes: halos, and what
+tiles compute twice, count once. Then the ranks merge what they have seen, so that all have the same
+ranges (:mod:`hires.quant.observers`), and rank 0 writes the scales of the attempt. A second pass
+over the first batch measures the noise that the scales add to every value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hires import comm
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.store import file_names, frozen
+from hires.core.store.files import OPTION
+from hires.engine.build import RankEngine
+from hires.engine.calibration_values import decibels, fake_quantized, one_step, watch_values
+from hires.engine.kept_layers import kept_layers
+from hires.engine.loader import Data
+from hires.plan.calibrated_values import observed_values, params_digest
+from hires.plan.graph import INPUT, describe
+from hires.quant.affine import Affine, affine_of
+from hires.quant.observers import WITH_COUNTS, Observed, reduce_all
+from hires.quant.scales import Scales, calibration_key, write_scales
+
+log = logging.getLogger(__name__)
+
+
+class Calibrator:
+    """Observes the values of a rank from its making on, until :meth:`scales` or :meth:`close`."""
+
+    def __init__(self, config: RunConfig, engine: RankEngine) -> None:
+        self._config, self.engine = config, engine
+        self.graph = engine.context.plan.graph
+        self.names = observed_values(self.graph)
+        counting = config.quant.observer in WITH_COUNTS
+        self._observed = {n: Observed(config.quant.images, counting) for n in self.names}
+        watch_values(engine, self.names, lambda name, x, i: self._observed[name].add(x, i))
+
+    def close(self) -> None:
+        """Observes nothing any more."""
+        for module in self.engine.modules:
+            module.watch(None)
+
+    def scales(self, source: str = "") -> Scales:
+        """Returns what all ranks have found, the same on each; all ranks call it together.
+
+        ``source`` is the digest of what decides them (``hires.quant.scales.calibration_key``).
+        RunError: a value was not finite, which is named.
+        """
+        self.close()
+        reduce_all(self._observed, self.names, _reduce)
+        quant, ranges = self._config.quant, {}
+        for name in self.names:
+            try:
+                ranges[name] = self._observed[name].range(quant.observer, quant.percentile)
+                affine_of(*ranges[name])
+            except ValueError as error:
+                where = "the images" if name == INPUT else describe(self.graph.by_name[name])
+                raise RunError(
+                    f"{where} cannot be calibrated: {error}; name the weights of a network that "
+                    f"was trained (weights=PATH), or keep it in float"
+                ) from None
+        values = {name: affine_of(*ends) for name, ends in ranges.items()}
+        facts = params_digest(self.graph), quant.observer, quant.images
+        return Scales(*facts, values, ranges, source=source)
+
+    def noise(self, source: Data, values: dict[str, Affine]) -> dict[str, float]:
+        """Returns the signal over the noise that its scale adds to each value, in dB.
+
+        It is measured on the first batch; all ranks call it together.
+        """
+        place = {name: k for k, name in enumerate(self.names)}
+        powers = torch.zeros(len(place), 2, dtype=torch.float64)
+
+        def add(name: str, x: Tensor, image: int) -> None:
+            x = x.detach().double()
+            error = x - fake_quantized(x, values[name])
+            powers[place[name]] += torch.stack([x.square().sum(), error.square().sum()]).cpu()
+
+        watch_values(self.engine, self.names, add)
+        one_step(self._config, self.engine, source)
+        self.close()
+        _reduce(powers, "sum")
+        return {name: decibels(*powers[k].tolist()) for name, k in place.items()}
+
+
+def write_calibration(
+    calibrator: Calibrator, config: RunConfig, source: Data, run_dir: Path, attempt: int
+) -> None:
+    """Writes the scales of an attempt whose ranks have taken all steps; all call it together."""
+    held = frozen.read(run_dir)
+    digests = {} if held is None else held.inputs.digests
+    scales = calibrator.scales(calibration_key(config, digests))
+    noise = calibrator.noise(source, dict(scales.values))
+    if config.quant.auto is not None:
+        kept = kept_layers(config, calibrator.engine, source, scales)
+        scales = dataclasses.replace(scales, kept=kept)
+    if comm.get_rank() == 0:
+        path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
+        write_scales(path, dataclasses.replace(scales, noise=noise), OPTION)
+        log.info("%d values calibrated on %d images: %s", len(noise), scales.images, path)
+
+
+def _reduce(tensor: Tensor, how: str) -> None:
+    comm.all_reduce(tensor, getattr(comm.ReduceOp, how.upper()))

@@ -1,0 +1,83 @@
+"""Shows the values of a rank while its passes run: what it owns of them, each pixel once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hires.core.config.run_config import RunConfig
+from hires.engine.build import RankEngine
+from hires.engine.loader import Data, slot_loader
+from hires.parallel.context import Context
+from hires.parallel.halo import part
+from hires.parallel.map_views import to_map
+from hires.plan.factors import unpack
+from hires.plan.graph import INPUT
+from hires.plan.rules import SHARDED, TILED, WHOLE
+from hires.quant.affine import LAST, Affine
+
+Watch = Callable[[str, Tensor, int], None]
+"""Gets the name of a value, the part of it that counts here, and the number of its first image."""
+
+
+def watch_values(engine: RankEngine, names: list[str], watch: Watch) -> None:
+    """Lets ``watch`` see what a rank computes of some values, each pixel on one rank only."""
+    wanted = set(names)
+    for context, module in zip(engine.contexts, engine.modules, strict=True):
+        own = wanted & {node.name for node in module.nodes}
+        readers = (s.index for s in context.plan.stages if _reads_images(context, s.index))
+        if INPUT in wanted and context.stage.index == next(readers, None):
+            own.add(INPUT)
+        module.watch(functools.partial(_show, context, own, watch))
+
+
+def one_step(config: RunConfig, engine: RankEngine, source: Data, **options: Any) -> Any:
+    """Runs the first batch once more; returns its result."""
+    loaders = [slot_loader(config, c, source, range(1), engine.device) for c in engine.contexts]
+    try:
+        return engine.executor.step(loaders, number=0, **options)
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+def fake_quantized(x: Tensor, affine: Affine) -> Tensor:
+    """Returns what the 8-bit numbers of a tensor stand for, in its own type."""
+    numbers = (x / affine.scale).round_().add_(affine.zero_point).clamp_(0, LAST)
+    return numbers.sub_(affine.zero_point).mul_(affine.scale)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Returns the ratio of two powers in dB; without noise, or without any signal, 200."""
+    return min(200.0, 10 * math.log10(signal / noise)) if signal and noise else 200.0
+
+
+def own_part(context: Context, name: str, value: Tensor) -> tuple[Tensor, int] | None:
+    """Returns what this rank owns of a value, and the number of its first image; None: nothing."""
+    stage, tile, plan = context.stage, context.tile, context.plan
+    batch = plan.pieces * plan.graph.input_shape[0]
+    layout = stage.layout.get(name, WHOLE) if name != INPUT else None
+    if layout == WHOLE and tile and stage.num_ranks > 1:
+        return None  # tile 0 has the same
+    shares = layout == SHARDED or (name == INPUT and stage.shards > 1)
+    first = context.first_sample + (context.samples[0] if shares else 0)
+    if layout == TILED and name in stage.extents:
+        held, rect = context.extent(name), context.own_of(name)
+        if name in stage.factors:
+            value = to_map(value, unpack(stage.factors[name]), held)
+        value = part(value, held, rect)
+    return value, context.step * batch + first
+
+
+def _show(context: Context, own: set[str], watch: Watch, name: str, value: Any) -> None:
+    shown = own_part(context, name, value) if name in own else None
+    if shown is not None:
+        watch(name, *shown)
+
+
+def _reads_images(context: Context, stage: int) -> bool:
+    return any(INPUT in node.inputs for node in context.plan.nodes(stage))

@@ -1,0 +1,184 @@
+"""Evaluates a network: one pass over a data set, each sample once, in any layout.
+
+    step 0        step 1        step 2       batch = 4, 10 samples: the images after the last one
+    [0 1 2 3]     [4 5 6 7]     [8 9 0 1]    fill the batch and count nowhere
+                                     ^ ^
+Each rank that sees the output counts its own samples and pixels. Of outputs that are whole on all
+tiles the first one counts. The numbers of all ranks are those of one process
+(:mod:`hires.core.evaluation_summary`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires import comm
+from hires.core import evaluation_summary
+from hires.core.config.run_config import RunConfig
+from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
+from hires.core.losses import LOSSES
+from hires.core.store import file_names, records
+from hires.core.store.attempts import Attempt
+from hires.core.store.files import write_atomically
+from hires.data.source import PairSource
+from hires.engine.build import RankEngine
+from hires.engine.loader import Data, slot_loader, target_of
+from hires.parallel.context import Context
+from hires.parallel.loss import plain_loss
+from hires.plan.graph import Graph
+from hires.plan.rules import SHARDED, TILED, WHOLE
+
+_DATA = ("name", "path", "split", "validation", "split_seed")
+"""Keys of the data that an evaluation names."""
+
+
+@dataclass
+class Counted:
+    """What ranks counted: rows by sample, and pixels by (class, predicted class)."""
+
+    rows: list[Numbers] = field(default_factory=list)
+    """Number of the sample, then what ``evaluation_summary.ROWS`` names."""
+    pixels: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Adds what :meth:`to_dict` returned elsewhere."""
+        self.rows += values["rows"]
+        self.pixels.update({(label, made): number for label, made, number in values["pixels"]})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"rows": self.rows, "pixels": [[*key, n] for key, n in self.pixels.items()]}
+
+
+def kind_of(config: RunConfig, graph: Graph) -> str:
+    """Returns what one output holds: ``classes``, ``pixels`` or ``images``."""
+    if LOSSES[config.loss].targets == "images":
+        return IMAGES
+    return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
+
+
+class Evaluator:
+    """Counts what this rank sees of the outputs of a step, microbatch after microbatch."""
+
+    def __init__(self, config: RunConfig, source: Data, graph: Graph) -> None:
+        self.kind = kind_of(config, graph)
+        self.counted = Counted()
+        self._config, self._source = config, source
+
+    def see(self, context: Context, output: Tensor) -> None:
+        """Counts the output of the microbatch that a slot of the last stage has just computed."""
+        value = context.plan.graph.output
+        layout = context.stage.layout[value]
+        if layout == WHOLE and context.tile:
+            return  # tile 0 has the same
+        first, end = context.samples if layout == SHARDED else (0, len(output))
+        start = context.step * self._config.batch + context.first_sample + first
+        samples = range(start, min(start + end - first, len(self._source)))
+        if not samples:
+            return
+        output = output[: len(samples)].detach()
+        output = output if output.dtype == torch.float64 else output.float()
+        rect = context.own_of(value) if layout == TILED else self._config.target_rect
+        target = target_of(self._source, rect if self.kind == IMAGES else None)
+        for sample, numbers in self._rows(samples, output, target):
+            self.counted.rows.append([sample, *numbers])
+
+    def taken(self) -> Counted:
+        """Returns what was counted since the last call."""
+        counted, self.counted = self.counted, Counted()
+        return counted
+
+    def _rows(self, samples: range, output: Tensor, target: Any) -> Iterable[tuple[int, Numbers]]:
+        if self.kind == CLASSES:
+            labels = torch.tensor([*map(target, samples)], device=output.device)
+            return zip(samples, _class_rows(self._config.loss, output, labels), strict=True)
+        # One by one, so that what is computed takes the memory of one sample.
+        return ((i, self._map_row(one, target(i))) for i, one in zip(samples, output, strict=True))
+
+    def _map_row(self, output: Tensor, target: Any) -> Numbers:
+        if self.kind == IMAGES:
+            wanted = torch.from_numpy(target).to(output)
+            loss = plain_loss(self._config.loss, output[None], wanted[None], "none")
+            error = output.clamp(-2, 2).sub_(wanted).double().square_()
+            return [float(error.sum()), float(loss.double().sum())]
+        labels = torch.as_tensor(target, device=output.device)
+        loss = plain_loss(self._config.loss, output[None], labels[None], "none")
+        classes, made = len(output), output.argmax(0).flatten()
+        labels = labels.flatten().expand(made.numel())
+        counts = torch.bincount(labels * classes + made, minlength=classes**2)
+        for key in counts.nonzero().flatten().tolist():
+            self.counted.pixels[divmod(key, classes)] += int(counts[key])
+        return [made.numel(), int((made == labels).sum()), float(loss.double().sum())]
+
+
+def evaluate_pass(engine: RankEngine, config: RunConfig, source: Data) -> dict[str, Any]:
+    """Runs one pass over a data set; returns its summary, the same on all ranks.
+
+    All ranks call it together, with an engine whose plan computes forward only. ``config`` is that
+    of the evaluation. Tensors may be those of a training: then its engine is assembled anew each
+    time, since inference folds and packs the weights that it finds.
+    """
+    evaluator = Evaluator(config, source, engine.context.plan.graph)
+    steps = range(evaluation_summary.one_pass(len(source), config.batch))
+    loaders = [slot_loader(config, c, source, steps, engine.device) for c in engine.contexts]
+    try:
+        for step in steps:
+            engine.executor.step(loaders, number=step, see=evaluator.see)
+    finally:
+        for loader in loaders:
+            loader.close()
+    every = Counted()
+    for text in comm.gather_texts(json.dumps(evaluator.taken().to_dict())):
+        every.add(json.loads(text))
+    return summarised(config, source, engine.context.plan.graph, every)[0]
+
+
+def summarised(
+    config: RunConfig, source: Data, graph: Graph, counted: Counted
+) -> tuple[dict[str, Any], list[list[float]]]:
+    """Returns the summary of what all ranks counted, and the rows of all samples in order."""
+    kind, shape = kind_of(config, graph), graph.shape(graph.output)
+    rows = evaluation_summary.by_sample(kind, counted.rows, len(source))
+    names: list[str] = []
+    if not isinstance(source, PairSource):
+        names = [*source.class_names, *map(str, range(source.num_classes, shape[1]))]
+    numbers = math.prod(shape[1:])
+    return evaluation_summary.summary(kind, rows, counted.pixels, names, numbers), rows
+
+
+def write_evaluation(
+    run_dir: Path, attempt: int, config: RunConfig, source: Data, graph: Graph
+) -> None:
+    """Writes ``evaluation.json`` of an attempt whose ranks have all counted their last step."""
+    own, every = Attempt(run_dir, attempt, strict=True), Counted()
+    for line in records.evaluated_lines(own):
+        every.add(line)
+    facts, rows = summarised(config, source, graph, every)
+    names = evaluation_summary.ROWS[facts["kind"]]
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    facts["data"] = {key: getattr(config.data, key) for key in _DATA}
+    facts["samples"] = {"id": [*map(source.name, range(len(source)))], **columns}
+    write_atomically(own.folder / file_names.EVALUATION, json.dumps(facts))
+
+
+def _class_rows(loss: str, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
+    # Equal scores: the lower class stands first, on every kind of device.
+    own = output.gather(1, labels[:, None])
+    lower = torch.arange(output.shape[1], device=output.device) < labels[:, None]
+    places = ((output > own) | ((output == own) & lower)).sum(1)
+    score, predicted = output.softmax(1).double().max(1)
+    predicted = output.argmax(1)
+    losses = plain_loss(loss, output, labels, "none").double()
+    broken = ~output.isfinite().all(1)
+    places[broken], predicted[broken] = output.shape[1], -1
+    columns = labels, predicted, places, losses, score
+    return zip(*(column.tolist() for column in columns), strict=True)

@@ -1,0 +1,97 @@
+"""Finds the layers that stay in float so that the output's error keeps a bound (``quant.auto``).
+
+    alone      one layer's values are rounded to 8 bits, all others are not: its error at the output
+    together   all but the k worst are rounded: the smallest k is taken whose error is within bounds
+
+Every error is measured on the first batch, in the run's own layout, as a share of the output's
+power. Only values are rounded: weights have a scale for each channel, whose noise is far smaller.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires import comm
+from hires.core.config.quant_config import noise_bound
+from hires.core.config.run_config import RunConfig
+from hires.engine.build import RankEngine
+from hires.engine.calibration_values import decibels, fake_quantized, one_step, own_part
+from hires.engine.loader import Data
+from hires.parallel.context import Context
+from hires.plan.graph import describe
+from hires.plan.operators.operator_facts import facts_of
+from hires.quant.scales import Scales
+
+log = logging.getLogger(__name__)
+
+
+def kept_layers(
+    config: RunConfig, engine: RankEngine, source: Data, scales: Scales
+) -> dict[str, str]:
+    """Returns the layers to keep with their reasons; all ranks call it together."""
+    bound = noise_bound(config.quant.auto)
+    assert bound is not None
+    measure = OutputError(config, engine, source, scales)
+    layers = [
+        node
+        for node in engine.context.plan.graph.nodes
+        if facts_of(node.kind).multiplies and node.name in scales.values
+    ]
+    alone = {node.name: measure({node.name}) for node in layers}
+    worst = sorted(alone, key=lambda name: -alone[name])
+    for node in sorted(layers, key=lambda node: -alone[node.name]):
+        log.info("%s alone: %.1f dB", describe(node), decibels(1.0, alone[node.name]))
+    # The more layers are kept the smaller is the error; with all of them it is none.
+    few, enough = 0, len(worst)
+    while few < enough:
+        k = (few + enough) // 2
+        few, enough = (few, k) if measure({*worst[k:]}) <= bound else (k + 1, enough)
+    return {n: f"quant.auto: {decibels(1.0, alone[n]):.1f} dB alone" for n in worst[:enough]}
+
+
+class OutputError:
+    """Measures what rounding some values does to the network's output, on the first batch."""
+
+    def __init__(self, config: RunConfig, engine: RankEngine, source: Data, scales: Scales) -> None:
+        self._config, self._engine, self._source = config, engine, source
+        self._values = scales.values
+        self._exact = self._outputs(frozenset())
+
+    def __call__(self, rounded: AbstractSet[str]) -> float:
+        """Returns the noise as a share of the output's power, the same on all ranks."""
+        powers = torch.zeros(2, dtype=torch.float64)
+        for exact, made in zip(self._exact, self._outputs(rounded), strict=True):
+            powers += torch.stack([exact.square().sum(), (made - exact).square().sum()])
+        comm.all_reduce(powers)
+        signal, noise = powers.tolist()
+        return float(noise / signal if signal else noise)
+
+    def _outputs(self, rounded: AbstractSet[str]) -> list[Tensor]:
+        # This rank's own parts, microbatch after microbatch.
+        outputs: list[Tensor] = []
+        for context, module in zip(self._engine.contexts, self._engine.modules, strict=True):
+            module.watch(functools.partial(self._see, context, rounded, outputs))
+        one_step(self._config, self._engine, self._source)
+        for module in self._engine.modules:
+            module.watch(None)
+        return outputs
+
+    def _see(
+        self,
+        context: Context,
+        rounded: AbstractSet[str],
+        outputs: list[Tensor],
+        name: str,
+        value: Any,
+    ) -> None:
+        if name in rounded:
+            value.copy_(fake_quantized(value, self._values[name]))
+        if name == context.plan.graph.output:
+            own = own_part(context, name, value)
+            outputs += [] if own is None else [own[0].double().cpu()]

@@ -1,0 +1,97 @@
+"""Computes the tensors of quantised layers: weights of 8 bits, factors and offsets.
+
+    weight  -> numbers      round(weight / scale), a scale for each output channel, -127 to 127
+            -> multiplier   s_in * scale / s_out
+    bias    -> offset       bias / s_out + z_out - z_in * multiplier * sum(its numbers)
+
+So a layer is sum(numbers * x_q) * multiplier + offset. The s and z of its input and output stand
+in the recipes, as ``factor`` (s_in / s_out), ``bias_factor`` (1 / s_out), ``add`` and
+``zero_point``.
+
+A transposed convolution of stride s computes s x s phases of its output as channels, each with
+every s-th row and column of the kernel (``hires.parallel.quantized_kernels``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hires.engine.derived_tensors import RECIPES
+
+LARGEST = 127
+"""Of a weight; -128 would make the range uneven."""
+
+
+@RECIPES.register("quantized_weight")
+def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    """Returns the numbers of a weight, int8: (K, C / groups, rows, columns)."""
+    weight = _weight(recipe, tensors[0])
+    numbers: Tensor = weight / _scales(recipe, weight)
+    return numbers.round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+
+
+@RECIPES.register("quantized_multiplier")
+def quantized_multiplier(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    """Returns the factor of each output channel, in fp32."""
+    scales = _scales(recipe, _weight(recipe, tensors[0]))
+    factors: Tensor = scales.flatten() * recipe["factor"]
+    return factors.float()
+
+
+@RECIPES.register("quantized_offset")
+def quantized_offset(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    """Returns the offset of each output channel, in fp32."""
+    sums = quantized_weight(recipe, tensors).sum((1, 2, 3), dtype=torch.int64).double()
+    of_zeros = recipe["zero_point"] * sums * quantized_multiplier(recipe, tensors)
+    offset: Tensor = recipe["add"] - of_zeros
+    if len(tensors) > 1:
+        phases = len(offset) // len(tensors[1])
+        bias = tensors[1].double() * recipe["bias_factor"]
+        offset = offset + bias.repeat_interleave(phases)
+    return offset.float()
+
+
+@RECIPES.register("norm_weight")
+def _norm_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    # Of a norm with stored statistics: it multiplies every channel, as a convolution can.
+    given = dict(zip(recipe["roles"], (tensor.double() for tensor in tensors), strict=True))
+    scale: Tensor = torch.rsqrt(given["var"] + recipe["eps"]) * given.get("scale", 1.0)
+    return scale.view(-1, 1, 1, 1)
+
+
+def _weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:
+    # As a convolution of stride 1 has it, in float64.
+    weight = weight.double()
+    if "stride" not in recipe:
+        return weight if weight.dim() == 4 else weight[:, :, None, None]
+    return _phases(weight, recipe["groups"], recipe["stride"], recipe["dilation"])
+
+
+def _scales(recipe: dict[str, Any], weight: Tensor) -> Tensor:
+    # (K, 1, 1, 1); the phases of a transposed convolution's channel have one scale.
+    phases = recipe["stride"][0] * recipe["stride"][1] if "stride" in recipe else 1
+    most = weight.abs().amax((1, 2, 3)).view(-1, phases).amax(1, keepdim=True)
+    scales = torch.where(most > 0, most / LARGEST, 1.0)
+    return scales.expand(-1, phases).reshape(-1, 1, 1, 1)
+
+
+def _phases(weight: Tensor, groups: int, stride: list[int], dilation: list[int]) -> Tensor:
+    # (C, K / groups, rows, columns) -> (K * phases, C / groups, taps, taps)
+    channels, outputs, *_ = weight.shape
+    weight = weight.view(groups, channels // groups, outputs, *weight.shape[2:]).transpose(1, 2)
+    weight = weight.reshape(groups * outputs, channels // groups, *weight.shape[3:])
+    for dim, (step, apart) in enumerate(zip(stride, dilation, strict=True), start=2):
+        reach = apart * (weight.shape[dim] - 1) + 1
+        spread = weight.new_zeros([*weight.shape[:dim], reach, *weight.shape[dim + 1 :]])
+        spread.narrow(dim, 0, reach)[(slice(None),) * dim + (slice(0, reach, apart),)] = weight
+        missing = -reach % step
+        weight = F.pad(spread, (0, 0) * (3 - dim) + (0, missing))
+    taps = [size // step for size, step in zip(weight.shape[2:], stride, strict=True)]
+    apart_phases = weight.view(len(weight), -1, taps[0], stride[0], taps[1], stride[1])
+    # The last tap of a phase reads the earliest input: a convolution has it first.
+    by_phase = apart_phases.flip(2, 4).permute(0, 3, 5, 1, 2, 4)
+    return by_phase.reshape(-1, channels // groups, *taps)

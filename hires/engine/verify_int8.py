@@ -1,0 +1,63 @@
+"""Computes a step of a quantised network on one process, for a comparison bit by bit.
+
+A layout computes the same integers as one process, so nothing excuses a difference: each output is
+compared with that of the plan's own network on one rank, on which no pixel travels.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.core.config.run_config import RunConfig
+from hires.engine.build import named_tensors, place_tensors, whole_model
+from hires.engine.derived_tensors import DerivedTensors
+from hires.engine.loader import image_dtype, whole_microbatches
+from hires.parallel.context import Context
+from hires.parallel.cursor import Cursor
+from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT, Node
+from hires.plan.plan import Plan, Stage
+from hires.plan.rules import CROP, GATHER, WHOLE
+
+
+@torch.no_grad()
+def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
+    """Returns the outputs of one process for all microbatches of a step, by ``output/index``.
+
+    Buffers of the network are there, too, as they are.
+    """
+    model = whole_model(config)
+    own = named_tensors(model)
+    context = _alone(plan)
+    derived = DerivedTensors([context], own).tensors
+    place_tensors(derived, image_dtype(config), context.plan.graph)
+    module = StageModule(context, {**own, **derived})
+    outputs = {}
+    replicas = range(config.parallel.replicas)
+    batches = [batch for replica in replicas for batch in whole_microbatches(config, replica)]
+    for index, (images, _) in enumerate(batches):
+        outputs[f"output/{index}"] = module.forward({INPUT: images})[plan.graph.output]
+    return outputs | {f"running_stats/{name}": t for name, t in model.named_buffers()}
+
+
+def _alone(plan: Plan) -> Context:
+    """Returns the only rank of a plan that has the same network and no other ranks."""
+    graph = dataclasses.replace(plan.graph, nodes=[_as_whole(node) for node in plan.graph.nodes])
+    layout = dict.fromkeys([INPUT, *graph.by_name], WHOLE)
+    stage = Stage(0, 0, len(graph.nodes), [1, 1], 0, layout=layout)
+    single = Plan(graph, [stage], [], 1, 1, False, plan.dtype, [["F0"]])
+    ranks: Any = SimpleNamespace(ranks=[0], shared=None)
+    return Context(single, 0, collections.defaultdict(lambda: ranks), Cursor([], {}))
+
+
+def _as_whole(node: Node) -> Node:
+    # What brings values from tiles to all ranks, and back, does nothing on one rank.
+    if node.kind not in (GATHER, CROP):
+        return node
+    return dataclasses.replace(node, op="alias.default", args={"self": node.args["input"]})

@@ -1,0 +1,132 @@
+"""Reads the network's own weights from what ``weights=PATH`` names, tensor by tensor.
+
+    rank 0        finds the file and compares its digest with the planned one -> path to all ranks
+    each reader   reads the tensors of its stages; the other holders get them by broadcast
+
+Layers are found by their names, so any layout reads what any other, or plain torch, has written.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires import comm
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.store import frozen
+from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights
+from hires.engine.tensorfile import TensorFile
+
+_NESTED = ("state_dict", "model")
+"""Keys under which training scripts keep a state dict."""
+
+
+class WeightsFile:
+    """Tensors by name that lie in one pickle, or in safetensors files."""
+
+    def __init__(self, place: WeightsPlace) -> None:
+        self.place = place
+        self._tensors = _unpickled(place) if place.is_pickle else {}
+        self._files: dict[str, TensorFile] = {}
+        for path in () if place.is_pickle else place.files:
+            file = TensorFile(path)
+            self._files |= dict.fromkeys(file.names, file)
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of all tensors."""
+        held = {name: file.shape(name) for name, file in self._files.items()}
+        return held | {name: list(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def fill_all(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fills tensors of a network by their names; RunError as of :meth:`fill`."""
+        for name, tensor in tensors.items():
+            self.fill(name, tensor)
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        """Fills a tensor of a network, whatever its type; counters of norms may be missing.
+
+        RunError: it is missing, damaged, of another shape, or holds no fractions where the network
+        has some.
+        """
+        if name not in self._tensors and name not in self._files:
+            if name.rpartition(".")[2] == COUNTER:
+                return
+            raise RunError(f"{self.place.key} has no {name}; it has changed since the plan")
+        file = self._files.get(name)
+        if file is not None and self.place.is_checkpoint:
+            file.check([name])
+        held = self._tensors[name] if file is None else file.tensor(name)
+        other = held.is_floating_point() != tensor.is_floating_point()
+        other = other or (tensor.dtype == torch.int8 != held.dtype)  # which wider numbers overflow
+        if held.shape != tensor.shape or other:
+            raise RunError(
+                f"{name} of {self.place.key} is {held.dtype} {list(held.shape)} and the network's "
+                f"{tensor.dtype} {list(tensor.shape)}; name the weights of this network"
+            )
+        with torch.no_grad():
+            tensor.copy_(held)
+
+
+def open_weights(source: str) -> WeightsFile:
+    """Returns what the path holds; ConfigError: no weights; RunError: a file is damaged."""
+    return WeightsFile(find_weights(source))
+
+
+def agreed_weights(config: RunConfig, run_dir: Path) -> WeightsFile | None:
+    """Returns the weights of a run on all ranks, or None; all ranks call it together.
+
+    RunError: they are not those with which the run was planned.
+    """
+    if config.weights is None:
+        return None
+    path, failure = "", None
+    if comm.get_rank() == 0:
+        try:
+            place, planned = find_weights(config.weights), frozen.read(run_dir)
+            if planned and planned.inputs.weights not in ("", place.digest()):
+                raise RunError(
+                    f"{place.key} holds other numbers than when the run was planned; name a "
+                    f"checkpoint or a file that stays, or start the run anew"
+                )
+            path = str(place.path)
+        except HiresError as error:  # the other ranks wait for an answer in this case too
+            failure = error
+    path, problem = json.loads(comm.broadcast_text(json.dumps([path, failure and str(failure)])))
+    if problem is not None:
+        raise failure or RunError(problem)
+    return open_weights(path)
+
+
+def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:
+    # Only torch's restricted unpickler sees the file, and tensors are mapped, not read: what the
+    # file claims costs no memory before its shapes are compared with the network's.
+    advice = "save the state dict alone, with safetensors or torch.save(model.state_dict(), ...)"
+    if not zipfile.is_zipfile(place.path):
+        raise ConfigError(f"{place.key} is no file of torch.save, or is truncated; {advice}")
+    try:
+        held: Any = torch.load(place.path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a hostile file makes the unpickler raise nearly anything
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"{place.key} cannot be read without running code from it ({why}); {advice}"
+        ) from None
+    for key in _NESTED:
+        if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
+            held = held[key]
+    named = isinstance(held, Mapping) and held
+    if not named or not all(isinstance(n, str) and _is_plain(t) for n, t in held.items()):
+        raise ConfigError(f"{place.key} holds something else than tensors by name; {advice}")
+    return dict(held)
+
+
+def _is_plain(tensor: Any) -> bool:
+    dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+    return dense and not tensor.is_quantized and tensor.device.type == "cpu"

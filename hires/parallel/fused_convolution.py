@@ -1,0 +1,159 @@
+"""Computes a convolution with what follows it: a sum with another map, and an activation.
+
+oneDNN adds and activates while a block of the result is in the cache. Its kernel serves inference
+in fp32 and bf16 on the CPU; everything else runs torch's operators one after the other, which is
+the same in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.parallel.convolution import SUBSTITUTES, convolve, is_safe
+from hires.parallel.wide_convolution import (
+    Size,
+    by_plain_onednn,
+    numeric_padding,
+    product_type,
+)
+from hires.plan.operators.activations import POST_OPERATIONS
+from hires.plan.operators.windows import pair
+
+
+class FusedConvolution:
+    """A convolution with a sum and an activation, as a node of a network computes it.
+
+    ``overwrites``: its value may be written over ``other``, which nothing reads afterwards.
+    """
+
+    def __init__(self, overwrites: bool = False) -> None:
+        self.overwrites = overwrites
+        self._packed: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Size,
+        padding: Size | str,
+        dilation: Size,
+        groups: int,
+        other: Tensor | None,
+        activation: list[Any] | None,
+    ) -> Tensor:
+        """Returns ``activation(conv2d(x, weight, bias) + other)``, (n, K, rows, cols).
+
+        ``other`` has the shape of the result or is None. There is no gradient.
+        """
+        operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
+        if by_fused_kernel(operands, activation) and is_safe(x, weight, stride, padding, dilation):
+            x, pads = numeric_padding(x, weight, padding, dilation)
+            how = pads, pair(stride), pair(dilation), groups
+            weight = self._packed.get(tuple(x.shape), weight)
+            return _by_onednn(x, weight, bias, how, other, activation, self.overwrites)
+        y = convolve(x, weight, bias, stride, padding, dilation, groups)
+        return with_sum_and_activation(y, other, activation)
+
+    def pack(self, shape: Sequence[int], args: dict[str, Any]) -> list[Tensor]:
+        """Returns what it keeps: its weight in the order in which oneDNN reads it.
+
+        ``shape`` is that of its input; ``args`` are its arguments, of which it reads no values.
+        """
+        weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
+        if not (by_fused_kernel([weight], args["activation"]) and isinstance(weight, nn.Parameter)):
+            return []
+        x = weight.new_empty(1).expand(*shape)  # of that shape, without memory
+        if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
+            return []
+        x, pads = numeric_padding(x, weight, padding, dilation)
+        how = pads, pair(args["stride"]), pair(dilation), args["groups"], list(x.shape)
+        packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how)
+        self._packed = {tuple(x.shape): packed}
+        return [packed]
+
+
+@SUBSTITUTES.register("fused_conv2d")
+def fused_convolve(*operands: Any) -> Tensor:
+    """Returns :class:`FusedConvolution` of its arguments in their order."""
+    return FusedConvolution()(*operands)
+
+
+def fused_norm(input: Tensor, weight: Tensor, bias: Tensor, activation: list[Any] | None) -> Tensor:
+    """Returns the activation of ``input * weight + bias``, (n, C, rows, cols), by channel.
+
+    To oneDNN it is a convolution of each channel alone, which reads and writes the map once.
+    """
+    if by_fused_kernel([input, weight, bias], activation):
+        how = [0, 0], [1, 1], [1, 1], len(weight)
+        single = weight.view(-1, 1, 1, 1)
+        return _by_onednn(input, single, bias, how, None, activation, False)
+    parts = bias.view(-1, 1, 1), input, weight.view(-1, 1, 1)
+    return with_sum_and_activation(torch.addcmul(*parts), None, activation)
+
+
+def with_sum_and_activation(
+    y: Tensor, other: Tensor | None, activation: list[Any] | None
+) -> Tensor:
+    """Returns the activation of a sum; the first operand may be overwritten."""
+    if other is not None:
+        y = y.add_(other) if y.dtype == other.dtype else y + other
+    if activation is None:
+        return y
+    name, *numbers = activation
+    if name == "gelu":
+        return F.gelu(y, approximate=numbers[0])
+    return getattr(torch.ops.aten, f"{name}_")(y, *numbers)  # type: ignore[no-any-return]
+
+
+def by_fused_kernel(operands: list[Tensor], activation: list[Any] | None) -> bool:
+    """Whether oneDNN's fused kernel computes it; with gradients or a compiler torch's own do."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not operands[0].numel():
+        return False
+    types = {tensor.dtype for tensor in operands}
+    known = activation is None or activation[0] in POST_OPERATIONS
+    narrow = types in ({torch.float32}, {torch.bfloat16}) and product_type(operands[0]) in types
+    return narrow and known and all(map(by_plain_onednn, operands))
+
+
+def _by_onednn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    how: tuple[list[int], list[int], list[int], int],
+    other: Tensor | None,
+    activation: list[Any] | None,
+    overwrites: bool,
+) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    kernel = torch.ops.mkldnn._convolution_pointwise
+    if other is not None and how[-1] == 1:
+        # Behind a sum it has no other activation than ReLU.
+        rest: tuple[Any, ...] = (
+            *how,
+            "add",
+            1.0,
+            "relu" if activation == ["relu"] else None,
+            [],
+            None,
+        )
+        dense = other.is_contiguous(memory_format=torch.channels_last)
+        if overwrites and dense:
+            kernel = torch.ops.mkldnn._convolution_pointwise_
+            y: Tensor = kernel.binary(other, x, weight, bias, *rest)
+        else:
+            other = other.contiguous(memory_format=torch.channels_last)
+            y = kernel.binary(x, other, weight, bias, *rest)
+        return y if rest[6] else with_sum_and_activation(y, None, activation)
+    name, numbers, algorithm = "none", list[Any](), None
+    if other is None and activation is not None:
+        name, numbers = POST_OPERATIONS[activation[0]], activation[1:]
+        if name == "gelu":
+            numbers, algorithm = [], activation[1]
+    y = kernel(x, weight, bias, *how, name, numbers, algorithm)
+    return y if other is None else with_sum_and_activation(y, other, activation)

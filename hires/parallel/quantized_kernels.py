@@ -1,0 +1,170 @@
+"""Computes the operators of quantised networks, on a tile as on all of the image.
+
+A rank that computes a whole value goes the same way as a tile, with a window that is all of the
+image: so every number has the same bits on every grid. Sums of products are exact
+(:mod:`hires.quant.int8_kernels`); all other arithmetic is of single numbers, in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hires.core.registry import Registry
+from hires.parallel.context import Context
+from hires.parallel.reductions import Reduced, declare
+from hires.parallel.window import WINDOW_KERNELS, Window, pool_divisors, resampled
+from hires.plan.graph import Node
+from hires.plan.operators.windows import pair
+from hires.plan.rules import reduced_dims
+from hires.quant.int8_kernels import (
+    Added,
+    Geometry,
+    Rescale,
+    Rescaling,
+    convolve_int8,
+    multiply_int8,
+)
+
+Args = dict[str, Any]
+
+NODE_KERNELS: Registry[Callable[[Node, Context], Callable[[Args], Tensor]]] = Registry("kernel")
+"""Operator of hires' own -> makes the function from a node's arguments by name to its value."""
+
+
+@NODE_KERNELS.register("quantize")
+def _quantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    factor = torch.tensor(1.0 / node.args["scale"], dtype=torch.float32).item()
+
+    def run(args: Args) -> Tensor:
+        return _numbers(args["input"].float() * factor, args["zero_point"])
+
+    return run
+
+
+@NODE_KERNELS.register("dequantize")
+def _dequantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    dtype = getattr(torch, node.dtype or "float32")
+
+    def run(args: Args) -> Tensor:
+        real: Tensor = args["input"].to(dtype)
+        return real.sub_(args["zero_point"]).mul_(args["scale"])
+
+    return run
+
+
+@NODE_KERNELS.register("q_requantize")
+def _requantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    if node.args["factor"] == 1 and node.args["offset"] == 0:
+        return lambda args: args["input"].clamp(args["low"], args["high"])
+    rescaling = _rescaling(node)
+    return lambda args: rescaling(args["input"], args["low"], args["high"])
+
+
+@NODE_KERNELS.register("q_add")
+def _add(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    rescaling = _rescaling(node)
+
+    def run(args: Args) -> Tensor:
+        added = Added(args["other"], args["other_factor"])
+        return rescaling(args["input"], args["low"], args["high"], added)
+
+    return run
+
+
+@NODE_KERNELS.register("q_linear")
+def _linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    return lambda args: multiply_int8(args["input"], args["weight"], _rescale(args))
+
+
+@WINDOW_KERNELS.register("q_conv2d")
+def _convolution(w: Window, x: Tensor, args: Args) -> Tensor:
+    how = Geometry(pair(args["stride"]), w.padding, pair(args["dilation"]), args["groups"])
+    other, factor = args["other"], args["other_factor"]
+    added = None if other is None else Added(other, factor)
+    return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
+
+
+@WINDOW_KERNELS.register("q_conv_transpose2d")
+def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
+    # Output row o, counted from the first that any input reaches, is of phase o % stride. All of a
+    # phase are a convolution of the input with every stride-th row of the kernel; the weight holds
+    # the phases as channels (``hires.engine.quantized_tensors``).
+    #
+    #     kernel 4, stride 2     phase 0  o = 0 2 4 ..  taps 2 0  of input rows o/2 - 1, o/2
+    #                            phase 1  o = 1 3 5 ..  taps 3 1
+    pads, crops = [], []
+    for dim in (0, 1):
+        axis, out = w.axes[dim], w.out[2 * dim : 2 * dim + 2]
+        first, last = out[0] + axis.padding, out[1] - 1 + axis.padding
+        taps = args["weight"].shape[2 + dim]
+        begin, end = first // axis.stride - (taps - 1), last // axis.stride + 1
+        pads.append((w.rect[2 * dim] - begin, end - w.rect[2 * dim + 1]))
+        start = first % axis.stride
+        crops.append(slice(start, start + out[1] - out[0]))
+    x = F.pad(x, (*pads[1], *pads[0]), value=args["zero_point"])
+    y = convolve_int8(x, args["weight"], Geometry(groups=args["groups"]), _rescale(args))
+    (rows, cols), (n, _, height, width) = (axis.stride for axis in w.axes), y.shape
+    phases = y.view(n, -1, rows, cols, height, width).permute(0, 1, 4, 2, 5, 3)
+    whole = phases.reshape(n, -1, height * rows, width * cols)
+    return whole[:, :, crops[0], crops[1]].contiguous(memory_format=torch.channels_last)
+
+
+@WINDOW_KERNELS.register("q_avg_pool2d")
+def _avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
+    size, stride = args["kernel_size"], args["stride"] or None
+    real = x.float() - args["zero_point"]
+    total = F.avg_pool2d(real, size, stride, w.padding, args["ceil_mode"], divisor_override=1)
+    mean = total / pool_divisors(w, args, total)
+    return _numbers(mean * args["factor"], args["offset"], args["low"], args["high"])
+
+
+@WINDOW_KERNELS.register("q_interpolate")
+def _interpolate(w: Window, x: Tensor, args: Args) -> Tensor:
+    mixed = resampled(w, x)
+    return _numbers(mixed * args["factor"], args["offset"], args["low"], args["high"])
+
+
+# Sums of unsigned numbers need up to 36 bits, which travel as two fp32 numbers of 24 bits or fewer.
+DIGITS = 12
+
+
+def _digits(x: Tensor, r: Reduced) -> Tensor:
+    total = x.sum(r.dims, r.keep, dtype=torch.int64)
+    return torch.stack([total >> DIGITS, total & (2**DIGITS - 1)]).float()
+
+
+def _mean(sent: Tensor, r: Reduced) -> Tensor:
+    upper, lower = sent.double().sum(0)
+    total = (upper * 2**DIGITS + lower).float()
+    return _numbers(total * r.args["factor"], r.args["offset"], r.args["low"], r.args["high"])
+
+
+declare("q_mean", _digits, _mean)
+
+
+@NODE_KERNELS.register("q_mean")
+def _whole_mean(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    shape = context.plan.graph.shape(node.inputs[0])
+    dims, keep = sorted(reduced_dims(node, shape)), node.args["keepdim"]
+    everything = Reduced(node.args, dims, keep, (0, 0, 0, 0), [], torch.ones(1), 1)
+    return lambda args: _mean(_digits(args["input"], everything)[None], everything)
+
+
+def _rescale(args: Args) -> Rescale:
+    return Rescale(args["multiplier"], args["offset"], args["low"], args["high"], args["dtype"])
+
+
+def _rescaling(node: Node) -> Rescaling:
+    shape = node.shape or []
+    channels = shape[1] if len(shape) == 4 else shape[-1]
+    return Rescaling(channels, node.args["factor"], node.args["offset"])
+
+
+def _numbers(scaled: Tensor, offset: float, low: int = 0, high: int = 255) -> Tensor:
+    # The nearest numbers; ``scaled`` is used up.
+    return scaled.add_(offset).round_().clamp_(low, high).to(torch.uint8)

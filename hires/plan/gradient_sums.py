@@ -1,0 +1,120 @@
+"""Lists the sums of a stage's gradients over its holders.
+
+The loss of a microbatch is divided by the number of microbatches of all replicas, so one sum makes
+a stage's gradients: summed over tiles, averaged over the rest. The same messages bring the running
+statistics of several copies together. Three ways, chosen when the plan is made:
+
+    together  ranks of one machine read each other's memory: one message holds everything (where
+              the system forbids that, ``comm.all_reduce_coalesced`` divides it: the same bytes)
+    early     large gradients set out alone, as soon as the last backward pass has made them
+    late      large gradients set out alone, one after the other, when all passes are done
+
+Early sums need cores for the threads of the transport; elsewhere they slow the pass down. In two
+directions the last pass completes the gradients of one of two stages only, so nothing is early.
+
+    early:   ... B3 of conv9 | issue conv9 | B3 of conv8 | ... | small ones | wait conv9 ...
+
+Where the update is divided, a reduce-scatter may take their place (:mod:`hires.plan.ownership`):
+it leaves on each holder the sums of the numbers that it moves.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from hires.core.config.run_config import RunConfig
+from hires.plan.event import BYTES
+from hires.plan.groups import (
+    ALONE_BYTES,
+    gradient_dtype,
+    num_holders,
+    running_decays,
+    trained,
+    wide_dtype,
+)
+from hires.plan.ownership import REDUCE_SCATTER, shares_of_holders
+from hires.plan.plan import Plan, derived
+from hires.plan.route_choice import BUCKETS, RouteChoice
+from hires.plan.routes import SHARES, STREAMED
+
+TOGETHER, EARLY, LATE = "together", "early", "late"
+
+
+class GradientSum(NamedTuple):
+    """One message of gradients: the sum of some tensors over all holders of a stage."""
+
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    """Running statistics whose terms of this step are summed along."""
+    elements: int
+    dtype: str
+    alone: bool
+    """Whether it is one large gradient, whose sum is begun and waited for apart."""
+    node: str = ""
+    """The node whose backward pass makes it; empty: it sets out when all passes are done."""
+    operation: str = "all_reduce"
+    """Or ``reduce_scatter``: each holder gets the sums of the rows that it moves."""
+
+    @property
+    def scatters(self) -> bool:
+        """Whether it leaves a part of the sums on each holder."""
+        return self.operation == REDUCE_SCATTER
+
+
+def gradient_mode(config: RunConfig, choice: RouteChoice) -> str:
+    """Returns how a run sums its gradients: ``together``, ``early`` or ``late``."""
+    launcher, world = config.launcher, config.parallel.num_ranks
+    if choice.backend in STREAMED:  # sums run beside the pass, on streams of their own
+        return EARLY
+    ranks = -(-world // launcher.num_nodes)
+    large = choice.route("all_reduce", BUCKETS, world, ranks, "float32", ALONE_BYTES)
+    if large.algorithm == SHARES:
+        return TOGETHER
+    cores = config.cluster.cores
+    if launcher.is_here and hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    return EARLY if cores is not None and cores > ranks * launcher.threads else LATE
+
+
+def sums_of(plan: Plan, stage: int, scatters: bool | None = None) -> list[GradientSum]:
+    """Returns the messages in which a stage's gradients are summed, in the order of issue.
+
+    ``scatters``: whether a divided update scatters them; None: as the plan has it.
+    """
+    return _sums(plan, stage, plan.gradients, plan.scatters if scatters is None else scatters)
+
+
+@derived
+def _sums(plan: Plan, stage: int, mode: str, scatters: bool) -> list[GradientSum]:
+    if not plan.training or num_holders(plan, stage) == 1:
+        return []
+    params, users = plan.graph.params, trained(plan, stage)
+    dtype, wide = gradient_dtype(plan), wide_dtype(plan)
+    several = plan.num_replicas * plan.num_directions > 1
+    statistics = tuple(running_decays(plan, stage)) if several else ()
+    if scatters and shares_of_holders(plan, stage):
+        numbers = [sum(params[name].num_elements for name in some) for some in (users, statistics)]
+        scattered = GradientSum((*users,), (), numbers[0], dtype, False, "", REDUCE_SCATTER)
+        summed = GradientSum((), statistics, numbers[1], wide, False)
+        return [one for one in (scattered, summed) if one.elements]
+    least = ALONE_BYTES // BYTES[dtype]
+    # The backward pass makes the last layer's gradients first.
+    large = [name for name in reversed(users) if params[name].num_elements >= least]
+    alone = [] if mode == TOGETHER else large
+    early = mode == EARLY and plan.num_directions == 1
+    sums = []
+    for name in alone:
+        # Complete at the first of its nodes: with several, others may precede that one.
+        node = users[name][0] if early and len(users[name]) == 1 else ""
+        sums.append(GradientSum((name,), (), params[name].num_elements, dtype, True, node))
+    sums.sort(key=lambda one: not one.node)
+    rest = [name for name in large if name not in alone]
+    rest += [name for name in users if name not in large]
+    # Statistics travel with the gradients, unless these are rounded to a type that a key names.
+    learned = tuple(rest)
+    apart = [(learned, (), dtype), ((), statistics, wide)]
+    for names, terms, of_type in [(learned, statistics, dtype)] if dtype == wide else apart:
+        if elements := sum(params[name].num_elements for name in names + terms):
+            sums.append(GradientSum(names, terms, elements, of_type, False))
+    return sums

@@ -1,0 +1,210 @@
+"""Gives every message of a plan its route, once, from facts that all ranks share.
+
+The plan holds one row for each case that its step has, so that ranks look up what was proved and
+need no table:
+
+    operation   place    ranks  near  class   bytes     route
+    send        tiles        4     2  bytes   28672     shm:mailbox
+    send        stages       2     2  bytes   1605632   gloo:message
+    all_reduce  holders      4     4  float   94208     cma:shares
+
+``near`` ranks of the message are on one node. A size stands for a message, or for what a rank
+contributes to a collective.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hires.core.config.launcher_config import spread
+from hires.plan.event import BYTES
+from hires.plan.gradient_sums import sums_of
+from hires.plan.groups import (
+    AGREEMENT,
+    gradient_group,
+    groups,
+    num_tile_groups,
+    wide_dtype,
+)
+from hires.plan.halos import map_shape
+from hires.plan.ownership import publications
+from hires.plan.plan import Plan, derived
+from hires.plan.route_choice import BUCKETS, HOLDERS, OF_ALL, STAGES, TILES, RouteChoice
+from hires.plan.routes import MAILBOX, SHARES, SLOTS, Route, parse_route
+from hires.plan.table_rules import dtype_class
+
+SUMMED = ("loss",)
+"""Kinds of ``CommOp`` whose numbers are summed; those of the other collectives are gathered."""
+
+
+IN_GROUPS = (MAILBOX, SLOTS, SHARES)
+"""Algorithms in memory that the ranks of one group have in common."""
+
+
+class RouteCase(NamedTuple):
+    """What decides the route of a message in a plan."""
+
+    operation: str
+    place: str
+    ranks: int
+    """Of the group, also of a message between two of its tiles; between stages 2."""
+    near: int
+    dtype_class: str
+    num_bytes: int
+
+
+def choose_routes(plan: Plan, choice: RouteChoice) -> None:
+    """Sets the routes of a plan whose messages are connected."""
+    rows: dict[RouteCase, Route] = {}
+    for case, dtype in _cases(plan):
+        if case not in rows:
+            rows[case] = choice.route(*case[:4], dtype, case.num_bytes)
+    plan.routes = [[*case, str(route)] for case, route in sorted(rows.items())]
+
+
+@derived
+def send_route(
+    plan: Plan, place: str, ranks: int, near: int, dtype: str, numbers: int
+) -> Route | None:
+    """Returns the route of a message; None in a plan that has none, as of an older hires."""
+    case = "send", place, ranks, near, dtype_class("send", dtype), numbers * BYTES[dtype]
+    return _table(plan).get(case)
+
+
+@derived
+def group_route(
+    plan: Plan, operation: str, group: int, dtype: str, numbers: int, is_bucket: bool = False
+) -> Route | None:
+    """Returns the route of a collective of a group, -1 is the world; None likewise.
+
+    ``is_bucket``: it sums several tensors.
+    """
+    place = OF_ALL if group < 0 else TILES if group < num_tile_groups(plan) else HOLDERS
+    place = BUCKETS if is_bucket else place
+    ranks = range(plan.world) if group < 0 else groups(plan)[group]
+    kind, num_bytes = dtype_class(operation, dtype), numbers * BYTES[dtype]
+    return _table(plan).get((operation, place, len(ranks), near_most(plan, ranks), kind, num_bytes))
+
+
+def routes_of(
+    plan: Plan, operation: str, place: str, ranks: int, dtype: str, num_bytes: int
+) -> str:
+    """Returns the routes of a message in words, within a node first."""
+    kind = dtype_class(operation, dtype)
+    held = _table(plan)
+    cases = ((operation, place, ranks, near, kind, num_bytes) for near in range(ranks, 0, -1))
+    found = dict.fromkeys(str(held[case]) for case in cases if case in held)
+    return " / ".join(found) or plan.backend
+
+
+def near_pair(plan: Plan, rank: int, other: int) -> int:
+    """Returns how many of two ranks are on one node."""
+    if plan.num_nodes == 1:
+        return 2
+    starts = _node_starts(plan)
+    return 1 + (bisect.bisect(starts, rank) == bisect.bisect(starts, other))
+
+
+def near_most(plan: Plan, ranks: Sequence[int]) -> int:
+    """Returns how many of some ranks are on one node, of the node with most."""
+    starts = _node_starts(plan)
+    nodes = [bisect.bisect(starts, rank) for rank in ranks]
+    return max(nodes.count(node) for node in set(nodes))
+
+
+def node_place(plan: Plan, rank: int) -> tuple[int, int]:
+    """Returns the first rank of a rank's node and of the next one, relative to its own.
+
+    (0, 0) where routes within a node and between nodes are the same.
+    """
+    if not _tells_nodes(plan):
+        return 0, 0
+    bounds = [0, *_node_starts(plan), plan.world]
+    node = bisect.bisect(bounds, rank)
+    return bounds[node - 1] - rank, bounds[node] - rank
+
+
+def backends_of_plan(plan: Plan) -> list[str]:
+    """Returns the backends of all routes but those of agreements; that of the plan comes first."""
+    routes = (route for case, route in _table(plan).items() if case[1] != OF_ALL)
+    return [*dict.fromkeys([plan.backend, *(route.backend for route in routes)])]
+
+
+def joined_backends(plan: Plan) -> list[str]:
+    """Returns the backends that ranks join; mailboxes, slots and shares belong to their groups."""
+    routes = (route for case, route in _table(plan).items() if case[1] != OF_ALL)
+    others = (route.backend for route in routes if route.algorithm not in IN_GROUPS)
+    return [*dict.fromkeys([plan.backend, *others])]
+
+
+def has_memory(plan: Plan) -> bool:
+    """Whether groups of the plan need memory in common."""
+    return any(route.algorithm in IN_GROUPS for route in _table(plan).values())
+
+
+def stage_algorithms(plan: Plan) -> list[str]:
+    """Returns the algorithms of the plan that need communicators of their own."""
+    return sorted({r.algorithm for r in _table(plan).values()} & {"two_step", "hierarchical"})
+
+
+@derived
+def _table(plan: Plan) -> dict[tuple[Any, ...], Route]:
+    return {tuple(row[:-1]): parse_route(row[-1]) for row in plan.routes}
+
+
+@derived
+def _tells_nodes(plan: Plan) -> bool:
+    routes: dict[tuple[Any, ...], Route] = {}
+    sends = ((case, route) for case, route in _table(plan).items() if case[0] == "send")
+    return any(routes.setdefault((*c[:3], *c[4:]), route) != route for c, route in sends)
+
+
+@derived
+def _node_starts(plan: Plan) -> list[int]:
+    return [*itertools.accumulate(spread(plan.world, plan.num_nodes)[:-1])]
+
+
+def _cases(plan: Plan) -> Iterator[tuple[RouteCase, str]]:
+    """Yields the case of every message, with its type."""
+    if plan.world == 1:
+        return
+    members, pairs = groups(plan), (2,) if plan.num_nodes == 1 else (1, 2)
+
+    def case(operation: str, place: str, ranks: int, near: int, dtype: str, numbers: int) -> Any:
+        num_bytes = numbers * BYTES[dtype]
+        kind = dtype_class(operation, dtype)
+        return RouteCase(operation, place, ranks, near, kind, num_bytes), dtype
+
+    for stage in plan.stages:
+        size, tiles = stage.num_ranks, range(stage.index, num_tile_groups(plan), len(plan.stages))
+        nears = {near_most(plan, members[index]) for index in tiles}
+        for op in stage.comm if size > 1 else ():
+            if op.moves_pixels:
+                n, channels, *_ = map_shape(plan.graph, stage, op.value)
+                areas = {(r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in op.messages}
+                for area, near in itertools.product(areas, pairs):
+                    numbers = n * channels * area
+                    yield case("send", TILES, size, near, plan.dtype_of(op.value), numbers)
+            else:
+                call = "all_reduce" if op.kind in SUMMED else "all_gather"
+                for near in nears:
+                    yield case(call, TILES, size, near, wide_dtype(plan), op.elements)
+    for edge in plan.edges:
+        sizes = {math.prod(edge.shape(plan.graph, row)) for row in (*edge.messages, *edge.back)}
+        for numbers, near in itertools.product(sizes, pairs):
+            yield case("send", STAGES, 2, near, plan.dtype_of(edge.value), numbers)
+    for stage in plan.stages:
+        holders = members[gradient_group(plan, stage.index)]
+        for one in sums_of(plan, stage.index):
+            place = HOLDERS if one.alone or one.scatters else BUCKETS
+            near = near_most(plan, holders)
+            yield case(one.operation, place, len(holders), near, one.dtype, one.elements)
+        for update in publications(plan, stage.index):
+            facts = HOLDERS, len(holders), near_most(plan, holders), update.dtype
+            yield case(update.operation, *facts, update.elements)
+    world = plan.world, near_most(plan, range(plan.world))
+    yield case("all_reduce", OF_ALL, *world, AGREEMENT.dtype, math.prod(AGREEMENT.shape))

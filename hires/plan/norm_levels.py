@@ -1,0 +1,178 @@
+"""Lets batch norms that do not depend on each other share one message for their statistics.
+
+Where a cell has branches, the norm of one is not behind the norm of another. Nodes are put into a
+legal order in which such norms are neighbours; they exchange their statistics in one gather, and
+the sums of the way back in one as well:
+
+    before    conv1 [norm1] relu1 conv2 [norm2]   conv3 [norm3] add      3 messages
+    after     conv1 conv3 [norm1 norm3]   relu1 conv2 [norm2]   add      2 messages
+
+The level of a norm is the number of norms before it on the longest path to it. No order has fewer
+messages than levels. A norm that may be in several levels joins the one whose norms are nearest, so
+that nodes stay about where they were, and values live about as long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from hires.plan.graph import Graph, Node
+from hires.plan.halos import ran_back
+from hires.plan.operators.operator_facts import is_random
+from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.plan import CommOp, Stage
+from hires.plan.rules import WHOLE
+
+MOST_NUMBERS = 8192
+"""Most that a joint message holds of each rank: small messages take short cuts."""
+
+
+def with_norms_together(graph: Graph, stages: Sequence[Stage]) -> Graph:
+    """Returns the network in an order in which the norms of one level are neighbours.
+
+    Each stage keeps its bounds. ``stages`` have their layouts.
+    """
+    nodes: list[Node] = []
+    for stage in stages:
+        part = graph.nodes[stage.first : stage.last]
+        nodes += _ordered(graph, stage, part) if stage.num_ranks > 1 else part
+    if all(node is other for node, other in zip(nodes, graph.nodes, strict=True)):
+        return graph
+    return Graph(
+        nodes, graph.output, graph.input_shape, graph.params, graph.updates, graph.unchecked
+    )
+
+
+def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
+    """Returns a stage's communication with one gather for neighbours that can share it.
+
+    Its ``readers`` are these norms, and its ``elements`` the numbers of all of them.
+    """
+    at: dict[str, list[CommOp]] = {}
+    for op in ops:
+        at.setdefault(op.node, []).append(op)
+    backward = ran_back(graph, stage)
+    leaders: dict[str, CommOp] = {}  # of the norms of each group, by the group's last
+    gone: set[int] = set()
+    for before, node in itertools.pairwise(graph.nodes[stage.first : stage.last]):
+        pair = [(one, at.get(one.name, [])) for one in (before, node)]
+        if not all(_can_join(stage, one) and len(own) == 1 for one, own in pair):
+            continue
+        [own], leader = at[node.name], leaders.pop(before.name, at[before.name][0])
+        alike = own.back == leader.back and (node.name in backward) == (before.name in backward)
+        apart = {*(leader.readers or [leader.node])}.isdisjoint(node.inputs)
+        if alike and apart and leader.elements + own.elements <= MOST_NUMBERS:
+            leader.readers = [*(leader.readers or [leader.node]), node.name]
+            leader.elements += own.elements
+            leaders[node.name] = leader
+            gone.add(id(own))
+    return [op for op in ops if id(op) not in gone]
+
+
+def _can_join(stage: Stage, node: Node) -> bool:
+    # A norm over what the ranks divide, with parameters and no values for its weight and bias.
+    if not uses_batch_statistics(node) or len(node.inputs) != 1:
+        return False
+    return WHOLE not in (stage.layout[node.name], stage.layout[node.inputs[0]])
+
+
+def _ordered(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[Node]:
+    # What draws random numbers, or reads a buffer that the network writes, keeps its place.
+    written, backward = graph.updates.keys(), ran_back(graph, stage)
+
+    def way_back(node: Node) -> tuple[bool, bool]:
+        return node.name in backward, graph.needs_grad(node.inputs[0])
+
+    ordered: list[Node] = []
+    run: list[Node] = []
+    for node in nodes:
+        if is_random(node) or not written.isdisjoint(node.params):
+            ordered += [*_by_level(stage, run, way_back), node]
+            run = []
+        else:
+            run.append(node)
+    return ordered + _by_level(stage, run, way_back)
+
+
+def _by_level(
+    stage: Stage, nodes: list[Node], way_back: Callable[[Node], tuple[bool, bool]]
+) -> list[Node]:
+    norms = {node.name for node in nodes if _can_join(stage, node)}
+    needs, position = _needs(nodes), {node.name: index for index, node in enumerate(nodes)}
+    levels = _levels(nodes, norms, needs, position)
+    if len(levels) == len(norms):
+        return nodes
+    ordered: list[Node] = []
+    done: set[str] = set()
+
+    def emit(some: Iterable[Node]) -> None:
+        for node in some:
+            if node.name not in done:
+                done.add(node.name)
+                ordered.append(node)
+
+    start = 0
+    for level in levels:
+        first, last = position[level[0]], position[level[-1]]
+        wanted, ahead = set[str](), [name for norm in level for name in needs[norm]]
+        while ahead:
+            if (name := ahead.pop()) not in wanted and name not in done:
+                wanted.add(name)
+                ahead += needs[name]
+        for node in nodes[start:last]:
+            free = position[node.name] < first and node.name not in norms
+            if node.name in wanted or (free and done.issuperset(needs[node.name])):
+                emit([node])
+        emit(sorted((nodes[position[name]] for name in level), key=way_back))
+        while start < len(nodes) and nodes[start].name in done:
+            start += 1
+    emit(nodes)
+    return ordered
+
+
+def _needs(nodes: list[Node]) -> dict[str, list[str]]:
+    # The nodes that come before each. Two uses of one norm keep their order: both move its
+    # running statistics.
+    made: set[str] = set()
+    last_use: dict[str, str] = {}
+    needs: dict[str, list[str]] = {}
+    for node in nodes:
+        needs[node.name] = [name for name in node.inputs if name in made]
+        if uses_batch_statistics(node):
+            needs[node.name] += [last_use[name] for name in node.params if name in last_use]
+            last_use |= dict.fromkeys(node.params, node.name)
+        made.add(node.name)
+    return needs
+
+
+def _levels(
+    nodes: list[Node], norms: set[str], needs: dict[str, list[str]], position: dict[str, int]
+) -> list[list[str]]:
+    """Returns the norms of each level, each level in the order of the nodes."""
+    after: dict[str, int] = {}  # norms on the longest path behind a node
+    for node in reversed(nodes):
+        behind = after.setdefault(node.name, 0) + (node.name in norms)
+        for name in needs[node.name]:
+            after[name] = max(after.get(name, 0), behind)
+    least: dict[str, int] = {}  # the first level that a node can have
+    for node in nodes:
+        least[node.name] = max((least[n] + (n in norms) for n in needs[node.name]), default=0)
+    count = max((least[name] + 1 for name in norms), default=0)
+    fixed: list[list[int]] = [[] for _ in range(count)]
+    for name in norms:
+        if least[name] == count - 1 - after[name]:
+            fixed[least[name]].append(position[name])
+    levels: list[list[str]] = [[] for _ in range(count)]
+    level: dict[str, int] = {}
+    for node in nodes:
+        first = max((level[n] + (n in norms) for n in needs[node.name]), default=0)
+        level[node.name] = first
+        if node.name in norms:
+            here = position[node.name]
+            level[node.name] = chosen = min(
+                range(first, count - after[node.name]),
+                key=lambda one: min(abs(here - other) for other in fixed[one]),
+            )
+            levels[chosen].append(node.name)
+    return levels

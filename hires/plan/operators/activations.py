@@ -1,0 +1,57 @@
+"""Describes activations as fused operators have them: a name, and its numbers behind it.
+
+["relu"]    ["clamp", 0.0, 6.0]    ["leaky_relu", 0.01]    ["gelu", "none"]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hires.plan.graph import Node
+
+Activation = list[Any]
+
+POST_OPERATIONS = {
+    "relu": "relu",
+    "clamp": "hardtanh",
+    "leaky_relu": "leaky_relu",
+    "gelu": "gelu",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "silu": "swish",
+    "hardswish": "hardswish",
+    "hardsigmoid": "hardsigmoid",
+}
+"""Name of an activation -> its name behind a kernel of oneDNN; others have none."""
+
+
+def plain(node: Node) -> Activation | None:
+    """Returns an activation without numbers."""
+    return [node.kind]
+
+
+def leaky_relu(node: Node) -> Activation | None:
+    """Returns a ReLU with a slope below zero."""
+    return ["leaky_relu", node.args["negative_slope"]]
+
+
+def gelu(node: Node) -> Activation | None:
+    """Returns a GELU, exact (``none``) or by ``tanh``."""
+    return ["gelu", node.args["approximate"]]
+
+
+def clamp(node: Node) -> Activation | None:
+    """Returns a clamp between two numbers; one that starts at zero and has no end is a ReLU."""
+    args = {"min_val": 0.0, "max_val": 6.0} if node.kind == "relu6" else node.args
+    low, high = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
+    if high is None and isinstance(low, (int, float)) and low == 0:
+        return ["relu"]
+    numbers = all(isinstance(number, (int, float)) for number in (low, high))
+    return ["clamp", low, high] if numbers else None
+
+
+def unfused(activation: Activation, value: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """Returns the operator that is an activation, and its arguments for a value."""
+    name, *numbers = activation
+    keys = {"clamp": ["min", "max"], "gelu": ["approximate"], "leaky_relu": ["negative_slope"]}
+    return name, {"self": value, **dict(zip(keys.get(name, []), numbers, strict=True))}

@@ -1,0 +1,159 @@
+"""Divides the update of a stage's parameters among the ranks that hold it.
+
+With ``task.optimizer.shard`` each of n holders keeps the optimiser's state of about 1/n of the
+numbers, moves those, and sends them to the others, in one of two ways:
+
+    broadcast   holder 0   sums all        | moves conv1          | sends conv1     receives
+                holder 1   sums all        | moves conv2, fc 0-9  | receives        sends conv2, ...
+
+    scatter     holder 0   sums of conv1   | moves conv1          | gathers what both have moved
+                holder 1   sums of conv2.. | moves conv2, fc 0-9  | gathers what both have moved
+
+Of b bytes of gradients and as many of parameters, n ranks send 3 (n - 1) b in the first way and
+2 (n - 1) b in the second (:mod:`hires.plan.update_exchange`). Both have the same shares.
+
+A share is a run of whole rows of the parameters (along their first dim) in the order of the
+network. It begins at a multiple of ``UNIT`` numbers of its parameter, where a kernel with vectors
+computes the same bits as over all of it.
+
+Source:
+    Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
+    2020, stage 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from hires.plan.event import BYTES
+from hires.plan.graph import Parameter
+from hires.plan.groups import ALONE_BYTES, gradient_group, groups, held_stages, trained, wide_dtype
+from hires.plan.plan import Plan, derived
+
+UNIT = 64
+PACKED_BYTES = 2**22
+"""Most bytes of small parts that travel as one message, by way of a buffer."""
+PUBLISH, REDUCE_SCATTER, ALL_GATHER = "publish", "reduce_scatter", "all_gather"
+"""Kinds of events of a divided update."""
+
+
+class Rows(NamedTuple):
+    """Rows of a parameter."""
+
+    name: str
+    first: int
+    last: int
+    """After the last one."""
+    numbers: int
+
+
+class Publication(NamedTuple):
+    """The message in which holders of a stage send what they have moved to the others."""
+
+    owner: int
+    """As a rank; -1: each sends its own part."""
+    parts: tuple[Rows, ...]
+    dtype: str
+    elements: int
+    """Numbers that a rank contributes at the most."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its event."""
+        return ALL_GATHER if self.owner < 0 else PUBLISH
+
+    @property
+    def operation(self) -> str:
+        """What carries it out."""
+        return ALL_GATHER if self.owner < 0 else "broadcast"
+
+    @property
+    def total(self) -> int:
+        """Numbers that every rank has after it."""
+        return sum(part.numbers for part in self.parts)
+
+
+def shares_of_holders(plan: Plan, stage: int) -> dict[int, list[Rows]]:
+    """Returns the rows of a stage's parameters that each of its holders moves, by rank.
+
+    One holder alone moves all of them, and so does each where nothing is divided.
+    """
+    return _shares(plan, stage) if plan.shards_optimizer else {}
+
+
+@derived
+def _shares(plan: Plan, stage: int) -> dict[int, list[Rows]]:
+    holders = groups(plan)[gradient_group(plan, stage)]
+    if len(holders) == 1:
+        return {}
+    names = [*trained(plan, stage)]
+    total = sum(plan.graph.params[name].num_elements for name in names)
+    shares: dict[int, list[Rows]] = {rank: [] for rank in holders}
+    begin = 0  # of a parameter, among all numbers
+    for name in names:
+        rows, each, step = _rows_of(plan.graph.params[name])
+        bounds = [0]
+        for number in range(1, len(holders)):
+            ideal = total * number / len(holders) - begin
+            bounds.append(min(rows, max(bounds[-1], step * round(ideal / (each * step)))))
+        for rank, first, last in zip(holders, bounds, [*bounds[1:], rows], strict=True):
+            if first < last:
+                shares[rank].append(Rows(name, first, last, (last - first) * each))
+        begin += rows * each
+    return shares
+
+
+def _rows_of(parameter: Parameter) -> tuple[int, int, int]:
+    # Rows, numbers of each, and how many of them make a multiple of UNIT.
+    rows = parameter.shape[0] if parameter.shape else 1
+    each = parameter.num_elements // max(1, rows)
+    return rows, max(1, each), UNIT // math.gcd(UNIT, max(1, each))
+
+
+def publications(plan: Plan, stage: int, scatters: bool | None = None) -> list[Publication]:
+    """Returns the messages behind an update, in order: large parts alone, small ones packed.
+
+    ``scatters``: whether gradients are scattered, so that one gather brings all of them; None: as
+    the plan has it.
+    """
+    return _publications(plan, stage, plan.scatters if scatters is None else scatters)
+
+
+@derived
+def _publications(plan: Plan, stage: int, scatters: bool) -> list[Publication]:
+    dtype, shares = wide_dtype(plan), shares_of_holders(plan, stage)
+    size = BYTES[dtype]  # training keeps its parameters in this type
+    made: list[Publication] = []
+
+    def add(owner: int, parts: list[Rows]) -> None:
+        if parts:
+            made.append(Publication(owner, (*parts,), dtype, sum(p.numbers for p in parts)))
+
+    if scatters:
+        most = max((sum(p.numbers for p in rows) for rows in shares.values()), default=0)
+        every = tuple(part for rows in shares.values() for part in rows)
+        return [Publication(-1, every, dtype, most)] if every else []
+    for owner, rows in shares.items():
+        packed: list[Rows] = []
+        for part in rows:
+            if part.numbers * size >= ALONE_BYTES:
+                add(owner, [part])
+                continue
+            if sum(p.numbers for p in (*packed, part)) * size > PACKED_BYTES:
+                add(owner, packed)
+                packed = []
+            packed.append(part)
+        add(owner, packed)
+    return made
+
+
+def owned_numbers(plan: Plan, rank: int) -> int:
+    """Returns how many numbers of the parameters a rank moves."""
+    total = 0
+    for stage in held_stages(plan, rank):
+        shares = shares_of_holders(plan, stage)
+        names = trained(plan, stage)
+        whole = sum(plan.graph.params[name].num_elements for name in names)
+        total += sum(part.numbers for part in shares[rank]) if shares else whole
+    return total

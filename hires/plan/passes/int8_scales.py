@@ -1,0 +1,52 @@
+"""Quantises the network of a run with ``precision=int8`` by the scales that its config names."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
+from hires.core.registry import offer
+from hires.plan.calibrated_values import params_digest
+from hires.plan.graph import Graph
+from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes import int8_rules  # noqa: F401, it registers the rules
+from hires.plan.passes.quantise import quantised
+from hires.quant.scales import scales_of
+
+
+def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
+    """Returns the network as ``precision=int8`` computes it; another precision leaves it as it is.
+
+    ConfigError: there are no scales, or they are of another network.
+    """
+    if config.precision.name != INT8:
+        return graph
+    scales = scales_of(config)
+    if scales is None:
+        raise ConfigError(
+            f"precision={INT8} needs the scales of a calibration; make them with `hires quantize` "
+            f"and give quant.scales=FILE.json"
+        )
+    if any(facts_of(node.kind).quantized for node in graph.nodes):
+        return graph
+    if scales.network != params_digest(graph):
+        raise ConfigError(
+            "the scales are of another network: its parameters have other names or sizes; "
+            "calibrate this one with `hires quantize`"
+        )
+    kept = {**scales.kept, **kept_by_name(graph, config)}
+    return quantised(graph, scales.values, kept)
+
+
+def kept_by_name(graph: Graph, config: RunConfig) -> dict[str, str]:
+    """Returns the layers of ``quant.keep`` with the reason; ConfigError: a name means none."""
+    kept: dict[str, str] = {}
+    for pattern in config.quant.keep:
+        found = fnmatch.filter(graph.by_name, pattern)
+        if not found:
+            known = offer(pattern, graph.by_name)
+            raise ConfigError(f"quant.keep={pattern} names no layer of the network; {known}")
+        kept |= dict.fromkeys(found, f"quant.keep={pattern}")
+    return kept

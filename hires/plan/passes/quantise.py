@@ -1,0 +1,209 @@
+"""Replaces operators by those of unsigned numbers of 8 bits, as far as there are such.
+
+    float      input -> conv1 -> pool -> silu -> conv2 -> output
+    quantised  input -> quantize -> conv1 -> pool -> dequantize -> silu -> quantize -> conv2 ...
+
+How a value's numbers stand for real ones is given: the scale and the zero point that a calibration
+found. Each operator has its rule in ``hires.plan.passes.int8_rules``. One without a rule, one that
+is kept by name, and one whose values have no scale stay in float, between a dequantize and a
+quantize; ``Graph.kept`` has the reason. What no reader wants as numbers is computed in float, as
+the scores of a classifier: so it is not rounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hires.core.registry import Registry
+from hires.plan.conversions import renamed
+from hires.plan.graph import INPUT, Graph, Node, Parameter
+from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.graph_edits import edited
+from hires.quant.affine import Affine
+
+NUMBERS = "uint8"
+FOLLOWS = "its input is computed in float"
+"""Why a node stays in float that could compute with numbers: others are to blame."""
+
+
+class QuantisedValue(NamedTuple):
+    """A value as unsigned numbers."""
+
+    name: str
+    affine: Affine
+
+    @property
+    def ref(self) -> dict[str, str]:
+        """As an argument."""
+        return {"value": self.name}
+
+
+Rule = Callable[["Quantiser", Node], str]
+"""Appends what computes a node with numbers, and returns nothing; or returns why it cannot."""
+
+RULES: Registry[Rule] = Registry("int8 rule")
+"""Operator -> its rule."""
+
+
+def quantised(graph: Graph, values: Mapping[str, Affine], kept: Mapping[str, str]) -> Graph:
+    """Returns a network that computes with numbers what it can; a second time it changes nothing.
+
+    ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
+    float with the reason.
+    """
+    if any(facts_of(node.kind).quantized for node in graph.nodes):
+        return graph
+    return Quantiser(graph, values, kept).run()
+
+
+class Quantiser:
+    """The quantised network while it is made, and what a rule needs of it."""
+
+    def __init__(self, graph: Graph, values: Mapping[str, Affine], kept: Mapping[str, str]) -> None:
+        self.graph, self.values, self.kept = graph, values, dict(kept)
+        self.nodes: list[Node] = []
+        self.params: dict[str, Parameter] = {}
+        self.numbers: dict[str, QuantisedValue] = {}
+        """Values that are there as numbers."""
+        self._reals: dict[str, str] = {INPUT: INPUT}
+        self._places = {node.name: index for index, node in enumerate(graph.nodes)}
+        self._layer = ""
+
+    def run(self) -> Graph:
+        """Returns the network, with the reasons for what stays in float."""
+        for node in self.graph.nodes:
+            self._layer = node.layer
+            reason = self._why_float(node)
+            if not reason:
+                before = len(self.nodes), set(self.params)
+                reason = RULES[self._rule_name(node)](self, node)
+                if reason:
+                    self._forget(*before)
+            if reason:
+                self._append_float(node)
+                if reason != FOLLOWS and not self._only_moves(node):
+                    self.kept.setdefault(node.name, reason)
+        self._finish_output()
+        graph = dataclasses.replace(self.graph, nodes=self.nodes)
+        graph = edited(graph, {}, self.params)
+        made = {node.name for node in graph.nodes}
+        kept = {name: why for name, why in self.kept.items() if name in made}
+        return dataclasses.replace(graph, kept=kept)
+
+    def number(self, value: str) -> QuantisedValue | None:
+        """Returns a value as numbers, quantised where it is float; None: it has no scale."""
+        if value not in self.numbers and value in self.values and value in self._reals:
+            affine = self.values[value]
+            shape, name = self.graph.shape(value), f"{value}.quantized"
+            args = {"input": {"value": self._reals[value]}, **_scale_args(affine)}
+            self.add(name, "quantize", args, shape)
+            self.numbers[value] = QuantisedValue(name, affine)
+        return self.numbers.get(value)
+
+    def has_numbers(self, value: str) -> bool:
+        """Whether a value is there as numbers already."""
+        return value in self.numbers
+
+    def real(self, value: str) -> str:
+        """Returns the name of a value as real numbers."""
+        if value not in self._reals:
+            numbers, name = self.numbers[value], f"{value}.real"
+            args = {"input": numbers.ref, **_scale_args(numbers.affine)}
+            self.add(name, "dequantize", args, self.graph.shape(value), "float32")
+            self._reals[value] = name
+        return self._reals[value]
+
+    def wants_numbers(self, value: str) -> bool:
+        """Whether some reader of a value may compute with numbers."""
+        readers = (self.graph.nodes[index] for index in self.graph.consumers.get(value, []))
+        return any(not self._why_float(reader) for reader in readers)
+
+    def scale_of(self, node: Node, like: Affine | None = None) -> Affine | None:
+        """Returns the scale of a node's value: the given one, or else another's."""
+        return self.values.get(node.name, like)
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        args: dict[str, Any],
+        shape: list[int] | None,
+        dtype: str = NUMBERS,
+        flops: int = 0,
+    ) -> dict[str, str]:
+        """Appends a node; returns its value as an argument."""
+        made = Node(name, f"{kind}.default", args, shape, dtype, self._layer, flops)
+        self.nodes.append(made)
+        return {"value": name}
+
+    def made(self, node: Node, kind: str, args: dict[str, Any], affine: Affine) -> str:
+        """Appends what makes a node's value as numbers, under its name."""
+        self.add(node.name, kind, args, node.shape, flops=node.flops)
+        self.numbers[node.name] = QuantisedValue(node.name, affine)
+        return ""
+
+    def made_real(self, node: Node, kind: str, args: dict[str, Any]) -> str:
+        """Appends what makes a node's value as real numbers, under its name."""
+        self.add(node.name, kind, args, node.shape, "float32", node.flops)
+        self._reals[node.name] = node.name
+        return ""
+
+    def param(self, name: str, shape: list[int], dtype: str, recipe: dict[str, Any]) -> Any:
+        """Adds a tensor that ranks compute; returns it as an argument."""
+        self.params[name] = Parameter(shape, dtype, False, recipe=recipe)
+        return {"param": name}
+
+    def _rule_name(self, node: Node) -> str:
+        facts = facts_of(node.kind)
+        if node.kind in RULES:
+            return node.kind
+        return "moves" if facts.moves else ""
+
+    def _why_float(self, node: Node) -> str:
+        if node.name in self.kept:
+            return self.kept[node.name]
+        if not self._rule_name(node):
+            return f"{node.kind} has no rule for numbers of 8 bits"
+        if node.shape is None or node.name not in self.graph.of_images:
+            return "it is no map of the image"
+        return "" if "float" in (node.dtype or "") else "it is no map of real numbers"
+
+    def _only_moves(self, node: Node) -> bool:
+        facts = facts_of(node.kind)
+        return facts.moves or facts.view or node.name not in self.graph.of_images
+
+    def _append_float(self, node: Node) -> None:
+        names = {value: self.real(value) for value in node.inputs}
+        self.nodes.append(renamed(node, names))
+        self._reals[node.name] = node.name
+
+    def _forget(self, num_nodes: int, params: set[str]) -> None:
+        # What a rule appended before it found that it cannot go on.
+        gone = {node.name for node in self.nodes[num_nodes:]}
+        del self.nodes[num_nodes:]
+        self.params = {name: fact for name, fact in self.params.items() if name in params}
+        self.numbers = {v: one for v, one in self.numbers.items() if one.name not in gone}
+        self._reals = {value: name for value, name in self._reals.items() if name not in gone}
+
+    def _finish_output(self) -> None:
+        # The network returns real numbers, under the name of its output.
+        output = self.graph.output
+        if output in self._reals:
+            return
+        numbers, inner = self.numbers[output], f"{output}.quantized"
+        self.nodes = [
+            dataclasses.replace(
+                renamed(node, {v: inner if v == output else v for v in node.inputs}),
+                name=inner if node.name == output else node.name,
+            )
+            for node in self.nodes
+        ]
+        self._layer = self.graph.by_name[output].layer
+        args = {"input": {"value": inner}, **_scale_args(numbers.affine)}
+        self.add(output, "dequantize", args, self.graph.shape(output), "float32")
+
+
+def _scale_args(affine: Affine) -> dict[str, Any]:
+    return {"scale": affine.scale, "zero_point": affine.zero_point}

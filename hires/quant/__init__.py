@@ -1,0 +1,1 @@
+"""Quantised inference: how real numbers become integers, and the arithmetic on these."""

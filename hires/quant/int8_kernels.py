@@ -1,0 +1,220 @@
+r"""Multiplies unsigned 8-bit activations by signed 8-bit weights on a CPU, always to the same bits.
+
+Products are summed exactly, in int32. What follows is one sequence of fp32 operations for each
+number, with one factor and one offset for each output channel:
+
+    y = round_to_even(fma(other, other_factor, float(sum) * multiplier + offset)), then clamped
+
+All scales and zero points are in these (``hires.quant.rescaling``). So oneDNN gets scales of 1 and
+zero points of 0: its kernels apply scales, bias and zero points one by one, and in different
+orders, which now and then round differently.
+
+What the kernels of oneDNN get wrong is not asked of them. Measured on torch 2.13 against exact sums
+for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
+
+* One output column, with a stride and a kernel of two or more columns, on processors with AMX: as
+  in half precision (``hires.parallel.convolution``). Stride 1 makes the same column first.
+* Zero points of the input, where it is padded, and with more than 16 channels in each of several
+  groups: they are in the offset.
+* Zeros around an input that is shorter than a dilated kernel, which end the process: such borders,
+  like those of other numbers, are copied around the input.
+* Without VNNI, sums of two products saturate at 16 bits. One product at the start finds out
+  (:func:`by_onednn`); there, and on other devices, convolutions of fp32 sum so few products at a
+  time that every sum is exact.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+EXACT_PRODUCTS = 2**24 // (255 * 127)
+"""Products of 8 bits of which fp32 holds any sum exactly."""
+Sizes = Sequence[int]
+
+
+class Rescale(NamedTuple):
+    """How sums of products become the numbers of the result."""
+
+    multiplier: Tensor
+    """fp32, (channels,)."""
+    offset: Tensor
+    low: int = 0
+    high: int = 255
+    dtype: torch.dtype = torch.uint8
+    """Or fp32: then nothing is rounded or clamped."""
+
+
+class Added(NamedTuple):
+    """Numbers (n, C, H, W) that are added to the result before it is rounded."""
+
+    numbers: Tensor
+    factor: float
+
+
+class Geometry(NamedTuple):
+    """[rows, columns] of a convolution."""
+
+    stride: Sizes = (1, 1)
+    padding: Sizes = (0, 0)
+    dilation: Sizes = (1, 1)
+    groups: int = 1
+
+
+def convolve_int8(
+    x: Tensor,
+    weight: Tensor,
+    how: Geometry,
+    rescale: Rescale,
+    border: int = 0,
+    added: Added | None = None,
+) -> Tensor:
+    """Returns a convolution of uint8 (n, C, H, W) with int8 (K, C / groups, rows, columns).
+
+    ``border`` is the number around ``x``: its zero point.
+    """
+    columns = how.dilation[1] * (weight.shape[3] - 1) + 1
+    made = (x.shape[3] + 2 * how.padding[1] - columns) // how.stride[1] + 1
+    one_column = made == 1 and how.stride[1] > 1
+    if any(how.padding) and (one_column or not _pads_itself(x, border, how)):
+        x, how = _bordered(x, border, how.padding), how._replace(padding=(0, 0))
+    if not by_onednn(x):
+        return _rescaled(_exact_sums(x, weight, how), rescale, added)
+    if one_column:
+        x, how = x[:, :, :, :columns], how._replace(stride=(how.stride[0], 1))
+    return _by_onednn(x, weight, how, rescale, added)
+
+
+def multiply_int8(x: Tensor, weight: Tensor, rescale: Rescale) -> Tensor:
+    """Returns the product of uint8 (..., features) with int8 (outputs, features, 1, 1)."""
+    # One image of a column, in channels-last order: nothing is copied.
+    column = x.reshape(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)
+    made = convolve_int8(column, weight, Geometry(), rescale)
+    return made.permute(0, 2, 3, 1).reshape(*x.shape[:-1], weight.shape[0])
+
+
+class Rescaling:
+    """Gives numbers of uint8 another scale and zero point, and may add others to them.
+
+    A convolution of every channel with a weight of one: y = round(x * factor + offset),
+    with the same operations as behind any other sum.
+    """
+
+    def __init__(self, channels: int, factor: float, offset: float) -> None:
+        self.groups = channels
+        self.weight = torch.ones((channels, 1, 1, 1), dtype=torch.int8)
+        self.rescale = Rescale(torch.full((channels,), factor), torch.full((channels,), offset))
+
+    def __call__(self, x: Tensor, low: int, high: int, added: Added | None = None) -> Tensor:
+        """Returns the numbers (n, C, H, W), or (..., C) of any other number of dims."""
+        shape, rescale = x.shape, self.rescale._replace(low=low, high=high)
+        if x.dim() != 4:
+            x = x.reshape(-1, shape[-1], 1, 1)
+            if added is not None:
+                added = added._replace(numbers=added.numbers.reshape(x.shape))
+        how = Geometry(groups=self.groups)
+        made = convolve_int8(x, self.weight, how, rescale, added=added)
+        return made if len(shape) == 4 else made.reshape(shape)
+
+
+@functools.cache
+def has_exact_sums() -> bool:
+    """Whether oneDNN sums products of 8 bits without saturating at 16 bits on this processor."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    with _disable_current_modes():  # the rehearsal of a rank computes shapes only
+        x = torch.full((1, 64, 5, 5), 255, dtype=torch.uint8)
+        weight = torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
+        # The largest sums that there are: saturated ones would lose a part of them.
+        factor = torch.full((16,), 200.0 / (64 * 9 * 255 * 127))
+        made = _by_onednn(x, weight, Geometry(), Rescale(factor, torch.zeros(16)), None)
+        return bool((made == 200).all())
+
+
+def by_onednn(x: Tensor) -> bool:
+    """Whether a tensor is computed with by oneDNN's kernels of 8 bits, or by the exact path."""
+    return x.device.type in ("cpu", "meta") and has_exact_sums()
+
+
+def _pads_itself(x: Tensor, border: int, how: Geometry) -> bool:
+    return border == 0 and tuple(how.dilation) == (1, 1) and by_onednn(x)
+
+
+def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
+    rows, columns = padding
+    return F.pad(x, (columns, columns, rows, rows), value=border)
+
+
+_PACKED: Any = WeakIdKeyDictionary()  # weight -> what of it is packed for which input
+
+
+def _packed(weight: Tensor, x: Tensor, how: Geometry, scales: Tensor) -> Tensor:
+    key = (weight._version, tuple(x.shape), *map(tuple, how[:3]), how.groups)
+    held = _PACKED.setdefault(weight, {})
+    if key not in held:
+        place = (*map(list, how[:3]), how.groups, list(x.shape))
+        held[key] = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *place)
+    return held[key]  # type: ignore[no-any-return]
+
+
+def _by_onednn(
+    x: Tensor, weight: Tensor, how: Geometry, rescale: Rescale, added: Added | None
+) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    scales, place = rescale.multiplier, (*map(list, how[:3]), how.groups)
+    zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+    packed = _packed(weight, x, how, scales)
+    given, out = (x, 1.0, 0, packed, scales, zeros), (1.0, 0, rescale.dtype)
+    kernel = torch.ops.onednn.qconv2d_pointwise
+    if added is None:
+        made = kernel(*given, rescale.offset, *place, *out, "none", [], "")
+    else:
+        # The kernel writes its result over what it adds.
+        other = added.numbers.clone(memory_format=torch.channels_last)
+        adding: tuple[Any, ...] = added.factor, 0, "sum", 1.0, None, [], ""
+        made = kernel.binary(*given, other, rescale.offset, *place, *out, *adding)
+    return _clamped(made, rescale)
+
+
+def _clamped(made: Tensor, rescale: Rescale) -> Tensor:
+    wide = rescale.dtype != torch.uint8 or (rescale.low, rescale.high) == (0, 255)
+    return made if wide else made.clamp_(rescale.low, rescale.high)
+
+
+def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
+    """Returns the sums of products as fp32, each rounded once from the exact one."""
+    most = EXACT_PRODUCTS // (weight.shape[2] * weight.shape[3])
+    dtype, most = (torch.float32, most) if most else (torch.float64, weight.shape[1])
+    apart, parts = how.groups, weight.shape[1]
+    n, _, *size = x.shape
+    by_group = x.view(n, apart, parts, *size)
+    sums: Tensor | None = None
+    for first in range(0, parts, most):
+        share = by_group[:, :, first : first + most]
+        share = share.to(dtype).reshape(n, -1, *size)
+        share = share.contiguous(memory_format=torch.channels_last)
+        some = weight[:, first : first + most].to(dtype)
+        rest = how.stride, how.padding, how.dilation, apart
+        part = torch.conv2d(share, some, None, *rest)
+        if parts <= most:
+            return part.float()
+        sums = part.int() if sums is None else sums.add_(part.int())
+    assert sums is not None
+    return sums.float()
+
+
+def _rescaled(sums: Tensor, rescale: Rescale, added: Added | None) -> Tensor:
+    y = sums * rescale.multiplier.view(1, -1, 1, 1) + rescale.offset.view(1, -1, 1, 1)
+    if added is not None:  # float64 holds the product exactly, as a fused multiply-add does
+        factor = torch.tensor(added.factor, dtype=torch.float32).double()
+        y = (added.numbers.double() * factor.to(y.device) + y.double()).float()
+    if rescale.dtype != torch.uint8:
+        return y
+    return y.round_().clamp_(rescale.low, rescale.high).to(torch.uint8)

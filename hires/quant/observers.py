@@ -1,0 +1,217 @@
+"""Observes the numbers of a value over calibration images, and derives the range to quantise.
+
+What is kept of a value merges exactly, by minima, maxima and sums of integers, so that ranges are
+the same however images were divided over tiles, shards, replicas and stages:
+
+    image      0     1     2           level 1: bins of 2 / 4        0 1 0 2 | 3 1 1 0
+    low     -0.3  -0.1  -0.7                                        -2       0       2
+    high     1.2   0.9   1.5           level 2: bins of 4 / 4        0 0 1 2 | 4 1 0 0
+                                                                    -4       0       4
+The histogram needs no pass of its own to find its range: bins are powers of two wide and begin at
+0, so two neighbours become one bin of twice the width when a number beyond the last one comes, and
+the counts are those that the wide bins would have had from the first image on.
+
+Source:
+    entropy: Migacz, "8-bit inference with TensorRT", GTC 2017, as in ONNX Runtime's calibrate.py;
+    moving_average: Jacob et al., CVPR 2018, section 3.1, for each image in place of each batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+HALF = 2**13
+"""Bins on either side of 0, of which the largest number lies in the outer half."""
+LEAST_LEVEL = -100
+"""Numbers below 2 ** -100 count as 0: their scale would not be a normal number of float32."""
+AVERAGING = 0.01
+"""Weight of each further image in ``moving_average``, torch's default for batches."""
+ENTROPY_BINS = 2**11
+"""Bins on either side of 0 that ``entropy`` compares, as TensorRT does."""
+MOST_CLIPPED = 0.05
+"""Share of the numbers besides 0 that ``entropy`` may clip."""
+_THRESHOLDS = 128
+_LEVELS = 256
+_PIECE = 2**22  # numbers that are counted at once: their indices take 8 bytes each
+
+WITH_COUNTS = ("entropy", "percentile")
+"""Observers that need a histogram."""
+Counts = NDArray[np.int64]
+
+
+class Observed:
+    """What was seen of a value: the range of each image and, ``counting``, a histogram."""
+
+    def __init__(self, num_images: int, counting: bool) -> None:
+        self.lows = torch.full((num_images,), math.inf, dtype=torch.float64)
+        self.highs = -self.lows
+        self.broken = 0  # images with nan or an infinite number
+        self.level = LEAST_LEVEL  # all numbers lie within 2 ** level
+        self.counts = torch.zeros(2 * HALF, dtype=torch.int64) if counting else None
+
+    def add(self, part: Tensor, first: int) -> None:
+        """Adds part of a value, (n, ...), for the images from ``first`` on; others do not count."""
+        rows = part.detach()[: max(0, len(self.lows) - first)].flatten(1)
+        if not rows.numel():
+            return
+        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        low, high = (end.to("cpu", torch.float64) for end in rows.aminmax(dim=1))
+        broken = ~(low.isfinite() & high.isfinite())
+        if bool(broken.any()):
+            self.broken += int(broken.sum())
+            return
+        own = slice(first, first + len(rows))
+        self.lows[own] = torch.minimum(self.lows[own], low)
+        self.highs[own] = torch.maximum(self.highs[own], high)
+        if self.counts is not None:
+            self.raise_to(_level(max(-float(low.min()), float(high.max()))))
+            for piece in torch.split(rows.flatten(), _PIECE):
+                self.counts += _counted(piece, self.level).cpu()
+
+    def raise_to(self, level: int) -> None:
+        """Widens the bins until they reach as far as 2 ** ``level``."""
+        if level <= self.level or self.counts is None:
+            return
+        bins = torch.arange(-HALF, HALF) >> min(level - self.level, 62)
+        self.counts = torch.zeros_like(self.counts).index_add_(0, bins + HALF, self.counts)
+        self.level = level
+
+    def merge(self, other: Observed) -> None:
+        """Adds what was seen of other pixels or images of the same calibration."""
+        self.lows = torch.minimum(self.lows, other.lows)
+        self.highs = torch.maximum(self.highs, other.highs)
+        self.broken += other.broken
+        if self.counts is not None and other.counts is not None:
+            self.raise_to(other.level)
+            other.raise_to(self.level)
+            self.counts = self.counts + other.counts
+
+    def range(self, observer: str, percentile: float) -> tuple[float, float]:
+        """Returns the range that an observer chooses; ValueError: nan, infinite, or nothing seen.
+
+        It lies within that of the numbers, and may be a single one.
+        """
+        if self.broken:
+            raise ValueError(f"{self.broken} images have nan or infinite numbers there")
+        if not bool((self.lows <= self.highs).all()):
+            seen = int((self.lows <= self.highs).sum())
+            raise ValueError(f"{seen} of {len(self.lows)} images were seen there")
+        low, high = float(self.lows.min()), float(self.highs.max())
+        if observer == "moving_average":
+            return _average(self.lows.tolist()), _average(self.highs.tolist())
+        if observer == "min_max" or low == high:
+            return low, high
+        assert self.counts is not None
+        width = math.ldexp(1.0, self.level) / HALF
+        if observer == "percentile":
+            ends = percentile_range(self.counts.numpy(), width, percentile)
+        else:
+            ends = entropy_range(self.counts.numpy(), width, low, high)
+        return max(low, ends[0]), min(high, ends[1])
+
+
+def reduce_all(
+    observed: Mapping[str, Observed], names: Sequence[str], reduce: Callable[[Tensor, str], Any]
+) -> None:
+    """Merges what all ranks have seen; each has all ``names``, and sees a part of some of them.
+
+    ``reduce`` takes a tensor and ``min``, ``max`` or ``sum``, and replaces it by that of all ranks.
+    """
+    all_of = [observed[name] for name in names]
+    facts = torch.tensor([[one.level, one.broken] for one in all_of]).reshape(-1, 2)
+    levels, broken = facts[:, 0].contiguous(), facts[:, 1].contiguous()
+    ends = [torch.stack([getattr(one, end) for one in all_of]) for end in ("lows", "highs")]
+    for tensor, how in zip((*ends, levels, broken), ("min", "max", "max", "sum"), strict=True):
+        reduce(tensor, how)
+    for k, one in enumerate(all_of):
+        one.lows, one.highs, one.broken = ends[0][k], ends[1][k], int(broken[k])
+        one.raise_to(int(levels[k]))
+        if one.counts is not None:  # one by one: those of a whole network take 100 MB
+            reduce(one.counts, "sum")
+
+
+def percentile_range(counts: Counts, width: float, percentile: float) -> tuple[float, float]:
+    """Returns a range with this percentage of the numbers, cut alike on both sides.
+
+    ``counts`` are those of bins as wide as ``width``, half of them below 0.
+    """
+    total = int(counts.sum())
+    cut = max(1.0, total * (100 - percentile) / 200)
+    first = int(np.searchsorted(np.cumsum(counts), cut))
+    last = int(np.searchsorted(np.cumsum(counts[::-1]), cut))
+    half = len(counts) // 2
+    return (first - half) * width, (half - last) * width
+
+
+def entropy_range(counts: Counts, width: float, low: float, high: float) -> tuple[float, float]:
+    """Returns the range whose 256 numbers lose least information of what lies in [low, high].
+
+    Of the ranges [-t, t], within [low, high], it is the one with the smallest divergence of the
+    quantised distribution from the clipped one (Kullback and Leibler).
+    """
+    half, low, high = len(counts) // 2, min(low, 0.0), max(high, 0.0)  # a range holds 0
+    while max(-low, high) / width > ENTROPY_BINS:
+        counts, width = counts.reshape(-1, 2).sum(1), 2 * width
+        half //= 2
+    bins = counts.astype(np.float64)
+    # Zeros, perhaps most numbers behind a ReLU, cost nothing in any range: they would hide the
+    # others, so their bin counts as its neighbour does (as in NVIDIA's pytorch-quantization).
+    bins[half] = min(bins[half], bins[half + 1])
+    first, last = math.floor(low / width) + half, math.floor(high / width) + half + 1
+    furthest = max(half - first, last - half)
+    begin = min(_LEVELS // 2, furthest)
+    chosen, least = furthest, math.inf
+    total = bins.sum()
+    for t in np.unique(np.linspace(begin, furthest, _THRESHOLDS).round().astype(int))[::-1]:
+        ends = max(first, half - t), min(last, half + t)
+        if total - bins[slice(*ends)].sum() > MOST_CLIPPED * total:
+            break  # narrower ones clip more: where all numbers are alike, 0 distance means nothing
+        loss = _divergence(bins, *ends)
+        if loss < least:
+            chosen, least = int(t), loss
+    return -chosen * width, chosen * width
+
+
+def _divergence(bins: NDArray[np.float64], first: int, last: int) -> float:
+    # Of the numbers in bins first to last, shared evenly by the filled bins of each of 256 groups,
+    # from all numbers, those outside in the outer bins.
+    inner = bins[first:last]
+    clipped = inner.copy()
+    clipped[0] += bins[:first].sum()
+    clipped[-1] += bins[last:].sum()
+    starts = np.unique(np.linspace(0, len(inner), _LEVELS, endpoint=False).astype(int))
+    filled = clipped > 0
+    sizes = np.diff(np.append(starts, len(inner)))
+    mean = np.add.reduceat(inner, starts) / np.maximum(
+        np.add.reduceat(filled, starts, dtype=int), 1
+    )
+    shared = np.repeat(mean, sizes)[filled]
+    own, total = clipped[filled], shared.sum()
+    if not total:
+        return math.inf
+    p, q = own / own.sum(), np.maximum(shared / total, 1e-12)
+    return float((p * np.log(p / q)).sum())
+
+
+def _level(largest: float) -> int:
+    # The least power of two above all numbers.
+    return max(math.frexp(largest)[1], LEAST_LEVEL) if largest > 0 else LEAST_LEVEL
+
+
+def _counted(numbers: Tensor, level: int) -> Tensor:
+    bins = (numbers * math.ldexp(HALF, -level)).floor_().to(torch.int64)
+    return torch.bincount(bins.add_(HALF), minlength=2 * HALF)
+
+
+def _average(ends: list[float]) -> float:
+    mean = ends[0]
+    for end in ends[1:]:
+        mean += AVERAGING * (end - mean)
+    return mean

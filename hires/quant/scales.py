@@ -1,0 +1,212 @@
+"""Reads, checks and writes the scales of a quantised network; pure Python, the front end plans so.
+
+    FILE.json           {"version": 1, "network": digest, "source": digest, "observer": "entropy",
+                         "images": 256, "values": {value: [scale, zero point]},
+                         "ranges": {value: [low, high]},
+                         "kept": {node: reason}, "noise": {value: dB},
+                         "weights": digest of FILE.safetensors}
+    FILE.safetensors    the quantised weights, beside it
+
+Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
+are read, too: every number is checked before anything is planned with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
+from hires.core.store.file_names import MIB, StrPath
+from hires.core.store.files import write_atomically
+from hires.core.store.naming import identity, plain
+from hires.core.store.network_weights import SAFETENSORS
+from hires.core.store.reading import read_named
+from hires.quant.affine import LAST, Affine
+
+VERSION = 1
+SUFFIX = ".json"
+_MOST_BYTES = 64 * MIB
+_REMEDY = "make it again with `hires quantize`"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a calibration found."""
+
+    network: str
+    """Digest of the network that was calibrated (``hires.plan.calibrated_values``)."""
+    observer: str
+    images: int
+    values: Mapping[str, Affine]
+    """How the unsigned numbers of each value stand for real ones."""
+    ranges: Mapping[str, tuple[float, float]]
+    """The ranges that these scales cover."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that stay in float, with the reason."""
+    noise: Mapping[str, float] = field(default_factory=dict)
+    """Signal over the noise that its scale adds to each value, in dB, as measured."""
+    weights: str = ""
+    """Digest of the safetensors file beside them that holds the quantised network; empty: they are
+    scales alone."""
+    source: str = ""
+    """Digest of what decides them (:func:`calibration_key`)."""
+
+    def text(self) -> str:
+        """Returns what the file holds."""
+        facts = {
+            "version": VERSION,
+            "network": self.network,
+            "source": self.source,
+            "observer": self.observer,
+            "images": self.images,
+            "values": {name: list(one) for name, one in self.values.items()},
+            "ranges": {name: list(one) for name, one in self.ranges.items()},
+            "kept": dict(self.kept),
+            "noise": dict(self.noise),
+            "weights": self.weights,
+        }
+        return json.dumps(facts, indent=1, allow_nan=False) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """16 digits that differ where the scales do."""
+        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
+
+
+def write_scales(path: StrPath, scales: Scales, option: str = "out=FILE") -> None:
+    """Writes a file that is there as a whole or not at all."""
+    write_atomically(path, scales.text(), option=option)
+
+
+def read_scales(path: StrPath, key: str = "") -> Scales:
+    """Returns what a file holds; ConfigError: it is missing, damaged or hostile.
+
+    ``key`` is what names the file in the config, for the error.
+    """
+    name = key or str(path)
+    try:
+        held = json.loads(read_named(path, _MOST_BYTES))
+    except FileNotFoundError:
+        raise ConfigError(f"{name} does not exist; make it with `hires quantize`") from None
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        why = str(error)[:100]
+        raise ConfigError(f"{name} holds no whole JSON ({why}); {_REMEDY}") from None
+    try:
+        return _checked(held)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)[:200]
+        raise ConfigError(f"{name} holds no scales ({why}); {_REMEDY}") from None
+
+
+def scales_place(config: RunConfig) -> tuple[Path, str] | None:
+    """Returns the file of a run's scales and the key that names it; None: it has none yet.
+
+    ``quant.scales`` names it, or it stands beside ``weights=FILE.safetensors``.
+    """
+    if config.quant.scales:
+        return Path(config.quant.scales), f"quant.scales={config.quant.scales}"
+    file = Path(config.weights or "")
+    beside = file.with_suffix(SUFFIX) if file.suffix in SAFETENSORS else None
+    if beside is not None and beside.is_file():
+        return beside, f"weights={config.weights}: {beside}"
+    return None
+
+
+def scales_of(config: RunConfig) -> Scales | None:
+    """Returns the scales of a run, or None if it has none yet; ConfigError: they are unusable."""
+    place = scales_place(config)
+    return None if place is None else read_scales(*place)
+
+
+def stored_scales(config: RunConfig) -> Scales | None:
+    """Returns the scales of a run whose ``weights`` are the file of a quantised network.
+
+    ConfigError: that file needs another precision, or ``quant.scales`` names others.
+    """
+    file = Path(config.weights or "")
+    if file.suffix not in SAFETENSORS or not file.with_suffix(SUFFIX).is_file():
+        return None
+    scales = read_scales(file.with_suffix(SUFFIX), f"weights={file}: {file.with_suffix(SUFFIX)}")
+    if not scales.weights:
+        return None
+    if config.precision.name != INT8 or config.task.name in ("train", "calibrate"):
+        raise ConfigError(
+            f"weights={file} holds a network of 8 bits; use it with task=infer or evaluate and "
+            f"precision={INT8}, and the file that it was made from for everything else"
+        )
+    if config.quant.scales not in (None, str(file.with_suffix(SUFFIX))):
+        raise ConfigError(
+            f"quant.scales={config.quant.scales} does not go with weights={file}, which has scales "
+            f"of its own; leave it out"
+        )
+    return scales
+
+
+def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
+    """Returns 16 digits that differ where scales may: network, weights, images, observer.
+
+    The layout and the batch change no more than their last bits. ``digests`` are those of the
+    run's inputs (``RunInputs.digests``).
+    """
+    values = identity(plain(config))
+    kept = {key: values.get(key) for key in ("model", "data", "image", "seed", "precision")}
+    quant = {key: one for key, one in (values.get("quant") or {}).items() if key != "keep"}
+    kept |= {"quant": quant, "fuse": config.engine.fuse}
+    of = {name: digests.get(name) for name in ("network", "data", "weights")}
+    return hashlib.sha256(json.dumps([kept, of], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _checked(held: Any) -> Scales:
+    if held["version"] != VERSION:
+        raise ValueError(f"version {str(held['version'])[:20]!r}, this hires reads {VERSION}")
+    values = {_text(name): _affine(name, one) for name, one in held["values"].items()}
+    ranges = {_text(name): _range(name, one) for name, one in held["ranges"].items()}
+    if values.keys() != ranges.keys():
+        raise ValueError("values and ranges have different names")
+    images = held["images"]
+    if type(images) is not int or images < 1:
+        raise ValueError(f"images are {str(images)[:20]}")
+    kept = {_text(name): _text(why) for name, why in held["kept"].items()}
+    noise = {_text(name): _finite(one) for name, one in held["noise"].items()}
+    texts = (_text(held[name]) for name in ("network", "source", "observer", "weights"))
+    network, source, observer, weights = texts
+    return Scales(network, observer, images, values, ranges, kept, noise, weights, source)
+
+
+def _affine(name: str, held: Any) -> Affine:
+    scale, zero_point = held
+    # Normal numbers of float32, in which kernels multiply.
+    if type(scale) is not float or not 2.0**-126 <= scale < 2.0**127:
+        raise ValueError(f"the scale of {name} is {str(scale)[:20]}")
+    if type(zero_point) is not int or not 0 <= zero_point <= LAST:
+        raise ValueError(f"the zero point of {name} is {str(zero_point)[:20]}")
+    return Affine(scale, zero_point)
+
+
+def _range(name: str, held: Any) -> tuple[float, float]:
+    low, high = (_finite(end) for end in held)
+    if low > high:
+        raise ValueError(f"the range of {name} is {low} to {high}")
+    return low, high
+
+
+def _finite(held: Any) -> float:
+    if type(held) not in (int, float) or not math.isfinite(held):
+        raise ValueError(f"a number is {str(held)[:20]}")
+    return float(held)
+
+
+def _text(held: Any) -> str:
+    if type(held) is not str or len(held) > 4096 or not held.isprintable():
+        raise ValueError(f"{str(held)[:40]!r} is no name")
+    return held

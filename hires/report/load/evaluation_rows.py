@@ -1,0 +1,61 @@
+"""Turns evaluations into rows: accuracy, and agreement with the most exact precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from hires.core.published import TABLE_2_2
+from hires.core.store.reading import text
+from hires.report.columns import ACCURACY, Column, Row, keys, texts, values
+from hires.report.load.agreement import agreement, evaluated
+from hires.report.load.plain_values import dig
+from hires.report.load.rows import most_exact, precision_mates, what
+from hires.report.load.runs import Run
+
+AGREEMENT = (
+    *texts(reference="beside"),
+    Column("agreement", "the same", "%", 100.0, 2),
+    Column("agreement_low", "95 % from", "%", 100.0, 2),
+    Column("agreement_high", "to", "%", 100.0, 2),
+    Column("published", "published", "%", digits=2),
+)
+"""``published``: what the thesis has for the data and precision, of its own network and split."""
+COLUMNS = (
+    "campaign", "run", "model", "image", "layout", "precision", "data", *keys(ACCURACY),
+    *keys(AGREEMENT), "reproduce",
+)  # fmt: skip
+
+
+def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    """Yields the accuracy of every evaluation, beside its most exact mate's predictions."""
+    for run, mates in precision_mates(runs, evaluated):
+        best = most_exact(run, mates)
+        same = None if best is None else agreement(run, best)
+        low, high = (None, None) if same is None else same.ci95
+        yield {
+            **what(run),
+            "data": data_label(run),
+            **values(ACCURACY, run.record),
+            "reference": None if best is None else text(best.record.get("precision"), 30),
+            "agreement": None if same is None else same.share,
+            "agreement_low": low,
+            "agreement_high": high,
+            "published": _published(run),
+        }
+
+
+def data_label(run: Run) -> str:
+    """Returns the data of a run in a few words, as ``digits, validation``."""
+    data = run.config.get("data")
+    name, path, split = (text(dig(data, key), 60) for key in ("name", "path", "split"))
+    name = PurePath(path).name or name if path and name in ("folder", "pairs") else name
+    return f"{name}, {split}" if split not in (None, "all") else name or "?"
+
+
+def _published(run: Run) -> float | None:
+    label = data_label(run).lower().replace("-", "").replace("_", "")
+    for name, shares in TABLE_2_2.items():
+        if label.startswith(name):
+            return shares.get(text(run.record.get("precision"), 30) or "")
+    return None

@@ -1,0 +1,208 @@
+"""Does ``hires quantize`` calibrate on what was asked for, find it again, and leave whole files?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from hires.core.store import frozen, records
+from hires.core.store.network_weights import find_weights
+from hires.core.store.run_index import write_exit
+from hires.launcher.local.local_launcher import Outcome
+from hires.plan.calibrated_values import observed_values, params_digest
+from hires.plan.plan import Plan
+from hires.quant.affine import affine_of
+from hires.quant.scales import Scales, calibration_key, read_scales, write_scales
+from tests.cli.conftest import SMALL
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+NET = ("quantize", *SMALL, "quant.images=10")
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Stands for the ranks: writes the scales that ranks would, and keeps the frozen configs."""
+    seen = []
+
+    def launch(path, attempt, *, args, on_line):
+        assert args == ()
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        seen.append(config)
+        key = calibration_key(records.read_config(path), frozen.read(path).inputs.digests)
+        graph = Plan.from_dict(records.read_plan(path)).graph
+        ranges = dict.fromkeys(observed_values(graph), (-2.0, 2.0))
+        values = {name: affine_of(*ends) for name, ends in ranges.items()}
+        noise = {name: 60.0 - k for k, name in enumerate(values)}
+        facts = params_digest(graph), config["quant"]["observer"], config["quant"]["images"]
+        scales = Scales(*facts, values, ranges, noise=noise, source=key)
+        write_scales(path / f"a{attempt}" / "scales.json", scales)
+        write_exit(path, attempt, None, {"state": "done", "cause": None, "exit_codes": {0: 0}})
+        return Outcome("done", None, {0: 0}, [])
+
+    monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
+    return seen
+
+
+def test_scales_are_written_and_the_worst_values_shown(hires, ranks):
+    answer = hires(*NET, "data=synthetic", "parallel=sp", "out=net.safetensors")
+    assert answer.code == 0, answer.err
+    assert "no weights=PATH" in answer.err
+    assert "made-up images" in answer.err
+    [config] = ranks
+    assert config["task"]["name"] == "calibrate"
+    assert config["steps"] == 3  # of 4 images, for 10
+    assert config["parallel"]["tiles"] == [2, 1]
+    [worst, *_] = sorted((read_scales("net.json")).noise.items(), key=lambda item: item[1])
+    assert worst[0] in answer.out
+    assert f"{worst[1]:.1f}" in answer.out
+    assert "layers in int8" in answer.out
+    assert "40.0 -> 10.0 MiB" in answer.out
+    assert read_scales("net.json").values["input"] == affine_of(-2.0, 2.0)
+    assert [path.name for path in sorted(Path().glob("net*"))] == ["net.json", "net.safetensors"]
+
+
+def test_an_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
+    words = "quant.calibration=noise", "--json"
+    first = json.loads(hires(*NET, *words, "out=a.json").out)
+    again = hires(*NET, *words, "parallel=sp", "batch=8", "out=b.json")
+    assert len(ranks) == 1
+    assert json.loads(again.out)["calibration"] == first["calibration"]
+    assert "calibrated at an earlier time" in again.err
+    assert Path("a.json").read_text() == Path("b.json").read_text()
+    hires(*NET, *words, "quant.observer=min_max", "out=c.json")
+    hires(*NET, *words, "seed=1", "out=d.json")
+    assert len(ranks) == 3
+    answer = hires(*NET, *words, "--again", "out=a.json")
+    assert answer.code == 0, answer.err + answer.out
+    assert len(ranks) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["out=a.json"], "needs real images and none are named"),
+        (["data=synthetic", "quant.images=5000", "out=a.json"], "5000 .*than the 1024 images"),
+        (["data=synthetic"], "name one file to write"),
+        (["data=synthetic", "out=a.json", "out=b.json"], "name one file to write"),
+        (["data=synthetic", "out=a.pt"], "must end in .safetensors"),
+        (["data=synthetic", "out=a.json", "quant.auto=2"], "quant.auto=2 is no bound"),
+        (["data=synthetic", "out=a.json", "quant.observer=best"], "choose one of entropy"),
+        (["data=synthetic", "out=a.json", "quant.percentile=101"], "at most 100"),
+        (["quant.data.name=folder", "out=a.json"], "data.path"),
+        (["quant.data.colour=red", "out=a.json"], "colour"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_rank_starts(hires, ranks, words, text):
+    answer = hires(*NET, *words)
+    assert answer.code == 2, answer.err
+    assert re.search(text, answer.err), answer.err
+    assert ranks == []
+    assert not Path("a.json").exists()
+
+
+def test_a_plan_says_what_a_run_would_do_first(hires, ranks):
+    words = "plan", *SMALL, "task=infer", "precision=int8", "quant.images=10"
+    assert "needs real images" in hires(*words).out
+    answer = hires(*words, "data=synthetic")
+    assert answer.code == 0
+    assert "a run calibrates on 10 images of data=synthetic first" in answer.out
+    assert ranks == []
+
+
+def test_a_calibration_that_fails_leaves_no_file(hires, monkeypatch):
+    failed = Outcome("failed", "rank 0: conv1 cannot be calibrated", {0: 1}, [])
+    monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", lambda *a, **k: failed)
+    answer = hires(*NET, "data=synthetic", "out=net.json")
+    assert answer.code == 1
+    assert "conv1 cannot be calibrated" in answer.err
+    assert not Path("net.json").exists()
+
+
+INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
+
+
+@pytest.fixture
+def quantised(hires, ranks):
+    answer = hires(*NET, "data=synthetic", "quant.keep=[fc]", "out=n8.safetensors")
+    assert answer.code == 0, answer.err
+    return answer
+
+
+def test_a_layer_kept_by_name_stays_in_float_where_the_file_is_read(hires, quantised):
+    assert "quant.keep=fc" in quantised.out
+    answer = hires(*INT8, "parallel=sp", "--json")
+    assert answer.code == 0, answer.err
+    plan = Plan.from_dict(json.loads(answer.out))
+    assert plan.graph.by_name["fc"].kind == "linear"
+    assert not any(fact.recipe for fact in plan.graph.params.values())
+
+
+def test_a_layer_that_does_not_exist_is_refused(hires, ranks):
+    answer = hires(*NET, "data=synthetic", "quant.keep=[no_such]", "out=n8.safetensors")
+    assert answer.code == 2
+    assert "quant.keep=no_such names no layer" in answer.err
+    assert ranks == []
+    assert not list(Path().glob("n8*"))
+
+
+def damage(name):
+    tensors, file = load_file("n8.safetensors"), Path("n8.safetensors")
+    weight = next(n for n, one in tensors.items() if one.dtype == np.int8)
+    if name == "truncated":
+        file.write_bytes(file.read_bytes()[:-7])
+    elif name == "other numbers":
+        save_file({**tensors, weight: tensors[weight] + np.int8(1)}, file)
+    elif name == "a tensor less":
+        del tensors[weight]
+        save_file(tensors, file)
+    elif name == "another network":
+        held = json.loads(Path("n8.json").read_text())
+        Path("n8.json").write_text(json.dumps({**held, "network": "0" * 16}))
+    elif name == "half the scales":
+        text = Path("n8.json").read_text()
+        Path("n8.json").write_text(text[: len(text) // 2])
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("truncated", "not the file that the scales beside it"),
+        ("other numbers", "not the file that the scales beside it"),
+        ("a tensor less", "not the file that the scales beside it"),
+        ("another network", "are of another network"),
+        ("half the scales", "no whole JSON"),
+    ],
+)
+@pytest.mark.usefixtures("quantised")
+def test_files_that_do_not_belong_together_are_refused(hires, name, text):
+    damage(name)
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert text in answer.err
+
+
+@pytest.mark.usefixtures("quantised")
+def test_a_file_that_lacks_a_tensor_is_refused_though_its_digest_fits(hires):
+    damage("a tensor less")
+    held = json.loads(Path("n8.json").read_text())
+    held["weights"] = find_weights("n8.safetensors").digest()
+    Path("n8.json").write_text(json.dumps(held))
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert "is of another network: it has no" in answer.err
+
+
+@pytest.mark.usefixtures("quantised")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_integers_need_int8(hires, precision):
+    answer = hires(*INT8, f"precision={precision}")
+    assert answer.code == 2
+    assert "holds a network of 8 bits; use it with task=infer or evaluate" in answer.err

@@ -1,0 +1,231 @@
+"""Requests move on while a rank computes, and a rank that waits gives up in time: a fake MPI."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+
+from hires.comm.backends import mpi_progress
+from hires.comm.backends.mpi_progress import Expected, MpiWork, Progress
+from hires.core.errors import CommError, PeerError
+from tests.helpers.patience import until
+
+
+class Library:
+    """Its one request is complete after so many calls, which never overlap."""
+
+    def __init__(self, calls: int) -> None:
+        self.left, self._inside = calls, threading.Lock()
+
+    def call(self) -> None:
+        assert self._inside.acquire(blocking=False), "two threads in MPI at once"
+        self.left -= 1
+        self._inside.release()
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's
+        self.call()
+        return self.left <= 0
+
+
+def begin(calls: int, small: bool = False) -> tuple[Library, Progress, MpiWork]:
+    library = Library(calls)
+    progress = Progress(library.call)
+    work = MpiWork(progress, [library], [torch.zeros(1)], 0.05, "the message", small)
+    return library, progress, progress.begin(work)
+
+
+def test_thread_moves_a_work_on_while_nobody_waits():
+    library, progress, work = begin(100)
+    until(lambda: library.left <= 0)
+    assert work.is_completed()
+    assert work.wait()
+    progress.close()
+    assert "mpi-progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_thread_wakes_for_a_work_that_begins_later():
+    _, progress, first = begin(3)
+    assert first.wait()
+    until(lambda: progress._sleeps)
+    library = Library(100)
+    progress._advance = library.call
+    progress.begin(MpiWork(progress, [library], [], 1.0, "another"))
+    until(lambda: library.left <= 0)
+    progress.close()
+
+
+def test_thread_looks_after_small_messages_too_but_rarely():
+    """A rank that waited elsewhere left its small receives alone, and their senders for ever."""
+    library, progress, _ = begin(100, small=True)
+    assert progress._needed == 0
+    until(lambda: library.left <= 0)
+    progress.close()
+
+
+def test_rank_that_waits_for_a_small_message_polls_itself():
+    library, progress, work = begin(10**6, small=True)
+    left = library.left
+    with pytest.raises(CommError, match=r"the message took over 0\.05 s"):
+        work.wait()
+    assert library.left < left
+    progress.close()
+
+
+def test_all_requests_of_a_work_are_complete_before_it_is():
+    progress = Progress(lambda: None)
+    requests = [Library(3), Library(50)]
+    work = MpiWork(progress, requests, [], 60.0, "pieces")
+    assert not work.is_completed()
+    assert work.wait()
+    assert all(request.left <= 0 for request in requests)
+    progress.close()
+
+
+def finish_late(progress: Progress, requests: list[Library]) -> weakref.ref[torch.Tensor]:
+    """Gives up on an operation; returns its memory, which nothing but MPI uses any more."""
+    tensor = torch.zeros(1)
+    with pytest.raises(CommError, match="the sum took over 0 s"):
+        progress.complete(requests, [tensor], 0.0, "the sum")
+    return weakref.ref(tensor)
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_memory_of_a_late_operation_stays_until_mpi_has_done_with_it(num_requests: int):
+    """It was freed, and the late rank's data came into whatever lay there then: SIGSEGV."""
+    progress = Progress(lambda: None)
+    requests = [Library(10**9) for _ in range(num_requests)]
+    memory = finish_late(progress, requests)
+    gc.collect()
+    assert memory() is not None
+    requests[0].left = 0  # the late rank has come
+    until(lambda: memory() is None or num_requests == 2)
+    requests[-1].left = 0
+    until(lambda: memory() is None)  # and no rank waits for it any more
+    assert not progress._open
+    assert progress._needed == 0
+    progress.close()
+
+
+def test_end_of_a_large_operation_wakes_the_thread(monkeypatch: pytest.MonkeyPatch):
+    """What this rank owed for it, as MPICH's last acknowledgement, lay until the thread awoke."""
+    monkeypatch.setattr(mpi_progress, "LINGER_S", 1e4)
+    library = Library(100)
+    progress = Progress(library.call)
+    progress._moved_s = -1e6
+    until(lambda: progress._sleeps)
+    progress.complete([Library(1)], [torch.zeros(1000)], 1.0, "the sum")
+    until(lambda: library.left <= 0)
+    progress.close()
+
+
+def test_thread_rests_until_no_other_one_polls():
+    """The first of two threads that had done made it poll beside the second."""
+    progress = Progress(lambda: None)
+    with progress:
+        with progress:
+            pass
+        assert progress._waits
+    assert not progress._waits
+    progress.close()
+
+
+class Failing(Library):
+    """MPI reports an error for it."""
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's
+        raise RuntimeError("message truncated")
+
+
+def test_error_of_mpi_leaves_the_thread_at_work_and_keeps_what_is_under_way():
+    """The rank counted as one that polls from then on, so nothing moved while it computed."""
+    library = Library(100)
+    progress, other, tensor = Progress(library.call), Library(10**9), torch.zeros(1)
+    with pytest.raises(RuntimeError, match="truncated"):
+        progress.complete([Failing(1), other], [tensor], 1.0, "pieces")
+    assert len(progress._open) == 1
+    until(lambda: library.left <= 0)
+    other.left = 0
+    until(lambda: not progress._open)
+    progress.close()
+
+
+def test_error_of_mpi_that_the_thread_meets_is_raised_at_every_look():
+    library, progress, work = begin(100)
+    work._requests.append(Failing(1))
+    until(lambda: len(work._requests) < 2)  # the thread may be past the other one too
+    until(lambda: library.left <= 0)
+    for look in (work.is_completed, work.wait, work.is_completed):
+        with pytest.raises(RuntimeError, match="truncated"):
+            until(look)
+    progress.close()
+
+
+class Status:
+    """How long the message of a receive was."""
+
+    count = 0
+
+
+class Receive:
+    """A receive that is complete with so many bytes, or has failed with a class of error."""
+
+    def __init__(self, num_bytes: int, error: int = 0) -> None:
+        self.num_bytes, self.error = num_bytes, error
+
+    def Test(self, status: Status) -> bool:  # noqa: N802 - mpi4py's
+        if self.error:
+            found = RuntimeError("Message truncated, error stack:")
+            found.Get_error_class = lambda: self.error
+            raise found
+        status.count = self.num_bytes
+        return True
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        (Receive(8), ""),
+        (Receive(4), "the message has 4 bytes, and its receive 8"),
+        (Receive(8, 15), "the message is longer than its receive of 8 bytes"),
+    ],
+)
+def test_message_of_another_size_is_an_error_of_its_sender(last: Receive, text: str):
+    """MPI accepts one that is too short, and the rest of the tensor kept its old numbers."""
+    progress = Progress(lambda: None)
+    expected = Expected([16, 8], Status(), 15)
+    work = MpiWork(progress, [Receive(16), last], [], 1.0, "the message", expected=expected)
+    if text:
+        with pytest.raises(PeerError, match=text):
+            work.wait()
+    else:
+        assert work.wait()
+    progress.close()
+
+
+def test_threads_that_begin_and_complete_at_once_leave_no_work_behind():
+    library = Library(10**9)
+    progress = Progress(library.call)
+
+    def run() -> None:
+        for _ in range(100):
+            works = [MpiWork(progress, [Library(2)], [], 60.0, "message") for _ in range(4)]
+            for work in [progress.begin(work) for work in works]:
+                work.wait()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert (progress._needed, len(progress._open)) == (0, 0)
+    progress.close()

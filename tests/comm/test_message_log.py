@@ -1,0 +1,195 @@
+"""Is what a rank logs what the plan says, in every family of layouts, and what it costs to log?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import perf_counter as clock
+from typing import Any
+
+import numpy as np
+import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hires import comm
+from hires.comm import message_log
+from hires.comm.backends import counters
+from hires.comm.message_log import ALL_GATHER, SEND, MessageLog, way
+from hires.core.store import message_entries
+from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
+from hires.engine.footprint import LiveBytes, _blank, _blank_feed
+from hires.engine.loader import image_dtype
+from hires.nets.build_network import build_model
+from hires.plan import traffic
+from hires.plan.event import Event, Part
+from hires.plan.message_routes import joined_backends
+from hires.plan.plan import Plan
+from hires.plan.rank_kinds import representatives
+from hires.plan.traffic import Operation
+from tests.helpers.layouts import config_of
+from tests.helpers.traces import plan_of
+from tests.parallel.test_layouts import LAYOUTS
+
+
+def logged_step(config: Any, plan: Plan, rank: int, shared: bool) -> MessageLog:
+    """Returns the log of one step that a rank runs alone, without numbers."""
+    backends = joined_backends(plan)
+    with (
+        comm.rehearsal(rank, shared, backends=backends),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        contexts = contexts_of(plan, rank)
+        model = build_model(config.model, config.seed, (config.height, config.width))
+        real = named_tensors(model)
+        tensors = {name: _blank(real[name], None) for name in names_of(contexts, real)}
+        place_tensors(tensors, image_dtype(config), plan.graph)
+        engine = assemble(config, contexts, tensors, [])
+        executor = engine.executor
+        executor.methods["agree"] = lambda event: None  # there are no numbers to look at
+        calls = traffic.operations(plan, rank, executor.cursor.events)
+        log = MessageLog(executor.cursor, calls)
+        with comm.logged(log):
+            executor.step([_blank_feed(config, one, LiveBytes()) for one in contexts])
+            log.end_step(0, 1.0, counts=True)
+    return log
+
+
+def by_kind(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        key = row["operation"], row["kind"], row["size"]
+        counts[(*key, "count")] += row["count"]
+        counts[(*key, "bytes")] += row["bytes"]
+    return counts
+
+
+BY_MPI, THROUGH_MEMORY = way("mpi", "message"), way("shm", "slots")
+
+FAMILIES = ("dp", "lp", "sp grid", "sp+pp dp", "two grids", "local_dp", "sp+gems on shared ranks")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in FAMILIES]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+def test_rank_logs_the_calls_and_bytes_of_its_plan(name):
+    config = config_of(batch=8, parallel={"name": name, **LAYOUTS[name]})
+    plan = plan_of(config)
+    for rank in sorted(set(representatives(plan))):
+        for shared in (True, False)[: 1 + (rank == 0)]:
+            log = logged_step(config, plan, rank, shared)
+            summary = log.summary()
+            # The barrier and the agreement are not rehearsed.
+            planned = [r for r in summary["planned"] if r["kind"] not in ("barrier", "agree")]
+            assert by_kind(summary["rows"]) == by_kind(planned)
+            # Message by message, in the order of the program's events.
+            for entry in log.entries():
+                one = log.operations[entry["event"]]
+                said = (traffic.CALLED[entry["operation"]], entry["bytes"])
+                assert said == (one.operation, one.num_bytes)
+                if shared and counters.supported():
+                    assert message_log._ways[entry["way"]] == one.route.names
+
+
+class At:
+    """A place in a program."""
+
+    at = 1
+
+
+def filled(sizes: list[int]) -> MessageLog:
+    log = MessageLog(At(), [Operation("send", "halo", 8)])
+    for size in sizes:
+        log.note(log.issue(SEND, BY_MPI, size, 1.0), 2.0)
+    return log
+
+
+def test_sizes_are_classed_by_powers_of_two_and_an_empty_message_has_its_own():
+    log = filled([0, 1, 2, 3, 4, 1023, 1024, 2**40 - 1, 2**40])
+    log.end_step(0, 1.0, counts=True)
+    sizes = {row["size"]: (row["count"], row["bytes"]) for row in log.summary()["rows"]}
+    assert sizes == {
+        -1: (1, 0), 0: (1, 1), 1: (2, 5), 2: (1, 4), 9: (1, 1023), 10: (1, 1024),
+        39: (1, 2**40 - 1), 40: (1, 2**40),
+    }  # fmt: skip
+
+
+def test_only_whole_steps_that_count_are_added_up():
+    log = filled([8] * 5)
+    log.end_step(0, 1.0, counts=False)
+    assert (log.summary()["steps"], log.summary()["rows"][0]["count"]) == (1, 5)  # warm-up alone
+    for step, counts in ((1, True), (2, True), (3, False)):
+        log.note(log.issue(SEND, BY_MPI, 8, 1.0), 2.0)
+        log.end_step(step, 1.0, counts)
+    log.note(log.issue(SEND, BY_MPI, 8, 1.0), 2.0)  # of a step that fails
+    summary = log.summary()
+    assert (summary["first"], summary["steps"], summary["step_s"]) == (1, 2, 2.0)
+    assert [row["count"] for row in summary["rows"]] == [2]
+
+
+def test_ring_that_was_filled_many_times_has_added_up_every_whole_step():
+    log = filled([])
+    for step in range(5):
+        for _ in range(log.capacity // 2 - 1):
+            log.note(log.issue(SEND, BY_MPI, 3, 1.0), 2.0)
+        log.end_step(step, 1.0, counts=True)
+    [row] = log.summary()["rows"]
+    assert row["count"] == 5 * (log.capacity // 2 - 1) == row["bytes"] // 3
+    assert len(log.entries()) == log.capacity
+    assert log.total == row["count"]
+
+
+def test_ring_without_whole_steps_keeps_its_last_entries():
+    log = filled([])
+    for number in range(log.capacity + 10):
+        log.note(log.issue(SEND, BY_MPI, number, 1.0), 2.0)
+    assert log.entries()["bytes"].tolist() == list(range(10, log.capacity + 10))
+
+
+def test_call_and_wait_are_two_times_and_a_call_that_blocks_has_a_wait_alone():
+    log = filled([8])
+    log.note_blocking(ALL_GATHER, THROUGH_MEMORY, 16, 1.0)
+    first, second = log.entries()
+    assert first["issued"] == 1.0 < first["posted"]
+    assert first["started"] == 2.0
+    assert second["issued"] == second["posted"] == second["started"] == 1.0
+    log.end_step(0, 1.0, counts=True)
+    send, gather = log.summary()["rows"]
+    assert (gather["operation"], gather["backend"], gather["algorithm"]) == (
+        "all_gather", "shm", "slots",
+    )  # fmt: skip
+    assert gather["issue_s"] == 0 < send["issue_s"]
+
+
+def test_messages_between_steps_count_in_none():
+    log = filled([8])
+    log._place.at = 0  # as at a checkpoint
+    log.note(log.issue(SEND, BY_MPI, 8, 1.0), 2.0)
+    log.end_step(0, 1.0, counts=True)
+    assert [row["count"] for row in log.summary()["rows"]] == [1]
+    assert np.all(log.entries()["event"] == [0, -1])
+
+
+def test_calls_of_a_time_are_found_unless_they_were_overwritten():
+    log = filled([8, 16, 32])
+    ended = log.entries()["ended"].tolist()
+    assert log.calls_between(ended[1], ended[2] + 1) == (2, 48, "mpi message")
+    assert log.calls_between(ended[2] + 1, ended[2] + 2) is None
+    for _ in range(log.capacity):
+        log.note(log.issue(SEND, BY_MPI, 8, 1.0), 2.0)
+    assert log.calls_between(ended[0], ended[2] + 1) is None
+
+
+def test_full_log_names_kind_action_and_ranks_of_its_entries(tmp_path):
+    events = [Event("barrier", -1, 0), Event("send", 3, 0, part=Part("F1")), Event("agree", -1, 0)]
+    events.append(Event("collective", 1, 0, part=Part("B0")))
+    kinds = ("barrier", "stage", "agree", "gradient")
+    place = At()
+    log = MessageLog(place, [Operation("all_reduce", kind, 8) for kind in kinds], True)
+    for number in (4, 0, 1, 2, 3):
+        place.at = number
+        log.note_blocking(ALL_GATHER, BY_MPI, number, clock())
+    log.write(tmp_path / "metrics.jsonl", 2, events, [[0, 1], [1, 2]])
+    [ranks] = message_entries.read(tmp_path)
+    assert [(m.kind, m.action, m.ranks, m.num_bytes) for m in ranks.messages] == [
+        ("gradient", "B0", [1, 2], 4), ("", "", [], 0), ("barrier", "", [], 1),
+        ("stage", "F1", [3], 2), ("agree", "", [], 3),
+    ]  # fmt: skip
+    assert {(m.rank, m.operation, m.backend) for m in ranks.messages} == {(2, "all_gather", "mpi")}

@@ -1,0 +1,296 @@
+"""The check of the calls of ranks: threads that stand for ranks, and a board in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hires import comm
+from hires.comm import call_board, sequence_check
+from hires.comm.call_board import BoardConnection, BoardServer, CallBoard
+from hires.comm.sequence_check import Board, SequenceCheck, join_check
+from hires.comm.transport import transport
+from hires.core.errors import CommError
+from hires.core.ranks.call_records import CallFacts
+from hires.core.ranks.heartbeat import Activity
+from hires.core.ranks.world import World
+from tests.helpers.patience import PATIENCE_S, until
+from tests.helpers.thread_ranks import run_threads
+
+SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
+ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
+
+
+class Rank:
+    """A rank that waits where it is told."""
+
+    def __init__(self, board: Board, rank: int, every: bool, timeout_s: float) -> None:
+        self.activity = Activity()
+        self.check = SequenceCheck(board, rank, 2, timeout_s, self.activity, every)
+
+    def call(self, facts: CallFacts, agreed: object = None, name: str = "gloo") -> int:
+        ring = self.check.ring
+        return self.check.note(ring.channel(name, [0, 1]), facts, agreed)
+
+    def wait(self, number: int) -> None:
+        self.activity.begin("a sum", number=number)
+
+
+@contextlib.contextmanager
+def ranks(every: bool = False, timeout_s: float = 1.0) -> Iterator[list[Rank]]:
+    board = CallBoard()
+    made = [Rank(board, rank, every, timeout_s) for rank in (0, 1)]
+    try:
+        yield made
+    finally:
+        for rank in made:
+            with contextlib.suppress(CommError):
+                rank.check.close()
+
+
+def test_late_wait_is_explained_before_it_fails(caplog: pytest.LogCaptureFixture):
+    with ranks() as (first, second):
+        first.wait(first.call(SUM, "ReduceOp.SUM"))
+        second.call(ROOTED, 0)
+        deadline = time.monotonic() + PATIENCE_S
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        [record] = caplog.records
+        assert "a wait is late: rank 0 calls all_reduce" in record.getMessage()
+        assert "where rank 1 calls broadcast of 8 B int64 (root 0)" in first.check.reason(0)
+
+
+def test_call_that_came_after_the_first_look_is_named_when_the_wait_fails(caplog):
+    with ranks(timeout_s=2.0) as (first, second):
+        number = first.call(SUM)
+        first.wait(number)
+        until(lambda: caplog.records)
+        assert "rank 1 waits in no call" in caplog.records[0].getMessage()
+        second.wait(second.call(SUM, None, "mpi"))
+        text = first.check.reason(number)
+        assert text.endswith("they make these calls in different orders")
+        # By then the other one may have ended: what was seen is kept.
+        second.check._stopped.set()
+        second.check._thread.join()
+        assert "rank 1 gives no answer" not in first.check.reason(number)
+
+
+def test_board_can_be_reached_by_the_address_that_other_machines_use_alone():
+    worlds = [World(rank, 2, 0, 1, "localhost", 1, 0) for rank in range(2)]
+    texts: dict[int, str] = {}
+    found = {}
+
+    def exchange(rank, text, what, source=0):
+        place = len([key for key in found if key[0] == rank])
+        found[rank, place] = text
+        until(lambda: (source, place) in found)
+        return found[source, place]
+
+    def join(rank: int):
+        check = join_check(
+            worlds[rank], PATIENCE_S, Activity(), functools.partial(exchange, rank), "late"
+        )
+        texts[rank] = check._server._listener.getsockname()[0] if check._server else "none"
+        return check
+
+    checks = [None, None]
+
+    def job(rank: int) -> None:
+        checks[rank] = join(rank)
+        until(lambda: len(texts) == 2)
+        checks[rank].close()
+
+    run_threads(job, 2)
+    assert texts == {0: found[1, 0], 1: "none"}
+    assert texts[0] in ("127.0.0.1", "::1")
+
+
+def test_failed_wait_is_explained_at_once():
+    with ranks(timeout_s=60.0) as (first, second):
+        second.call(SUM, None, "mpi")
+        number = first.call(SUM)
+        began = time.monotonic()
+        text = first.check.reason(number)
+        assert "to which rank 1 has not come; rank 1 waits in no call" in text
+        assert time.monotonic() - began < PATIENCE_S
+
+
+def test_board_pauses_while_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch):
+    server, calls = BoardServer(CallBoard(), "127.0.0.1"), []
+    full, listener = threading.Event(), server._listener
+
+    class Full:
+        """A listener for which the process has no descriptor."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(listener, name)
+
+        def accept(self) -> object:
+            calls.append(1)
+            if full.is_set():
+                return listener.accept()
+            raise OSError(errno.EMFILE, "too many open files")
+
+    server._waiting.unregister(listener)
+    server._listener = Full()
+    server._waiting.register(server._listener, selectors.EVENT_READ)
+    port = int(server.place.partition(" ")[0])
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S):
+        time.sleep(0.3)
+        assert len(calls) == 1
+        full.set()
+        rank = BoardConnection("127.0.0.1", server.place, PATIENCE_S)
+        assert rank.look() == 0
+        rank.close()
+    server.close()
+
+
+def test_ranks_that_do_not_wait_rarely_ask_the_board():
+    looks = []
+
+    class Counted(CallBoard):
+        def look(self) -> int:
+            looks.append(time.monotonic())
+            return super().look()
+
+    rank = Rank(Counted(), 0, False, 60.0)
+    for _ in range(40):
+        rank.wait(rank.call(SUM))
+        time.sleep(0.04)
+    rank.check.close()
+    *calm, _ = looks  # the last one as it leaves
+    assert all(later - earlier > 0.5 for earlier, later in itertools.pairwise(calm))
+
+
+def test_ranks_that_end_well_compare_once_more():
+    with ranks() as (first, second):
+        first.call(ROOTED, 0)
+        second.call(ROOTED, 1)
+        first.check.close()
+        with pytest.raises(CommError, match=r"root 0.*root 1"):
+            second.check.close()
+
+
+def test_rank_0_leaves_the_others_what_it_called(monkeypatch: pytest.MonkeyPatch):
+    """Its board lives for a second, and a wait is looked at after a third of the timeout."""
+    monkeypatch.setattr(sequence_check, "LINGER_S", 0.0)
+    board = CallBoard()
+    server = BoardServer(board, "127.0.0.1")
+    connection = BoardConnection("127.0.0.1", server.place, PATIENCE_S)
+    first, second = (
+        SequenceCheck(one, rank, 3, 60.0, Activity(), server=other)
+        for rank, (one, other) in enumerate([(board, server), (connection, None)])
+    )
+    for check, operation, tag in ((first, "send", 3), (second, "recv", 4)):
+        channel = check.ring.channel(f"messages 0 to 1, tag {tag}, in all ranks over shm", [0, 1])
+        number = check.note(channel, CallFacts(operation, 8, "int8", "shm"))
+    first.close()
+    text = second.reason(number)
+    assert "rank 0 has left the world, and its last call was send of 8 B int8" in text
+    assert text.endswith("rank 0 sends tag 3, and rank 1 waits for tag 4")
+    number = second.note(second.ring.channel("all ranks over gloo", [0, 1, 2]), SUM)
+    assert "rank 2 gives no answer: answers come through rank 0, which gives none" in second.reason(
+        number
+    )
+    number = second.note(
+        second.ring.channel("messages 0 to 1, tag 3, in all ranks over shm", [0, 1]),
+        CallFacts("recv", 4, "int8", "shm"),
+    )
+    with pytest.raises(CommError, match=r"send of 8 B int8 .* where rank 1 calls recv of 4 B int8"):
+        second.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_message_that_no_rank_receives_is_named_at_the_end(fails: bool):
+    with ranks() as (first, second):
+        for tag in range(100):  # more than a record holds
+            for rank, operation in ((first, "send"), (second, "recv")):
+                rank.call(
+                    CallFacts(operation, 8, "int8", "shm"),
+                    None,
+                    f"messages 0 to 1, tag {tag}, in all ranks over shm",
+                )
+        first.call(
+            CallFacts("send", 8, "int8", "shm"),
+            None,
+            "messages 0 to 1, tag 99, in all ranks over shm",
+        )
+        first.check.has_failed = fails
+        first.check.close()
+        if fails:  # that error says it
+            second.check.close()
+            return
+        with pytest.raises(
+            CommError,
+            match=r"0 to rank 1: 101 sent, 100 received: .* tag 99, has no other side",
+        ):
+            second.check.close()
+
+
+def test_check_ends_before_the_backends_whose_end_may_stop_its_thread(monkeypatch):
+    order: list[str] = []
+
+    class Part:
+        has_failed = False
+
+        def is_initialized(self) -> bool:
+            return True
+
+        def destroy_process_group(self) -> None:
+            order.append("backend")
+
+        def close(self) -> None:
+            order.append("check")
+            raise CommError("the ranks did not call the same operations")
+
+    monkeypatch.setattr(transport, "check", Part())
+    monkeypatch.setattr(transport, "backends", {"mpi": Part()})
+    with pytest.raises(CommError, match="the same operations"):
+        comm.shutdown()
+    assert order == ["check", "backend"]
+
+
+def test_each_call_can_be_compared_before_it_begins():
+    with ranks(every=True) as (first, second):
+        for _ in range(3):
+            first.call(SUM)
+            second.call(SUM)
+        first.call(ROOTED, 0)
+        with pytest.raises(CommError, match=r"root 0.* where rank 1 calls .*root 1"):
+            second.call(ROOTED, 1)
+
+
+def test_board_answers_ranks_and_drops_strangers(monkeypatch: pytest.MonkeyPatch):
+    board = CallBoard()
+    server = BoardServer(board, "127.0.0.1")
+    rank = BoardConnection("127.0.0.1", server.place, PATIENCE_S)
+    port = int(server.place.partition(" ")[0])
+    token = server.place.partition(" ")[2].encode()
+    strangers = [b"GET / HTTP/1.1\r\n\r\n", b"x" * 10**6, token + b'\n["run", []]\n', b"[" * 99]
+    strangers += [token + b"\n" + b"[" * 10**5 + b"\n", token + b'\n["put", []]\n']
+    for text in strangers:
+        other = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        with other, contextlib.suppress(OSError):
+            other.sendall(text)
+            assert other.recv(1) == b""
+    rank.put(1, rank.ask(), "text")
+    assert rank.get([0, 1]) == {"1": [1, "text"]}
+    assert board.get([1]) == {"1": (1, "text")}
+    assert [rank.first("a", "one"), board.first("a", "two"), rank.look()] == ["one", "one", 1]
+    monkeypatch.setattr(call_board, "STRANGER_S", 0.2)
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as silent:
+        assert silent.recv(1) == b""
+    assert rank.look() == 1  # ranks stay
+    server.close()
+    with pytest.raises(OSError):  # noqa: PT011 - of the system
+        rank.look()
+    rank.close()

@@ -1,0 +1,239 @@
+"""Which cores and which GPU does a rank keep to?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.ranks import binding, gpus
+from hires.core.ranks.world import World
+
+
+def rank_of(local_rank: int, local_size: int) -> World:
+    return World(local_rank, local_size, local_rank, local_size, "127.0.0.1", 1, 0)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Two processors of two cores of two threads: cores i and i + 4 are one; two devices."""
+    for core in range(8):
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{core % 4 // 2}\n")
+        (folder / "core_id").write_text(f"{core % 2}\n")
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    kept: list[list[int]] = []
+    monkeypatch.setattr(binding, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(gpus, "_DEV", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: kept.append(sorted(cores)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    return kept
+
+
+def config(name="local", threads=1, bind="auto", gpus=0) -> RunConfig:
+    launcher = LauncherConfig(name=name, threads=threads, bind=bind)
+    return RunConfig(launcher=launcher, cluster=ClusterConfig(gpus=gpus))
+
+
+def test_ranks_get_whole_cores_and_neighbours_the_same_processor(machine):
+    shares = [binding.bind(rank_of(rank, 4), config()).cores for rank in range(4)]
+    assert shares == machine == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "threads", "bound"),
+    [
+        ("local", 8, 1, False),  # nothing to spare for the threads that read and send
+        ("slurm", 8, 1, True),
+        ("slurm", 8, 2, False),
+        ("local", 4, 2, False),
+        ("local", 4, 1, True),
+        ("local", 9, 1, False),
+        ("slurm", 9, 1, False),
+        ("local", 1, 1, False),  # all cores are its own
+    ],
+)
+def test_ranks_are_unbound_where_cores_are_too_few(machine, name, ranks, threads, bound):
+    found = binding.bind(rank_of(0, ranks), config(name, threads))
+    assert found.bound is bool(machine) is bound
+    assert found.threads == threads
+    if not bound:
+        assert found.cores == list(range(8))
+
+
+def test_binding_can_be_left_out(machine):
+    assert not binding.bind(rank_of(0, 4), config(bind="none")).bound
+    assert machine == []
+
+
+def test_system_that_refuses_leaves_the_rank_free(machine, monkeypatch):
+    def refuse(pid, cores):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    found = binding.bind(rank_of(0, 2), config())
+    assert (found.bound, found.cores) == (False, list(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "expected"),
+    [
+        (4, None, "3"),
+        (2, None, "1"),
+        (0, None, None),
+        (None, None, "1"),  # those that are there
+        (4, "4,5,6,7", "7"),
+        (4, "GPU-abc", "GPU-abc"),
+        (4, "", ""),
+    ],
+)
+def test_devices_are_shared_out_by_the_rank_on_its_node(
+    machine, monkeypatch, count, visible, expected
+):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert binding.bind(rank_of(3, 4), config(gpus=count)).devices == expected
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+def test_rank_that_sees_its_node_keeps_all_devices(machine, monkeypatch):
+    everything = config(gpus=4)
+    everything.comm.visible = "node"
+    assert binding.bind(rank_of(3, 4), everything).devices is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert binding.bind(rank_of(3, 4), everything).devices == "4,5"
+
+
+def test_shares_cover_all_cores_once():
+    for size in range(1, 8):
+        shares = [binding.share_of(list(range(7)), rank, size) for rank in range(size)]
+        assert sorted(core for share in shares for core in share) == list(range(7))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.fixture
+def card(machine, tmp_path, monkeypatch):
+    """Adds a GPU on a place of the PCI bus, with its number of /dev, and its NUMA node."""
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(gpus, "_PCI", tmp_path / "pci")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+    def add(place: str, minor: int, node: int) -> None:
+        facts = f"Model: \t NVIDIA A100\nVideo BIOS: \t\nGPU UUID: \t GPU-{minor}abc\n"
+        facts += f"Device Minor: \t {minor}\n"
+        for folder, name, text in (
+            ("driver/gpus", "information", facts),
+            ("pci", "numa_node", f"{node}\n"),
+            ("pci", "local_cpulist", ["0-7", "0-1,4-5", "2-3,6-7"][node + 1] + "\n"),
+        ):
+            path = tmp_path / folder / place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / f"nvidia{minor}").touch()
+
+    return add
+
+
+def shares(count: int, threads: int = 1) -> list[tuple[list[int], int | None]]:
+    """Returns the cores of each rank in a job, and the NUMA node that it is bound to."""
+    given = config("slurm", threads, gpus=2)
+    given.device, given.comm.visible = "cuda", "node"  # so that no rank changes the variable
+    bound = [binding.bind(rank_of(rank, count), given) for rank in range(count)]
+    return [(one.cores, one.numa_node) for one in bound]
+
+
+def test_rank_gets_cores_of_the_numa_node_of_its_gpu(card):
+    """The first GPU by bus is that of the second node, and has the second file in /dev."""
+    card("0000:07:00.0", 1, 1)
+    card("0000:c1:00.0", 0, 0)
+    assert shares(2) == [([2, 3, 6, 7], 1), ([0, 1, 4, 5], 0)]
+    assert shares(4) == [([2, 6], 1), ([0, 4], 0), ([3, 7], 1), ([1, 5], 0)]
+    # One rank alone keeps to its GPU's cores, too.
+    assert shares(1) == [([2, 3, 6, 7], 1)]
+
+
+def test_gpu_named_by_its_uuid_is_found_in_any_order(card, monkeypatch):
+    card("0000:07:00.0", 1, 1)
+    card("0000:c1:00.0", 0, 0)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0abc,GPU-1a")
+    assert shares(2) == [([0, 1, 4, 5], 0), ([2, 3, 6, 7], 1)]
+
+
+def test_gpu_that_the_job_may_not_open_is_not_counted(card, tmp_path):
+    card("0000:07:00.0", 1, 0)
+    card("0000:c1:00.0", 0, 1)
+    (tmp_path / "nvidia1").unlink()
+    assert shares(1) == [([2, 3, 6, 7], 1)]
+
+
+EQUAL = [([0, 1, 4, 5], None), ([2, 3, 6, 7], None)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "threads", "order"),
+    [
+        ((1, -1), 1, "PCI_BUS_ID"),  # a node is unknown
+        ((1, 0), 1, "FASTEST_FIRST"),  # a number says nothing
+        ((1, 1), 3, "PCI_BUS_ID"),  # two ranks would have four cores for six threads
+    ],
+)
+def test_cores_are_shared_out_evenly_where_gpus_do_not_decide(
+    card, monkeypatch, nodes, threads, order
+):
+    card("0000:07:00.0", 0, nodes[0])
+    card("0000:c1:00.0", 1, nodes[1])
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    assert shares(2, threads) == EQUAL
+
+
+def test_job_without_cores_beside_its_gpu_uses_what_it_has(card, monkeypatch):
+    card("0000:07:00.0", 0, 1)
+    card("0000:c1:00.0", 1, 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5})
+    assert shares(2) == [([0, 4], None), ([1, 5], None)]
+
+
+def test_run_on_cores_takes_no_notice_of_gpus(card):
+    card("0000:07:00.0", 0, 1)
+    card("0000:c1:00.0", 1, 0)
+    assert binding.bind(rank_of(0, 2), config("slurm")).cores == [0, 1, 4, 5]
+
+
+def test_rank_that_sees_one_gpu_alone_keeps_to_its_cores(card):
+    card("0000:07:00.0", 0, 1)
+    card("0000:c1:00.0", 1, 0)
+    given = config("slurm", gpus=2)
+    given.device = "cuda"
+    bound = binding.bind(rank_of(1, 2), given)
+    assert (bound.devices, bound.cores, bound.numa_node) == ("1", [0, 1, 4, 5], 0)
+
+
+def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(card, monkeypatch):
+    """One rank alone would find cores enough on its node, and take some of the other's half."""
+    card("0000:07:00.0", 0, 1)
+    card("0000:c1:00.0", 1, 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 4, 5})
+    given = config("slurm", gpus=2)
+    given.device = "cuda"
+    bound = []
+    for rank in range(2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(rank))
+        bound.append(binding.bind(rank_of(rank, 2), given))
+    assert [one.devices for one in bound] == ["0", "1"]
+    assert [one.cores for one in bound] == [[0, 1, 4], [2, 5]]
+
+
+def test_ranks_that_share_the_one_gpu_here_keep_to_its_cores(card, monkeypatch):
+    card("0000:07:00.0", 0, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    given = config()
+    given.device, given.cluster.gpus = "cuda", None
+    bound = [binding.bind(rank_of(rank, 2), given) for rank in range(2)]
+    assert [one.cores for one in bound] == [[2, 6], [3, 7]]

@@ -1,0 +1,161 @@
+"""What the records of several ranks say about why they wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from hires.core.ranks.call_differences import explanation, first_difference
+from hires.core.ranks.call_records import (
+    KEPT_CALLS,
+    SHOWN_CALLS,
+    CallFacts,
+    CallRing,
+    RankCalls,
+    read_calls,
+)
+
+SITE = "test_call_differences.py"
+SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
+OVER_MPI = CallFacts("all_reduce", 4096, "float32", "mpi")
+ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
+
+
+def ring_of(*calls: tuple[str, CallFacts, object]) -> CallRing:
+    """A ring after calls of (communicator, facts, agreed) of ranks 0 and 1."""
+    ring = CallRing(())
+    for name, facts, agreed in calls:
+        ring.note(ring.channel(name, [0, 1]), facts, agreed)
+    return ring
+
+
+def stuck(*rings: CallRing) -> dict[int, RankCalls]:
+    return {rank: ring.record(rank, ring.total - 1, 1.0) for rank, ring in enumerate(rings)}
+
+
+def test_first_call_that_differs_is_named_with_both_lines():
+    common = ("gloo", SUM, "ReduceOp.SUM")
+    records = stuck(ring_of(common, common), ring_of(common, ("gloo", ROOTED, 0)))
+    text = explanation(records)
+    line = ring_of.__code__.co_firstlineno + 4
+    assert text == (
+        f"rank 0 calls all_reduce of 4 KiB float32 (sum) over gloo at {SITE}:{line} where rank 1 "
+        f"calls broadcast of 8 B int64 (root 0) over gloo at {SITE}:{line}: call 2 of gloo"
+    )
+
+
+def test_other_tag_of_a_message_is_named_on_both_sides():
+    sends = CallFacts("send", 8, "float32", "gloo")
+    receives = CallFacts("recv", 8, "float32", "gloo")
+    three, four, back = (
+        f"messages {way}, tag {tag}, in all ranks over gloo"
+        for way, tag in (("0 to 1", 3), ("0 to 1", 4), ("1 to 0", 3))
+    )
+    expected = "rank 0 sends tag 3, and rank 1 waits for tag 4"
+    both = stuck(ring_of((three, sends, None)), ring_of((four, receives, None)))
+    assert explanation(both).endswith(expected)
+    both[0].waits_in = -1  # a short message leaves at once
+    assert explanation(both).endswith(expected)
+    # What was received is no other tag, and neither is a message the other way.
+    ring = ring_of((three, receives, None), (four, receives, None))
+    assert "sends tag" not in explanation(stuck(ring_of((three, sends, None)), ring))
+    ring = ring_of((four, receives, None))
+    assert "sends tag" not in explanation(stuck(ring_of((back, receives, None)), ring))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((ROOTED, 0), (ROOTED, 1)),
+        ((SUM, "ReduceOp.SUM"), (SUM, "ReduceOp.MAX")),
+        ((SUM, None), (CallFacts("all_reduce", 8192, "float32", "gloo"), None)),
+        ((SUM, None), (CallFacts("all_reduce", 4096, "float64", "gloo"), None)),
+        ((SUM, None), (CallFacts("all_reduce", 4096, "float32", "gloo:segmented:1KiB"), None)),
+    ],
+)
+def test_roots_reductions_sizes_types_and_routes_must_agree(one: tuple, other: tuple):
+    assert first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *other))))
+    assert not first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *one))))
+
+
+def test_reduction_that_equals_a_root_is_not_taken_for_it():
+    class Avg(int):  # as the reductions of torch, which are numbers
+        def __str__(self) -> str:
+            return "ReduceOp.AVG"
+
+    calls = [("gloo", ROOTED, 1), ("gloo", SUM, Avg(1))]
+    other = ring_of(("other", SUM, Avg(1)), *calls)
+    assert not first_difference({0: ring_of(*calls).record(0), 1: other.record(1)})
+
+
+def test_opposite_orders_on_two_backends_are_named():
+    a, b = ring_of(("gloo", SUM, None)), ring_of(("mpi", OVER_MPI, None))
+    text = explanation(stuck(a, b))
+    assert "rank 0 waits in all_reduce of 4 KiB float32 over gloo" in text
+    assert "rank 1 waits in all_reduce of 4 KiB float32 over mpi" in text
+    assert text.endswith("they make these calls in different orders")
+
+
+def test_absent_rank_is_told_apart():
+    a, b = ring_of(("gloo", SUM, None), ("gloo", SUM, None)), ring_of(("gloo", SUM, None))
+    waiting, computing = a.record(0, 1, 2.0), b.record(1, -1, 3.0)
+    text = explanation({0: waiting, 1: computing})
+    assert "to which rank 1 has not come; rank 1 waits in no call for 3.00 s, and its last" in text
+    left = dataclasses.replace(computing, has_left=True)
+    assert "rank 1 has left the world" in explanation({0: waiting, 1: left})
+    assert "rank 1 gives no answer: it has ended" in explanation({0: waiting})
+    assert explanation({0: waiting}, ended=[1]).endswith("to which rank 1 has not come")
+    assert explanation({0: waiting}, [], "lost").endswith("rank 1 gives no answer: lost")
+    both = {0: waiting, 1: a.record(1, 1, 2.0)}
+    assert "to which all its ranks have come" in explanation(both)
+
+
+def test_message_without_its_other_side_is_named():
+    sends, receives = CallFacts("send", 64, "int8", "gloo"), CallFacts("recv", 64, "int8", "gloo")
+    a, b = CallRing(()), CallRing(())
+    a.note(a.channel("messages 0 to 1, tag 3", [0, 1]), sends)
+    text = explanation({0: a.record(0, 0, 1.0), 1: b.record(1)})
+    assert "rank 0 waits in send of 64 B int8" in text
+    assert "of which rank 1 has not called its side; rank 1 waits in no call" in text
+    b.note(b.channel("messages 0 to 1, tag 3", [0, 1]), receives)
+    assert not first_difference({0: a.record(0), 1: b.record(1)})
+    short = CallRing(())
+    short.note(
+        short.channel("messages 0 to 1, tag 3", [0, 1]), CallFacts("recv", 32, "int8", "gloo")
+    )
+    assert "recv of 32 B" in first_difference({0: a.record(0), 1: short.record(1)})
+
+
+def test_both_sides_of_a_message_have_one_type():
+    way = "messages 0 to 1, tag 3"
+    sends = ("send", "int32"), ("send", "int8"), ("send", "int8")
+    one, other = (
+        ring_of(*((way, CallFacts(name, 64, dtype, "shm"), None) for name, dtype in calls))
+        for calls in (sends, [("recv", "float32"), ("recv", "int8"), ("recv", "int8")])
+    )
+    records = {0: one.record(0), 1: other.record(1)}
+    text = first_difference(records)
+    assert "send of 64 B int32" in text
+    assert "where rank 1 calls recv of 64 B float32" in text
+    for record in records.values():
+        del record.calls[0]  # it is no longer kept
+    assert "made different calls in messages 0 to 1, tag 3 before" in first_difference(records)
+
+
+def test_calls_that_are_no_longer_kept_leave_their_hash():
+    calls = [("gloo", SUM, None)] * (KEPT_CALLS + 9)
+    other = [("gloo", ROOTED, 0), *calls[1:]]
+    text = first_difference(stuck(ring_of(*calls), ring_of(*other)))
+    assert "made different calls in gloo before call" in text
+    assert len(ring_of(*calls).record(0).calls) == SHOWN_CALLS
+
+
+def test_record_survives_a_file_and_damaged_values_are_none():
+    record = stuck(ring_of(("gloo", SUM, None)))[0]
+    values = json.loads(json.dumps(dataclasses.asdict(record)))
+    assert read_calls(0, values) == record
+    for damage in ({"calls": 3}, {"calls": [[1]]}, {"channels": {"gloo": 1}}, {"more": 1}):
+        assert read_calls(0, {**values, **damage}) is None
+    assert read_calls(0, {}) == RankCalls(0)

@@ -1,0 +1,182 @@
+"""A rank loads the library of the MPI that starts it, wherever that lies."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import RunError
+from hires.core.ranks import mpi_library
+from hires.core.ranks.mpi_library import Facts
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch) -> Path:
+    """A machine without any MPI but what a test puts into the folder of this name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mpi_library.sys, "prefix", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(mpi_library.shutil, "which", _only(tmp_path))
+    (tmp_path / "home/bin").mkdir(parents=True)
+    (tmp_path / "home/lib").mkdir()
+    return tmp_path / "home"
+
+
+def _only(folder: Path):
+    def which(name: str, path: str | None = None) -> str | None:
+        found = Path(name)
+        return name if found.is_relative_to(folder) and found.exists() else None
+
+    return which
+
+
+def program(home: Path) -> str:
+    path = home / "bin/mpirun"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_library_beside_the_program_comes_before_others(home: Path, tmp_path: Path):
+    (home / "lib/libmpi.so.40").touch()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "libmpi.so.40").touch()
+    (other / "libmpi.so.12").touch()
+    environ = {"LD_LIBRARY_PATH": f"/nowhere:{other}"}
+    variables = mpi_library.variables("openmpi", program(home), environ)
+    assert variables == {"MPI4PY_LIBMPI": str(home / "lib/libmpi.so.40")}
+    # The other one's is none of Open MPI's.
+    variables = mpi_library.variables("mpich", program(home), environ)
+    assert variables == {"MPI4PY_LIBMPI": str(other / "libmpi.so.12")}
+    assert mpi_library.variables("srun", program(home), environ) == {}
+
+
+def test_library_under_another_name_gets_a_link(home: Path):
+    # Debian's; mpi4py's extension finds libmpi.so.12 only, by the name of the file.
+    library = home / "lib/libmpich.so.12"
+    library.touch()
+    for _ in range(2):
+        variables = mpi_library.variables("mpich", program(home), {"LD_LIBRARY_PATH": "/a:/b"})
+        assert variables["MPI4PY_LIBMPI"] == "libmpi.so.12"
+        first, *rest = variables["LD_LIBRARY_PATH"].split(os.pathsep)
+        assert rest == ["/a", "/b"]
+        assert [path.resolve() for path in Path(first).iterdir()] == [library.resolve()]
+
+
+def test_chosen_library_under_another_name_gets_a_link_and_the_words_that_work(
+    home: Path, monkeypatch
+):
+    library = home / "lib/libmpich.so.12"
+    library.touch()
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(library))
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    variables = mpi_library.variables("mpich", program(home), os.environ)
+    assert variables["MPI4PY_LIBMPI"] == "libmpi.so.12"
+    pytest.importorskip("mpi4py")
+    words = " ".join(f"{name}={value}" for name, value in variables.items())
+    with pytest.raises(RunError, match=f"set these before the start: export {re.escape(words)}"):
+        mpi_library.probe(os.environ)
+
+
+def test_library_that_is_chosen_already_stays(home: Path):
+    (home / "lib/libmpi.so.40").touch()
+    chosen = {"MPI4PY_LIBMPI": "/site/libmpi.so"}
+    assert mpi_library.variables("openmpi", program(home), chosen) == {}
+
+
+@pytest.mark.parametrize(
+    ("starter", "name", "fits"),
+    [
+        ("openmpi", "Open MPI v4.1.4, package: Debian OpenMPI", True),
+        ("openmpi", "MPICH Version: 4.0.2", False),
+        ("mpich", "MPICH Version: 4.0.2", True),
+        ("mpich", "Open MPI v5.0.1", False),
+        ("mvapich", "MVAPICH Version: 3.0, MPICH ABI", True),
+        ("srun", "MPICH Version: 4.0.2", True),
+    ],
+)
+def test_library_of_another_mpi_than_the_starter_is_refused(monkeypatch, starter, name, fits):
+    monkeypatch.setattr(mpi_library, "probe", lambda environ: Facts(name, "3.1", None))
+    if fits:
+        mpi_library.require(starter, "mpirun", {})
+    else:
+        with pytest.raises(RunError, match=r"each would be alone; set launcher\.mpi to"):
+            mpi_library.require(starter, "mpirun", {})
+
+
+def test_machine_without_mpi_names_what_would_help():
+    environ = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so.40"}
+    pytest.importorskip("mpi4py")
+    with pytest.raises(RunError) as error:
+        mpi_library.probe(environ)
+    assert "mpi4py finds no MPI library" in str(error.value)
+    assert "set MPI4PY_LIBMPI to the path" in str(error.value)
+
+
+def test_only_open_files_are_inherited():
+    reading, writing = os.pipe()
+    assert mpi_library.inherited_files({"PMI_FD": str(reading)}) == [reading]
+    os.close(reading)
+    os.close(writing)
+    assert mpi_library.inherited_files({"PMI_FD": str(reading)}) == []
+    assert mpi_library.inherited_files({"PMI_FD": "x"}) == mpi_library.inherited_files({}) == []
+
+
+class FakeMpi:
+    """What mpi4py says of a library that is started."""
+
+    def __init__(self, version: str, is_started: bool = True) -> None:
+        self.version, self.is_started = version, is_started
+
+    def Get_library_version(self) -> str:  # noqa: N802 (mpi4py's names)
+        return self.version
+
+    def Is_initialized(self) -> bool:  # noqa: N802
+        return self.is_started
+
+    def Is_finalized(self) -> bool:  # noqa: N802
+        return False
+
+
+@pytest.mark.parametrize(
+    ("version", "answers", "messages", "collectives"),
+    [
+        ("Open MPI v5.0.1", {"MPIX_Query_cuda_support": 1}, True, False),
+        ("Open MPI v4.1.4", {"MPIX_Query_cuda_support": 0}, False, False),
+        ("MVAPICH2 Version : 2.3.7", {"MPIX_Query_cuda_support": 1}, True, True),
+        ("MVAPICH-Plus Version: 3.0", {"MPIX_GPU_query_support": 1}, True, True),
+        ("MPICH Version: 4.2", {"MPIX_GPU_query_support": 0}, False, False),
+        ("Another MPI", {}, False, False),
+    ],
+)
+def test_library_says_whether_it_reads_the_memory_of_gpus(
+    monkeypatch, version, answers, messages, collectives
+):
+    class Library:
+        if "MPIX_Query_cuda_support" in answers:
+            MPIX_Query_cuda_support = staticmethod(lambda: answers["MPIX_Query_cuda_support"])
+        if "MPIX_GPU_query_support" in answers:
+
+            @staticmethod
+            def MPIX_GPU_query_support(kind, there):  # noqa: N802
+                assert kind == 0  # CUDA
+                there._obj.value = answers["MPIX_GPU_query_support"]
+                return 0
+
+    monkeypatch.setattr(mpi_library, "_loaded_library", Library)
+    assert mpi_library.gpu_support(FakeMpi(version)) == (messages, collectives)
+
+
+def test_mpich_is_not_asked_before_it_is_started(monkeypatch):
+    class Library:
+        @staticmethod
+        def MPIX_GPU_query_support(kind, there):  # noqa: N802
+            raise AssertionError("it would end the process")
+
+    monkeypatch.setattr(mpi_library, "_loaded_library", Library)
+    assert mpi_library.gpu_support(FakeMpi("MPICH Version: 4.2", False)) == (False, False)

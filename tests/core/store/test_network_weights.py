@@ -1,0 +1,108 @@
+"""Are weights found, and those of another network refused, before any rank starts?"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hires.core.errors import ConfigError
+from hires.core.store.network_weights import find_weights, require_fit
+from tests.helpers.run_folders import saved_with
+
+SHAPES = {"conv.weight": [4, 3, 3, 3], "bn.running_mean": [4], "fc.bias": [2]}
+
+
+def written(path, shapes=SHAPES):
+    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, path)
+    return path
+
+
+def test_run_folder_means_its_latest_whole_checkpoint(tmp_path):
+    path = saved_with(SHAPES, tmp_path)
+    place = find_weights(str(tmp_path))
+    assert place.path == path == find_weights(str(path)).path
+    assert place.is_checkpoint
+    assert place.shapes() == SHAPES
+
+
+def test_digest_of_a_checkpoint_does_not_depend_on_how_stages_were_cut(tmp_path):
+    def cut(name, *stages):
+        path = saved_with({}, tmp_path / name)
+        files = {}
+        for number, shapes in enumerate(stages):
+            file = path / f"stage{number:02d}.safetensors"
+            tensors = {n: np.ones(shape, np.float32) for n, shape in shapes.items()}
+            save_file(tensors, file, dict.fromkeys(tensors, "0a"))
+            files[file.name] = file.stat().st_size
+        values = json.loads((path / "checkpoint.json").read_text())
+        (path / "checkpoint.json").write_text(json.dumps({**values, "files": files}))
+        return find_weights(str(path)).digest()
+
+    first, *rest = SHAPES.items()
+    assert cut("one", SHAPES) == cut("two", dict(rest), dict([first]))
+    assert cut("other", {**SHAPES, "fc.bias": [3]}) != cut("same", SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nothing", "does not exist; give a run folder, a checkpoint or a file .safetensors"),
+        ("weights.npz", "is no kind of file that is read"),
+        ("", "it has no checkpoint in a folder checkpoints; checkpoint.every=N saves them"),
+        ("pipe.safetensors", "cannot be read (not a plain file, and left out); give a plain file"),
+    ],
+)
+def test_path_without_weights_is_refused(tmp_path, name, text):
+    (tmp_path / "weights.npz").write_bytes(b"PK")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(ConfigError) as caught:
+        find_weights(str(tmp_path / name))
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-8],  # truncated
+        lambda data: data[:20],
+        lambda data: b"",
+        lambda data: (2**62).to_bytes(8, "little") + data[8:],  # a header of four exabytes
+        lambda data: data.replace(b'"shape":[4]', b'"shape":[9]'),  # more than the file holds
+    ],
+)
+def test_damaged_file_is_refused_by_its_header(tmp_path, damage):
+    path = written(tmp_path / "w.safetensors")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r"w\.safetensors is damaged"):
+        find_weights(str(path)).shapes()
+
+
+def test_all_that_does_not_fit_is_in_one_message():
+    held = {"conv.weight": [8, 3, 3, 3], "aux.bias": [2], "fc.bias": [2]}
+    with pytest.raises(ConfigError) as caught:
+        require_fit("weights=w", held, SHAPES)
+    assert str(caught.value) == (
+        "weights=w is of another network: conv.weight is [8, 3, 3, 3] there and [4, 3, 3, 3] here; "
+        "it has no bn.running_mean; aux.bias is of no layer; use the model and model.classes that "
+        "the weights were trained with"
+    )
+
+
+def test_long_list_is_cut_and_counted():
+    with pytest.raises(ConfigError, match=r"it has no c; and 2 more; use the model"):
+        require_fit("weights=w", {}, {name: [1] for name in "abcde"})
+
+
+def test_prefix_of_a_wrapper_is_named():
+    held = {f"module.{name}": shape for name, shape in SHAPES.items()}
+    with pytest.raises(ConfigError, match=r"all names begin with 'module\.': save the state dict"):
+        require_fit("weights=w", held, SHAPES)
+
+
+def test_counters_and_tensors_that_no_layer_reads_are_no_fault():
+    held = {**SHAPES, "bn.num_batches_tracked": [], "unused": [3]}
+    require_fit("weights=w", held, SHAPES, {"unused"})

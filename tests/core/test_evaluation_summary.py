@@ -1,0 +1,90 @@
+"""Do the accuracies follow from what was counted?"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hires.core.errors import RunError
+from hires.core.evaluation_summary import (
+    CLASSES,
+    IMAGES,
+    PIXELS,
+    by_class,
+    by_sample,
+    summary,
+    wilson,
+)
+
+LABELS, MADE = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 0, -1]
+
+
+def rows_of(labels=LABELS, made=MADE):
+    places = [0 if t == p else 3 if p < 0 else 1 for t, p in zip(labels, made, strict=True)]
+    return [[t, p, place, 0.5, 0.9] for t, p, place in zip(labels, made, places, strict=True)]
+
+
+def test_classes_by_hand():
+    found = summary(CLASSES, rows_of(), {}, ["a", "b", "c"])
+    assert found["top1"] == 3 / 6
+    assert found["top5"] is None  # of three classes
+    assert found["not_finite"] == 1  # counts as wrong
+    assert found["loss"] == 0.5
+    assert found["confusion"] == [[1, 1, 0], [0, 2, 0], [1, 0, 0]]
+    a, b, c = found["classes"]
+    assert [a["count"], a["precision"], a["recall"]] == [2, 1 / 2, 1 / 2]
+    assert [b["precision"], b["recall"]] == [2 / 3, 1]
+    assert [c["precision"], c["recall"]] == [None, 0]
+    assert found["mean_recall"] == 0.5
+
+
+def test_top_5_counts_places_up_to_the_fifth():
+    rows = [[0, 1, place, 0.0, 1.0] for place in range(8)]
+    assert summary(CLASSES, rows, {}, [*"abcdefgh"])["top5"] == 5 / 8
+
+
+def test_overlap_of_pixels_by_hand():
+    counts = {(0, 0): 6, (0, 1): 2, (1, 1): 3, (1, 0): 1}
+    rows = [[12, 9, 2.4]]
+    found = summary(PIXELS, rows, counts, ["back", "front", "none"])
+    assert found["top1"] == 9 / 12
+    assert found["loss"] == pytest.approx(0.2)
+    front = by_class(counts, ["back", "front"], overlaps=True)[1]
+    assert [front["iou"], front["dice"]] == [3 / 6, 6 / 9]
+    assert found["mean_iou"] == (6 / 9 + 3 / 6) / 2  # of the classes that occur
+
+
+def test_ratio_of_images_is_their_mean_and_infinite_ones_are_null():
+    found = summary(IMAGES, [[4 * 16.0, 8.0], [4 * 0.16, 0.0]], {}, [], 4)
+    assert found["psnr"] == pytest.approx((0 + 20) / 2)
+    assert found["loss"] == 1.0
+    assert summary(IMAGES, [[0.0, 0.0]], {}, [], 4)["psnr"] is None
+
+
+def test_parts_of_a_sample_are_added_whatever_their_order():
+    rows = [[1, 4, 2, 0.1], [0, 2, 2, 1e-17], [1, 4, 1, 0.2], [0, 2, 0, 1.0], [0, 2, 1, 1e-17]]
+    made = by_sample(PIXELS, rows, 2)
+    assert (
+        made
+        == by_sample(PIXELS, rows[::-1], 2)
+        == [[6, 3, math.fsum([1, 2e-17])], [8, 3, 0.1 + 0.2]]
+    )
+
+
+@pytest.mark.parametrize("rows", [[[0, 1, 1, 0, 0, 0]], [[0, 1, 1, 0, 0, 0], [2, 1, 1, 0, 0, 0]]])
+def test_sample_that_no_rank_saw_is_named(rows):
+    with pytest.raises(RunError, match="no rank evaluated sample 1 of 3"):
+        by_sample(CLASSES, rows, 3)
+
+
+def test_sample_that_two_ranks_counted_is_named():
+    with pytest.raises(RunError, match="sample 0 was evaluated 2 times"):
+        by_sample(CLASSES, [[0, 1, 1, 0, 0, 0]] * 2, 1)
+
+
+def test_interval_of_a_share_is_wilsons():
+    # Values of Newcombe, Statistics in Medicine 17 (1998), table I.
+    assert wilson(81, 263) == pytest.approx([0.2553, 0.3662], abs=5e-5)
+    assert wilson(0, 20) == pytest.approx([0.0, 0.1611], abs=5e-5)
+    assert wilson(0, 0) is None

@@ -1,0 +1,71 @@
+"""Is the memory of the backends shm and cma predicted as what a rank touches of it?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hires.engine.backend_memory import backend_bytes
+from hires.engine.footprint import footprint
+from hires.plan.memory import Room
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.touched_memory import touched_of_rank
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 3},
+    "stages": {"stages": 2, "microbatches": 2},
+}
+
+
+def planned(folder: Path, route: str, **parallel: Any) -> tuple[Any, Any]:
+    """Returns a config and its plan, whose messages go through a whole backend."""
+    sends = [] if route.count(":") else [{"operation": "send", "route": route}]
+    table = {"format": 1, "rules": [*sends, {"operation": "all_reduce", "route": route}]}
+    path = folder / "table.json"
+    path.write_text(json.dumps({**table, "default": "gloo"}))
+    keys: dict[str, Any] = {"batch": 6, "parallel": parallel, "comm": {"table": str(path)}}
+    keys["model"] = {"name": "resnet", "depth": 18, "classes": 9}
+    config = config_of(**keys, image=[64, 64], precision={"name": "fp32"})
+    plan = plan_of(config)
+    assert plan.ok, plan.findings
+    return config, plan
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("layout", "route"), [("replicas", "shm"), ("stages", "shm"), ("stages", "cma")]
+)
+def test_prediction_is_what_a_rank_touches(layout: str, route: str, tmp_path: Path):
+    _, plan = planned(tmp_path, route, **LAYOUTS[layout])
+    for touched, predicted in run_ranks(touched_of_rank, plan.world, plan.to_dict(), 9):
+        assert predicted > 0
+        # Counters and the numbers of records are a few pages more.
+        assert 0.6 * predicted - 2**16 <= touched <= predicted + 2**16, (touched, predicted)
+
+
+def test_memory_of_backends_is_a_part_that_a_node_counts_once(tmp_path: Path):
+    config, plan = planned(tmp_path, "shm", replicas=3)
+    plan.memory = [one.to_dict() for one in footprint(config, plan)]
+    [one] = {entry["shm_bytes"] for entry in plan.memory}
+    assert one == backend_bytes(plan, 0) > 2**20
+    apart = [entry | {"shm_bytes": 0} for entry in plan.memory]
+    room = Room(None, None)
+    whole = room.per_node(plan)[0].bytes
+    plan.memory = apart
+    assert room.per_node(plan)[0].bytes - whole == 3 * one // 2
+    assert backend_bytes(planned(tmp_path, "gloo", replicas=3)[1], 0) == 0
+
+
+def test_scratch_of_a_two_step_sum_is_predicted(tmp_path: Path):
+    largest = 512 * 512 * 9 * 4  # the weight that is summed at once
+    peaks = []
+    for route in ("gloo", "gloo:two_step"):
+        config, plan = planned(tmp_path, route, replicas=2)
+        assert plan.gradients != "together"
+        peaks.append(footprint(config, plan)[0].peak_bytes)
+    # A share of it, and the copy that gloo scatters or gathers; a plain sum is not the peak.
+    assert 0.7 * largest < peaks[1] - peaks[0] < 1.6 * largest

@@ -1,0 +1,148 @@
+"""Are the scales of a calibration those of one process in every layout, and of these images?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from hires.core.config.run_config import from_dict, to_dict
+from hires.core.store import file_names, rundir
+from hires.data.source import open_data, step_indices
+from hires.engine.build import whole_model
+from hires.plan.calibrated_values import observed_values
+from hires.plan.operators.operator_facts import facts_of
+from hires.quant.scales import read_scales
+from tests.helpers.jobs import failing_folder, run_folders
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.ranks import run_ranks
+
+KEYS = {
+    "task": {"name": "calibrate"},
+    "batch": 4,
+    "steps": 3,
+    "measure": {"warmup": 0},
+    "data": {"length": 16, "classes": 4},
+    "quant": {"images": 10, "observer": "entropy"},
+}
+UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [20, 16]}
+PIPE = {"stages": 2, "microbatches": 2}
+GEMS = {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}
+LAYOUTS = {
+    2: {
+        "one halo for several layers": {"parallel": {"tiles": [1, 2], "halo": {"fuse": 3}}},
+        "replicas": {"parallel": {"replicas": 2}},
+        "unet": {**UNET, "parallel": {"tiles": [2, 1]}},
+        "stages": {"quant": {"observer": "moving_average"}, "parallel": PIPE},
+    },
+    4: {
+        "gems": {"parallel": GEMS},
+        "shards": {"parallel": {"stages": 2, "tiles": [2, 1], "local_dp": 2}},
+    },
+}
+
+
+def calibration(**keys):
+    merged = {**KEYS, **keys}
+    if "quant" in keys:
+        merged["quant"] = {**KEYS["quant"], **keys["quant"]}
+    return config_of(**merged)
+
+
+def folder_of(results, config):
+    plan = plan_of(config)
+    assert plan.ok, plan.findings
+    config = dataclasses.replace(config, results=str(results))
+    return rundir.create(config, plan.to_dict(), ["hires", "run"]).path, plan
+
+
+def scales_in(path):
+    return read_scales(path / "a0" / file_names.SCALES)
+
+
+def alone(config):
+    """The same on one process."""
+    values = to_dict(config)
+    values["parallel"] = {}
+    return from_dict(values)
+
+
+@pytest.mark.dist
+def test_every_layout_finds_the_scales_of_one_process(tmp_path):
+    pairs, worlds, singles = [], {1: [], 2: [], 4: []}, {}
+    for size, layouts in LAYOUTS.items():
+        for name, keys in layouts.items():
+            config = calibration(**keys)
+            place = tmp_path / name
+            path, plan = folder_of(place, config)
+            assert plan.world == size
+            worlds[size].append(str(path))
+            own = alone(config)
+            if str(own) not in singles:
+                singles[str(own)], _ = folder_of(place / "alone", own)
+                worlds[1].append(str(singles[str(own)]))
+            pairs.append((name, path, singles[str(own)]))
+    for size, paths in worlds.items():
+        run_ranks(run_folders, size, paths)
+    for name, path, single in pairs:
+        found, wanted = scales_in(path), scales_in(single)
+        assert found.network == wanted.network, name
+        assert list(found.values) == list(wanted.values)
+        for value, (low, high) in wanted.ranges.items():
+            # Convolutions of tiles add up in another order: float64 differs in its last bits.
+            near = pytest.approx((low, high), rel=1e-10, abs=1e-12)
+            assert found.ranges[value] == near, (name, value)
+            assert found.values[value].zero_point == wanted.values[value].zero_point
+            assert found.noise[value] == pytest.approx(wanted.noise[value], abs=0.01)
+
+
+@pytest.mark.dist
+def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
+    config = calibration(quant={"observer": "min_max"})
+    path, plan = folder_of(tmp_path, config)
+    run_ranks(run_folders, 1, [str(path)])
+    found, source, model = scales_in(path), open_data(config), whole_model(config)
+    order = [i for step in range(3) for i in step_indices(step, 4, 16, config.seed, True)][:10]
+    rows, cols = (0, config.height), (0, config.width)
+    with torch.no_grad():
+        images = [torch.from_numpy(source.window(i, rows, cols)).double() for i in order]
+        outputs = model(torch.stack(images))
+    for name, tensor in (("input", torch.stack(images)), (plan.graph.output, outputs)):
+        ends = float(tensor.min()), float(tensor.max())
+        assert found.ranges[name] == pytest.approx(ends, rel=1e-10)
+    assert found.images == 10
+    assert found.observer == "min_max"
+    assert set(found.values) == set(observed_values(plan.graph))
+    # Uniform noise of one step has the power scale ** 2 / 12.
+    scale = found.values["input"].scale
+    wanted = 10 * math.log10(float(torch.stack(images[:4]).square().mean()) / (scale**2 / 12))
+    assert found.noise["input"] == pytest.approx(wanted, abs=0.3)
+
+
+@pytest.mark.dist
+def test_a_layer_that_makes_nan_is_named(tmp_path):
+    config = calibration(model={"name": "custom", "target": "tests.helpers.custom_nets:overflows"})
+    path, _ = folder_of(tmp_path, config)
+    [text] = run_ranks(failing_folder, 1, str(path))
+    assert "mul (mul) cannot be calibrated: 10 images have nan or infinite numbers there" in text
+    assert not (path / "a0" / file_names.SCALES).exists()
+
+
+@pytest.mark.dist
+def test_layers_stay_in_float_until_the_output_keeps_its_bound(tmp_path):
+    paths = {}
+    for auto in ("20dB", "48dB", "150dB"):
+        for tiles in ([1, 1], [2, 1]):
+            config = calibration(quant={"auto": auto}, parallel={"tiles": tiles})
+            paths[auto, tiles[0]], plan = folder_of(tmp_path / f"{auto}{tiles}", config)
+    for world in (1, 2):
+        run_ranks(run_folders, world, [str(p) for (_, size), p in paths.items() if size == world])
+    kept = {key: scales_in(path).kept for key, path in paths.items()}
+    layers = {node.name for node in plan.graph.nodes if facts_of(node.kind).multiplies}
+    assert kept["20dB", 1] == {}
+    assert set(kept["150dB", 1]) == layers
+    assert 0 < len(kept["48dB", 1]) < len(layers)
+    for auto in ("20dB", "48dB", "150dB"):
+        assert kept[auto, 1] == kept[auto, 2]

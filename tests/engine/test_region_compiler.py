@@ -1,0 +1,219 @@
+"""Does a compiled layout compute what one process computes?"""
+
+from __future__ import annotations
+
+import functools
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+from hires.core.errors import ConfigError, RunError
+from hires.core.ranks import compilers
+from hires.core.store import provenance
+from hires.core.store.reading import read_lines
+from hires.engine import region_compiler
+from hires.engine.device import HOST
+from hires.engine.recomputed_masks import RecomputedMasks
+from hires.engine.region_compiler import LateGraphs
+from hires.parallel import compiled_region
+from hires.parallel.compiled_region import CompiledRegion
+from hires.plan.graph import Node
+from hires.plan.hardware import require_compilers
+from tests.helpers import saved
+from tests.helpers.layouts import config_of, verified
+
+NETS = "tests.helpers.custom_nets:"
+TINY: dict[str, Any] = {
+    "model": {"name": "custom", "target": NETS + "furnished", "args": {}},
+    "engine": {"compile": "stage"},
+}
+LONGER = {"name": "custom", "target": NETS + "scaled", "args": {"classes": 4}}
+"""Has neighbours without messages on tiles that train, too."""
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "single": {"parallel": {"microbatches": 2}},
+    "recomputed": {"memory": {"checkpoint": "block"}},
+    "sp": {"model": LONGER, "parallel": {"tiles": [2, 2]}},
+    "sp in inference": {"parallel": {"tiles": [1, 2]}, "task": {"name": "infer"}},
+    "pp": {"parallel": {"stages": 2, "microbatches": 2, "schedule": "1f1b"}},
+    "gems": {"parallel": {"stages": 2, "directions": 2, "schedule": "gems"}},
+    "sp+gems": {
+        "model": LONGER,
+        "parallel": {"tiles": [2, 2], "stages": 2, "directions": 2, "schedule": "gems"},
+    },
+    "dp": {"parallel": {"replicas": 2}},
+    "local_dp": {"parallel": {"tiles": [2, 1], "stages": 2, "local_dp": 2}},
+    "infer in fp32": {"precision": {"name": "fp32"}, "task": {"name": "infer"}},
+    "bf16": {"precision": {"name": "bf16"}},
+    "bf16 in inference": {"precision": {"name": "bf16"}, "task": {"name": "infer"}},
+    "fp16": {"precision": {"name": "fp16"}},
+}
+
+
+needs_compiler = pytest.mark.skipif(
+    compilers.missing("cpu") is not None, reason=str(compilers.missing("cpu"))
+)
+
+
+@needs_compiler
+def test_compiled_step_is_that_of_one_process(tmp_path):
+    made = verified(tmp_path, parallel={"microbatches": 2}, **TINY)
+    assert made["compiled"] == {"regions": 1, "failed": 0, "later": 0}
+    assert made["max_rel_err"] < 1e-10
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_compiled_layouts_are_exact(tmp_path, name):
+    made = verified(tmp_path, **{**TINY, **LAYOUTS[name]})
+    assert made["ok"], made
+    assert made["compiled"]["regions"]
+    assert not made["compiled"]["failed"]
+    assert not made["compiled"]["later"]
+
+
+def test_what_torch_cannot_compile_runs_node_by_node(monkeypatch, caplog):
+    def broken(*args: Any, **keys: Any) -> Any:
+        def fail(*tensors: Any) -> Any:
+            raise torch._dynamo.exc.TorchRuntimeError("no kernel")
+
+        return fail
+
+    node = Node("half", "mul.Scalar", {"self": {"value": "x"}, "other": 0.5}, [2], "float32")
+    region = CompiledRegion([(node, lambda values: values["x"] * 0.5, ["x"])], {"half"})
+    monkeypatch.setattr(compiled_region.torch, "compile", broken)
+    region.compile(0)
+    for _ in range(2):
+        values: dict[str, Any] = {"x": torch.ones(2)}
+        region.run(values)
+        assert values.keys() == {"half"}
+    assert values["half"].tolist() == [0.5, 0.5]
+    [record] = caplog.records
+    assert "half (mul) to half (mul) runs uncompiled" in record.getMessage()
+    assert "no kernel" in region.failure
+
+
+@needs_compiler
+def test_missing_compiler_is_named_before_ranks_start(monkeypatch):
+    config = config_of(device="cpu", engine={"compile": "stage"})
+    require_compilers(config)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RunError, match=r"no C\+\+ compiler \(no-such-compiler\); install"):
+        require_compilers(config)
+    engine: Any = types.SimpleNamespace(device=types.SimpleNamespace(torch=HOST))
+    with pytest.raises(ConfigError, match=r"engine\.compile=stage: there is no"):
+        region_compiler._prepare(engine, config)
+    require_compilers(config_of(device="cpu"))
+
+
+def test_triton_compiler_is_the_one_that_cc_names(monkeypatch):
+    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
+    assert "Triton is not installed" in (compilers.missing("cuda") or "")
+    monkeypatch.setattr(compilers.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compilers.Path, "is_file", lambda path: True)
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: name == "clang")
+    monkeypatch.delenv("CC", raising=False)
+    assert compilers.missing("cuda") is None
+    monkeypatch.setenv("CC", "no-such-cc")
+    assert "no C compiler (no-such-cc)" in (compilers.missing("cuda") or "")
+
+
+@needs_compiler
+def test_run_compiles_before_its_first_step(tmp_path):
+    path = saved.make(tmp_path, steps=3, parallel={"microbatches": 2}, **TINY)
+    assert saved.attempt(path) == [0]
+    compiled, *lines = read_lines(path / "a0" / "metrics.jsonl")
+    kinds = [line["kind"] for line in lines if line["kind"] != "memory"]
+    assert kinds == ["ready", "step", "step", "step", "done"]
+    assert compiled["kind"] == "compiled"
+    assert (compiled["rank"], compiled["regions"], compiled["failed"]) == (0, 1, 0)
+
+
+def test_step_that_compiles_is_named(monkeypatch, caplog):
+    counters = torch._dynamo.utils.counters["stats"]
+    monkeypatch.setitem(counters, "unique_graphs", 3)
+    late = LateGraphs(config_of(engine={"compile": "stage"}))
+    assert late.of_step(0) == 0
+    counters["unique_graphs"] = 5
+    assert [late.of_step(1), late.of_step(2)] == [2, 0]
+    assert "torch compiled 2 graphs in step 1" in caplog.text
+    assert LateGraphs(config_of()).of_step(0) == 0
+
+
+def test_too_many_variants_run_node_by_node(monkeypatch):
+    node = Node("half", "mul.Scalar", {"self": {"value": "x"}, "other": 0.5}, [2], "float32")
+    region = CompiledRegion([(node, lambda values: values["x"] * 0.5, ["x"])], {"half"})
+    compile_ = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(compiled_region.torch, "compile", compile_)
+    region.compile(0)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for size in (2, 3):
+            assert not region.failure
+            values: dict[str, Any] = {"x": torch.ones(size)}
+            region.run(values)
+            assert values["half"].tolist() == [0.5] * size
+    assert region.failure == "it met too many shapes or types"
+
+
+CPU = "model name : A\nflags : fpu {}\ncpu MHz : {}\n\nmodel name : B\n"
+
+
+def test_machines_share_what_is_compiled_if_their_cpus_are_alike(monkeypatch):
+    def folder(text: str) -> Path:
+        monkeypatch.setattr(provenance.Path, "read_text", lambda *args, **keys: text)
+        provenance._cpu_facts.cache_clear()
+        return region_compiler._cache()
+
+    try:
+        first = folder(CPU.format("avx2", 1000))
+        assert folder(CPU.format("avx2", 2000)) == first
+        assert folder(CPU.format("avx2 movdir64b", 1000)) != first
+        assert folder("Features : fp asimd\n") != folder("Features : fp asimd sve\n")
+        monkeypatch.setattr(torch, "__version__", "0.0")
+        assert folder(CPU.format("avx2", 1000)) != first
+    finally:
+        provenance._cpu_facts.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "constant", "deterministic"),
+    [
+        ("cpu", {"task": {"name": "infer"}, "precision": {"name": "fp32"}}, True, False),
+        ("cpu", {"task": {"name": "infer"}}, False, False),
+        ("cpu", {"precision": {"name": "fp32"}}, False, False),
+        ("cuda", {"task": {"name": "infer"}, "precision": {"name": "fp32"}}, False, True),
+    ],
+)
+def test_compiler_is_set_for_device_and_task(monkeypatch, device, keys, constant, deterministic):
+    from torch._inductor import config as inductor
+
+    before = {"freezing": not constant, "deterministic": not deterministic}
+    before |= {"joint_custom_post_pass": None, "compile_threads": 1}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/anywhere")
+    monkeypatch.setattr(compilers, "missing", lambda device: None)
+    engine: Any = types.SimpleNamespace(device=types.SimpleNamespace(torch=torch.device(device)))
+    with (
+        inductor.patch(before),
+        torch._dynamo.config.patch(recompile_limit=8),
+        torch._functorch.config.patch(force_non_lazy_backward_lowering=False),
+    ):
+        region_compiler._prepare(engine, config_of(**keys))
+        assert (inductor.freezing, inductor.deterministic) == (constant, deterministic)
+        assert (inductor.joint_custom_post_pass is None) == (device == "cuda")
+
+
+def test_masks_are_computed_again_in_backward():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    mask = graph.call_function(torch.ops.aten.gt.Scalar, (x, 0.0))
+    half = graph.call_function(torch.ops.aten.mul.Tensor, (x, 0.5))
+    x.meta["val"] = mask.meta["val"] = torch.ones(2, dtype=torch.bool)
+    half.meta["val"] = torch.ones(2)
+    RecomputedMasks()(graph)
+    marked = [node for node in graph.nodes if "recompute" in node.meta]
+    assert marked == [mask]
+    assert mask.meta["recompute"] == CheckpointPolicy.MUST_RECOMPUTE

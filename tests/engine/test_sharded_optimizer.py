@@ -1,0 +1,124 @@
+"""Does a divided update compute the bits of the whole one, with a part of its state?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from hires.core.errors import PREEMPTED
+from hires.core.store import checkpoints, file_names
+from hires.core.store.reading import read_lines
+from hires.engine.footprint import footprint
+from tests.helpers.layouts import config_of, plan_of, verified
+from tests.helpers.saved import attempt, losses, make, mean_losses
+
+pytestmark = pytest.mark.dist
+
+SHARD = {"optimizer": {"shard": True, "exchange": "broadcast"}}
+SCATTER = {"optimizer": {"shard": True, "exchange": "scatter"}}
+FP32: dict[str, Any] = {"precision": {"name": "fp32"}}
+GEMS = {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "replicas": {"parallel": {"replicas": 2}},
+    "mirrored tiles": {"batch": 4, "parallel": GEMS},
+    "shards of two replicas": {
+        "batch": 8, "parallel": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "replicas": 2}
+    },
+}  # fmt: skip
+
+
+WAYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (SHARD, {}),
+    (SCATTER, {}),
+    (SCATTER, {"shared_memory": False}),
+]
+
+
+@pytest.mark.parametrize(("task", "comm"), WAYS, ids=["broadcast", "shares", "buffers"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_divided_update_equals_one_process(layout, task, comm, tmp_path: Path):
+    answer = verified(tmp_path, task=task, comm=comm, **LAYOUTS[layout])
+    assert answer["ok"], answer["worst"]
+    assert answer["max_rel_err"] < 1e-10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
+    # Shares of a sum are added in the order of ranks, however they are divided.
+    keys = {"precision": {"name": precision}, "parallel": {"tiles": [2, 1], "replicas": 2}}
+    runs = []
+    for name, task in (("whole", {}), ("divided", SHARD), ("scattered", SCATTER)):
+        run = make(tmp_path / name, task=task, checkpoint={"every": 4}, batch=4, **keys)
+        assert set(attempt(run)) == {0}
+        runs.append(run)
+    whole, *others = (losses(run, 0) for run in runs)
+    assert all(other == whole for other in others)
+    saved = [load_file(checkpoints.place(run, 8) / "stage00.safetensors") for run in runs]
+    for other in saved[1:]:
+        assert all(saved[0][name].equal(other[name]) for name in saved[0])
+
+
+@pytest.mark.parametrize("task", [SHARD, SCATTER], ids=["broadcast", "scatter"])
+def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(task, tmp_path: Path):
+    keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "task": task}
+    whole = make(tmp_path / "whole", **keys)
+    attempt(whole)
+    stopped = make(tmp_path / "stopped", **keys)
+    assert set(attempt(stopped, stop_at=4)) == {PREEMPTED}
+    folder = checkpoints.place(stopped, 4)
+    parts = [load_file(folder / f"momentum00.{rank:03d}.safetensors") for rank in range(2)]
+    sizes = [sum(t.numel() for t in part.values()) for part in parts]
+    assert max(sizes) <= 0.55 * sum(sizes)
+    assert not (folder / "momentum00.safetensors").exists()
+    assert set(attempt(stopped)) == {0}
+    assert losses(stopped, 0, 1) == losses(whole, 0)
+
+
+def test_divided_state_resumes_in_any_layout(tmp_path: Path):
+    two = {"microbatches": 2}
+    whole = make(tmp_path / "whole", parallel=two)
+    attempt(whole)
+    steps: list[tuple[dict[str, Any], dict[str, Any], int | None]] = [
+        ({"tiles": [3, 1], **two}, SHARD, 2),
+        ({"stages": 2, "replicas": 2}, SCATTER, 4),
+        ({"tiles": [2, 1], **two}, {}, 6),
+        ({"replicas": 2}, SHARD, None),
+    ]
+    found: list[float] = []
+    before: dict[str, Any] = {}
+    for number, (parallel, task, stop) in enumerate(steps):
+        run = make(tmp_path / str(number), parallel=parallel, task=task, checkpoint=before)
+        assert set(attempt(run, stop_at=stop)) == {PREEMPTED if stop else 0}
+        found += mean_losses(run, 0)
+        before = {"resume": str(run)}
+    assert found == pytest.approx(mean_losses(whole, 0), rel=1e-10)
+
+
+@pytest.mark.parametrize("comm", [{}, {"shared_memory": False}], ids=["shares", "buffers"])
+def test_gradients_are_scattered_in_a_type_of_messages(comm, tmp_path: Path):
+    keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "comm": {"dtype": "bf16", **comm}}
+    found = []
+    for name, task in (("whole", {}), ("scattered", SCATTER)):
+        run = make(tmp_path / name, task=task, **keys)
+        assert set(attempt(run)) == {0}
+        found.append(mean_losses(run, 0))
+    assert found[0] == found[1]  # a sum of two rounded numbers has one result
+
+
+def test_state_is_predicted_and_measured_as_a_part(tmp_path: Path):
+    keys = {**FP32, "batch": 4, "steps": 3, "parallel": {"replicas": 2}}
+    sizes = []
+    for name, task in (("whole", {}), ("divided", SHARD)):
+        run = make(tmp_path / name, task=task, **keys)
+        assert set(attempt(run)) == {0}
+        lines = read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl")
+        held = [line.get("optimizer_bytes", 0) for line in lines if line["rank"] == 0]
+        config = config_of(task=task, **keys)
+        predicted = footprint(config, plan_of(config))[0].optimizer_bytes
+        sizes.append((max(held), predicted))
+    (whole, _), (part, predicted) = sizes
+    assert part <= 0.55 * whole
+    assert predicted == part

@@ -1,0 +1,113 @@
+"""Do ranks begin with the weights that a file holds, whatever wrote it and whatever the layout?"""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hires.core.errors import ConfigError, HiresError, RunError
+from hires.engine.build import whole_model
+from hires.engine.footprint import reply_to
+from hires.engine.weights_file import open_weights
+from tests.helpers.layouts import config_of, verified
+from tests.helpers.saved import attempt, losses, make
+
+
+def trained(path, **keys):
+    """Writes weights that are not the first ones, as plain torch names them."""
+    model = whole_model(config_of(**keys))
+    state = {name: tensor * 0.9 + 0.01 for name, tensor in model.state_dict().items()}
+    state = {n: t.long() if n.endswith("tracked") else t.float() for n, t in state.items()}
+    if path.suffix == ".safetensors":
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+    else:
+        torch.save(state, path)
+    return path, state
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("task", ["train", "infer"])
+def test_layout_with_weights_is_one_process_with_weights(tmp_path, suffix, task):
+    # The one process reads the same file, whole; without it its output is another.
+    path, _ = trained(tmp_path / f"w{suffix}")
+    layout = {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}
+    keys = {"weights": str(path), "task": {"name": task}}
+    answer = verified(tmp_path, parallel=layout, image=[32, 32], **keys)
+    assert answer["max_rel_err"] < 1e-10
+
+
+@pytest.mark.dist
+def test_run_begins_with_weights_of_another_layout_and_goes_on_without_them(tmp_path):
+    keys = {"precision": {"name": "fp32"}, "checkpoint": {"every": 4}}
+    first = make(tmp_path / "first", parallel={"stages": 2}, **keys)
+    assert attempt(first) == [0, 0]
+    path = str(first / "checkpoints" / "step000008")
+    run = make(tmp_path / "second", **keys, weights=path, parallel={"tiles": [2, 1]})
+    whole = make(tmp_path / "whole", **keys, weights=path)
+    assert attempt(run) == [0, 0]
+    assert attempt(whole) == [0]
+    assert losses(run, 0)[0, 0] == pytest.approx(losses(whole, 0)[0, 0], rel=1e-5)
+    assert losses(run, 0)[0, 0] != losses(first, 0)[0, 1]
+
+
+def test_module_gets_the_numbers_of_the_file(tmp_path):
+    path, state = trained(tmp_path / "w.pt", precision={"name": "fp32"})
+    model = whole_model(config_of(precision={"name": "fp32"}, weights=str(path)))
+    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+
+
+def test_nested_state_dict_and_missing_counters_are_read(tmp_path):
+    _, state = trained(tmp_path / "w.pt")
+    kept = {n: t.half() for n, t in state.items() if not n.endswith("num_batches_tracked")}
+    torch.save({"epoch": 3, "state_dict": kept}, tmp_path / "v.pth")
+    model = whole_model(config_of(weights=str(tmp_path / "v.pth")))
+    name = next(iter(kept))
+    assert torch.equal(model.state_dict()[name], kept[name].double())
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("code of a stranger",)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: torch.save({"w": Evil()}, path), "without running code from it"),
+        (lambda path: torch.save([1, 2], path), "something else than tensors by name"),
+        (lambda path: torch.save({}, path), "something else than tensors by name"),
+        (lambda path: torch.save({"w": torch.eye(2).to_sparse()}, path), "something else"),
+        (lambda path: path.write_bytes(b"\x80\x04N."), "no file of torch.save, or is truncated"),
+        (lambda path: zipfile.ZipFile(path, "w").close(), "cannot be read"),
+    ],
+)
+def test_pickle_that_is_no_plain_state_dict_is_refused(tmp_path, capsys, make, text):
+    make(tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=text):
+        open_weights(str(tmp_path / "w.pt"))
+    assert "stranger" not in capsys.readouterr().out
+    answer = reply_to({"weights": str(tmp_path / "w.pt")})["error"]
+    assert answer["type"] == "ConfigError"
+
+
+def test_tensor_that_claims_more_than_the_file_holds_costs_no_memory(tmp_path):
+    # A view with strides of 0: a terabyte of a single number.
+    torch.save({"w": torch.zeros(1).expand(2**38)}, tmp_path / "w.pt")
+    assert open_weights(str(tmp_path / "w.pt")).shapes == {"w": [2**38]}
+
+
+def test_changed_file_is_refused_by_the_rank_that_reads_it(tmp_path):
+    save_file({"w": torch.zeros(3)}, tmp_path / "w.safetensors")
+    weights = open_weights(str(tmp_path / "w.safetensors"))
+    for name, tensor in (("w", torch.zeros(4)), ("v", torch.zeros(3)), ("w", torch.zeros(3).int())):
+        with pytest.raises(RunError):
+            weights.fill(name, tensor)
+
+
+def test_weights_and_a_checkpoint_contradict_each_other():
+    with pytest.raises(HiresError, match="both name what the network begins with"):
+        config_of(weights="a.pt", checkpoint={"resume": "b"})

@@ -1,0 +1,115 @@
+"""Logs what a rank really sends, receives and sums in one step, in order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from hires import comm
+from hires.comm.transport import transport
+from hires.core.config.run_config import from_dict
+from hires.core.ranks import mailbox_limits
+from hires.core.ranks.world import World
+from hires.engine.build import build_rank
+from hires.parallel import cursor, gradients
+from hires.plan import gradient_sums
+from hires.plan.event import ALONE
+from hires.plan.plan import Plan
+from hires.plan.routes import MAILBOX, Route
+
+
+def logged_step(
+    world: World,
+    config: dict[str, Any],
+    plan: dict[str, Any],
+    mail_bytes: int,
+    alone_bytes: int,
+    swapped: tuple[int, int, int] | None = None,
+) -> list[tuple]:
+    """Returns what a rank really does in one step and before it, in order.
+
+    (``create``, ranks), (``send`` or ``recv``, peer, tag, shape, whether through memory),
+    (``wait_send`` or ``wait_recv``, peer, tag), (``collective``, ``issue`` or ``wait_issued``,
+    ranks, numbers), and the kinds of what concerns no other rank, with its action.
+
+    Args:
+        world: this rank and where the ranks meet.
+        config: of the run, as plain values.
+        plan: the same.
+        mail_bytes: largest message that goes through memory.
+        alone_bytes: smallest gradient that travels alone.
+        swapped: a rank, and two positions among its events that change places.
+    """
+    mailbox_limits.MAIL_BYTES = mail_bytes
+    gradient_sums.ALONE_BYTES = alone_bytes
+    log: list[tuple] = []
+
+    def creating(ranks: list[int] | None = None, *timeout: Any, **named: Any) -> Any:
+        # All ranks call it for each group, as torch asks; only the members wait for each other.
+        if ranks is not None and world.rank in ranks:
+            log.append(("create", tuple(ranks)))
+        return create(ranks, *timeout, **named)
+
+    comm.init(world=world, timeout_s=60)
+    backend = transport.backend
+    create, backend.new_group = backend.new_group, creating
+    _log_messages(log)
+    engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
+    walk = engine.executor.cursor
+    if swapped is not None and swapped[0] == world.rank:
+        events = list(walk.events)
+        _, one, other = swapped
+        events[one], events[other] = events[other], events[one]
+        walk.events = events
+    for kind, method in engine.executor.methods.items():
+        if kind in ALONE:
+            engine.executor.methods[kind] = _logged_first(log, method)
+    engine.executor.begin(lambda: not log.append(("barrier", "")))
+    engine.executor.step(engine.loaders)
+    engine.close()
+    comm.barrier()
+    comm.shutdown()
+    return log
+
+
+def _logged_first(log: list[tuple], method: Any) -> Any:
+    """Returns a method of the executor that logs its event first."""
+    return lambda event: (log.append((event.kind, event.part.action)), method(event))
+
+
+def _log_messages(log: list[tuple]) -> None:
+    """Logs every message of this process inside a step."""
+
+    def posting(function: Any) -> Any:
+        def call(
+            kind: str, tensor: Tensor, peer: int, tag: int, *place: Any, backend: Route
+        ) -> Any:
+            group = place[0]
+            has_room = group is not None and group.shared is not None
+            through_memory = has_room and backend.algorithm == MAILBOX
+            log.append((kind, peer, tag, tuple(tensor.shape), through_memory))
+            wait = function(kind, tensor, peer, tag, *place, backend=backend).wait
+            return SimpleNamespace(wait=lambda: (log.append((f"wait_{kind}", peer, tag)), wait()))
+
+        return call
+
+    def meeting(function: Any) -> Any:
+        def call(tensors: Any, group: Any, async_op: bool = False, **how: Any) -> Any:
+            listed = tensors if isinstance(tensors, list) else [tensors]
+            size = sum(tensor.numel() for tensor in listed)
+            log.append(("issue" if async_op else "collective", tuple(group.ranks), size))
+            if not async_op:
+                return function(tensors, group=group, **how)
+            wait = function(tensors, group=group, async_op=True, **how).wait
+            done = ("wait_issued", tuple(group.ranks), size)
+            return SimpleNamespace(wait=lambda: (log.append(done), wait()))
+
+        return call
+
+    cursor.post = posting(comm.post)
+    cursor.all_gather_stacked = meeting(comm.all_gather_stacked)
+    cursor.all_reduce = meeting(comm.all_reduce)
+    gradients.all_reduce = meeting(comm.all_reduce)
+    gradients.all_reduce_coalesced = meeting(comm.all_reduce_coalesced)

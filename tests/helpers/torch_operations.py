@@ -1,0 +1,216 @@
+"""The operations of torch.distributed, over hires and over torch's own gloo."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.helpers.torch_comparison import both, numbers, ranks, same, script
+
+
+@script
+def reductions(gloo: Any) -> None:
+    op = dist.ReduceOp
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        for kind in (op.SUM, op.PRODUCT, op.MIN, op.MAX):
+            both(lambda g, x, k=kind: dist.all_reduce(x, k, g), gloo, numbers(5, 3, dtype=dtype))
+    for kind in (op.BAND, op.BOR, op.BXOR):
+        both(lambda g, x, k=kind: dist.all_reduce(x, k, g), gloo, numbers(7).to(torch.int32))
+    both(lambda g, x: dist.all_reduce(x, group=g), gloo, torch.view_as_complex(numbers(4, 2)))
+    both(lambda g, x: dist.all_reduce(x, group=g), gloo, torch.empty(0))
+    rank, size = ranks()
+    mean = torch.full((3,), float(rank))
+    dist.all_reduce(mean, op.AVG)
+    assert torch.equal(mean, torch.full((3,), (size - 1) / 2))
+
+    def to_last(group: Any, x: Tensor) -> Tensor:
+        dist.reduce(x, size - 1, group=group)
+        return x if rank == size - 1 else torch.zeros(())
+
+    ours, theirs = (to_last(group, numbers(6)) for group in (None, None))
+    given = numbers(6)
+    ours, theirs = given.clone(), given.clone()
+    same(to_last(None, ours), to_last(gloo, theirs))
+
+
+@script
+def copies(gloo: Any) -> None:
+    rank, size = ranks()
+    for source in range(size):
+        both(lambda g, x, s=source: dist.broadcast(x, s, g), gloo, numbers(4))
+
+    def gathered(group: Any, x: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(x) for _ in range(size)]
+        dist.all_gather(parts, x, group)
+        flat = x.new_empty(size * x.numel())
+        dist.all_gather_into_tensor(flat, x, group)
+        return [*parts, flat]
+
+    both(gathered, gloo, numbers(3))
+    both(gathered, gloo, numbers(3) > 0)
+
+    def to_first(group: Any, x: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(x) for _ in range(size)] if rank == 0 else None
+        dist.gather(x, parts, 0, group)
+        dist.scatter(x, [x + place for place in range(size)] if rank == 0 else None, 0, group)
+        return parts or []
+
+    both(to_first, gloo, numbers(2, 2))
+
+    def scattered(group: Any, x: Tensor) -> list[Tensor]:
+        one, other = torch.empty(2, dtype=x.dtype), torch.empty(2, dtype=x.dtype)
+        dist.reduce_scatter(one, [x[:2] + place for place in range(size)], group=group)
+        dist.reduce_scatter_tensor(other, x[: 2 * size].contiguous(), group=group)
+        return [one, other]
+
+    both(scattered, gloo, numbers(2 * size))
+
+
+@script
+def exchanges(gloo: Any) -> None:
+    rank, size = ranks()
+
+    def rows(group: Any, x: Tensor) -> Tensor:
+        even = torch.empty_like(x)
+        dist.all_to_all_single(even, x, group=group)
+        return even
+
+    both(rows, gloo, numbers(2 * size, 3))
+
+    def uneven_rows(group: Any, x: Tensor) -> Tensor:
+        # Rank r sends r + 1 rows to every rank.
+        taken = [other + 1 for other in range(size)]
+        got = x.new_empty(sum(taken), 3)
+        dist.all_to_all_single(got, x, taken, [rank + 1] * size, group=group)
+        return got
+
+    both(uneven_rows, gloo, numbers(size * (rank + 1), 3))
+    given = [torch.full((place + 1,), float(10 * rank + place)) for place in range(size)]
+    taken = [torch.empty(rank + 1) for _ in range(size)]
+    dist.all_to_all(taken, given)
+    same(taken, [torch.full((rank + 1,), float(10 * other + rank)) for other in range(size)])
+    parts = [torch.empty(other + 1) for other in range(size)]
+    dist.all_gather(parts, torch.full((rank + 1,), float(rank)))  # gloo refuses unequal sizes
+    same(parts, [torch.full((other + 1,), float(other)) for other in range(size)])
+
+
+@script
+def messages(gloo: Any) -> None:
+    rank, size = ranks()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    given, taken = torch.full((5,), float(rank)), torch.empty(5)
+    ops = [dist.P2POp(dist.irecv, taken, before), dist.P2POp(dist.isend, given, after)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(taken, torch.full((5,), float(before)))
+    if rank == 0:
+        dist.send(given, 1, tag=3)
+    elif rank == 1:
+        dist.recv(taken, 0, tag=3)
+        same(taken, torch.zeros(5))
+    strided = torch.zeros(4, 4)
+    if rank == 0:
+        dist.send(torch.arange(16.0).view(4, 4).t(), 1)
+    elif rank == 1:
+        dist.recv(strided.t(), 0)
+        same(strided, torch.arange(16.0).view(4, 4))
+    with pytest.raises(NotImplementedError, match="name src"):
+        dist.recv(taken)  # from any rank
+
+
+@script
+def futures(gloo: Any) -> None:
+    rank, size = ranks()
+    total = sum(range(size))
+    works = [dist.all_reduce(torch.full((9,), float(rank)), async_op=True) for _ in range(3)]
+    sums = [work.get_future().then(lambda f: f.value()[0] * 2) for work in works]
+    for work in works:
+        assert work.wait(datetime.timedelta(seconds=30))
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        same(work.result()[0], torch.full((9,), float(total)))
+    for value in torch.futures.wait_all(sums):
+        same(value, torch.full((9,), 2.0 * total))
+
+    def again(future: Any) -> Tensor:  # waits inside a callback, as PowerSGD does
+        work = dist.all_reduce(future.value()[0], async_op=True)
+        return work.get_future().wait()[0]
+
+    first = dist.all_reduce(torch.full((9,), float(rank)), async_op=True).get_future()
+    same(first.then(again).wait(), torch.full((9,), float(total * size)))
+    assert dist.barrier(async_op=True).wait()
+
+
+@script
+def coalescing(gloo: Any) -> None:
+    _, size = ranks()
+    tensors = [numbers(3), numbers(2, 2), numbers(1)]
+    ours, theirs = ([one.clone() for one in tensors] for _ in range(2))
+    for group, copies in ((None, ours), (gloo, theirs)):
+        with dist.distributed_c10d._coalescing_manager(group):
+            for one in copies:
+                dist.all_reduce(one, group=group)
+    same(ours, theirs)
+    outputs = [one.new_empty(size * one.numel()) for one in tensors]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for output, one in zip(outputs, tensors, strict=True):
+            dist.all_gather_into_tensor(output, one.view(-1))
+    manager.wait()
+    for output, one in zip(outputs, tensors, strict=True):
+        parts = [torch.empty_like(one).view(-1) for _ in range(size)]
+        dist.all_gather(parts, one.view(-1), group=gloo)
+        same(output, torch.cat(parts))
+
+
+@script
+def objects(gloo: Any) -> None:
+    rank, size = ranks()
+    own, found = {"rank": rank, "text": "x" * (1 + 100 * rank)}, [None] * size
+    dist.all_gather_object(found, own)
+    assert [one["rank"] for one in found] == [*range(size)]
+    shared = [own if rank == 1 else None]
+    dist.broadcast_object_list(shared, 1)
+    assert shared[0]["rank"] == 1
+    at_first: list[Any] = [None] * size
+    dist.gather_object(own, at_first if rank == 0 else None, 0)
+    assert rank or len(at_first[size - 1]["text"]) == 1 + 100 * (size - 1)
+    taken: list[Any] = [None]
+    dist.scatter_object_list(taken, [f"for {place}" for place in range(size)], 0)
+    assert taken == [f"for {rank}"]
+    if rank == 0:
+        dist.send_object_list([own], 1)
+    elif rank == 1:
+        dist.recv_object_list(taken, 0)
+        assert taken[0]["rank"] == 0
+
+
+@script
+def groups(gloo: Any) -> None:
+    rank, size = ranks()
+    last = [*range(1, size)]
+    group = dist.new_group(last)
+    if rank in last:
+        x = torch.full((2,), float(rank))
+        dist.all_reduce(x, group=group)
+        same(x, torch.full((2,), float(sum(last))))
+        dist.broadcast(x, size - 1, group)
+        assert dist.get_process_group_ranks(group) == last
+        assert dist.get_backend(group) == "hires"
+        ours = group._group
+        dist.destroy_process_group(group)
+        assert ours.handles == {}
+    # Only the members come here; each pair of neighbours makes its own.
+    for low in range(size - 1):
+        if rank in (low, low + 1):
+            pair = dist.new_group([low, low + 1], use_local_synchronization=True)
+            x = torch.ones(1)
+            dist.all_reduce(x, group=pair)
+            assert float(x) == 2
+    dist.barrier()
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=20))

@@ -1,0 +1,242 @@
+"""What scripts train with torch.distributed: DDP, FSDP2, DTensor, functional collectives."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.helpers.torch_comparison import numbers, ranks, same, script, state
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2),
+        nn.Flatten(),
+        nn.Linear(8 * 9, 4),
+    ).to(dtype)
+
+
+def train(model: nn.Module, steps: int = 3, sync_every: int = 1) -> dict[str, Tensor]:
+    """Returns the parameters and buffers after some steps on the images of this rank."""
+    rank, _ = ranks()
+    images = torch.Generator().manual_seed(50 + rank)
+    dtype = next(model.parameters()).dtype
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        batch = torch.randn(4, 3, 8, 8, generator=images, dtype=torch.float64).to(dtype)
+        if (step + 1) % sync_every:
+            with model.no_sync():
+                model(batch).pow(2).mean().backward()
+            continue
+        model(batch).pow(2).mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def ddp(group: Any, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(network(), process_group=group, bucket_cap_mb=1e-3, **options)
+
+
+@script
+def ddp_buckets(gloo: Any) -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        same(train(ddp(None, **options)), train(ddp(gloo, **options)))
+
+
+@script
+def ddp_accumulation(gloo: Any) -> None:
+    same(train(ddp(None), 4, 2), train(ddp(gloo), 4, 2))
+
+
+@script
+def ddp_uneven_inputs(gloo: Any) -> None:
+    def run(group: Any) -> dict[str, Tensor]:
+        model = ddp(group)
+        with model.join():
+            return train(model, 2 + ranks()[0])
+
+    same(run(None), run(gloo))
+
+
+@script
+def ddp_sparse(gloo: Any) -> None:
+    def run(group: Any) -> Tensor:
+        torch.manual_seed(3)
+        table = nn.EmbeddingBag(20, 4, mode="sum", sparse=True).double()
+        model = DistributedDataParallel(table, process_group=group)
+        words = torch.arange(6).view(2, 3) + 5 * ranks()[0]
+        model(words).pow(2).sum().backward()
+        return table.weight.grad.to_dense()
+
+    same(run(None), run(gloo))
+
+
+@script
+def ddp_compression(gloo: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    def bf16(state, bucket):  # by its own name DDP takes it with NCCL only
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    for hook in (bf16, default_hooks.fp16_compress_hook):
+        trained = []
+        for group in (None, gloo):
+            model = ddp(group)
+            model.register_comm_hook(group or dist.group.WORLD, hook)
+            trained.append(train(model))
+        if state.exact:
+            same(*trained)
+
+
+@script
+def sharded_optimiser(gloo: Any) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def run(group: Any) -> dict[str, Tensor]:
+        model = ddp(group)
+        optimiser = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, process_group=group or dist.group.WORLD, lr=0.01
+        )
+        torch.manual_seed(9 + ranks()[0])
+        for _ in range(2):
+            model(torch.randn(4, 3, 8, 8, dtype=torch.float64)).sum().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+        return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    same(run(None), run(gloo))
+
+
+def mesh_of(group: Any) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
+
+
+@script
+def fsdp(gloo: Any) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def run(group: Any, policy: Any) -> list[Tensor]:
+        model = network(torch.float32)
+        model[1] = nn.Identity()  # buffers of its own on each rank
+        for layer in (model[0], model[3]):
+            fully_shard(layer, mesh=mesh_of(group), mp_policy=policy)
+        fully_shard(model, mesh=mesh_of(group), mp_policy=policy)
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+        torch.manual_seed(7 + ranks()[0])
+        for _ in range(2):
+            model(torch.randn(4, 3, 8, 8)).float().pow(2).mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+        return [parameter.full_tensor().detach() for parameter in model.parameters()]
+
+    halves = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for policy in (MixedPrecisionPolicy(), halves):
+        if state.exact or policy is not halves:
+            same(run(None, policy), run(gloo, policy))
+        else:
+            run(None, policy)
+
+
+@script
+def dtensor(gloo: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    torch.manual_seed(2)
+    a, b = numbers(6, 5), numbers(5, 7)
+
+    def run(group: Any) -> list[Tensor]:
+        mesh = mesh_of(group)
+        rows = distribute_tensor(a, mesh, [Shard(0)])
+        columns = distribute_tensor(b, mesh, [Shard(1)])
+        inner = distribute_tensor(a, mesh, [Shard(1)]) @ distribute_tensor(b, mesh, [Shard(0)])
+        results = [
+            (rows @ distribute_tensor(b, mesh, [Replicate()])).full_tensor(),
+            (distribute_tensor(a, mesh, [Replicate()]) @ columns).full_tensor(),
+            inner.redistribute(mesh, [Replicate()]).to_local(),
+            inner.redistribute(mesh, [Shard(1)]).to_local(),
+            rows.redistribute(mesh, [Shard(1)]).to_local(),
+        ]
+        x = DTensor.from_local(a.clone().requires_grad_(), mesh, [Replicate()])
+        (x.redistribute(mesh, [Shard(0)]) @ b_of(mesh)).sum().backward()
+        return results
+
+    def b_of(mesh: Any) -> Any:
+        return distribute_tensor(b, mesh, [Replicate()])
+
+    ours, theirs = run(None), run(gloo)
+    same(ours, theirs)
+    torch.testing.assert_close(ours[0], a @ b)
+    torch.testing.assert_close(ours[2], a @ b)
+
+
+@script
+def functional_collectives(gloo: Any) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    _, size = ranks()
+    x = numbers(2 * size, 3)
+
+    def run(group: Any) -> list[Tensor]:
+        among = group or dist.group.WORLD
+        return [
+            functional.all_reduce(x, "sum", among),
+            functional.all_gather_tensor(x, 0, among),
+            functional.reduce_scatter_tensor(x, "sum", 0, among),
+            functional.broadcast(x, 0, among),
+            functional.all_to_all_single(x, None, None, among),
+            *functional.all_reduce_coalesced([x, x + 1], "sum", among),
+            *functional.all_gather_into_tensor_coalesced([x, x + 1], among),
+            *functional.reduce_scatter_tensor_coalesced([x, x + 1], "sum", [0, 0], among),
+        ]
+
+    same([one + 0 for one in run(None)], [one + 0 for one in run(gloo)])
+    from torch.distributed.nn.functional import all_reduce
+
+    leaf = x.clone().requires_grad_()
+    all_reduce(leaf).sum().backward()
+    same(leaf.grad, torch.full_like(x, size))
+
+
+@script
+def functional_compiled(gloo: Any) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    def step(x: Tensor) -> Tensor:
+        return functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2
+
+    x = numbers(8)
+    compiled = torch.compile(step, fullgraph=True)(x)
+    torch.testing.assert_close(compiled, step(x) + 0, rtol=1e-12, atol=1e-12)
+
+
+@script
+def checkpoint(gloo: Any) -> None:
+    import torch.distributed.checkpoint as saved
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    folder = [tempfile.mkdtemp() if ranks()[0] == 0 else None]
+    dist.broadcast_object_list(folder)
+    model, other = network(), network()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    for one in (model, other):
+        fully_shard(one, mesh=mesh_of(None))
+    saved.save(get_model_state_dict(model), checkpoint_id=folder[0])
+    state = get_model_state_dict(other)
+    saved.load(state, checkpoint_id=folder[0])
+    other.load_state_dict(state)
+    same(*([one.full_tensor() for one in net.parameters()] for net in (other, model)))

@@ -1,0 +1,62 @@
+"""int8 in layouts of real ranks: every output has the bits of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hires.nets.build_network import build_model, materialise
+from tests.helpers.jobs import verify_each
+from tests.helpers.layouts import config_of, given
+from tests.helpers.quantised_nets import QuantisedNet
+from tests.helpers.ranks import run_ranks
+
+pytestmark = pytest.mark.dist
+
+MOBILE = {"name": "custom", "target": "tests.helpers.small_nets8:mobile", "classes": 5}
+UNET = {"name": "unet", "width": 4, "levels": 2, "classes": 3}
+LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    2: {
+        "rows": ({}, {"tiles": [2, 1]}),
+        "columns, halos of two layers": ({}, {"tiles": [1, 2], "halo": {"fuse": 2}}),
+        "stages": (UNET, {"stages": 2, "microbatches": 2}),
+        "rows of a U-Net": (UNET, {"tiles": [2, 1]}),
+        "shards": ({}, {"stages": 1, "local_dp": 2}),
+        "both directions": ({}, {"stages": 2, "directions": 2, "schedule": "gems"}),
+        "depthwise, columns": (MOBILE, {"tiles": [1, 2]}),
+    },
+    3: {
+        "three tiles": ({}, {"tiles": [3, 1]}),
+        "tiles, then a stage": (UNET, {"tiles": [1, 2], "stages": 2, "spatial_stages": 1}),
+    },
+    4: {
+        "four tiles": ({}, {"tiles": [2, 2]}),
+        "tiles in both directions": (
+            {},
+            {"tiles": [2, 1], "stages": 3, "spatial_stages": 1, "directions": 2,
+             "schedule": "gems"},
+        ),
+        "depthwise, four tiles": (MOBILE, {"tiles": [2, 2]}),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_outputs_have_the_bits_of_one_process(tmp_path, ranks):
+    layouts = []
+    for name, (model, parallel) in LAYOUTS[ranks].items():
+        task, precision = {"name": "infer"}, {"name": "int8"}
+        keys: dict[str, Any] = {"task": task, "precision": precision, "parallel": parallel}
+        keys |= {"model": model} if model else {}
+        config = config_of(**keys)
+        path = tmp_path / f"{name}.json"
+        net = build_model(config.model, config.seed, (config.height, config.width))
+        materialise(net, [*net.state_dict()], config.seed)
+        QuantisedNet(net, torch.rand(2, 3, config.height, config.width)).write(path)
+        keys["quant"] = {"scales": str(path)}
+        layouts.append(given(name, tmp_path, config_of(**keys)))
+    errors = run_ranks(verify_each, ranks, layouts)[0]
+    assert len(errors) == len(layouts)
+    assert max(errors.values()) == 0, errors

@@ -1,0 +1,103 @@
+"""Networks of 8 bits: tiles make the bits of one process, layers are within a step of float64."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import pytest
+import torch
+
+from hires.quant import int8_kernels
+from tests.helpers.quantised_nets import QuantisedNet
+from tests.helpers.small_nets8 import network
+
+SIZES = {
+    "resnet": (45, 39),
+    "preact_resnet": (19, 22),
+    "amoebanet": (38, 35),
+    "unet": (37, 45),
+    "edsr": (19, 22),
+    "mobile": (45, 37),
+    "mixed": (29, 31),
+}
+GRIDS = ((2, 1), (1, 2), (2, 2))
+"""No map has fewer rows or columns than these: tiles get all pixels with those of the image."""
+
+
+SLOW = "resnet"
+NETS = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == SLOW else n for n in SIZES]
+)
+
+
+@functools.cache
+def net_of(name: str) -> QuantisedNet:
+    torch.manual_seed(2)
+    return QuantisedNet(network(name, SIZES[name]), torch.rand(2, 3, *SIZES[name]))
+
+
+@NETS
+def test_tiles_have_the_bits_of_one_process(name):
+    net = net_of(name)
+    whole = net.output()
+    for grid in GRIDS:
+        assert torch.equal(net.output(grid), whole), grid
+
+
+@NETS
+def test_layers_are_within_one_step_of_float64(name):
+    errors = net_of(name).layer_errors()
+    graph = net_of(name).graph
+    steps = {
+        n: e for n, e in errors.items() if graph.by_name[n].dtype == "uint8" or n == graph.output
+    }
+    assert len(steps) > 8
+    assert max(steps.values()) <= 1, {n: e for n, e in steps.items() if e > 1}
+    rest = errors.keys() - steps.keys()
+    assert max((errors[n] for n in rest), default=0.0) < 1e-5
+
+
+@NETS
+def test_output_is_near_that_in_float(name):
+    net = net_of(name)
+    exact = net.float_values[net.float_graph.output]
+    assert float((net.output() - exact).abs().max() / exact.abs().max()) < 0.12
+
+
+def test_whole_networks_are_quantised():
+    for name in set(SIZES) - {"mixed", SLOW}:
+        net = net_of(name)
+        assert not net.graph.kept, net.graph.kept
+        real = {n.name for n in net.graph.nodes if n.dtype != "uint8"}
+        assert len(real) <= 1 + net.kinds["dequantize"], real
+    mixed = net_of("mixed")
+    assert set(mixed.graph.kept.values()) == {
+        "silu has no rule for numbers of 8 bits",
+        "leaky_relu has no rule for numbers of 8 bits",
+    }
+
+
+def test_every_rule_is_tried():
+    kinds = {kind for name in set(SIZES) - {SLOW} for kind in net_of(name).kinds}
+    assert kinds >= {
+        "quantize", "dequantize", "q_conv2d", "q_conv_transpose2d", "q_linear", "q_add", "q_mean",
+        "q_requantize", "q_avg_pool2d", "q_interpolate", "max_pool2d", "pixel_shuffle", "cat",
+        "pad", "slice", "upsample_nearest2d", "flatten",
+    }  # fmt: skip
+
+
+def test_processors_that_saturate_have_the_same_bits(monkeypatch):
+    net = net_of("mobile")
+    whole = net.output()
+    monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+    with warnings.catch_warnings():
+        assert torch.equal(net.output(), whole)
+
+
+def test_nodes_that_are_kept_stay_in_float():
+    net = net_of("mobile")
+    [name] = [n.name for n in net.graph.nodes if n.kind == "q_linear"]
+    kept = QuantisedNet(net.net, net.x, {name: "by name"})
+    assert kept.graph.by_name[name].kind == "linear"
+    assert kept.graph.kept == {name: "by name"}

@@ -1,0 +1,101 @@
+"""Which operators of an inference become others, and which must not."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.plan.graph import Graph
+from hires.plan.passes.rewriting import rewritten
+from hires.plan.plan import Plan
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.tiny_nets import Forward, traced
+
+INFER: RunConfig = from_dict({"task": {"name": "infer"}, "precision": {"name": "fp32"}})
+
+
+def graph_of(forward: Forward, **parts: nn.Module) -> Graph:
+    graph = traced(forward, training=False, **parts)
+    again = rewritten(INFER, rewritten(INFER, graph))
+    assert rewritten(INFER, graph).to_dict() == again.to_dict()
+    return again
+
+
+def kinds(forward: Forward, **parts: nn.Module) -> list[str]:
+    return [node.kind for node in graph_of(forward, **parts).nodes]
+
+
+def conv(**how: bool | int) -> nn.Module:
+    return nn.Conv2d(4, 4, 3, padding=1, **how)  # type: ignore[arg-type]
+
+
+def test_norm_sum_and_activation_are_part_of_the_later_convolution():
+    graph = graph_of(
+        lambda net, x: F.relu(net.n2(net.c2(x)) + net.n1(net.c1(x))),
+        c1=conv(bias=False), c2=conv(), n1=nn.BatchNorm2d(4), n2=nn.BatchNorm2d(4, affine=False),
+    )  # fmt: skip
+    first, last = graph.nodes
+    assert (first.kind, first.name, last.kind, last.name) == (
+        "conv2d",
+        "n2",
+        "fused_conv2d",
+        "relu",
+    )
+    assert last.args["other"] == {"value": "n2"}
+    assert last.args["activation"] == ["relu"]
+    names = ["c1.weight", "n1.running_mean", "n1.running_var", "n1.weight", "n1.bias"]
+    assert graph.params["n1:bias"].recipe is not None
+    assert graph.params["n1:bias"].recipe["params"] == names
+    assert graph.own_params(["n1:weight"]) == {*names}
+
+
+def test_norm_stays_where_its_input_has_other_readers_or_statistics_are_its_own():
+    norm = nn.BatchNorm2d(4)
+    assert "fused_norm" in kinds(lambda net, x: (y := net.c(x)) * net.n(y), c=conv(), n=norm)
+    before = kinds(lambda net, x: net.c(F.silu(net.n(x))), c=conv(), n=norm)
+    assert before == ["fused_norm", "conv2d"]
+    free = nn.BatchNorm2d(4, track_running_stats=False)
+    assert "batch_norm" in kinds(lambda net, x: net.n(net.c(x)), c=conv(), n=free)
+    plain = nn.Linear(8, 4)  # its channels are not those of the norm
+    tokens = nn.BatchNorm1d(9)
+    assert "batch_norm" in kinds(lambda net, x: net.n(net.c(x[:, 0])), c=plain, n=tokens)
+
+
+def test_norm_behind_layers_of_other_kinds_is_folded():
+    for layer in (nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Conv2d(4, 6, 1, groups=2)):
+        assert "batch_norm" not in kinds(
+            lambda net, x: net.n(net.c(x)), c=layer, n=nn.BatchNorm2d(6)
+        )
+    head, norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+    assert "batch_norm" not in kinds(lambda net, x: net.n(net.c(x.mean((2, 3)))), c=head, n=norm)
+
+
+def test_sum_that_broadcasts_or_is_weighted_stays():
+    assert "add" in kinds(lambda net, x: net.c(x) + x.mean((2, 3), keepdim=True), c=conv())
+    assert "add" in kinds(lambda net, x: torch.add(net.c(x), F.relu(x), alpha=2), c=conv())
+    assert "add" in kinds(lambda net, x: (y := net.c(x)) + y, c=conv())
+
+
+def test_dropout_goes_and_constants_are_computed_at_the_start():
+    part = parametrizations.weight_norm(conv())
+    graph = graph_of(lambda net, x: F.dropout(net.c(F.dropout(x, 0.5, False)), 0.5, False), c=part)
+    assert [node.kind for node in graph.nodes] == ["conv2d", "dropout"]  # the output keeps its name
+    assert [param.recipe is not None for param in graph.params.values()].count(True) == 1
+
+
+def test_training_and_fuse_off_keep_the_network():
+    graph = traced(lambda net, x: net.n(net.c(x)), training=False, c=conv(), n=nn.BatchNorm2d(4))
+    assert (
+        rewritten(from_dict({"task": {"name": "infer"}, "engine": {"fuse": "off"}}), graph) is graph
+    )
+    assert rewritten(from_dict({}), graph) is graph
+
+
+def test_plan_of_an_older_hires_has_no_recipes():
+    values = plan_of(config_of(task={"name": "infer"}, engine={"fuse": "off"})).to_dict()
+    for param in values["graph"]["params"].values():
+        del param["recipe"]
+    assert Plan.from_dict(values).ok

@@ -1,0 +1,142 @@
+"""Do norms share messages wherever the graph allows it, and nowhere else?"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hires.plan import norm_levels
+from hires.plan.conversions import convert
+from hires.plan.graph import Graph
+from hires.plan.layout import connect
+from hires.plan.norm_levels import with_norms_together
+from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.plan import Plan, Stage
+from hires.plan.program import events
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.tiny_nets import traced
+
+BRANCHES = {"name": "custom", "target": "tests.helpers.custom_nets:branches", "classes": 4}
+
+
+def gathers(plan: Plan) -> dict[bool, int]:
+    """Returns how often rank 0 gathers statistics on its way, and on its way back."""
+    ops = plan.stages[0].comm
+    inner = (e.part for e in events(plan, 0) if e.kind == "collective" and e.part.node)
+    return Counter(part.back for part in inner if ops[part.number].kind == "norm")
+
+
+def messages(graph: Graph) -> tuple[Graph, list[list[str]]]:
+    """Returns a graph on two tiles, reordered, and the norms of each message."""
+    stage = Stage(0, 0, len(graph.nodes), [2, 1], 0)
+    graph, refused = convert(graph, [stage])
+    assert not refused
+    graph = with_norms_together(graph, [stage])
+    assert stage.last == len(graph.nodes)
+    connect(graph, [stage], 1, joint=True)
+    return graph, [op.readers or [op.node] for op in stage.comm if op.kind == "norm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "alone", "joint"),
+    [
+        ({"name": "resnet", "depth": 50}, 53, 49),
+        ({"name": "amoebanet", "layers": 6, "filters": 16}, 119, 51),
+        ({"name": "inception_bn"}, 69, 33),
+    ],
+)
+def test_norms_of_branches_share_messages(model, alone, joint):
+    keys = {"model": {"classes": 4, **model}, "image": [64, 64], "parallel": {"tiles": [2, 1]}}
+    one, other = (plan_of(config_of(comm={"joint_norms": on}, **keys)) for on in (False, True))
+    assert other.ok, other.findings
+    assert gathers(one) == {False: alone, True: alone}
+    assert gathers(other) == {False: joint, True: joint}
+    assert sorted(node.name for node in one.graph.nodes) == sorted(
+        node.name for node in other.graph.nodes
+    )
+    kinds = [plan.totals["by_kind"] for plan in (one, other)]
+    assert kinds[0]["norm"]["bytes"] == kinds[1]["norm"]["bytes"]
+    assert kinds[0]["halo"]["bytes"] == kinds[1]["halo"]["bytes"]
+
+
+def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
+    plan = plan_of(config_of(model=BRANCHES, parallel={"tiles": [2, 1]}))
+    groups = [op.readers or [op.node] for op in plan.stages[0].comm if op.kind == "norm"]
+    by_norm = {name: number for number, group in enumerate(groups) for name in group}
+    twice = [name for name in by_norm if name.startswith("norms.6")]
+    assert len({by_norm[name] for name in twice}) == len(twice) == 2
+    assert by_norm["norms.0"] == by_norm["norms.1"]
+    assert by_norm["norms.2"] == by_norm["norms.4"] or by_norm["norms.3"] == by_norm["norms.4"]
+    [unused] = [op for op in plan.stages[0].comm if op.kind == "norm" and op.node == "unused"]
+    assert not unused.back
+    assert unused.readers == []
+    assert [len(group) for group in groups if "by_group" in group] == [1]
+
+
+def test_joint_message_stays_small(monkeypatch):
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        return sum(norm(x) for norm in net.norms)
+
+    norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(5))
+    monkeypatch.setattr(norm_levels, "MOST_NUMBERS", 2 * 8)
+    _, groups = messages(traced(forward, norms=norms))
+    assert [len(group) for group in groups] == [2, 2, 1]
+
+
+def test_random_numbers_keep_their_place():
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        x = torch.relu(net.first(x))
+        one = net.left(net.conv(x))
+        x = torch.nn.functional.dropout(x, 0.5, net.training)
+        return one + net.right(x)
+
+    parts = {name: nn.BatchNorm2d(4) for name in ("first", "left", "right")}
+    graph = traced(forward, conv=nn.Conv2d(4, 4, 1), **parts)
+    ordered, groups = messages(graph)
+    assert ordered is graph
+    assert [len(group) for group in groups] == [1, 1, 1]
+
+
+class Tangle(nn.Module):
+    """A random network: each layer reads one or two earlier values."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.reads = [[draw.randrange(i + 1) for _ in range(2)] for i in range(14)]
+        kinds = [draw.choice("nnc+") for _ in self.reads]
+        layers = {"n": lambda: nn.BatchNorm2d(4), "c": lambda: nn.Conv2d(4, 4, 3, padding=1)}
+        self.layers = nn.ModuleList(layers.get(kind, nn.Identity)() for kind in kinds)
+        self.kinds = kinds
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        for layer, kind, (a, b) in zip(self.layers, self.kinds, self.reads, strict=True):
+            values.append(values[a] + values[b] if kind == "+" else layer(values[a]))
+        return sum(values)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_order_is_legal_and_has_as_few_messages_as_the_longest_path(seed):
+    graph = traced(lambda net, x: net.tangle(x), tangle=Tangle(seed))
+    longest: dict[str, int] = {}
+    for node in graph.nodes:
+        here = max((longest.get(name, 0) for name in node.inputs), default=0)
+        longest[node.name] = here + uses_batch_statistics(node)
+    ordered, groups = messages(graph)
+    made = set[str]()
+    for node in ordered.nodes:
+        assert {name for name in node.inputs if name in graph.by_name} <= made
+        made.add(node.name)
+    assert len(made) == len(graph.nodes)
+    norms = [name for group in groups for name in group]
+    assert sorted(norms) == sorted(n.name for n in graph.nodes if uses_batch_statistics(n))
+    # Norms that no gradient reaches through their input travel apart.
+    ways = {name: graph.needs_grad(graph.by_name[name].inputs[0]) for name in norms}
+    assert all(len({ways[name] for name in group}) == 1 for group in groups)
+    apart = sum(not ways[group[0]] for group in groups)
+    assert len(groups) <= max(longest.values()) + apart

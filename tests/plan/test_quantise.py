@@ -1,0 +1,97 @@
+"""Quantised plans: integers travel, what stays in float is named, wrong scales are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from hires.core.config.run_config import from_dict, to_dict
+from hires.core.errors import ConfigError
+from hires.nets.build_network import build_model, materialise
+from hires.nets.trace import trace_config
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from tests.helpers.layouts import config_of
+from tests.helpers.quantised_nets import QuantisedNet
+
+INT8: dict[str, Any] = {"task": {"name": "infer"}, "precision": {"name": "int8"}}
+
+
+@pytest.fixture(scope="module")
+def scales(tmp_path_factory):
+    """The file of scales of the network that ``config_of`` names."""
+    config = config_of(**INT8)
+    net = build_model(config.model, config.seed, (config.height, config.width))
+    materialise(net, [*net.state_dict()], config.seed)
+    path = tmp_path_factory.mktemp("scales") / "scales.json"
+    QuantisedNet(net, torch.rand(2, 3, config.height, config.width)).write(path)
+    return path
+
+
+def planned(path: Any, **keys: Any) -> Plan:
+    config = config_of(**{**INT8, "quant": {"scales": str(path)}, **keys})
+    return make_plan(config, trace_config(config))
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"tiles": [2, 1]},
+        {"tiles": [2, 2]},
+        {"stages": 3},
+        {"stages": 2, "tiles": [2, 1], "spatial_stages": 1},
+    ],
+)
+def test_a_quarter_of_the_bytes_travels(scales, parallel):
+    fp32 = planned(scales, precision={"name": "fp32"}, parallel=parallel)
+    int8 = planned(scales, parallel=parallel)
+    assert fp32.ok, fp32.findings
+    assert int8.ok, int8.findings
+    moved = {kind: one["bytes"] for kind, one in fp32.totals["by_kind"].items()}
+    for kind, one in int8.totals["by_kind"].items():
+        assert kind == "reduce" or 4 * one["bytes"] == moved[kind], kind
+
+
+def test_plan_json_holds_the_quantised_network(scales):
+    plan = planned(scales, parallel={"tiles": [2, 1]})
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again.graph.nodes == plan.graph.nodes
+    kinds = {node.kind for node in plan.graph.nodes}
+    assert {"quantize", "q_conv2d", "q_mean", "q_linear"} <= kinds
+    assert "conv2d" not in kinds
+
+
+def test_without_fusion_norms_are_quantised_alone(scales):
+    plan = planned(scales, engine={"fuse": "off"})
+    assert plan.ok, plan.findings
+
+
+def test_layers_that_are_kept_are_named(scales):
+    plan = planned(scales, quant={"scales": str(scales), "keep": ["group2*", "fc"]})
+    notes = [f.text for f in plan.findings if f.key == "precision"]
+    assert "computed in fp32, not with numbers of 8 bits: fc (quant.keep=fc)" in notes
+    assert plan.graph.by_name["fc"].kind == "linear"
+
+
+def test_a_pattern_that_names_no_layer_is_refused(scales):
+    with pytest.raises(ConfigError, match=r"quant\.keep=nosuch\* names no layer"):
+        planned(scales, quant={"scales": str(scales), "keep": ["nosuch*"]})
+
+
+def test_scales_of_another_network_are_refused(scales):
+    with pytest.raises(ConfigError, match="another network"):
+        planned(scales, model={"name": "resnet", "depth": 18, "classes": 4})
+
+
+def test_training_is_refused():
+    with pytest.raises(ConfigError, match="precision=int8 is for inference"):
+        config_of(precision={"name": "int8"})
+
+
+def test_int8_without_scales_is_refused():
+    config = from_dict(to_dict(config_of(**INT8)))
+    with pytest.raises(ConfigError, match=r"needs the scales of a calibration"):
+        make_plan(config, trace_config(config))

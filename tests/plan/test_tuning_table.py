@@ -1,0 +1,164 @@
+"""Rules decide routes; a table that cannot be meant names the rule, its value and a remedy."""
+
+import json
+
+import pytest
+
+from hires.core.errors import ConfigError
+from hires.plan.routes import Route
+from hires.plan.table_rules import dtype_class
+from hires.plan.tuning_table import TuningTable
+
+RULES = [
+    {"operation": "send", "ranks_per_node": "all", "bytes": "..256KiB", "route": "shm:mailbox"},
+    {"operation": "all_reduce", "ranks": "2..4", "dtype": "float", "bytes": "..64KiB",
+     "route": "shm"},
+    {"operation": "all_reduce", "ranks": "2..4", "dtype": "float", "bytes": "64KiB..",
+     "route": "mpi:segmented:4MiB", "note": "the larger ones"},
+    {"operation": ["reduce", "broadcast"], "device": "cuda", "route": "default:direct"},
+]  # fmt: skip
+
+
+def table(rules, default="gloo", base="gloo", **more):
+    return TuningTable.from_dict({"format": 1, "rules": rules, "default": default, **more}, base)
+
+
+@pytest.mark.parametrize(
+    ("case", "route"),
+    [
+        (("send", 2, 2, "cpu", "bytes", 262144), Route("shm", "mailbox")),
+        (("send", 2, 2, "cpu", "bytes", 262145), Route("gloo")),
+        (("send", 2, 1, "cpu", "bytes", 8), Route("gloo")),
+        (("all_reduce", 4, 1, "cuda", "float", 0), Route("shm")),
+        (("all_reduce", 4, 1, "cuda", "float", 65536), Route("shm")),
+        (("all_reduce", 4, 1, "cuda", "float", 65537), Route("mpi", "segmented", 2**22)),
+        (("all_reduce", 5, 1, "cuda", "float", 65537), Route("gloo")),
+        (("all_reduce", 4, 1, "cuda", "half", 8), Route("gloo")),
+        (("broadcast", 9, 1, "cuda", "bytes", 8), Route("gloo", "direct")),
+    ],
+)
+def test_first_rule_decides(case, route):
+    assert table(RULES).route(*case) == route
+
+
+def test_route_that_is_not_possible_is_passed_over():
+    here = ("send", 2, 2, "cpu", "bytes", 8)
+    assert table(RULES).route(*here, lambda route: route.backend != "shm") == Route("gloo")
+
+
+def test_default_means_the_backend_of_the_config():
+    made = table(RULES, default="default", base="mpi")
+    assert made.default == Route("mpi")
+    assert made.rules[3].route == Route("mpi", "direct")
+    assert made.backends == ["mpi", "shm"]
+
+
+def test_written_table_is_read_back(tmp_path):
+    points = ["all_reduce 2 2 cpu float 65536 mpi:segmented:4MiB 0.00031"]
+    made = table(RULES, points=points, made={"machine": "m", "noise": 0.02})
+    made.write(tmp_path / "table.json")
+    again = TuningTable.read(tmp_path / "table.json")
+    assert again == made
+    assert again.digest == made.digest
+    assert again.points[0].seconds == 0.00031
+    text = (tmp_path / "table.json").read_text()
+    assert all(any(json.dumps(rule) in line for line in text.splitlines()) for rule in RULES[:3])
+
+
+def test_digest_follows_rules_and_default_alone():
+    made = table(RULES)
+    assert made.digest == table(RULES, points=["send 2 2 cpu bytes 8 gloo 1e-5"]).digest
+    assert made.digest != table(RULES, default="mpi").digest
+    assert made.digest != table(RULES[::-1]).digest
+
+
+def test_yaml_is_read_too(tmp_path):
+    (tmp_path / "t.yaml").write_text("format: 1\nrules: []\ndefault: mpi # all of them\n")
+    assert TuningTable.read(tmp_path / "t.yaml").route("barrier", 2, 2, "cpu", "bytes", 0) == Route(
+        "mpi"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ({"operation": "allreduce", "route": "gloo"}, "unknown operation 'allreduce'; did you"),
+        ({"operation": [], "route": "gloo"}, "empty list"),
+        ({"bytes": "4KB..2KB", "route": "gloo"}, "holds nothing; write 4KiB..1MiB"),
+        ({"bytes": "..", "route": "gloo"}, "holds nothing"),
+        ({"bytes": -5, "route": "gloo"}, "'-5' is no size"),
+        ({"bytes": float("nan"), "route": "gloo"}, "'nan' is no size"),
+        ({"bytes": "5 parsecs..", "route": "gloo"}, "'5 parsecs' is no size"),
+        ({"ranks": "4KiB", "route": "gloo"}, "'4KiB' is no whole number"),
+        ({"ranks": True, "route": "gloo"}, "no whole number"),
+        ({"ranks": 2.5, "route": "gloo"}, "no whole number"),
+        ({"byte": 4, "route": "gloo"}, "unknown key 'byte'; did you mean bytes"),
+        ({"bytes": 4}, "it has no route"),
+        ({"route": "glo"}, "unknown backend 'glo'"),
+        ({"route": 5}, "route 5 is no text"),
+        ("gloo", "is no rule"),
+    ],
+)
+def test_rule_that_cannot_be_meant_is_named(rule, error):
+    with pytest.raises(ConfigError, match=f"rule 2: .*{error}"):
+        table([RULES[0], rule])
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"format": 2}, "format 2; this hires reads 1"),
+        ({"rules": "gloo"}, "are no list"),
+        ({"default": None}, "default: .* no text"),
+        ({"rule": []}, "unknown key 'rule'"),
+        ({"made": 3}, "made 3"),
+        ({"points": ["send 2 2 cpu bytes 8 gloo nan"]}, "point 1: .*positive"),
+        ({"points": ["send 2 2 cpu bytes 8 gloo"]}, "is no point"),
+        ({"points": ["send 2 2 cpu bytes -8 gloo 1"]}, "positive"),
+        ({"points": ["send 2 2 cpu bytes 8 glo 1"]}, "unknown backend"),
+        ({"points": ["send 2 2 cpu word 8 gloo 1"]}, "unknown dtype"),
+    ],
+)
+def test_malformed_tables_are_refused(values, error):
+    with pytest.raises(ConfigError, match=error):
+        TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo"} | values)
+
+
+def test_files_that_cannot_be_read_name_the_place(tmp_path):
+    path = tmp_path / "t.json"
+    with pytest.raises(ConfigError, match="hires tune comm"):
+        TuningTable.read(path)
+    path.write_text('{"format": 1,\n "rules": [}')
+    with pytest.raises(ConfigError, match="line 2"):
+        TuningTable.read(path)
+    path.write_text('{"format": 1, "rules": [{"bytes": "x", "route": "gloo"}], "default": "gloo"}')
+    with pytest.raises(ConfigError, match=r"t\.json: rule 1: bytes 'x'"):
+        TuningTable.read(path)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "error"),
+    [
+        (["..1MiB", "4KiB..8KiB"], "rule 2: it never decides"),
+        (["..1MiB", "2MiB..", "512KiB..4MiB", "1KiB..3MiB"], "rule 4: it never decides"),
+        (["..64KiB", "128KiB.."], r"rule 1: no rule holds the bytes 65537\.\.131071 behind it"),
+    ],
+)
+def test_overlaps_and_gaps(boxes, error):
+    with pytest.raises(ConfigError, match=error):
+        table([{"operation": "send", "bytes": box, "route": "gloo"} for box in boxes])
+
+
+def test_wider_rules_close_gaps_and_hide_later_ones():
+    ways = {"operation": "send", "route": "gloo"}
+    with pytest.raises(ConfigError, match="rule 2: it never decides"):
+        table([{"route": "gloo"}, ways])
+    parts = [{**ways, "ranks": 2, "bytes": box} for box in ("..4", "9..")]
+    assert len(table([*parts, ways]).rules) == 3
+
+
+def test_dtype_classes():
+    classes = ["float32", "torch.bfloat16", "int64", "bool", "complex64"]
+    found = [dtype_class("all_reduce", name) for name in classes]
+    assert found == ["float", "half", "integer", "integer", "float"]
+    assert dtype_class("send", "float32") == "bytes"

@@ -1,0 +1,119 @@
+"""Do holders of a stage scatter its gradients and gather its parameters, where that is better?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hires.plan.gradient_sums import EARLY, sums_of
+from hires.plan.groups import groups
+from hires.plan.ownership import ALL_GATHER, PUBLISH, REDUCE_SCATTER, publications
+from hires.plan.plan import Plan
+from hires.plan.program import events
+from hires.plan.proof.prove import run_machine
+from hires.plan.route_choice import choice_of
+from hires.plan.traffic import matrix, operations
+from hires.plan.update_exchange import exchange_bytes, holders_messages, scatters_gradients
+from tests.helpers.layouts import config_of, plan_of
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 3},
+    "tiles": {"tiles": [2, 1]},
+    "mirrored": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems", "replicas": 2},
+}
+
+
+def config(layout: str, exchange: str, **keys: Any) -> Any:
+    """Returns a config whose update is divided."""
+    task = {"optimizer": {"shard": True, "exchange": exchange}}
+    return config_of(batch=12, task=task, parallel=LAYOUTS[layout], **keys)
+
+
+def planned(layout: str, exchange: str, **keys: Any) -> Plan:
+    """Returns the plan of a small network whose update is divided."""
+    plan = plan_of(config(layout, exchange, **keys))
+    assert plan.ok, plan.findings
+    return plan
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_holders_scatter_before_the_update_and_gather_behind_it(layout):
+    plan = planned(layout, "scatter")
+    for rank in range(plan.world):
+        own = [*events(plan, rank)]
+        kinds = [event.kind for event in own]
+        update = kinds.index("optimise")
+        assert REDUCE_SCATTER in kinds[:update]
+        assert {*kinds[update + 1 :]} == {ALL_GATHER}
+        assert not {PUBLISH, "issue"} & {*kinds}
+        calls = [one for one in operations(plan, rank, own) if one is not None]
+        numbers = sum(plan.stages[slot.stage].params for slot in plan.slots_of(rank))
+        sent = sum(one.num_bytes for one in calls if one.operation == "reduce_scatter")
+        assert sent == 8 * numbers
+        assert all(one.route is not None for one in calls)
+    programs = [[*events(plan, rank)] for rank in range(plan.world)]
+    assert not run_machine(programs, groups(plan)).problems
+    del programs[-1][-1]
+    [problem] = run_machine(programs, groups(plan)).problems
+    assert "parameters of stage" in problem
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scattering_sends_two_thirds_of_the_bytes(layout):
+    plan = planned(layout, "scatter")
+    # Running statistics of several copies are summed in both ways.
+    counted = sum(one.sent_bytes for stage in plan.stages for one in _statistics(plan, stage.index))
+    moved = [exchange_bytes(plan, way) - counted for way in (True, False)]
+    assert 3 * moved[0] == 2 * moved[1]
+    kinds = plan.totals["by_kind"]
+    assert kinds["gradient"]["bytes"] + kinds["parameter"]["bytes"] == moved[0] + counted
+    own = {"gradient", "parameter"}
+    if {*kinds} == own:
+        assert sum(map(sum, matrix(plan))) == pytest.approx(moved[0] + counted)
+    [note] = [one for one in plan.findings if one.key == "task.optimizer.shard"]
+    assert "by reduce-scatters and all-gathers" in note.text
+    assert "all-reduces and broadcasts: " in note.text
+
+
+def _statistics(plan: Plan, stage: int) -> list[Any]:
+    every = holders_messages(plan, stage, True)
+    return [one for one in every if one.operation == "all_reduce"]
+
+
+def test_plan_keeps_its_way_in_its_file():
+    plan = planned("replicas", "scatter")
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again.scatters
+    assert sums_of(again, 0) == sums_of(plan, 0)
+    assert publications(again, 0) == publications(plan, 0)
+    assert [*events(again, 1)] == [*events(plan, 1)]
+    assert not planned("replicas", "broadcast").scatters
+
+
+def test_what_sends_less_is_chosen_but_for_sums_beside_the_pass():
+    made = config("replicas", "auto")
+    plan = plan_of(made)
+    assert plan.scatters
+    early = dataclasses.replace(plan, gradients=EARLY)
+    assert not scatters_gradients(made, choice_of(made), early)
+
+
+@pytest.mark.parametrize(("seconds", "scatters"), [(0.001, True), (0.1, False)])
+def test_measured_seconds_decide(seconds, scatters, tmp_path: Path):
+    times = {"all_reduce": 0.002, "broadcast": 0.001}
+    times |= {"reduce_scatter": seconds, "all_gather": seconds}
+    points = [
+        f"{name} 3 3 cpu {kind} {size} gloo {times[name]}"
+        for name in times
+        for size in (1, 2**30)
+        for kind in (("float", "bytes") if name.startswith(("all_r", "reduce")) else ("bytes",))
+    ]
+    table = {"format": 1, "made": {"noise": 0.01}, "rules": [], "default": "gloo"}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({**table, "points": points}))
+    comm = {"table": str(path), "shared_memory": False}
+    assert planned("replicas", "auto", comm=comm).scatters == scatters

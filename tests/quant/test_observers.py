@@ -1,0 +1,221 @@
+"""Observers: each range against plain numpy, and merged over any division as of the whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hires.quant.affine import affine_of
+from hires.quant.observers import (
+    AVERAGING,
+    HALF,
+    Observed,
+    entropy_range,
+    percentile_range,
+    reduce_all,
+)
+
+
+def numbers(seed: int, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def seen(x: torch.Tensor) -> Observed:
+    observed = Observed(len(x), counting=True)
+    observed.add(x, 0)
+    return observed
+
+
+def test_ranges_of_images_are_those_of_numpy():
+    x = numbers(0, 6, 3, 5, 7)
+    low, high = x.numpy().reshape(6, -1).min(1), x.numpy().reshape(6, -1).max(1)
+    assert seen(x).range("min_max", 100) == (low.min(), high.max())
+    means = []
+    for ends in (low, high):
+        mean = ends[0]
+        for end in ends[1:]:
+            mean = mean + AVERAGING * (end - mean)
+        means.append(mean)
+    assert seen(x).range("moving_average", 100) == tuple(means)
+
+
+def test_counts_are_those_of_numpy():
+    x = numbers(1, 4, 2000, scale=0.37)
+    observed = seen(x)
+    top = 2.0**observed.level
+    assert top / 2 <= float(x.abs().max()) < top
+    edges = np.linspace(-top, top, 2 * HALF + 1)
+    assert observed.counts.tolist() == np.histogram(x.numpy(), edges)[0].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_division_gives_the_same_bits(data):
+    """Tiles, shards, replicas and the order in which they come change nothing."""
+    n, h, w = (data.draw(st.integers(1, 6)) for _ in range(3))
+    scale = 2.0 ** data.draw(st.integers(-140, 60))
+    x = numbers(data.draw(st.integers(0, 99)), n, 2, h, w, scale=scale)
+    x = x.relu() if data.draw(st.booleans()) else x
+    if data.draw(st.booleans()):
+        x = x.float()
+    parts = []
+    rows, cols = ([0, data.draw(st.integers(0, size)), size] for size in (h, w))
+    split = data.draw(st.integers(0, n))
+    for a, b in ((0, split), (split, n)):
+        for r0, r1 in itertools.pairwise(rows):
+            for c0, c1 in itertools.pairwise(cols):
+                part = Observed(n, counting=True)
+                part.add(x[a:b, :, r0:r1, c0:c1], a)
+                parts.append(part)
+    order = data.draw(st.permutations(parts))
+    merged = Observed(n, counting=True)
+    for part in order:
+        merged.merge(part)
+    whole = seen(x)
+    assert merged.level == whole.level
+    assert torch.equal(merged.counts, whole.counts)
+    assert torch.equal(merged.lows, whole.lows)
+    assert torch.equal(merged.highs, whole.highs)
+
+
+def test_reduction_over_ranks_is_the_merge():
+    x, y = numbers(2, 4, 3, 8, 8), numbers(3, 4, 3, 8, 8, scale=9.0)
+    ranks = []
+    for rank in range(2):
+        held = {name: Observed(4, True) for name in ("a", "b")}
+        held["a"].add(x[:, :, 4 * rank : 4 * rank + 4], 0)
+        if rank == 0:  # a stage of its own
+            held["b"].add(y, 0)
+        ranks.append(held)
+
+    ops = {"min": torch.minimum, "max": torch.maximum, "sum": torch.add}
+    barrier, shared = threading.Barrier(2), {}
+
+    def reduce_of(rank: int, tensor: torch.Tensor, how: str) -> None:
+        shared[rank] = tensor.clone()
+        barrier.wait(30)
+        total = ops[how](shared[0], shared[1])
+        barrier.wait(30)
+        tensor.copy_(total)
+
+    def work(rank: int) -> None:
+        reduce_all(ranks[rank], ["a", "b"], lambda t, how: reduce_of(rank, t, how))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
+    for name, whole in (("a", seen(x)), ("b", seen(y))):
+        for held in ranks:
+            assert torch.equal(held[name].counts, whole.counts)
+            assert torch.equal(held[name].lows, whole.lows)
+            assert held[name].range("entropy", 0) == whole.range("entropy", 0)
+
+
+@pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9, 100.0])
+def test_percentile_is_that_of_numpy_within_a_bin(percentile):
+    x = numbers(4, 1, 20000)
+    observed = seen(x)
+    low, high = observed.range("percentile", percentile)
+    tail = (100 - percentile) / 2
+    width = 2.0**observed.level / HALF
+    # numpy interpolates between two numbers, which are far apart in the tails.
+    wanted = [np.percentile(sign * x.numpy(), tail, method="inverted_cdf") for sign in (1, -1)]
+    assert abs(low - wanted[0]) <= width
+    assert abs(high + wanted[1]) <= width
+
+
+def divergence(bins: np.ndarray, first: int, last: int) -> float:
+    """The definition of the sources, group by group."""
+    inner = bins[first:last]
+    p = inner.copy()
+    p[0] += bins[:first].sum()
+    p[-1] += bins[last:].sum()
+    q, n = np.zeros(len(inner)), len(inner)
+    starts = sorted({k * n // 256 for k in range(256)})
+    for a, b in zip(starts, [*starts[1:], n], strict=True):
+        filled = p[a:b] > 0
+        if filled.any():
+            q[a:b][filled] = inner[a:b].sum() / filled.sum()
+    p, q = p / p.sum(), q / q.sum()
+    return sum(a * math.log(a / max(b, 1e-12)) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_entropy_range_is_the_least_of_all_thresholds(relu):
+    # Laplacian, with long tails that are worth cutting off.
+    drawn = np.random.default_rng(0).laplace(size=(1, 30000))
+    x = torch.from_numpy(drawn)
+    observed = seen(x.relu() if relu else x)
+    low, high = observed.range("entropy", 0)
+    full = observed.range("min_max", 0)
+    counts, width = observed.counts.numpy(), 2.0**observed.level / HALF
+    while max(-full[0], full[1]) / width > 2**11:
+        counts, width = counts.reshape(-1, 2).sum(1), 2 * width
+    half, bins = len(counts) // 2, counts.astype(float)
+    bins[half] = min(bins[half], bins[half + 1])
+    first = math.floor(full[0] / width) + half
+    last = math.floor(full[1] / width) + half + 1
+    losses = {
+        t: divergence(bins, max(first, half - t), min(last, half + t))
+        for t in range(128, max(half - first, last - half) + 1)
+    }
+    chosen = round(max(-low, high) / width)
+    assert losses[chosen] <= 1.05 * min(losses.values()) + 1e-9  # every 16th is looked at
+    assert high < 0.9 * full[1]
+    assert low == 0.0 if relu else low < 0
+
+
+@pytest.mark.parametrize("observer", ["entropy", "percentile", "min_max", "moving_average"])
+@pytest.mark.parametrize("number", [0.0, 3.5, -2.0, 1e-42])
+def test_constant_values_have_a_scale(observer, number):
+    observed = seen(torch.full((2, 3, 4, 4), number, dtype=torch.float64))
+    low, high = observed.range(observer, 99.9)
+    assert low == high == pytest.approx(number, rel=1e-12)
+    affine = affine_of(low, high)
+    assert abs(affine.real(affine.quantized(number)) - number) <= max(1e-40, 0.01 * affine.scale)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused(number):
+    x = numbers(5, 3, 2, 4, 4)
+    x[1, 0, 2, 2] = number
+    with pytest.raises(ValueError, match="1 images have nan or infinite"):
+        seen(x).range("min_max", 100)
+
+
+def test_images_that_were_not_seen_are_counted():
+    observed = Observed(5, counting=False)
+    observed.add(numbers(6, 3, 2, 2, 2), 0)
+    with pytest.raises(ValueError, match="3 of 5 images were seen"):
+        observed.range("min_max", 100)
+
+
+def test_images_beyond_the_asked_ones_do_not_count():
+    observed = Observed(3, counting=True)
+    x = numbers(7, 4, 2, 2, 2)
+    x[3] *= 100
+    observed.add(x, 0)
+    observed.add(x, 4)
+    assert observed.range("min_max", 100) == seen(x[:3]).range("min_max", 100)
+    assert int(observed.counts.sum()) == x[:3].numel()
+
+
+@pytest.mark.parametrize("observer", ["entropy", "percentile"])
+@pytest.mark.parametrize("offset", [-9.0, 9.0])
+def test_values_far_from_zero_keep_their_range(observer, offset):
+    low, high = seen(numbers(8, 1, 4000) * 0.1 + offset).range(observer, 99.9)
+    assert offset - 0.5 < low < offset < high < offset + 0.5
+
+
+def test_the_histogram_functions_take_any_number_of_bins():
+    counts = np.array([0, 1, 2, 5, 9, 4, 1, 0])
+    assert percentile_range(counts, 0.5, 100.0) == (-1.5, 1.5)
+    assert entropy_range(counts, 0.5, -1.4, 1.4) == (-1.5, 1.5)

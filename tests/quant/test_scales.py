@@ -1,0 +1,107 @@
+"""Files of scales: whole ones come back, all others are a ConfigError that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.quant.affine import Affine
+from hires.quant.scales import Scales, read_scales, scales_of, write_scales
+
+GOOD = Scales(
+    "0123456789abcdef",
+    "entropy",
+    256,
+    {"input": Affine(0.015686274509803921, 128), "conv1": Affine(0.1, 0)},
+    {"input": (-2.0, 2.0), "conv1": (0.0, 25.5)},
+    {"fc": "quant.keep"},
+    {"conv1": 41.25},
+    source="fedcba9876543210",
+)
+
+
+def test_a_file_comes_back_to_the_last_bit(tmp_path):
+    write_scales(tmp_path / "a.json", GOOD)
+    assert read_scales(tmp_path / "a.json") == GOOD
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+DAMAGE = {
+    "another version": {"version": 2},
+    "no values": {"values": None},
+    "a scale of zero": {"values": {"input": [0.0, 3], "conv1": [0.1, 0]}},
+    "a scale below zero": {"values": {"input": [-1.0, 3], "conv1": [0.1, 0]}},
+    "nan": {"values": {"input": [float("nan"), 3], "conv1": [0.1, 0]}},
+    "infinity": {"values": {"input": [float("inf"), 3], "conv1": [0.1, 0]}},
+    "a scale that float32 cannot hold": {"values": {"input": [1e-60, 3], "conv1": [0.1, 0]}},
+    "a zero point of 9 bits": {"values": {"input": [0.1, 256], "conv1": [0.1, 0]}},
+    "half a zero point": {"values": {"input": [0.1, 2.5], "conv1": [0.1, 0]}},
+    "true as a zero point": {"values": {"input": [0.1, True], "conv1": [0.1, 0]}},
+    "three numbers": {"values": {"input": [0.1, 1, 2], "conv1": [0.1, 0]}},
+    "text for a scale": {"values": {"input": ["0.1", 1], "conv1": [0.1, 0]}},
+    "a value without a range": {"ranges": {"input": [-2.0, 2.0]}},
+    "a range upside down": {"ranges": {"input": [2.0, -2.0], "conv1": [0.0, 1.0]}},
+    "an infinite range": {"ranges": {"input": [-2.0, float("inf")], "conv1": [0.0, 1.0]}},
+    "no images": {"images": 0},
+    "many images": {"images": 1e9},
+    "a hostile name": {"kept": {"\x1b[2J": "x"}},
+    "a long name": {"kept": {"x" * 5000: "x"}},
+    "a list of kept": {"kept": ["fc"]},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_wrong_numbers_are_refused(tmp_path, damage):
+    held = json.loads(GOOD.text()) | DAMAGE[damage]
+    (tmp_path / "a.json").write_text(json.dumps(held))
+    with pytest.raises(ConfigError, match=r"a\.json.*again with `hires quantize`") as refused:
+        read_scales(tmp_path / "a.json")
+    assert "\x1b" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_every_truncated_file_is_refused(tmp_path):
+    text = GOOD.text().rstrip()
+    for end in range(0, len(text), 7):
+        (tmp_path / "a.json").write_text(text[:end])
+        with pytest.raises(ConfigError, match="no whole JSON"):
+            read_scales(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("key", sorted(json.loads(GOOD.text())))
+def test_a_missing_key_is_named(tmp_path, key):
+    held = json.loads(GOOD.text())
+    del held[key]
+    (tmp_path / "a.json").write_text(json.dumps(held))
+    with pytest.raises(ConfigError, match=f"no '{key}'"):
+        read_scales(tmp_path / "a.json")
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "deep.json").write_text("[" * 10**5)
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "list.json").write_text("[1]")
+    for path in tmp_path.iterdir():
+        with pytest.raises(ConfigError, match=path.name):
+            read_scales(path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_scales(tmp_path / "none.json")
+
+
+def test_scales_stand_beside_the_weights_or_are_named(tmp_path):
+    config = RunConfig()
+    assert scales_of(config) is None
+    beside = dataclasses.replace(config, weights=str(tmp_path / "net.safetensors"))
+    assert scales_of(beside) is None
+    write_scales(tmp_path / "net.json", GOOD)
+    assert scales_of(beside) == GOOD
+    quant = dataclasses.replace(config.quant, scales=str(tmp_path / "other.json"))
+    with pytest.raises(ConfigError, match=r"quant\.scales=.* does not exist"):
+        scales_of(dataclasses.replace(beside, quant=quant))
