@@ -9,6 +9,8 @@ neighbouring sizes do not flap between routes that are equally fast:
     mpi       1.40    1.10    1.00     1.00
     path      shm     shm     shm  |   mpi          one change, for a gain above the margin
 
+Operations whose ranks may have a size each have one route: that of the least sum over the sizes.
+
 Source:
     Viterbi, "Error bounds for convolutional codes", IEEE Trans. Inf. Theory 1967 (the path).
 """
@@ -24,7 +26,7 @@ from hires.bench.bench_noise import noise_of
 from hires.bench.message_operations import BARRIER, MESSAGES
 from hires.bench.sweep import TABLE_NAMES, Row
 from hires.plan.routes import MESSAGE, OWN, Route, parse_route
-from hires.plan.table_rules import Case, TuningRule, dtype_class
+from hires.plan.table_rules import ONE_ROUTE, Case, TuningRule, dtype_class
 from hires.plan.tuning_table import Point, TuningTable
 
 LEAST_MARGIN = 0.02
@@ -98,6 +100,14 @@ def choose(medians: Sequence[Mapping[str, float]], margin: float) -> list[str]:
     return min(best.values(), key=lambda one: one[0])[1] if best else []
 
 
+def choose_one(medians: Sequence[Mapping[str, float]]) -> str:
+    """Returns the route of the least sum over all sizes, of those measured at the most sizes."""
+    measured = [way for one in medians for way in one]
+    most = max(measured.count(way) for way in measured)
+    whole = [way for way in dict.fromkeys(measured) if measured.count(way) == most]
+    return min(whole, key=lambda way: sum(one.get(way, 0.0) for one in medians))
+
+
 def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
     """Returns the rules of all series, without gaps from 0 bytes to any size.
 
@@ -109,7 +119,10 @@ def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
         ranks = _until_next(one.ranks, sorted({o.ranks for o in series if _alike(o, one)}))
         near = None if _whole(one) else (one.ranks_per_node, one.ranks_per_node)
         classes = () if _is_first_class(one, series) else (one.dtype_class,)
-        path = choose(one.medians, margin)
+        if one.operation in ONE_ROUTE:
+            path = [choose_one(one.medians)] * len(one.medians)
+        else:
+            path = choose(one.medians, margin)
         starts = [i for i, route in enumerate(path) if i == 0 or path[i - 1] != route]
         for at, start in enumerate(starts):
             last = starts[at + 1] if at + 1 < len(starts) else None
@@ -153,20 +166,28 @@ def table_route(way: str, operation: str) -> Route:
 def sums(rows: Sequence[Row], table: TuningTable) -> tuple[float, dict[str, float], list[str]]:
     """Returns what the sweep costs by the table, by each backend alone, and the backends in use.
 
-    A backend that lacks a cell is left out.
+    A backend that lacks a cell is left out, and so is a cell that lacks the table's route.
     """
-    plain = [row for row in rows if row["blocking"] and measured_routes(row)]
+    plain = [row for row in rows if row["blocking"] and _seconds_by(row, table) is not None]
     mixed, used = 0.0, dict[str, None]()
     alone: dict[str, float] = {}
     shared = set.intersection(*({*measured_routes(row)} for row in plain)) if plain else set()
     for row in plain:
-        case, medians = case_of(row), measured_routes(row)
-        route = table.route(*case)
-        mixed += next(s for w, s in medians.items() if table_route(w, case.operation) == route)
-        used[route.backend] = None
+        medians = measured_routes(row)
+        mixed += _seconds_by(row, table) or 0.0
+        used[table.route(*case_of(row)).backend] = None
         for way in sorted(way for way in shared if ":" not in way):
             alone[way] = alone.get(way, 0.0) + medians[way]
     return mixed, alone, [*used]
+
+
+def _seconds_by(row: Row, table: TuningTable) -> float | None:
+    case = case_of(row)
+    route = table.route(*case)
+    return next(
+        (s for w, s in measured_routes(row).items() if table_route(w, case.operation) == route),
+        None,
+    )
 
 
 def _is_first_class(one: Series, series: Sequence[Series]) -> bool:

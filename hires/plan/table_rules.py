@@ -32,6 +32,8 @@ RULED = (
 )  # fmt: skip
 """``send`` stands for both sides of a message."""
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+ONE_ROUTE = ("all_to_all", "gather", "scatter")
+"""Operations whose ranks may have a size each, which no rank has of all: one route for all."""
 DEVICES = ("cpu", "cuda", "simulated")
 DTYPES = {
     "float": ("float32", "float64", "complex64", "complex128"),
@@ -162,6 +164,11 @@ def parse_rule(values: Any, base: str) -> TuningRule:
         if name not in CARRIES.get(route.algorithm, (name,)):
             able = ", ".join(one for one in CARRIES[route.algorithm] if one in RULED)
             raise ConfigError(f"{route.algorithm} does not carry out {name}, only {able}")
+        if name in ONE_ROUTE and values.get("bytes") is not None:
+            raise ConfigError(
+                f"bytes {values['bytes']!r:.60}: the ranks of {name} may have a size each, so that "
+                f"one route serves all sizes; leave bytes out, or make the table again"
+            )
     return TuningRule(
         route,
         operations,

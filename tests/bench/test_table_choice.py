@@ -54,10 +54,40 @@ def test_rules_hold_every_size_and_change_between_two_measured_ones():
     assert table.route("reduce", 2, 2, "cpu", "float", 8) == Route("gloo")
 
 
+@pytest.mark.parametrize("operation", ["gather", "scatter", "all_to_all_single"])
+def test_operation_without_a_common_size_has_one_route_by_the_sum(operation):
+    # mpi is faster at two sizes of three, and in the product of all slow-downs; gloo in the sum.
+    rows = [
+        row(operation, 64, {"gloo": 0.2, "mpi": 0.1, "mpi:direct": 0.01}),
+        row(operation, 1024, {"gloo": 0.4, "mpi": 0.2, "mpi:direct": 0.01}),
+        row(operation, 1 << 20, {"gloo": 4.0, "mpi": 5.0}),
+    ]
+    table = table_of(rows, {}, "shm")
+    [rule] = table.rules
+    assert rule.num_bytes == (0, math.inf)
+    assert rule.route == Route("gloo")
+    assert "bytes" not in rule.to_dict()
+    mixed, alone, _ = sums(rows, table)
+    assert mixed == pytest.approx(alone["gloo"]) == pytest.approx(4.6)
+
+
+def test_cells_that_lack_the_route_of_the_table_are_in_no_sum():
+    rows = [
+        row("gather", 64, {"gloo": 2.0, "mpi": 1.0}),
+        row("gather", 128, {"gloo": 2.0}),
+        row("gather", 256, {"mpi": 1.0}),
+        row("gather", 512, {"mpi": 1.0}),
+    ]
+    mixed, alone, used = sums(rows, table_of(rows, {}, "gloo"))
+    assert mixed == 3.0
+    assert used == ["mpi"]
+    assert alone == {"mpi": 3.0}
+
+
 def test_table_can_be_written_and_read(tmp_path):
     rows = [
         row(name, size, {"shm": 1e-6 * size, "gloo": 1e-4}, ranks)
-        for name in ("latency", "all_reduce", "all_gather_into_tensor", "barrier")
+        for name in ("latency", "all_reduce", "all_gather_into_tensor", "gather", "barrier")
         for ranks in (2, 4)
         for size in ((16, 1024) if name != "barrier" else (16,))
     ]

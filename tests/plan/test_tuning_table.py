@@ -92,6 +92,10 @@ def test_yaml_is_read_too(tmp_path):
         ({"ranks": "4KiB", "route": "gloo"}, "'4KiB' is no whole number"),
         ({"ranks": True, "route": "gloo"}, "no whole number"),
         ({"ranks": 2.5, "route": "gloo"}, "no whole number"),
+        (
+            {"operation": ["reduce", "gather"], "bytes": "4KiB..", "route": "gloo"},
+            r"bytes '4KiB\.\.': the ranks of gather may have a size each, .* leave bytes out",
+        ),
         ({"byte": 4, "route": "gloo"}, "unknown key 'byte'; did you mean bytes"),
         ({"bytes": 4}, "it has no route"),
         ({"route": "glo"}, "unknown backend 'glo'"),
