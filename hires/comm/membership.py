@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hires.comm.agreements import broadcast_text, compare_starts, gather_texts, patient_group
-from hires.comm.backends import counters, rendezvous
+from hires.comm.backends import rendezvous
 from hires.comm.backends.known_backends import BACKENDS
 from hires.comm.guarded_waits import waiting
 from hires.comm.new_groups import open_group_algorithms
@@ -62,7 +62,6 @@ def init(
         )
     world = world or world_here(backends)
     transport.timeout_s, transport.table, transport.host_empty = timeout_s, table, host_empty
-    transport.spins = counters.spins_for(world.local_size)
     transport.stagings = {}
     try:
         for name in backends:

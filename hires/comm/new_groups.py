@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hires.comm.agreements import gather_texts
 from hires.comm.algorithms.algorithm_group import open_algorithms
-from hires.comm.backends import counters, host_memory, shared
+from hires.comm.backends import counters, host_memory, rank_cores, shared
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.rehearsal import SilentBackend, SilentMemory
@@ -118,25 +118,39 @@ def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group
     The first ``num_close`` groups exchange many small messages, the others sum large tensors; in a
     world that lives on one machine both go through memory.
     """
-    made = {}
+    made, spins = {}, _spins() if any(len(ranks) > 1 for ranks in members) else 0
     for number, ranks in enumerate(members):
         group = new_group(ranks)
         if group.index < 0:
             continue
         mail_bytes = mailbox_limits.mail_bytes(len(ranks)) if number < num_close else 0
-        group.shared = memory = _share_memory(group, mail_bytes)
+        group.shared = memory = _share_memory(group, mail_bytes, spins)
         if number >= num_close and memory is not None:
             group.peers = memory.peers()
         made[number] = group
     return made
 
 
-def _share_memory(group: Group, mail_bytes: int) -> SharedMemory | SilentMemory | None:
+def _spins() -> int:
+    # How long waits in shared memory look before they sleep, as all ranks of the machine agree.
+    if not _has_memory():
+        return 0
+    exchange = functools.partial(gather_texts, what="an exchange of the cores of ranks")
+    return counters.spins_for(rank_cores.of_ranks(exchange))
+
+
+def _has_memory() -> bool:
+    backend = transport.backends.get(transport.default)
+    no_ranks = backend is None or isinstance(backend, SilentBackend)
+    return not no_ranks and transport.one_machine and counters.supported()
+
+
+def _share_memory(group: Group, mail_bytes: int, spins: int) -> SharedMemory | SilentMemory | None:
     # The group's shared memory, or None for all members alike.
     backend = transport.backends.get(transport.default)
     if isinstance(backend, SilentBackend):
         return backend.share_memory(group.size, mail_bytes)
-    if backend is None or group.size == 1 or not transport.one_machine or not counters.supported():
+    if group.size == 1 or not _has_memory():
         return None
     what, handle = f"the shared memory of ranks {group.ranks}", group.handles[transport.default]
     memory = host_memory.share(
@@ -145,5 +159,4 @@ def _share_memory(group: Group, mail_bytes: int) -> SharedMemory | SilentMemory 
         shared.num_bytes(group.size, mail_bytes),
         f"the exchange of ranks {group.ranks[0]} to {group.ranks[-1]}",
     )
-    limit_s, spins = transport.timeout_s, transport.spins
-    return SharedMemory(memory, group.size, group.index, limit_s, mail_bytes, spins)
+    return SharedMemory(memory, group.size, group.index, transport.timeout_s, mail_bytes, spins)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hires.comm.algorithms.algorithm_group import AlgorithmGroup
-from hires.comm.backends import counters
 from hires.comm.backends.attach import PeerMemory
 from hires.comm.backends.backend_protocol import Backend
 from hires.comm.backends.fifo import Fifo
@@ -107,7 +106,6 @@ class Transport:
     """Chooses the route of what names none."""
     one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
     timeout_s: float = 0.0  # longest wait for another rank
-    spins: int = counters.SPINS  # looks at shared memory before a wait sleeps
     channels: Channels | None = None  # of messages, where the backend has streams
     host_empty: Allocate = plain_empty
     stagings: dict[str, Staging] = field(default_factory=dict)

@@ -9,6 +9,9 @@ import time
 import torch
 
 from hires import comm
+from hires.comm.backends.shared import SharedMemory
+from hires.comm.backends.shm_backend import ShmBackend
+from hires.comm.transport import transport
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 from tests.helpers.patience import PATIENCE_S
@@ -42,3 +45,18 @@ def killed(world: World, backends: list[str]) -> list[str]:
             told.append(str(error))
     comm.shutdown()
     return told
+
+
+def spins_of_bound_ranks(world: World) -> list[int]:
+    """Returns how long waits look: of the backend and of a group, by a core each and by one."""
+    cores, found = sorted(os.sched_getaffinity(0)), []
+    for own in (cores[world.rank % len(cores)], cores[0]):
+        os.sched_setaffinity(0, {own})
+        comm.init(["gloo", "shm"], world=world, timeout_s=PATIENCE_S)
+        [group] = comm.make_groups([[0, 1]], 1).values()
+        backend = transport.backends["shm"]
+        assert isinstance(backend, ShmBackend)
+        assert isinstance(group.shared, SharedMemory)
+        found += [backend._spins, group.shared._counters._spins]
+        comm.shutdown()
+    return found

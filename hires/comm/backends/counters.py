@@ -69,12 +69,9 @@ def supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def spins_for(ranks_here: int) -> int:
-    """Returns how often a rank offers its core before it sleeps, by the ranks of this machine."""
-    # Systems without affinity, as macOS, let a process use all cores.
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return SPINS if ranks_here <= cores else CROWDED_SPINS
+def spins_for(core_each: bool) -> int:
+    """Returns how often a rank offers its core before it sleeps, if the ranks have a core each."""
+    return SPINS if core_each else CROWDED_SPINS
 
 
 def num_bytes(num_words: int, num_counters: int) -> int:

@@ -26,10 +26,10 @@ from hires.comm.backends.backend_protocol import (
     Members,
 )
 from hires.comm.backends.composed import Composed
-from hires.comm.backends.mpi_cores import have_a_core_each
 from hires.comm.backends.mpi_meeting import MpiMeeting
 from hires.comm.backends.mpi_progress import Progress
 from hires.comm.backends.mpi_types import HALVES
+from hires.comm.backends.rank_cores import have_a_core_each
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World

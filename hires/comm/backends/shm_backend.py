@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.comm.backends import counters, host_memory, rendezvous, rings, rounds
+from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, rings, rounds
 from hires.comm.backends.backend_protocol import SUM, Members
 from hires.comm.backends.composed import rows_of
 from hires.comm.backends.fifo import Fifo, FifoWork
@@ -53,7 +53,9 @@ class ShmBackend:
         """Joins the world; CommError: its ranks share no memory; RuntimeError: one is late."""
         host_memory.require_one_machine(world, self.name)
         self._store = rendezvous.store(world, timeout_s, self.name)
-        self._rank, self._spins = world.rank, counters.spins_for(world.local_size)
+        meeting = rendezvous.part(self._store, "cores")
+        cores = rank_cores.of_ranks(rendezvous.texts(meeting, world.size, world.rank))
+        self._rank, self._spins = world.rank, counters.spins_for(cores)
         self._all = self._group([*range(world.size)], timeout_s)
         memory = self._share(self._all, "messages", rings.num_bytes(world.size))
         places = Rings(memory, world.size, world.rank, timeout_s, self._spins)

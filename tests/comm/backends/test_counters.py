@@ -22,13 +22,6 @@ LONG_S = 20.0
 """No rank that runs lets another one sleep for so long."""
 
 
-def test_system_without_affinity_counts_all_cores(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert counters.spins_for(4) == counters.SPINS
-    assert counters.spins_for(5) == counters.CROWDED_SPINS
-
-
 def pair(num_ranks: int = 2, spins: int = 0, timeout_s: float = PATIENCE_S) -> list[Counters]:
     memory = memoryview(mmap.mmap(-1, counters.num_bytes(num_ranks, num_ranks)))
     return [Counters(memory, num_ranks, index, timeout_s, spins) for index in range(num_ranks)]
@@ -126,9 +119,3 @@ def test_wait_for_a_rank_that_died_ends_in_time_and_names_it():
     here, _ = pair(timeout_s=0.05)
     with pytest.raises(CommError, match=r"waiting for member 1 took over 0\.05 s"):
         here.wait(1, 1, "member %d", 1)
-
-
-def test_rank_with_a_core_of_its_own_spins_and_others_sleep(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert counters.spins_for(2) == counters.SPINS
-    assert counters.spins_for(3) == counters.CROWDED_SPINS

@@ -11,7 +11,7 @@ core shares it with none, as a rule. So the ranks of a machine show each other t
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 _MASK_BYTES = 1024  # a bit for each of 8192 cores, as many as Linux has
 
 
+def of_ranks(exchange: Callable[[str], list[str]]) -> bool:
+    """Whether all ranks of this machine have one; ``exchange`` returns the texts of all of them."""
+    return enough([int(text, 16) for text in exchange(f"{_mask():x}")])
+
+
 def have_a_core_each(mpi: Any, every: MPI.Intracomm) -> bool:
-    """Whether all ranks of this machine have one; all ranks of ``every`` call it."""
+    """The same for all ranks of an MPI, which call it together: those of each machine agree."""
     machine = every.Split_type(mpi.COMM_TYPE_SHARED)
     own, taken = _mask().to_bytes(_MASK_BYTES, "little"), bytearray(_MASK_BYTES * machine.size)
     machine.Allgather([own, mpi.BYTE], [taken, mpi.BYTE])
