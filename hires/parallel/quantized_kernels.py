@@ -27,6 +27,7 @@ from hires.quant.int8_kernels import (
     Rescale,
     Rescaling,
     convolve_int8,
+    multiply_add_int8,
     multiply_int8,
 )
 
@@ -74,6 +75,35 @@ def _add(node: Node, context: Context) -> Callable[[Args], Tensor]:
         return rescaling(args["input"], args["low"], args["high"], added)
 
     return run
+
+
+@NODE_KERNELS.register("q_mul")
+def _product(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    def run(args: Args) -> Tensor:
+        # y = x * factor + offset for each channel, or each number, of the other operand.
+        factor = args["other"].float().sub_(args["other_zero_point"]).mul_(args["factor"])
+        offset = (factor * -args["zero_point"]).add_(args["offset"])
+        return multiply_add_int8(args["input"], factor, offset)
+
+    return run
+
+
+@NODE_KERNELS.register("q_table")
+def _looked_up(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    table = torch.tensor(node.args["table"], dtype=torch.uint8, device=context.device)
+
+    def run(args: Args) -> Tensor:
+        x = args["input"]
+        if x.dim() == 4:  # in the order in which its numbers lie
+            rows = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+            return _looked_up_in(table, rows).permute(0, 3, 1, 2)
+        return _looked_up_in(table, x)
+
+    return run
+
+
+def _looked_up_in(table: Tensor, x: Tensor) -> Tensor:
+    return table.index_select(0, x.reshape(-1).int()).view(x.shape)
 
 
 @NODE_KERNELS.register("q_linear")

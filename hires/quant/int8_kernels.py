@@ -100,6 +100,25 @@ def multiply_int8(x: Tensor, weight: Tensor, rescale: Rescale) -> Tensor:
     return made.permute(0, 2, 3, 1).reshape(*x.shape[:-1], weight.shape[0])
 
 
+def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
+    """Returns the numbers nearest to ``x * factor + offset``; x: uint8 (n, C, H, W).
+
+    ``factor`` and ``offset`` are fp32 of equal shapes, which broadcast to that of ``x``.
+    """
+    if factor.shape != (*x.shape[:2], 1, 1) or not x.numel() or not by_onednn(x):
+        y = x.float().mul_(factor).add_(offset)
+        return y.round_().clamp_(0, 255).to(torch.uint8)
+    # Each image is a convolution of every channel with a weight of one.
+    channels = x.shape[1]
+    weight, how = torch.ones((channels, 1, 1, 1), dtype=torch.int8), Geometry(groups=channels)
+    rescales = map(Rescale, factor.flatten(1), offset.flatten(1))
+    parts = [
+        convolve_int8(image[None], weight, how, rescale)
+        for image, rescale in zip(x, rescales, strict=True)
+    ]
+    return torch.cat(parts)
+
+
 class Rescaling:
     """Gives numbers of uint8 another scale and zero point, and may add others to them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.plan.calibrated_values import params_digest
 from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.operators.activations import unfused
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.drop_identities import drop_identities
 from hires.plan.passes.fold_constants import fold_constants
@@ -31,7 +33,7 @@ from hires.plan.passes.quantise import Quantiser
 from hires.plan.plan import Plan
 from hires.plan.rules import TILED
 from hires.plan.tiling import own_rects
-from hires.quant.affine import LAST, affine_of
+from hires.quant.affine import LAST, Affine, affine_of
 from hires.quant.scales import Scales, write_scales
 from tests.helpers.simulated_tiles import FUSED, Gathers, laid_out
 
@@ -148,6 +150,14 @@ class QuantisedNet:
             if node.name not in made or node.name in self.graph.kept:
                 continue
             held = self._rounded_weights(node, tensors)
+            sums = maker.numbers.get(f"{node.name}.sum")
+            if sums is not None:  # rounded before an activation, too
+                bare = dataclasses.replace(node, args={**node.args, "activation": None})
+                with torch.no_grad():
+                    y = compile_node(bare, context, held)(dict(real))
+                errors[sums.name] = _steps(y, sums.affine, made[sums.name])
+                op, args = unfused(node.args["activation"], {"value": sums.name})
+                node = dataclasses.replace(node, op=f"{op}.default", args=args)
             with torch.no_grad():
                 y = compile_node(node, context, held)(dict(real))
             numbers = maker.numbers.get(node.name)
@@ -155,9 +165,7 @@ class QuantisedNet:
                 errors[node.name] = float((y - made[node.name]).abs().max() / y.abs().max())
                 continue
             inner = f"{node.name}.quantized" if node.name == graph.output else node.name
-            expected = (y / numbers.affine.scale).round() + numbers.affine.zero_point
-            off = expected.clamp(0, LAST) - made[inner].double()
-            errors[node.name] = float(off.abs().max())
+            errors[node.name] = _steps(y, numbers.affine, made[inner])
         return errors
 
     def _rounded_weights(self, node: Node, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -174,3 +182,9 @@ class QuantisedNet:
                 scale = weight.abs().amax([*range(1, weight.dim())], keepdim=True) / 127
                 held[name] = (weight / scale).round() * scale
         return held
+
+
+def _steps(y: Tensor, affine: Affine, numbers: Tensor) -> float:
+    # By how many steps numbers differ from those of real ones, at most.
+    expected = (y / affine.scale).round() + affine.zero_point
+    return float((expected.clamp(0, LAST) - numbers.double()).abs().max())

@@ -47,6 +47,43 @@ def mobile(classes: int = 5) -> nn.Module:
     return Mobile(classes)
 
 
+class Excited(nn.Module):
+    """Blocks of MobileNet-V3 and EfficientNet: every channel is weighted by what it sees."""
+
+    def __init__(self, channels: int, gate: nn.Module, behind: nn.Module) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(channels, channels, 3, 1, 1, groups=channels, bias=False)
+        self.norm, self.behind, self.gate = nn.BatchNorm2d(channels), behind, gate
+        self.less, self.more = nn.Conv2d(channels, 4, 1), nn.Conv2d(4, channels, 1)
+        self.last = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, C, H, W) -> the same."""
+        y = self.behind(self.norm(self.wide(x)))
+        weights = self.more(self.behind(self.less(y.mean((2, 3), keepdim=True))))
+        return x + self.last(y * self.gate(weights))  # type: ignore[no-any-return]
+
+
+class Efficient(nn.Module):
+    """Activations that are tables, and products of maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.blocks = nn.Sequential(
+            Excited(8, nn.Sigmoid(), nn.SiLU()), Excited(8, nn.Hardsigmoid(), nn.Hardswish())
+        )
+        self.mask, self.other = nn.Conv2d(8, 1, 3, 1, 1), nn.Conv2d(8, 8, 3, 1, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> (n, 5)."""
+        y = self.blocks(F.mish(self.stem(x)))
+        y = torch.sigmoid(self.mask(y)) * y + y * torch.tanh(self.other(y))
+        y = F.max_pool2d(F.gelu(y), 2)
+        return self.head(F.silu(self.other(y) + y).mean((2, 3)))  # type: ignore[no-any-return]
+
+
 class Mixed(nn.Module):
     """Operators that the other networks lack, and two that have no rule."""
 
@@ -63,8 +100,8 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, H, W) -> (n, 2, 3, 3)."""
-        y = F.silu(self.dilated(x))
-        z = F.leaky_relu(self.plain(y), 0.1)
+        y = F.elu(self.dilated(x))
+        z = F.softshrink(F.leaky_relu(self.plain(y), 0.1))
         y = torch.cat([F.relu(self.plain(y)), z[:, :4]], 1)
         y = self.same(F.pad(y, [1, 2, 0, 1]))
         y = F.interpolate(y, scale_factor=2, mode="bilinear")
@@ -86,7 +123,7 @@ def network(name: str, size: tuple[int, int]) -> nn.Module:
         "unet": {"width": 4, "levels": 2, "classes": 3},
         "edsr": {"width": 8, "blocks": 2, "scale": 2, "res_scale": 0.1},
     }
-    own = {"mobile": Mobile, "mixed": Mixed}
+    own = {"mobile": Mobile, "mixed": Mixed, "efficient": Efficient}
     torch.manual_seed(1)
     if name in own:
         net: nn.Module = own[name]()

@@ -16,6 +16,7 @@ from tests.helpers.ranks import run_ranks
 pytestmark = pytest.mark.dist
 
 MOBILE = {"name": "custom", "target": "tests.helpers.small_nets8:mobile", "classes": 5}
+EFFICIENT = {"name": "custom", "target": "tests.helpers.small_nets8:Efficient"}
 UNET = {"name": "unet", "width": 4, "levels": 2, "classes": 3}
 LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     2: {
@@ -26,6 +27,8 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "shards": ({}, {"stages": 1, "local_dp": 2}),
         "both directions": ({}, {"stages": 2, "directions": 2, "schedule": "gems"}),
         "depthwise, columns": (MOBILE, {"tiles": [1, 2]}),
+        "weighted channels, rows": (EFFICIENT, {"tiles": [2, 1]}),
+        "weighted channels, shards": (EFFICIENT, {"local_dp": 2}),
     },
     3: {
         "three tiles": ({}, {"tiles": [3, 1]}),

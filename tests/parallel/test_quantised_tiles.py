@@ -19,6 +19,7 @@ SIZES = {
     "unet": (37, 45),
     "edsr": (19, 22),
     "mobile": (45, 37),
+    "efficient": (41, 38),
     "mixed": (29, 31),
 }
 GRIDS = ((2, 1), (1, 2), (2, 2))
@@ -73,8 +74,8 @@ def test_whole_networks_are_quantised():
         assert len(real) <= 1 + net.kinds["dequantize"], real
     mixed = net_of("mixed")
     assert set(mixed.graph.kept.values()) == {
-        "silu has no rule for numbers of 8 bits",
-        "leaky_relu has no rule for numbers of 8 bits",
+        "elu has no rule for numbers of 8 bits",
+        "softshrink has no rule for numbers of 8 bits",
     }
 
 
@@ -82,13 +83,14 @@ def test_every_rule_is_tried():
     kinds = {kind for name in set(SIZES) - {SLOW} for kind in net_of(name).kinds}
     assert kinds >= {
         "quantize", "dequantize", "q_conv2d", "q_conv_transpose2d", "q_linear", "q_add", "q_mean",
-        "q_requantize", "q_avg_pool2d", "q_interpolate", "max_pool2d", "pixel_shuffle", "cat",
-        "pad", "slice", "upsample_nearest2d", "flatten",
+        "q_requantize", "q_avg_pool2d", "q_interpolate", "q_table", "q_mul", "max_pool2d",
+        "pixel_shuffle", "cat", "pad", "slice", "upsample_nearest2d", "flatten",
     }  # fmt: skip
 
 
-def test_processors_that_saturate_have_the_same_bits(monkeypatch):
-    net = net_of("mobile")
+@pytest.mark.parametrize("name", ["mobile", "efficient"])
+def test_processors_that_saturate_have_the_same_bits(monkeypatch, name):
+    net = net_of(name)
     whole = net.output()
     monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
     with warnings.catch_warnings():

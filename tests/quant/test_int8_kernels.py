@@ -145,6 +145,16 @@ def test_other_scales_of_numbers_of_any_dims(shape):
     assert torch.equal(made, exact.round().clamp(3, 200).to(torch.uint8))
 
 
+@pytest.mark.parametrize("other", [(3, 17, 1, 1), (3, 17, 6, 5), (3, 1, 6, 5), (1, 17, 1, 1)])
+def test_products_and_sums_of_any_operands(other):
+    x = torch.randint(0, 256, (3, 17, 6, 5), dtype=torch.uint8)
+    for rows in (x, x.contiguous(memory_format=torch.channels_last)[:, :, 1:, :4], x[:, :, :0]):
+        size = [b if b == 1 else a for a, b in zip(rows.shape, other, strict=True)]
+        factor, offset = torch.randn(size) * 2, torch.randn(size) * 100
+        made = int8_kernels.multiply_add_int8(rows, factor, offset)
+        assert torch.equal(made, (rows * factor + offset).round().clamp(0, 255).to(torch.uint8))
+
+
 def test_weights_that_change_are_packed_again():
     case = cases(1, seed=5)[0]
     case.computed()

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from hires.plan.graph import Node
 
 Activation = list[Any]
+Function = Callable[[float], float]
 
 POST_OPERATIONS = {
     "relu": "relu",
@@ -23,6 +26,13 @@ POST_OPERATIONS = {
     "hardsigmoid": "hardsigmoid",
 }
 """Name of an activation -> its name behind a kernel of oneDNN; others have none."""
+
+
+def function_of(activation: Activation) -> Function:
+    """Returns what an activation does to a number, in float64."""
+    name, *numbers = activation
+    function = FUNCTIONS[name]
+    return lambda x: function(x, *numbers)
 
 
 def plain(node: Node) -> Activation | None:
@@ -55,3 +65,37 @@ def unfused(activation: Activation, value: dict[str, str]) -> tuple[str, dict[st
     name, *numbers = activation
     keys = {"clamp": ["min", "max"], "gelu": ["approximate"], "leaky_relu": ["negative_slope"]}
     return name, {"self": value, **dict(zip(keys.get(name, []), numbers, strict=True))}
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def _hardsigmoid(x: float) -> float:
+    return min(max(x + 3, 0.0), 6.0) / 6
+
+
+def _gelu(x: float, approximate: str) -> float:
+    if approximate == "tanh":
+        return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / 2 * math.erfc(-x / math.sqrt(2))
+
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "sigmoid": _sigmoid,
+    "tanh": math.tanh,
+    "silu": lambda x: x * _sigmoid(x),
+    "hardswish": lambda x: x * _hardsigmoid(x),
+    "hardsigmoid": _hardsigmoid,
+    "mish": lambda x: x * math.tanh(_softplus(x)),
+    "leaky_relu": lambda x, slope: max(x, 0.0) + slope * min(x, 0.0),
+    "gelu": _gelu,
+}
+"""Name of an activation that is no clamp -> what it does to a number, and its own ones behind it.
+
+Far from zero each of them is constant or rises or falls for ever.
+"""

@@ -33,7 +33,7 @@ def resampled(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     return how(like, shape, graph)
 
 
-declare("quantize dequantize q_requantize q_add", pointwise(quantized=True))
+declare("quantize dequantize q_requantize q_add q_mul q_table", pointwise(quantized=True))
 declare(
     "q_conv2d",
     windowed(

@@ -1,27 +1,30 @@
-"""States for each operator how it computes with unsigned numbers of 8 bits.
+"""States how layers, pools and copies compute with unsigned numbers of 8 bits.
 
-With x = (x_q - z_in) * s_in of every input and y = (y_q - z_out) * s_out, a sum of products is
-
-    y_q = x_q * (s_in / s_out) + (z_out - z_in * s_in / s_out)
-
-for each operand. An activation behind it is a clamp of the numbers.
+Operators of single numbers are in :mod:`hires.plan.passes.int8_pointwise`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from hires.plan.graph import Node
-from hires.plan.operators.activations import unfused
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.activations import Activation, unfused
 from hires.plan.operators.operator_table import has_stored_statistics
 from hires.plan.passes.fold_norms import NORM_ROLES
 from hires.plan.passes.graph_edits import constant_params
+from hires.plan.passes.int8_arithmetic import (
+    ALL,
+    beside,
+    made_by_table,
+    own_numbers,
+    rescaled,
+    sum_before,
+)
 from hires.plan.passes.quantise import FOLLOWS, RULES, QuantisedValue, Quantiser
-from hires.quant.affine import LAST, Affine
+from hires.quant.affine import Affine
 
-ALL = {"low": 0, "high": LAST}
 REAL = Affine(1.0, 0)
 """Of values that are computed as real numbers."""
 
@@ -42,25 +45,45 @@ def _convolution(q: Quantiser, node: Node) -> str:
         other = q.number(_value(args["other"]))
         if other is None or q.graph.shape(_value(args["other"])) != node.shape:
             return "what it adds has no scale"
-    clamp = _clamp(args.get("activation"))
-    affine = q.scale_of(node) if other is not None or q.wants_numbers(node.name) else None
-    if clamp is None or affine is None:
+    if q.scale_of(node) is None or (other is None and not q.wants_numbers(node.name)):
         return _real_convolution(q, node, x, weight) if other is None else "its value has no scale"
-    to, more = affine, _beside(other, affine)
-    made = _layer_args(q, node, x, weight, to, add=more.pop("add"))
-    made |= {"dtype": {"dtype": "uint8"}, **more, **_bounds(clamp, affine)}
-    return q.made(node, "q_conv2d", made, affine)
+
+    def sums(to: Affine, bounds: dict[str, int]) -> dict[str, Any]:
+        more = beside(other, to)
+        made = _layer_args(q, node, x, weight, to, add=more.pop("add"))
+        return made | {"dtype": {"dtype": "uint8"}, **more, **bounds}
+
+    return _activated(q, node, "q_conv2d", args.get("activation"), sums)
+
+
+def _activated(
+    q: Quantiser,
+    node: Node,
+    kind: str,
+    activation: Activation | None,
+    sums: Callable[[Affine, dict[str, int]], dict[str, Any]],
+) -> str:
+    """Appends a layer and its activation; ``sums`` are the layer's arguments for some rounding."""
+    affine = q.scale_of(node)
+    assert affine is not None
+    inner = sum_before(activation, affine)
+    made = sums(inner.affine, inner.bounds)
+    if inner.table is None:
+        return q.made(node, kind, made, affine)
+    name = f"{node.name}.sum"
+    q.add(name, kind, made, node.shape, flops=node.flops)
+    q.numbers[name] = QuantisedValue(name, inner.affine)
+    return made_by_table(q, node, inner.table, q.numbers[name], affine)
 
 
 def _real_convolution(q: Quantiser, node: Node, x: QuantisedValue, weight: str) -> str:
-    # Its value is wanted as real numbers, or an activation follows that is computed in float.
+    # Its value is wanted as real numbers.
     made = _layer_args(q, node, x, weight, REAL)
-    made |= {"dtype": {"dtype": "float32"}, **_beside(None, REAL), **ALL}
+    made |= {"dtype": {"dtype": "float32"}, **beside(None, REAL), **ALL}
     made.pop("add")
     activation = node.args.get("activation")
     if not activation:
         return q.made_real(node, "q_conv2d", made)
-    q.kept[node.name] = f"{activation[0]} has no rule for numbers of 8 bits"
     inner = q.add(f"{node.name}.sum", "q_conv2d", made, node.shape, "float32", node.flops)
     return q.made_real(node, *unfused(activation, inner))
 
@@ -114,15 +137,6 @@ def _tensors(
     return {part: q.param(f"{node.name}:{part}8", *facts) for part, facts in recipes.items()}
 
 
-def _beside(other: QuantisedValue | None, to: Affine) -> dict[str, Any]:
-    """Returns the arguments of what a convolution adds, and what that adds to the offset."""
-    if other is None:
-        return {"other": None, "other_factor": 0.0, "add": 0.0}
-    factor = other.affine.scale / to.scale
-    add = -other.affine.zero_point * factor
-    return {"other": other.ref, "other_factor": factor, "add": add}
-
-
 @RULES.register("conv_transpose2d")
 def _transposed(q: Quantiser, node: Node) -> str:
     args = node.args
@@ -158,7 +172,7 @@ def _transposed(q: Quantiser, node: Node) -> str:
 @RULES.register("batch_norm")
 def _norm(q: Quantiser, node: Node) -> str:
     """A norm with stored statistics multiplies every channel, as a convolution of each does."""
-    x, own = _own_numbers(q, node), constant_params(node, q.graph, *NORM_ROLES)
+    x, own = own_numbers(q, node), constant_params(node, q.graph, *NORM_ROLES)
     if not has_stored_statistics(node) or own is None:
         return "it has the statistics of its input"
     if x is None or len(node.shape or []) != 4:
@@ -177,7 +191,7 @@ def _norm(q: Quantiser, node: Node) -> str:
 @RULES.register("fused_norm")
 def _fused_norm(q: Quantiser, node: Node) -> str:
     """The same with an activation behind it."""
-    if _own_numbers(q, node) is None or len(node.shape or []) != 4:
+    if own_numbers(q, node) is None or len(node.shape or []) != 4:
         return FOLLOWS
     scale = q.graph.params[node.args["weight"]["param"]]
     weight, [channels] = f"{node.name}:weight", scale.shape
@@ -215,76 +229,9 @@ def _linear(q: Quantiser, node: Node) -> str:
     return q.made(node, "q_linear", made, affine)
 
 
-@RULES.register("add")
-def _add(q: Quantiser, node: Node) -> str:
-    operands = [node.args["self"], node.args["other"]]
-    if not all(isinstance(one, dict) and "value" in one for one in operands):
-        return "it adds no two maps"
-    names = [one["value"] for one in operands]
-    if any(q.graph.shape(name) != node.shape for name in names) or node.args.get("alpha", 1) != 1:
-        return "it adds maps of two sizes"
-    if not any(map(q.has_numbers, names)):
-        return FOLLOWS
-    affine, first, second = q.scale_of(node), *(q.number(name) for name in names)
-    if affine is None or first is None or second is None:
-        return "a value of it has no scale"
-    more = _beside(second, affine)
-    made = {"input": first.ref, **_rescaled(first.affine, affine, more.pop("add")), **more, **ALL}
-    return q.made(node, "q_add", made, affine)
-
-
-@RULES.register("cat")
-def _cat(q: Quantiser, node: Node) -> str:
-    names = [one["value"] for one in node.args["tensors"] if "value" in one]
-    if len(names) < len(node.args["tensors"]) or not any(map(q.has_numbers, names)):
-        return FOLLOWS
-    parts = [q.number(name) for name in names]
-    affines = {part.affine for part in parts if part is not None}
-    affine = q.scale_of(node, next(iter(affines)) if len(affines) == 1 else None)
-    if affine is None or None in parts:
-        return "a value of it has no scale"
-    tensors = []
-    for index, part in enumerate(parts):
-        assert part is not None
-        ref, shape = part.ref, q.graph.shape(names[index])
-        if part.affine != affine:
-            args = {"input": ref, **_rescaled(part.affine, affine), **ALL}
-            ref = q.add(f"{node.name}.part{index}", "q_requantize", args, shape)
-        tensors.append(ref)
-    q.made(node, "cat", {"tensors": tensors, "dim": node.args["dim"]}, affine)
-    return ""
-
-
-@RULES.register("relu")
-@RULES.register("relu6")
-@RULES.register("hardtanh")
-@RULES.register("clamp")
-def _activation_alone(q: Quantiser, node: Node) -> str:
-    x = _own_numbers(q, node)
-    activation = facts_of(node.kind).activation
-    clamp = None if activation is None else activation(node)
-    ends = _clamp(clamp) if clamp else None
-    if x is None or ends is None:
-        return FOLLOWS if x is None else "its ends are no numbers"
-    affine = q.scale_of(node, x.affine) or x.affine
-    made = {"input": x.ref, **_rescaled(x.affine, affine), **_bounds(ends, affine)}
-    return q.made(node, "q_requantize", made, affine)
-
-
-@RULES.register("mul")
-def _times_number(q: Quantiser, node: Node) -> str:
-    x, factor = _own_numbers(q, node), node.args["other"]
-    affine = q.scale_of(node)
-    if x is None or affine is None or not isinstance(factor, (int, float)):
-        return "it multiplies two maps" if isinstance(factor, dict) else "it has no scale"
-    scaled = Affine(x.affine.scale * factor, x.affine.zero_point)
-    made = {"input": x.ref, **_rescaled(scaled, affine), **ALL}
-    return q.made(node, "q_requantize", made, affine)
-
-
 @RULES.register("avg_pool2d")
 def _avg_pool(q: Quantiser, node: Node) -> str:
-    x = _own_numbers(q, node)
+    x = own_numbers(q, node)
     if x is None or len(node.shape or []) != 4:
         return FOLLOWS
     affine, args = q.scale_of(node, x.affine) or x.affine, node.args
@@ -313,12 +260,12 @@ def _mean(q: Quantiser, node: Node) -> str:
 
 
 def _mean_of(q: Quantiser, node: Node, dims: list[int], keepdim: bool) -> str:
-    x = _own_numbers(q, node)
+    x = own_numbers(q, node)
     if x is None or len(q.graph.shape(node.inputs[0])) != 4:
         return FOLLOWS
     affine = q.scale_of(node, x.affine) or x.affine
     rows, cols = q.graph.shape(node.inputs[0])[2:]
-    how = _rescaled(x.affine, affine)
+    how = rescaled(x.affine, affine)
     how["factor"] /= rows * cols
     made = {"input": x.ref, "dim": dims, "keepdim": keepdim, **how, **ALL}
     return q.made(node, "q_mean", made, affine)
@@ -329,21 +276,21 @@ def _mean_of(q: Quantiser, node: Node, dims: list[int], keepdim: bool) -> str:
 @RULES.register("upsample_bicubic2d")
 @RULES.register("_upsample_bicubic2d_aa")
 def _mixed(q: Quantiser, node: Node) -> str:
-    x = _own_numbers(q, node)
+    x = own_numbers(q, node)
     if x is None or len(node.shape or []) != 4:
         return FOLLOWS
     affine, args = q.scale_of(node, x.affine) or x.affine, node.args
     given = args.get("scale_factors") or [args.get(f"scales_{dim}") for dim in "hw"]
     made = {"input": x.ref, "mode": node.kind, "align_corners": bool(args.get("align_corners"))}
     made |= {"scales_h": given[0], "scales_w": given[1]}
-    made |= {**_rescaled(x.affine, affine), **ALL}
+    made |= {**rescaled(x.affine, affine), **ALL}
     return q.made(node, "q_interpolate", made, affine)
 
 
 @RULES.register("moves")
 def _moved(q: Quantiser, node: Node) -> str:
     """An operator that chooses among numbers, as they are."""
-    x = _own_numbers(q, node)
+    x = own_numbers(q, node)
     if x is None:
         return FOLLOWS
     (key, _), *_ = node.args.items()
@@ -354,36 +301,6 @@ def _moved(q: Quantiser, node: Node) -> str:
     q.made(node, name, args, x.affine)
     q.nodes[-1].op = f"{name}.{overload}"
     return ""
-
-
-def _own_numbers(q: Quantiser, node: Node) -> QuantisedValue | None:
-    """Returns the one input of a node, if it is there as numbers."""
-    if len(node.inputs) != 1 or next(iter(node.args.values())) != {"value": node.inputs[0]}:
-        return None
-    return q.number(node.inputs[0]) if q.has_numbers(node.inputs[0]) else None
-
-
-def _rescaled(source: Affine, to: Affine, add: float = 0.0) -> dict[str, float]:
-    """Returns with which factor and offset numbers get another scale and zero point."""
-    factor = source.scale / to.scale
-    return {"factor": factor, "offset": to.zero_point - source.zero_point * factor + add}
-
-
-def _clamp(activation: list[Any] | None) -> tuple[float | None, float | None] | None:
-    """Returns the ends of an activation that is a clamp, (None, None) of none; None: it is not."""
-    if not activation:
-        return None, None
-    if activation[0] == "relu":
-        return 0.0, None
-    return (activation[1], activation[2]) if activation[0] == "clamp" else None
-
-
-def _bounds(clamp: tuple[float | None, float | None], affine: Affine) -> dict[str, int]:
-    low, high = clamp
-    return {
-        "low": 0 if low is None else affine.quantized(low),
-        "high": LAST if high is None else affine.quantized(high),
-    }
 
 
 def _value(arg: Any) -> str:

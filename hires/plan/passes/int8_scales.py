@@ -11,7 +11,10 @@ from hires.core.registry import offer
 from hires.plan.calibrated_values import params_digest
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes import int8_rules  # noqa: F401, it registers the rules
+from hires.plan.passes import (  # noqa: F401, they register the rules
+    int8_pointwise,
+    int8_rules,
+)
 from hires.plan.passes.quantise import quantised
 from hires.quant.scales import scales_of
 
