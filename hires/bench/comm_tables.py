@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hires.bench import layouts_table
@@ -14,7 +14,6 @@ from hires.bench.sweep import BASELINES
 from hires.core.units import size
 
 Row = dict[str, Any]
-_STATES = {None: "not measured", True: "ok", False: "MISSED"}
 
 
 def tables(result: Result) -> list[BenchTable]:
@@ -38,10 +37,16 @@ def tables(result: Result) -> list[BenchTable]:
     note = "The fastest way of all, raw libraries included."
     made.append(BenchTable("Fastest", best, note))
     reached = [
-        {"aim": aim["aim"], "measured": aim["measured"] or "-", "state": _STATES[aim["ok"]]}
+        {"aim": aim["aim"], "measured": aim["measured"] or "-", "state": _state(aim)}
         for aim in result["aims"]
     ]
     return [*made, BenchTable("Against aims", reached)]
+
+
+def _state(aim: Mapping[str, Any]) -> str:
+    if aim["ok"] is None:
+        return "too noisy" if aim["measured"] else "not measured"
+    return "ok" if aim["ok"] else "MISSED"
 
 
 def facts(result: Result) -> list[str]:

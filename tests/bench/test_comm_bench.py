@@ -64,10 +64,31 @@ def test_large_sum_is_judged_beside_raw_mpi_and_the_sum_of_a_step():
     seconds = {"raw:mpi4py": 1.5, "mpi": 9.0, "cma": 2.0, "cma:shares": 1.0, "gloo": 1.02}
     rows = [row("all_reduce", 64 << 20, seconds)]
     assert aim(rows, "1.4x") == (True, "1.47x")
-    assert aim(rows, "3 % slower than cma:shares") == (True, "1.02 of its time")
-    rows[0]["ways"]["gloo"]["p50_s"] = 1.2  # cma:shares itself is no way of ours
+    assert aim(rows, "than cma:shares") == (True, "1.02 of its time, 2.0 % is noise")
+    rows[0]["ways"]["gloo"].update(p50_s=1.2, rounds_s=[1.2] * 3)  # cma:shares is no way of ours
     assert aim(rows, "1.4x") == (False, "1.25x")
-    assert aim(rows, "3 % slower than cma:shares") == (False, "1.20 of its time")
+    assert aim(rows, "than cma:shares") == (False, "1.20 of its time, 2.0 % is noise")
+
+
+def test_sum_beside_that_of_a_step_is_judged_by_the_noise_of_its_rounds():
+    rows = [row("all_reduce", 64 << 20, {"cma": 1.05, "cma:shares": 1.0})]
+    ways = rows[0]["ways"]
+    assert aim(rows, "than cma:shares")[0] is False
+    # Each round within 2 % of the median of 1.05: an error of 1.66 %, twice that is 3.3 %.
+    ways["cma"]["rounds_s"] = [1.05 * (1 + 0.02 * step) for step in (-1, -1, 0, 1, 1)]
+    ways["cma:shares"]["rounds_s"] = [1.0] * 5
+    assert aim(rows, "than cma:shares") == (False, "1.05 of its time, 3.3 % is noise")
+    # The rounds of both rise and fall together: their quotients have no noise.
+    ways["cma:shares"]["rounds_s"] = [seconds / 1.05 for seconds in ways["cma"]["rounds_s"]]
+    assert aim(rows, "than cma:shares") == (False, "1.05 of its time, 2.0 % is noise")
+    # Within a noise of 13 % a loss of 5 % is neither shown nor excluded, a gain is no loss.
+    ways["cma:shares"]["rounds_s"] = [1.0] * 5
+    ways["cma"]["rounds_s"] = [1.05 * (1 + 0.08 * step) for step in (-1, -1, 0, 1, 1)]
+    assert aim(rows, "than cma:shares")[0] is None
+    shown = tables({"rows": [], "aims": judged(rows, None)})[-1].rows
+    assert [one["state"] for one in shown if "than cma:shares" in one["aim"]] == ["too noisy"]
+    ways["cma"]["rounds_s"] = [0.95 * (1 + 0.08 * step) for step in (-1, -1, 0, 1, 1)]
+    assert aim(rows, "than cma:shares")[0] is True
 
 
 def test_wrong_results_end_the_benchmark_with_code_1_and_are_named():
