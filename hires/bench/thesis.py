@@ -6,31 +6,51 @@ that the thesis publishes itself.
 
 Source:
     "The thesis" is the one whose layouts hires implements (MPI4DL); figures and tables are cited
-    by its own numbers. Its hardware (sections 2.4 and 3.5): NVIDIA A100 40 GB, two in a node,
-    nodes connected by Mellanox HDR InfiniBand, 200 Gbit/s.
+    by its own numbers. Its hardware is :mod:`hires.plan.simulation.published_machine`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 from typing import Any
 
 from hires.bench.contestants import bench_data
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.published import TABLE_2_1
+from hires.core.precisions import INT8
+from hires.core.published import TABLE_2_1, TABLE_2_1_RUN, numbers_of
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.simulation.costs import Device, Roofline
-from hires.plan.simulation.simulate import Link, Network, simulate
+from hires.plan.simulation.published_machine import CLUSTER, calibrated
+from hires.plan.simulation.simulate import simulate
+
+
+def with_published(row: dict[str, Any], layouts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns a row with what the text gives for its figure or table of chapter 2.
+
+    A row of another chapter states its own number, or none.
+    """
+    figure, precision = row["where"].removeprefix("Fig. "), row.get("precision", "fp32")
+    if row["where"] == "Table 2.1":
+        return {**row, "published": TABLE_2_1[precision][0]}
+    tiles = math.prod(layouts.get(row.get("layout", ""), {}).get("parallel", {}).get("tiles", [1]))
+    places = {(image, n) for image in (None, row.get("image")) for n in (None, tiles)}
+    for one in numbers_of(figure):
+        if one.precision == precision and (one.image, one.tiles) in places:
+            return {**row, "published": one.value}
+    return row
+
 
 _DATA = bench_data("thesis.yaml")
-NETWORKS: dict[str, dict[str, Any]] = _DATA["networks"]
+# What the thesis calls ResNet101 is MPI4DL's network of depth 110 (n=12).
+NETWORKS: dict[str, dict[str, Any]] = {"resnet": TABLE_2_1_RUN["model"], **_DATA["networks"]}
 LAYOUTS: dict[str, dict[str, Any]] = _DATA["layouts"]
-RATIOS: list[dict[str, Any]] = _DATA["ratios"]
+RATIOS: list[dict[str, Any]] = [with_published(row, LAYOUTS) for row in _DATA["ratios"]]
 """Everything that is predicted; ``base`` and ``layout`` are keys of LAYOUTS."""
 MEANING: str = _DATA["meaning"]
 """How to read the table."""
@@ -38,23 +58,9 @@ BOUND = 1.3
 """Factor between predicted and published above which a row is a question."""
 
 # Table 2.1: "ResNet101" on one A100, inference of 256x256 images, batches of 64.
-CALIBRATION_IMAGE, CALIBRATION_BATCH = 256, 64
-PUBLISHED_IMG_PER_S = {precision: TABLE_2_1[precision][1] for precision in TABLE_2_1}
-
-MEMORY_BYTES_PER_S = 0.8 * 1555e9
-"""An A100 40 GB has 1555 GB/s (data sheet); element-wise kernels reach some four fifths."""
-LAUNCH_S = 10e-6
-"""Of one operation of PyTorch in eager mode."""
-CLUSTER = Network(
-    # NVLink 3 between two A100: 300 GB/s each way; 10 us for a message of a GPU-aware MPI. The text
-    # does not say how the two are connected.
-    near=Link(10e-6, 0.8 * 300e9),
-    # HDR: 25 GB/s each way; 20 us through the host adapter, with the copy's synchronisation.
-    far=Link(20e-6, 0.9 * 25e9),
-    ranks_per_node=2,
-)
-BISECTIONS = 60
-"""Halvings of the interval that holds the device's speed; far below a float's precision."""
+CALIBRATION_IMAGE, CALIBRATION_BATCH = TABLE_2_1_RUN["image"], TABLE_2_1_RUN["batch"]
+# A plan of int8 needs scales; `hires sweep experiment=fig2.4` predicts it.
+PUBLISHED_IMG_PER_S = {name: row[1] for name, row in TABLE_2_1.items() if name != INT8}
 
 
 def predict(row: dict[str, Any]) -> dict[str, Any]:
@@ -111,19 +117,9 @@ def _side(row: dict[str, Any], side: str, task: str) -> dict[str, Any]:
 
 @functools.cache
 def device(precision: str) -> Device:
-    """Returns the device on which the model infers as fast as the thesis measured.
-
-    Bisection on the speed of the arithmetic, since memory and launches take time of their own.
-    """
+    """Returns the device on which the model infers as fast as the thesis measured."""
     plan = calibration_plan(precision)
-    wanted_s = CALIBRATION_BATCH / PUBLISHED_IMG_PER_S[precision]
-    low, high = 1e9, 1e18
-    for _ in range(BISECTIONS):
-        middle = (low * high) ** 0.5
-        costs = Roofline(plan, Device(middle, MEMORY_BYTES_PER_S, LAUNCH_S))
-        slow = simulate(plan, costs).step_s > wanted_s
-        low, high = (middle, high) if slow else (low, middle)
-    return Device(high, MEMORY_BYTES_PER_S, LAUNCH_S)
+    return calibrated(plan, CALIBRATION_BATCH, PUBLISHED_IMG_PER_S[precision])
 
 
 def calibration_plan(precision: str) -> Plan:

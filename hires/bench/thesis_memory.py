@@ -22,7 +22,7 @@ import statistics
 from typing import Any
 
 from hires.bench.contestants import bench_data
-from hires.bench.thesis import LAYOUTS, NETWORKS, planned
+from hires.bench.thesis import LAYOUTS, NETWORKS, planned, with_published
 from hires.engine.caching_allocator import Block, CachingAllocator
 from hires.engine.footprint import footprint
 from hires.nets.mpi4dl_resnet import STEM
@@ -30,9 +30,9 @@ from hires.plan.event import BYTES
 from hires.plan.gpu_memory import CONTEXT_BYTES
 
 _DATA = bench_data("thesis.yaml")
-FIGURES: list[dict[str, Any]] = _DATA["memory"]
+FIGURES = [with_published(row, LAYOUTS) for row in _DATA["memory"]]
 """What is published, in GB, and the readings of each figure."""
-RATIOS: list[dict[str, Any]] = _DATA["memory_ratios"]
+RATIOS = [with_published(row, LAYOUTS) for row in _DATA["memory_ratios"]]
 """The same of ratios between two precisions."""
 MEANING: str = _DATA["memory_meaning"]
 RATIOS_MEANING: str = _DATA["memory_ratios_meaning"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Span, StepSpans
 from hires.plan.event import ALONE, BYTES, JOINT, Event
-from hires.plan.graph import update_nodes
+from hires.plan.graph import Node, update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of, is_list
 from hires.plan.layout import shares_of
@@ -146,17 +146,17 @@ Costs = ActionCosts | Roofline
 def _modelled(plan: Plan, device: Device, stage: Stage, tile: int, back: bool) -> list[float]:
     seconds = []
     for step in steps_of(plan, stage, back):
-        node, numbers = step.node, 0.0
+        node, num_bytes = step.node, 0.0
         if facts_of(node.kind).view or node.shape is None:
             seconds.append(0.0)
             continue
         for value in (node.name, *node.inputs):
             if not is_list(plan.graph, value):
                 share = shares_of(plan, stage, value)[tile]
-                numbers += share * math.prod(plan.graph.shape(value))
-        numbers += sum(plan.graph.params[name].num_elements for name in node.params)
+                num_bytes += share * _value_bytes(plan, value)
+        num_bytes += _params_bytes(plan, node)
         flops = shares_of(plan, stage, node.name)[tile] * node.flops
-        least_s = _least_s(plan, device, flops, numbers)
+        least_s = _least_s(device, flops, num_bytes)
         stopped_s = device.halo_s * sum(op.kind == "halo" for op in step.comm)
         seconds.append(BACK * least_s if step.back else least_s + stopped_s)
     return seconds
@@ -171,16 +171,29 @@ def _buffers_s(plan: Plan, device: Device, stage: int) -> float:
     for node in update_nodes(nodes, values):
         if facts_of(node.kind).view or node.shape is None:
             continue
-        read = [graph.shape(v) for v in (node.name, *node.inputs) if not is_list(graph, v)]
-        numbers = sum(map(math.prod, read))
-        numbers += sum(graph.params[name].num_elements for name in node.params)
-        each_s += _least_s(plan, device, node.flops, numbers)
+        read = [v for v in (node.name, *node.inputs) if not is_list(graph, v)]
+        num_bytes = sum(_value_bytes(plan, value) for value in read) + _params_bytes(plan, node)
+        each_s += _least_s(device, node.flops, num_bytes)
     return plan.pieces * each_s
 
 
-def _least_s(plan: Plan, device: Device, flops: float, numbers: float) -> float:
-    bytes_s = numbers * BYTES[plan.dtype] / device.bytes_per_s
-    return max(flops / device.flops_per_s, bytes_s, device.launch_s)
+def _value_bytes(plan: Plan, value: str) -> int:
+    """Returns the bytes of a whole value; integers, as those of int8, have a width of their own."""
+    made = plan.graph.by_name.get(value)
+    return math.prod(plan.graph.shape(value)) * _width(plan, None if made is None else made.dtype)
+
+
+def _params_bytes(plan: Plan, node: Node) -> int:
+    params = [plan.graph.params[name] for name in node.params]
+    return sum(param.num_elements * _width(plan, param.dtype) for param in params)
+
+
+def _width(plan: Plan, dtype: str | None) -> int:
+    return BYTES[plan.dtype if dtype is None or "float" in dtype else dtype]
+
+
+def _least_s(device: Device, flops: float, num_bytes: float) -> float:
+    return max(flops / device.flops_per_s, num_bytes / device.bytes_per_s, device.launch_s)
 
 
 def _busy_pieces(spans: list[Span]) -> list[float]:
