@@ -11,7 +11,7 @@ import yaml
 from hires.cli.compose.choices import EXPERIMENTS, conf_dir, config_keys, experiments, groups
 from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.sweep_points import compose_all
+from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 
@@ -38,9 +38,13 @@ def test_choice_composes(path):
 def test_stored_sweep_has_points_that_go_together(name):
     words, stored = stored_sweep([f"experiment={name}"], None)
     assert words == []
-    points = compose_all(axes_of(stored.words, [], groups()), Composer(None), None)
-    assert len(points.valid) > 1
-    assert not points.excluded
+    zipped, where = stored.options.get("zip", []), stored.options.get("where")
+    keeps = None if where is None else Where(where, groups())
+    for added in ([], stored.small):
+        axes = axes_of([*stored.words, *added], zipped, groups())
+        points = compose_all(axes, Composer(None), keeps)
+        assert len(points.valid) > 1
+        assert not points.excluded
 
 
 @pytest.mark.parametrize("path", EVERY, ids=ids)

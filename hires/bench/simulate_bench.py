@@ -27,7 +27,7 @@ import torch
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
 from hires.bench.ranks import run_program, run_ranks
-from hires.bench.thesis import BOUND, CLUSTER, MEANING, RATIOS, device, factor_off, predict
+from hires.bench.thesis import BOUND, MEANING, RATIOS, device, factor_off, predict
 from hires.bench.thesis_memory import FIGURES, RATIOS_MEANING, predict_memory
 from hires.bench.thesis_memory import MEANING as MEMORY_MEANING
 from hires.bench.thesis_memory import RATIOS as MEMORY_RATIOS
@@ -43,6 +43,7 @@ from hires.plan.route_choice import OF_ALL, table_of
 from hires.plan.routes import parse_route
 from hires.plan.simulation.costs import measured_costs
 from hires.plan.simulation.measured_network import MeasuredNetwork
+from hires.plan.simulation.published_machine import CLUSTER
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.plan.table_gains import MeasuredSeconds
 
