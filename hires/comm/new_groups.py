@@ -159,4 +159,5 @@ def _share_memory(group: Group, mail_bytes: int, spins: int) -> SharedMemory | S
         shared.num_bytes(group.size, mail_bytes),
         f"the exchange of ranks {group.ranks[0]} to {group.ranks[-1]}",
     )
-    return SharedMemory(memory, group.size, group.index, transport.timeout_s, mail_bytes, spins)
+    limit_s = transport.timeout_s
+    return SharedMemory(memory, group.ranks, group.index, limit_s, mail_bytes, spins)

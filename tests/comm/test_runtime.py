@@ -22,6 +22,7 @@ from tests.helpers.comm_jobs import (
     no_room,
     silent_peer,
     sums_of_rank,
+    uneven_gather,
 )
 from tests.helpers.ranks import run_ranks
 
@@ -95,10 +96,10 @@ def test_full_shared_memory_is_named_by_all_members():
 
 def test_mailboxes_have_the_places_that_the_proof_counts_on():
     memory = memoryview(bytearray(shared.num_bytes(2, MAIL_BYTES)))
-    here, there = (shared.SharedMemory(memory, 2, index, 0.05, MAIL_BYTES) for index in (0, 1))
+    here, there = (shared.SharedMemory(memory, [3, 7], index, 0.05, MAIL_BYTES) for index in (0, 1))
     for number in range(SLOTS):
         here.send(torch.tensor([number]), 1)
-    with pytest.raises(CommError, match="member 1 to read"):
+    with pytest.raises(CommError, match="rank 7 to read"):
         here.send(torch.tensor([SLOTS]), 1)
     buffers = [torch.zeros(1, dtype=torch.int64) for _ in range(SLOTS)]
     receives = [there.expect(buffer, 0) for buffer in buffers]
@@ -107,6 +108,17 @@ def test_mailboxes_have_the_places_that_the_proof_counts_on():
     for receive in receives:
         receive()
     assert [int(buffer) for buffer in buffers] == [*range(SLOTS)]
+
+
+def test_gathers_of_other_sizes_are_named_by_all_ranks_of_the_group():
+    assert run_ranks(uneven_gather, 3) == [
+        "",
+        *[
+            "an all-gather among ranks [1, 2] over shm failed: "
+            "rank 2 gathers 24 bytes where rank 1 gathers 16"
+        ]
+        * 2,
+    ]
 
 
 def test_time_line_of_a_large_group_names_no_ranks():

@@ -113,6 +113,24 @@ def late_gather(world: World, done: Path) -> str:
     return "no error"
 
 
+def uneven_gather(world: World) -> str:
+    """Ranks 1 and 2 gather tensors of two sizes through memory; returns what they are told."""
+    comm.init(world=world, timeout_s=60)
+    made = comm.make_groups([[1, 2]], 1)
+    text = ""
+    if made:
+        assert made[0].shared is not None
+        try:
+            comm.all_gather_stacked(torch.zeros(1 + world.rank, dtype=torch.float64), made[0])
+        except CommError as error:
+            text = str(error)
+        gathered = comm.all_gather_stacked(torch.tensor([world.rank]), made[0])
+        assert gathered.tolist() == [[1], [2]]
+    with contextlib.suppress(CommError):
+        comm.shutdown()
+    return text
+
+
 def silent_peer(world: World) -> str:
     """Rank 1 never answers; returns what rank 0 is told."""
     comm.init(world=world, timeout_s=3)

@@ -446,3 +446,16 @@ def other_sizes(world: World, sent: int, taken: int) -> tuple[str, str]:
     except CommError as error:
         last = str(error)
     return first, last
+
+
+def different_groups(world: World) -> list[str]:
+    """Returns how the making of groups ends: alike, of other ranks on rank 1, and alike again."""
+    comm.init(["mpi"], world=world, timeout_s=60)
+    told = []
+    for ranks in ([0, 2], [1, 2] if world.rank == 1 else [0, 2], [0, 1, 2]):
+        try:
+            told.append(repr(comm.new_group(ranks).ranks))
+        except CommError as error:
+            told.append(str(error))
+    comm.shutdown()
+    return told

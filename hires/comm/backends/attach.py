@@ -55,12 +55,9 @@ class _Vector(ctypes.Structure):  # struct iovec: a piece of memory
 
 
 class PeerMemory:
-    """The memory of a group's ranks, as one of them sees it; ``index`` is its position.
+    """The memory of a group's ``ranks``, as the one at position ``index`` sees it."""
 
-    ``ranks``: their numbers in errors; by default their positions.
-    """
-
-    def __init__(self, gather: Gather, index: int, ranks: Sequence[int] = ()) -> None:
+    def __init__(self, gather: Gather, index: int, ranks: Sequence[int]) -> None:
         self._gather, self._ranks = gather, ranks
         self._index = index
         self._read = _reader()
@@ -144,7 +141,7 @@ class PeerMemory:
         places = [word for one in tensors for word in (one.data_ptr(), one.nbytes)]
         given = self._gather(torch.tensor([*header, *places], dtype=torch.int64))
         headers, sizes = given[:, :2].tolist(), given[:, 3::2]
-        names = [f"rank {rank}" for rank in self._ranks or range(len(headers))]
+        names = [f"rank {rank}" for rank in self._ranks]
         verb = _CALLS[header[0]].split()[0]
         for place, (call, count) in enumerate(headers):
             if headers[place] != headers[0]:
@@ -181,7 +178,8 @@ class PeerMemory:
             if self._read(here + done, self._pids[rank], there + done, size) != size:
                 code = ctypes.get_errno()
                 why = os.strerror(code) if code else "only in part"
-                raise OSError(code, f"reading the memory of process {self._pids[rank]}: {why}")
+                owner = f"rank {self._ranks[rank]} (process {self._pids[rank]})"
+                raise OSError(code, f"reading the memory of {owner}: {why}")
 
     def _reaches(self, places: Tensor) -> bool:
         # Each rank reads the number that every other one has prepared: the call may exist and be

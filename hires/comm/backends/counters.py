@@ -83,16 +83,24 @@ class Counters:
     """Counters in the first bytes of a writable ``memory`` of zeros, after ``num_words`` words.
 
     This rank sleeps on the word at ``index``. A thread that changes a counter wakes the ranks that
-    may wait for it.
+    may wait for it. ``ranks``: numbers of the members in errors.
     """
 
     def __init__(
-        self, memory: memoryview, num_words: int, index: int, timeout_s: float, spins: int
+        self,
+        memory: memoryview,
+        num_words: int,
+        index: int,
+        timeout_s: float,
+        spins: int,
+        ranks: Sequence[int],
     ) -> None:
         self.timeout_s, self._spins, self._index = timeout_s, spins, index
+        self._ranks = ranks
         self._num_words = num_words
         self.words = memory[: num_words * LINE].cast("i")[:: LINE // 4]
-        self.values = memory[num_words * LINE :].cast("q")[:: LINE // 8]
+        self._lines = memory[num_words * LINE :].cast("q")
+        self.values = self._lines[:: LINE // 8]
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._lock = threading.Lock()
         self._processes = memory[: num_words * LINE].cast("q")
@@ -146,6 +154,17 @@ class Counters:
         address, span = self._begin + word * LINE, _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
         return bool(self._call(_SYS_FUTEX, address, _WAIT, 1, ctypes.addressof(span), 0, 0) == 0)
 
+    def note(self, counter: int, number: int, value: int) -> None:
+        """Keeps a number beside a counter, which the next change of the counter announces.
+
+        There is room for that of an even ``number`` and that of an odd one.
+        """
+        self._lines[counter * LINE // 8 + 1 + number % 2] = value
+
+    def noted(self, counter: int, number: int) -> int:
+        """Returns the number that :meth:`note` has kept."""
+        return self._lines[counter * LINE // 8 + 1 + number % 2]
+
     def arrive(self, row: Sequence[int], value: int) -> None:
         """Sets this rank's counter of a row, one for each rank; the last to come wakes the others.
 
@@ -160,35 +179,35 @@ class Counters:
         for word in range(self._num_words):
             self.ring(word)
 
-    def meet(
-        self, row: Sequence[int], value: int, what: str, ranks: Sequence[int], kind: str = "rank"
-    ) -> None:
+    def meet(self, row: Sequence[int], value: int, what: str) -> None:
         """Returns once all counters of a row, one for each rank, have reached a value.
 
-        ``ranks`` are the numbers of the members of the row in errors, which are those of
-        :meth:`wait`.
+        Errors are those of :meth:`wait`.
         """
         values = self.values
         try:
             for counter in row:
                 self.wait(counter, value, what, row=row)
         except EndedError:
-            ended = [i for i, c in enumerate(row) if values[c] < value and self.has_ended(i)]
-            names = " and ".join(f"{kind} {ranks[i]}" for i in ended)
+            ended = [
+                self._ranks[i]
+                for i, counter in enumerate(row)
+                if values[counter] < value and self.has_ended(i)
+            ]
+            names = " and ".join(f"rank {rank}" for rank in ended)
             verb = "have" if len(ended) > 1 else "has"
-            of_world = [ranks[i] for i in ended] if kind == "rank" else ()
-            raise EndedError(f"waiting for {what}: {names} {verb} ended", of_world) from None
+            raise EndedError(f"waiting for {what}: {names} {verb} ended", ended) from None
         except PeerError as error:
-            late = [ranks[i] for i, counter in enumerate(row) if values[counter] < value]
-            raise PeerError(f"{error}; {kind}s {late} are behind") from None
+            late = [self._ranks[i] for i, counter in enumerate(row) if values[counter] < value]
+            raise PeerError(f"{error}; ranks {late} are behind") from None
 
     def wait(
         self, counter: int, value: int, what: str, member: int = -1, row: Sequence[int] = ()
     ) -> None:
         """Returns once a counter has reached a value.
 
-        ``what`` names it, with ``member``, the rank that changes it, in place of ``%d``; or it is
-        one of a ``row``, all of which must reach the value.
+        ``what`` names it, with the rank of the ``member`` that changes it in place of ``%d``; or it
+        is one of a ``row``, all of which must reach the value.
 
         Raises:
             EndedError: a rank that must change one of them has ended.
@@ -213,16 +232,16 @@ class Counters:
             left_s = limit_s - now_s
             if now_s > look_s:
                 look_s = now_s + SLICE_S
-                for rank, other in enumerate(row) if row else [(member, counter)]:
-                    if rank < 0 or values[other] >= value or not self.has_ended(rank):
+                for place, other in enumerate(row) if row else [(member, counter)]:
+                    if place < 0 or values[other] >= value or not self.has_ended(place):
                         continue
                     if values[other] < value:  # it may have come before it ended
-                        raise EndedError(f"waiting for {_named(what, rank)}: it has ended")
+                        text = f"waiting for {self._named(what, place)}: it has ended"
+                        raise EndedError(text, [self._ranks[place]])
             if left_s <= 0:
                 limit = f"took over {self.timeout_s:g} s"
-                raise PeerError(f"waiting for {_named(what, member)} {limit}")
+                raise PeerError(f"waiting for {self._named(what, member)} {limit}")
             self.doze(self._index, min(left_s, SLICE_S))
 
-
-def _named(what: str, member: int) -> str:
-    return what % member if "%d" in what else what
+    def _named(self, what: str, member: int) -> str:
+        return what % self._ranks[member] if "%d" in what else what

@@ -12,6 +12,7 @@ import datetime
 import functools
 import threading
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,16 +131,19 @@ class MpiWorld(Composed):
         timeout: datetime.timedelta | None = None,
         members_only: bool = False,
     ) -> MpiGroup:
-        """Makes a communicator; all ranks of the world call it in one order, or its members."""
+        """Makes a communicator; all ranks of the world call it in one order, or its members.
+
+        They wait for each other for as long as the world does, or the group, if that is longer.
+        CommError: a rank did not come, or makes another group at this place. Only a rank that ends
+        within the MPI's own call, right after all have met, leaves the others there.
+        """
         ranks = self._all.ranks if ranks is None else sorted(ranks)
         timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
         # The MPI call has no time limit, so all ranks meet under one before it.
-        if not members_only:
-            self.barrier()
+        limit = datetime.timedelta(seconds=max(timeout_s, self._all.timeout_s))
+        self._meet(ranks if members_only else self._all.ranks, ranks, limit)
         if self._rank not in ranks:
             return MpiGroup(ranks, -1, timeout_s, None)
-        if members_only:
-            self._meet(ranks)
         with self._progress.lock:
             group = self._mpi.COMM_WORLD.Get_group().Incl(ranks)
             comm = self._mpi.COMM_WORLD.Create_group(group)
@@ -169,17 +173,28 @@ class MpiWorld(Composed):
             with self._progress.lock:
                 comm.Free()
 
-    def _meet(self, ranks: list[int]) -> None:
-        # A barrier of ranks that have no communicator yet, of 5 for example:
+    def _meet(self, among: list[int], ranks: list[int], limit: datetime.timedelta) -> None:
+        # Returns once all ranks of ``among``, which may have no communicator yet, make a group of
+        # the same ``ranks``. Each passes on the least and largest (group, rank) that it has seen:
         #     0 -> 1 -> 2 -> 3 -> 4 -> 0,   then each to the second behind it,   then to the fourth
-        mark, place, step = torch.zeros(1, dtype=torch.uint8), ranks.index(self._rank), 1
-        while step < len(ranks):
-            after, before = (ranks[(place + by) % len(ranks)] for by in (step, -step))
-            works = [self.irecv(mark.clone(), before, None, MEETING_TAG)]
-            works.append(self.isend(mark, after, None, MEETING_TAG))
+        own = zlib.crc32(str(ranks).encode()) * TAGS + self._rank
+        seen, place, step = [own, own], among.index(self._rank), 1
+        while step < len(among):
+            after, before = (among[(place + by) % len(among)] for by in (step, -step))
+            given, taken = torch.tensor(seen), torch.tensor(seen)
+            works = [self.irecv(taken, before, None, MEETING_TAG)]
+            works.append(self.isend(given, after, None, MEETING_TAG))
             for work in works:
-                work.wait()
+                work.wait(limit)
+            least, largest = taken.tolist()
+            seen = [min(seen[0], least), max(seen[1], largest)]
             step *= 2
+        (one, first), (other, second) = (divmod(number, TAGS) for number in seen)
+        if one != other:
+            raise CommError(
+                f"ranks {first} and {second} make different groups at the same time, and this rank "
+                f"one of ranks {ranks}; all ranks make the same groups in one order"
+            )
 
     def members(self, group: MpiGroup | None) -> MpiGroup:
         """Returns a handle, or that of the world."""

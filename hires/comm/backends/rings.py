@@ -56,7 +56,9 @@ class Rings:
     ) -> None:
         self.num_ranks, self.index = num_ranks, index
         begin = counters.num_bytes(2 * num_ranks, 2 * num_ranks**2)
-        self.counters = Counters(memory[:begin], 2 * num_ranks, index, timeout_s, spins)
+        self.counters = Counters(
+            memory[:begin], 2 * num_ranks, index, timeout_s, spins, range(num_ranks)
+        )
         self.helper = num_ranks + index  # its word
         self._cell = cell_bytes(num_ranks)
         self.most = self._cell - LINE  # bytes of a record

@@ -51,7 +51,7 @@ class Rounds:
         self._ranks, num_ranks = ranks, len(ranks)  # named in errors
         self._num_ranks, self._index, self._members = num_ranks, index, range(num_ranks)
         begin = counters.num_bytes(num_ranks, 3 * num_ranks)
-        self._counters = Counters(memory[:begin], num_ranks, index, timeout_s, spins)
+        self._counters = Counters(memory[:begin], num_ranks, index, timeout_s, spins, ranks)
         self._slot_bytes = slot_bytes(num_ranks)
         self._part_bytes = self._slot_bytes // num_ranks // LINE * LINE
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
@@ -209,7 +209,7 @@ class Rounds:
     def _meet(self, number: int) -> None:
         self._number = number
         self._counters.arrive(self._members, number)
-        self._counters.meet(self._members, number, "the others", self._ranks)
+        self._counters.meet(self._members, number, "the others")
 
     def _most(self, number: int, wanted: Sequence[tuple[int, int]]) -> int:
         # What the rank that gives most gives in all, when all have met.

@@ -4,7 +4,8 @@ Tiles exchange statistics and borders hundreds of times a step, and wait for eac
 Over TCP a busy machine takes a millisecond for each, since the transport's thread must first get a
 core. Here the members of a group map one file in memory (``memory_files``):
 
-    arrived[r]       number of the last gather that rank r has written        written by r only
+    arrived[r]       number of the last gather that rank r has written, and   written by r only
+                     beside it the bytes of gathers k % 2
     written[s][t]    messages that s has written for t                        written by s only
     read[s][t]       messages from s that t has read                          written by t only
     gathers[2][r]    tensor that rank r gives to gather k, in slot k % 2
@@ -14,7 +15,7 @@ core. Here the members of a group map one file in memory (``memory_files``):
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -22,11 +23,12 @@ from hires.comm.backends import counters
 from hires.comm.backends.attach import PeerMemory
 from hires.comm.backends.counters import Counters
 from hires.comm.backends.host_memory import copy
+from hires.core.errors import PeerError
 from hires.core.ranks.mailbox_limits import GATHER_BYTES, SLOTS
 
 
 class SharedMemory:
-    """The memory of a group as its rank at position ``index`` sees it.
+    """The memory of a group of ``ranks`` as the one at position ``index`` sees it.
 
     ``memory`` holds :func:`num_bytes` zeros at first. ``mail_bytes`` is the largest message between
     two members; 0: there is room for gathers only. ``spins``: how long a wait looks before it
@@ -36,16 +38,17 @@ class SharedMemory:
     def __init__(
         self,
         memory: memoryview,
-        num_ranks: int,
+        ranks: Sequence[int],
         index: int,
         timeout_s: float,
         mail_bytes: int,
         spins: int = counters.SPINS,
     ) -> None:
         self.mail_bytes = mail_bytes
-        self._num_ranks, self._index = num_ranks, index
+        self._num_ranks, self._index, self._ranks = len(ranks), index, ranks
+        num_ranks = len(ranks)
         split = counters.num_bytes(num_ranks, _num_counters(num_ranks))
-        self._counters = Counters(memory[:split], num_ranks, index, timeout_s, spins)
+        self._counters = Counters(memory[:split], num_ranks, index, timeout_s, spins, ranks)
         self._arrived = range(num_ranks)  # then [source][target], written and read
         self._written, self._read = num_ranks, num_ranks + num_ranks**2
         self._gathers = ctypes.addressof(ctypes.c_char.from_buffer(memory, split))
@@ -54,7 +57,22 @@ class SharedMemory:
         self._sent, self._expected = [0] * num_ranks, [0] * num_ranks
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, stacked in their order; CommError: one did not come."""
+        """Returns the tensors of all ranks, stacked in their order.
+
+        CommError: a rank did not come, or gives another number of bytes; all ranks raise that one.
+        """
+        gathered, sizes = self._gather(tensor)
+        for rank, num_bytes in zip(self._ranks, sizes, strict=True):
+            if num_bytes != sizes[0]:
+                raise PeerError(
+                    f"rank {rank} gathers {num_bytes} bytes where rank {self._ranks[0]} gathers "
+                    f"{sizes[0]}"
+                )
+        return gathered
+
+    def _gather(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
+        # The tensors of all ranks as far as they are as long as this one's, and their bytes.
+        #
         # Two slots are enough: a rank that writes gather k + 2 has seen all members in gather
         # k + 1, so all have read k, and no slot is overwritten unread.
         #
@@ -64,13 +82,14 @@ class SharedMemory:
         slots, size = self._gathers + number % 2 * self._num_ranks * GATHER_BYTES, tensor.nbytes
         given = tensor.contiguous()
         copy(slots + self._index * GATHER_BYTES, given.data_ptr(), size)
+        self._counters.note(self._index, number, size)
         self._counters.arrive(self._arrived, number)
-        self._counters.meet(self._arrived, number, "a gather", self._arrived, "member")
+        self._counters.meet(self._arrived, number, "a gather")
         gathered = given.new_empty((self._num_ranks, *given.shape))
         place = gathered.data_ptr()
         for member in self._arrived:
             copy(place + member * size, slots + member * GATHER_BYTES, size)
-        return gathered
+        return gathered, [self._counters.noted(member, number) for member in self._arrived]
 
     # Message k from s to t:
     #
@@ -83,7 +102,7 @@ class SharedMemory:
         """Writes a message for a member; waits only while two earlier ones are unread."""
         self._sent[target] = number = self._sent[target] + 1
         pair, given = self._index * self._num_ranks + target, tensor.contiguous()
-        self._counters.wait(self._read + pair, number - SLOTS, "member %d to read", target)
+        self._counters.wait(self._read + pair, number - SLOTS, "rank %d to read", target)
         copy(self._slot(pair, number), given.data_ptr(), given.nbytes)
         self._counters.values[self._written + pair] = number
         self._counters.wake(target)
@@ -94,7 +113,7 @@ class SharedMemory:
         pair = source * self._num_ranks + self._index
 
         def receive() -> None:
-            self._counters.wait(self._written + pair, number, "a message of member %d", source)
+            self._counters.wait(self._written + pair, number, "a message of rank %d", source)
             assert self._counters.values[self._read + pair] == number - 1, (
                 "messages read out of order"
             )
@@ -109,7 +128,8 @@ class SharedMemory:
 
     def peers(self) -> PeerMemory | None:
         """Returns the members' own memory; None where they may not read each other's."""
-        peers = PeerMemory(self.gather, self._index)
+        # It compares what the ranks call itself, also where they give different numbers of tensors.
+        peers = PeerMemory(lambda tensor: self._gather(tensor)[0], self._index, self._ranks)
         return peers if peers.works else None
 
     def _slot(self, pair: int, number: int) -> int:

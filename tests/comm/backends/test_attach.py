@@ -51,7 +51,7 @@ def test_ranks_with_tensors_of_other_sizes_are_named(shapes, text):
 def errors_of(*calls):
     """Returns what each of two ranks raises in its call."""
     memory = memoryview(mmap.mmap(-1, shared.num_bytes(2, 64)))
-    ranks = [SharedMemory(memory, 2, rank, 60.0, 64, 0) for rank in range(2)]
+    ranks = [SharedMemory(memory, [3, 7], rank, 60.0, 64, 0) for rank in range(2)]
 
     def job(rank):
         peers = ranks[rank].peers()
@@ -73,7 +73,7 @@ def test_ranks_in_different_operations_are_named():
         lambda peers: peers.read_parts([[one] for one in tensors]),
     )
     assert errors in (
-        ["rank 1 reads parts of 2 tensors where rank 0 reduces parts of 2 tensors"] * 2,
+        ["rank 7 reads parts of 2 tensors where rank 3 reduces parts of 2 tensors"] * 2,
         ["forbidden"] * 2,
     )
 
@@ -88,7 +88,7 @@ def test_numbers_of_tensors_are_compared_whole(share):
         return lambda peers: peers.reduce_parts([[], tensors[:count]])
 
     verb = "reduces" if share == "sum" else "reduces parts of"
-    text = f"rank 1 {verb} {MAX_TENSORS} tensors where rank 0 {verb} {MAX_TENSORS + 5} tensors"
+    text = f"rank 7 {verb} {MAX_TENSORS} tensors where rank 3 {verb} {MAX_TENSORS + 5} tensors"
     errors = errors_of(call(MAX_TENSORS + 5), call(MAX_TENSORS))
     assert errors in ([text] * 2, ["forbidden"] * 2)
 

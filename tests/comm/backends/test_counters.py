@@ -23,8 +23,10 @@ LONG_S = 20.0
 
 
 def pair(num_ranks: int = 2, spins: int = 0, timeout_s: float = PATIENCE_S) -> list[Counters]:
+    """Returns the counters of ranks 5, 7 and so on."""
     memory = memoryview(mmap.mmap(-1, counters.num_bytes(num_ranks, num_ranks)))
-    return [Counters(memory, num_ranks, index, timeout_s, spins) for index in range(num_ranks)]
+    ranks = range(5, 5 + 2 * num_ranks, 2)
+    return [Counters(memory, num_ranks, i, timeout_s, spins, ranks) for i in range(num_ranks)]
 
 
 def test_wait_for_a_process_that_has_ended_ends():
@@ -34,11 +36,12 @@ def test_wait_for_a_process_that_has_ended_ends():
         second._note_process(process.pid, birth)
         assert not any(first.has_ended(member) for member in range(3))
         process.kill()
-    with pytest.raises(EndedError, match="waiting for a gather of member 1: it has ended"):
-        first.wait(1, 1, "a gather of member %d", 1)
+    with pytest.raises(EndedError, match="waiting for a gather of rank 7: it has ended") as error:
+        first.wait(1, 1, "a gather of rank %d", 1)
+    assert error.value.ranks == (7,)
     first.arrive(range(3), 1)
     with pytest.raises(EndedError, match="waiting for the others: rank 7 has ended"):
-        first.meet(range(3), 1, "the others", [5, 7, 9])  # rank 9 is late, and lives
+        first.meet(range(3), 1, "the others")  # rank 9 is late, and lives
     third._note_process(os.getpid(), birth)  # its number was given to another process
     assert first.has_ended(2)
     third._space += 1
@@ -62,7 +65,7 @@ def meet(here: Counters, index: int) -> None:
     for number in range(1, HAND_OVERS + 1):
         here.arrive(range(3), number)
         for member in range(3):
-            here.wait(member, number, "member %d", member)
+            here.wait(member, number, "rank %d", member)
 
 
 @pytest.mark.parametrize("spins", [0, 1, 100])
@@ -117,5 +120,5 @@ def test_several_threads_of_a_rank_sleep_on_one_word():
 
 def test_wait_for_a_rank_that_died_ends_in_time_and_names_it():
     here, _ = pair(timeout_s=0.05)
-    with pytest.raises(CommError, match=r"waiting for member 1 took over 0\.05 s"):
-        here.wait(1, 1, "member %d", 1)
+    with pytest.raises(CommError, match=r"waiting for rank 7 took over 0\.05 s"):
+        here.wait(1, 1, "rank %d", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,13 @@ def test_message_of_another_size_is_named_with_both_calls(mpi: str, tmp_path: Pa
         for text in (ends[1][0], ends[0][1]):
             assert "calls send of" in text
             assert "calls recv of" in text
+
+
+# The MPI calls that make two communicators met at no rank, and have no time limit.
+def test_ranks_that_make_different_groups_are_named_and_none_waits(mpi: str, tmp_path: Path):
+    found = run_mpi(mpi, mpi_jobs.different_groups, 3, folder=tmp_path)
+    for rank, (first, error, last) in enumerate(found):
+        assert (first, last) == ("[0, 2]", "[0, 1, 2]")
+        assert "make different groups at the same time, and this rank one of" in error
+        assert f"this rank one of ranks {[1, 2] if rank == 1 else [0, 2]}; all ranks" in error
+        assert re.search(r"ranks (1 and [02]|[02] and 1) make", error)
