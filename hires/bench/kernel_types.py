@@ -1,7 +1,8 @@
 """Counts the kernels that a step ran, by the type of numbers that they read.
 
 oneDNN lists every primitive that it executes (its verbose mode, Intel oneDNN developer guide), for
-hires and torch alike; it prints from C, so the file descriptor itself is redirected.
+hires and torch alike; it prints from C, so the file descriptor itself is redirected. ONNX Runtime
+and OpenVINO have listings of their own. All types carry oneDNN's names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -22,6 +24,17 @@ _EXECUTED = re.compile(
     r"onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
     r",[^,]+,[^,]*,.*?src[^:]*:(\w+):"
 )
+_HEAVY = re.compile(r"Conv|Deconv|Gemm|MatMul|FullyConnected")
+"""Nodes of ONNX Runtime and OpenVINO that are convolutions or products."""
+_NAMES = {
+    "float": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "uint8": "u8",
+    "int8": "s8",
+    "i8": "s8",
+}
+"""A library's name of a type -> oneDNN's, where they differ."""
 
 
 def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
@@ -46,6 +59,33 @@ def count_kernels(text: str) -> dict[str, int]:
     """Returns how many heavy primitives oneDNN's verbose output lists, by type."""
     found = [_EXECUTED.match(line) for line in text.splitlines()]
     return dict(collections.Counter(match[1] for match in found if match))
+
+
+def count_profile(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns how many convolutions and products a profile of ONNX Runtime lists, by type."""
+    found = [
+        next(iter(event["args"]["input_type_shape"][0]))
+        for event in events
+        if event.get("cat") == "Node"
+        and event["name"].endswith("_kernel_time")
+        and _HEAVY.search(event["args"]["op_name"])
+    ]
+    return dict(collections.Counter(_NAMES.get(kind, kind) for kind in found))
+
+
+def count_graph(nodes: Iterable[Mapping[str, str]]) -> dict[str, int]:
+    """Returns how many convolutions and products OpenVINO's model at run time has, by type.
+
+    ``nodes`` are their ``rt_info``. A node of 8 bits whose kernel (``primitiveType``) is not of 8
+    bits counts by that kernel: it converts what it reads.
+    """
+    found = []
+    for node in nodes:
+        if _HEAVY.search(node["layerType"]):
+            reads, kernel = node["runtimePrecision"], node["primitiveType"].rpartition("_")[2]
+            narrow = reads in ("u8", "i8") and kernel.lower() not in ("i8", "u8")
+            found.append(kernel.lower() if narrow else reads)
+    return dict(collections.Counter(_NAMES.get(kind, kind) for kind in found))
 
 
 def ran_as(precision: str, kernels: Mapping[str, int]) -> bool:

@@ -39,6 +39,7 @@ from hires.engine.build import build_rank
 from hires.engine.device import open_device
 from hires.engine.footprint import footprint
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.weights_file import open_weights
 from hires.plan.hardware import CPU, CUDA
 from hires.plan.plan import Plan
 
@@ -149,7 +150,8 @@ def measure_peaks(rank: int, config: RunConfig, plan: Plan) -> list[int]:
     """Runs a layout on one rank; returns the peak of every rank in bytes."""
     device = open_device(config.device, rank)
     meter = PeakMeter(config, device)
-    engine = build_rank(config, plan, rank, config.steps, device)
+    weights = open_weights(config.weights) if config.weights else None
+    engine = build_rank(config, plan, rank, config.steps, device, weights=weights)
     for step in range(config.steps):
         barrier()
         with meter.watch(step):

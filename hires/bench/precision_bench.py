@@ -1,9 +1,11 @@
 """Measures inference at several precisions beside other libraries: ``hires bench precision``.
 
 Rows of hires are one thread and two tiles of one thread each; torch, eager and compiled with
-freezing, has processes of its own with one thread. All compute the same network on the same images
-in turns, round by round. Each row says which kernels ran, and is wrong if most of them read another
-type than its precision. Exit codes: 0 done, 1 a row is wrong, 2 bad options.
+freezing, ONNX Runtime and OpenVINO have processes of their own with one thread (the latter two need
+pip install 'hires[peers]'). All compute the same network on the same images in turns, round by
+round, and calibrate 8 bits on the same images. Each row says which kernels ran, and is wrong if
+most of them read another type than its precision. Exit codes: 0 done, 1 a row is wrong, 2 bad
+options.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def measure(options: PrecisionOptions) -> Results:
     for case in cases_of(options):
         with tempfile.TemporaryDirectory(prefix="hires-precision-") as place:
             log.info("%s: weights, images and scales", case.title)
-            inputs = make_inputs(case, Path(place), options.weights, options.precisions)
+            inputs = make_inputs(case, Path(place), options)
             for rows in _measured(case, options, inputs):
                 cases[case.title] = rows
                 yield result_of(shown, cases)

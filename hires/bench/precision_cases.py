@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from hires.bench.bench_output import names_of, option
 from hires.bench.contestants import CLASSES, model_config
 from hires.bench.halo_bench import pixels_of
-from hires.core.config.run_config import ModelConfig, RunConfig, from_dict
+from hires.core.config.run_config import DataConfig, ModelConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
+from hires.data.source import open_source
 from hires.plan.route_choice import resolve
 
 MODELS = ("resnet50", "resnet101", "amoebanet", "unet")
 PRECISIONS = ("fp32", "bf16", INT8)
 OURS = {"hires": {}, "hires, 2 tiles": {"tiles": [1, 2]}}
 """Rows of hires and their ``parallel.*``; the first is one thread."""
-TORCH, COMPILED = "torch", "compiled"
+TORCH, COMPILED, ONNXRUNTIME, OPENVINO = "torch", "compiled", "onnxruntime", "openvino"
 PEERS = {
     TORCH: ("fp32", "bf16"),
     COMPILED: ("fp32", "bf16"),
+    ONNXRUNTIME: ("fp32", INT8),  # its CPU provider has no convolution in bf16
+    OPENVINO: ("fp32", "bf16", INT8),
 }
 """Other libraries, and the precisions that they run."""
+MADE = ("textures", "hard", "digits")
+"""Values of ``--data`` that need no folder."""
+UNET_CLASSES = 2
+"""Of every pixel, as a lesion and its surroundings."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,10 @@ class PrecisionOptions:
         ",".join(PEERS), "libraries to measure beside hires", parse=names_of([*PEERS])
     )
     weights: str = option("", "weights of the networks; none: random ones with batch statistics")
+    data: str = option(
+        "", f"images: {', '.join(MADE)}, or a folder of classes; none: synthetic ones"
+    )
+    calibration: int = option(32, "images that the scales of 8 bits are found on")
     rounds: int = option(7, "samples of every row")
     warmup: int = option(2, "rounds before them", low=0)
     memory: bool = option(True, "measure no peaks of memory of hires")
@@ -48,6 +61,9 @@ class PrecisionOptions:
     def __post_init__(self) -> None:
         if self.weights and len(self.models) > 1:
             raise ConfigError(f"--weights {self.weights} fits one network; name it with --models")
+        if self.data and self.data not in MADE and not Path(self.data).is_dir():
+            names = ", ".join(MADE)
+            raise ConfigError(f"--data {self.data} is no folder; name one, or use {names}")
 
 
 @dataclass(frozen=True)
@@ -57,18 +73,55 @@ class PrecisionCase:
     model: str
     image: int
     batch: int
+    data: str = ""
+    """As :attr:`PrecisionOptions.data`."""
 
     @property
     def title(self) -> str:
         """For tables."""
-        return f"{self.model}, {self.image}x{self.image}, batch {self.batch}"
+        images = f", {self.data}" if self.data else ""
+        return f"{self.model}, {self.image}x{self.image}, batch {self.batch}{images}"
+
+    @cached_property
+    def classes(self) -> int:
+        """As many as the data has; of synthetic images as many as is usual for the network."""
+        if self.data:
+            data = from_dict({"data": self.source()}).data
+            return open_source(data, (self.image, self.image), 3, 0).num_classes
+        return UNET_CLASSES if self.model == "unet" else CLASSES
 
     def network(self) -> dict[str, Any]:
         """Returns the values of ``model``."""
         if self.model == "unet":
-            return asdict(ModelConfig(name="unet"))
-        name = "amoebanet-18-208" if self.model == "amoebanet" else self.model
-        return asdict(model_config(name))
+            model = ModelConfig(name="unet")
+        else:
+            name = "amoebanet-18-208" if self.model == "amoebanet" else self.model
+            model = model_config(name)
+        return asdict(replace(model, classes=self.classes))
+
+    def source(self) -> dict[str, Any]:
+        """Returns the values of ``data`` that differ from their defaults.
+
+        Real images are those to validate with, so that a calibration takes the others.
+        """
+        if not self.data:
+            return {"classes": self.classes}
+        if self.data in MADE:
+            return {"name": self.data, "split": "validation"}
+        path = str(Path(self.data).absolute())
+        return {"name": "folder", "path": path, "split": "validation"}
+
+    def num_calibrated(self, least: int) -> int:
+        """Returns how many images are calibrated on: whole batches, ``least`` or more."""
+        return self.batch * -(-least // self.batch)
+
+    def calibration(self, least: int) -> RunConfig:
+        """Returns the config whose first step has the images that are calibrated on."""
+        config = self.config("fp32", {}, "", "")
+        split = "train" if self.data else "all"
+        length = max(DataConfig.length, self.num_calibrated(least))
+        data = replace(config.data, split=split, length=length)
+        return replace(config, batch=self.num_calibrated(least), data=data)
 
     def config(
         self, precision: str, layout: dict[str, Any], weights: str, scales: str
@@ -80,7 +133,7 @@ class PrecisionCase:
             "batch": self.batch,
             "steps": 1,
             "model": self.network(),
-            "data": {"classes": CLASSES, "prefetch": 0},
+            "data": {**self.source(), "prefetch": 0},
             "task": {"name": "infer"},
             "measure": {"warmup": 0},
             "parallel": layout,
@@ -95,7 +148,7 @@ class PrecisionCase:
 def cases_of(options: PrecisionOptions) -> list[PrecisionCase]:
     """Returns what is measured, the small ones first."""
     return [
-        PrecisionCase(model, image, batch)
+        PrecisionCase(model, image, batch, options.data)
         for model in options.models
         for image in sorted(options.images)
         for batch in sorted(options.batches)

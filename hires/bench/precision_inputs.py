@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hires.bench.contestants import CLASSES
-from hires.bench.precision_cases import PrecisionCase
-from hires.bench.precision_peers import IMAGES
+from hires.bench.onnx_files import CALIBRATION, IMAGES
+from hires.bench.precision_cases import PrecisionCase, PrecisionOptions
 from hires.bench.ranks import run_program
 from hires.bench.runners import plain_module, whole_batch
 from hires.core.precisions import INT8
@@ -24,8 +23,6 @@ from hires.core.store import file_names
 
 EXPECTED = "expected.npy"
 """Outputs of the plain network in fp32, in the folder of a case."""
-CALIBRATED = 8
-"""Images that scales are found on, at least."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +35,9 @@ class Inputs:
     """Empty without a precision of 8 bits."""
 
 
-def make_inputs(
-    case: PrecisionCase, folder: Path, weights: str, precisions: tuple[str, ...]
-) -> Inputs:
+def make_inputs(case: PrecisionCase, folder: Path, options: PrecisionOptions) -> Inputs:
     """Fills the folder of a case; RunError: the calibration failed."""
+    weights = str(Path(options.weights).absolute()) if options.weights else ""
     config = case.config("fp32", {}, weights, "")
     images, _ = whole_batch(config)
     np.save(folder / IMAGES, images.contiguous().numpy())
@@ -54,19 +50,14 @@ def make_inputs(
     with torch.inference_mode():
         np.save(folder / EXPECTED, module(images).float().numpy())
     scales = ""
-    if INT8 in precisions:
+    if INT8 in options.precisions:
+        chosen, _ = whole_batch(case.calibration(options.calibration))
+        np.save(folder / CALIBRATION, chosen.contiguous().numpy())
         scales = str(folder / file_names.SCALES)
-        words = [f"model.{key}={json.dumps(value)}" for key, value in _network(case).items()]
-        words += [
-            f"image={case.image}",
-            f"batch={case.batch}",
-            "task=infer",
-            "device=cpu",
-            f"data.classes={CLASSES}",
-        ]
-        words += [f"weights={weights}", "quant.calibration=noise", f"results={folder}"]
-        words += [f"quant.images={max(CALIBRATED, case.batch)}", f"out={scales}"]
-        run_program("the calibration", module_command("hires", "quantize", *words), 3600.0)
+        words = calibration_words(case, options.calibration)
+        words += [f"weights={weights}", f"results={folder}", f"out={scales}"]
+        command = module_command("hires", "quantize", *words)
+        run_program("the calibration", command, options.timeout)
     return Inputs(folder, weights, scales)
 
 
@@ -95,6 +86,15 @@ def accuracy(outputs: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> M
     signal = float(np.square(wide).sum())
     ratio = 10 * np.log10(signal / max(noise, 1e-30 * signal))
     return {"agreement": agreed, "signal_db": float(ratio)}
+
+
+def calibration_words(case: PrecisionCase, least: int) -> list[str]:
+    """Returns what makes ``hires quantize`` calibrate on the images of ``case.calibration``."""
+    words = [f"model.{key}={json.dumps(value)}" for key, value in _network(case).items()]
+    words += [f"image={case.image}", f"batch={case.batch}", "task=infer", "device=cpu"]
+    words += [f"quant.images={case.num_calibrated(least)}"]
+    words += [f"data.{key}={json.dumps(value)}" for key, value in case.source().items()]
+    return words if case.data else [*words, "quant.calibration=noise"]
 
 
 def _network(case: PrecisionCase) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs torch's own inference in this process: a peer of ``hires bench precision``.
+"""Runs another library's inference in this process: a peer of ``hires bench precision``.
 
     python -m hires.bench.precision_peers JSON       {"peer", "precision", "config", "folder"}
 
@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ import numpy as np
 import torch
 
 from hires.bench.kernel_types import onednn_kernels
-from hires.bench.precision_cases import COMPILED, TORCH
+from hires.bench.onnx_files import IMAGES, require_packages
+from hires.bench.onnx_peers import Count, Step, onnxruntime_step, openvino_step
+from hires.bench.precision_cases import COMPILED, ONNXRUNTIME, OPENVINO, TORCH
 from hires.bench.runners import plain_module
-from hires.core.config.run_config import MeasureConfig, RunConfig, from_dict
+from hires.core.config.run_config import MeasureConfig, RunConfig, TaskConfig, from_dict
+from hires.core.errors import HiresError
 from hires.engine.memory_meter import PeakMeter
 
-IMAGES = "images.npy"
-Step = Callable[[], Any]
-"""Runs the network; returns its outputs as an array or a tensor."""
-Count = Callable[[Step], dict[str, int]]
-"""Runs a step; returns its kernels by type (:mod:`hires.bench.kernel_types`)."""
+_FROM_ONNX = {ONNXRUNTIME: onnxruntime_step, OPENVINO: openvino_step}
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -56,21 +56,32 @@ def torch_step(config: RunConfig, precision: str, folder: Path, *, compiled: boo
 def make_step(task: dict[str, Any]) -> tuple[Step, Count]:
     """Returns the step of a peer and what counts its kernels."""
     config, precision, folder = from_dict(task["config"]), task["precision"], Path(task["folder"])
+    if task["peer"] in _FROM_ONNX:
+        return _FROM_ONNX[task["peer"]](config, precision, folder)
     assert task["peer"] in (TORCH, COMPILED)
     compiled = task["peer"] == COMPILED
     return torch_step(config, precision, folder, compiled=compiled), onednn_kernels
 
 
 def measured_facts(task: dict[str, Any]) -> tuple[Step, dict[str, Any]]:
-    """Returns the step of a peer, with its kernels and its peak; keeps its outputs in a file."""
-    meter = PeakMeter(RunConfig(measure=MeasureConfig(warmup=1)))
+    """Returns the step of a peer, with its kernels and its peak; keeps its outputs in a file.
+
+    RunError: its library is not installed, or cannot convert the network.
+    """
+    if task["peer"] in _FROM_ONNX:
+        require_packages()
+        import_module(task["peer"])  # before the meter: libraries do not count
+    inference = TaskConfig(name="infer")  # a training is measured in its second step
+    meter = PeakMeter(RunConfig(task=inference, measure=MeasureConfig(warmup=1)))
     step, count = make_step(task)
     outputs = np.asarray(step())
     np.save(Path(task["folder"]) / task["outputs"], outputs)
     del outputs
     with meter.watch(0):
         step()
-    peak = int(meter.line()["peak_bytes"])
+    memory = meter.line()
+    # Elsewhere the allocator is not glibc's, and the peak is that of the whole process.
+    peak = memory["peak_bytes"] if memory["source"] == "step" else None
     return step, {"kernels": count(step), "peak_bytes": peak}
 
 
@@ -83,6 +94,9 @@ def main() -> None:
     threading.Thread(target=_read, args=(asked,), daemon=True).start()
     try:
         step, facts = measured_facts(json.loads(sys.argv[1]))
+    except HiresError as error:
+        output.write(json.dumps({"not_run": str(error)}) + "\n")
+        return
     except Exception as error:  # another library's, of any kind: the row has it
         text = " ".join(str(error).split())[:300]
         output.write(json.dumps({"not_run": f"{type(error).__name__}: {text}"}) + "\n")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from hires.bench.kernel_types import count_kernels, ran_as
+from hires.bench import onnx_files
+from hires.bench.kernel_types import count_graph, count_kernels, count_profile, ran_as
 from hires.bench.peer_process import PeerProcess
 from hires.bench.precision_bench import BENCHMARK, join_parts
-from hires.bench.precision_cases import PrecisionCase
-from hires.bench.precision_inputs import accuracy, set_statistics
+from hires.bench.precision_cases import PEERS, PrecisionCase, PrecisionOptions, cases_of, peers_of
+from hires.bench.precision_inputs import accuracy, calibration_words, set_statistics
 from hires.bench.precision_table import aims, tables
+from hires.bench.runners import whole_batch
+from hires.cli.calibration import calibration_of
+from hires.cli.compose.compose_config import compose
+from hires.core.errors import RunError
+from hires.core.store.naming import plain
+from hires.nets.trace import trace_config
 
 VERBOSE = """\
 onednn_verbose,v1,info,oneDNN v3.12.0
@@ -21,6 +30,17 @@ src:u8::blocked:acdb::f0 wei:s8:a:blocked:AcdB16a2b::f0 dst:u8::blocked:acdb::f0
 onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core,undef,\
 src:f32::blocked:ab::f0 wei:f32::blocked:ab::f0 dst:f32::blocked:ab::f0,,,,0.1
 """
+
+
+def executed(op_name, kind, *, name="a_kernel_time", cat="Node"):
+    """Returns an event as ONNX Runtime 1.32 writes it into its profile."""
+    shapes = [{kind: [8, 64, 64, 64]}, {"float": [64]}]
+    return {"cat": cat, "name": name, "args": {"op_name": op_name, "input_type_shape": shapes}}
+
+
+def node(layer, reads, kernel):
+    """Returns the facts of a node as OpenVINO 2026.4 lists them."""
+    return {"layerType": layer, "runtimePrecision": reads, "primitiveType": kernel}
 
 
 def row(who, precision, *samples_s, ok=True):
@@ -36,6 +56,106 @@ def test_kernels_are_counted_by_the_type_that_they_read():
     assert not ran_as("int8", counts)
     assert ran_as("int8", {"u8": 2, "f32": 1})
     assert not ran_as("fp32", {})
+
+
+def test_profile_of_onnxruntime_counts_convolutions_and_products():
+    events = [executed("QLinearConv", "uint8"), executed("QGemm", "uint8")]
+    events += [executed("Conv", "float"), executed("ConvTranspose", "float")]
+    events += [executed("QLinearAdd", "uint8"), executed("Transpose", "uint8")]
+    events += [executed("Conv", "float", name="a_fence_before")]
+    events += [{"cat": "Session", "name": "model_run", "args": {}}]
+    assert count_profile(events) == {"u8": 2, "f32": 2}
+    assert not ran_as("fp32", {"u8": 3, "f32": 2})
+
+
+def test_graph_of_openvino_counts_convolutions_and_products():
+    nodes = [node("Convolution", "bf16", "brgconv_avx512_1x1_bf16")]
+    nodes += [node("FullyConnected", "f32", "gemm_mlas_f32")]
+    nodes += [node("Convolution", "u8", "brgconv_avx512_I8")]
+    nodes += [node("Deconvolution", "i8", "jit_avx512_I8"), node("Pooling", "u8", "jit_avx512_I8")]
+    nodes += [node("Const", "f32", "unknown_f32"), node("Reorder", "u8", "jit_uni_I8")]
+    assert count_graph(nodes) == {"bf16": 1, "f32": 1, "u8": 1, "s8": 1}
+
+
+def test_openvino_kernel_that_converts_integers_counts_as_what_it_computes_in():
+    assert count_graph([node("MatMul", "u8", "ref_any_f32")]) == {"f32": 1}
+
+
+def test_each_library_runs_its_precisions():
+    listed = [*peers_of(PrecisionOptions(precisions=("bf16", "int8")))]
+    assert ("onnxruntime", "bf16") not in listed
+    assert ("openvino", "bf16") in listed
+    eight = {peer for peer, precision in listed if precision == "int8"}
+    assert eight == {"onnxruntime", "openvino"}
+    assert len(listed) == 5
+
+
+def test_missing_extra_is_named_with_its_remedy(monkeypatch):
+    present = {"onnx": object()}
+    monkeypatch.setattr(onnx_files.util, "find_spec", present.get)
+    with pytest.raises(RunError, match=r"^onnxscript, .*nncf not installed: pip install 'hires\["):
+        onnx_files.require_packages()
+
+
+def test_library_that_is_not_installed_is_a_row_with_the_remedy():
+    missing = [name for name in onnx_files.PACKAGES if not onnx_files.util.find_spec(name)]
+    if not missing:
+        pytest.skip("the extra hires[peers] is installed")
+    peer = PeerProcess({"peer": "openvino"})
+    assert peer.facts["not_run"] == f"{', '.join(missing)} not installed: {onnx_files.INSTALL}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("peer", "precision"), [(p, one) for p in ("onnxruntime", "openvino") for one in PEERS[p]]
+)
+def test_installed_library_runs_the_network_in_its_precision(peer, precision, tmp_path):
+    for name in onnx_files.PACKAGES:
+        pytest.importorskip(name, reason=f"needs {onnx_files.INSTALL}")
+    case = PrecisionCase("resnet50", 32, 2)
+    config = case.config("fp32", {}, "", "")
+    images, _ = whole_batch(config)
+    np.save(tmp_path / onnx_files.IMAGES, images.contiguous().numpy())
+    np.save(tmp_path / onnx_files.CALIBRATION, images.contiguous().numpy())
+    task = {"peer": peer, "precision": precision, "config": plain(config), "outputs": "out.npy"}
+    runner = PeerProcess({**task, "folder": str(tmp_path)})
+    assert runner.facts.get("not_run") is None
+    assert ran_as(precision, runner.facts["kernels"])
+    assert runner.facts["peak_bytes"] > 0
+    runner.step()
+    runner.close()
+    assert np.load(tmp_path / "out.npy").shape == (2, case.classes)
+
+
+@pytest.mark.parametrize("data", ["", "digits"])
+def test_all_calibrate_on_the_same_images(data):
+    case = PrecisionCase("resnet50", 32, 3, data)
+    own = calibration_of(compose(calibration_words(case, 7)))
+    other = case.calibration(7)
+    assert own.quant.images == other.batch == 9
+    assert own.batch * own.steps == other.batch
+    first, _ = whole_batch(dataclasses.replace(own, batch=9))
+    torch.testing.assert_close(first, whole_batch(other)[0], rtol=0, atol=0)
+    if data:  # what is measured was not calibrated on
+        measured, _ = whole_batch(case.config("int8", {}, "", "scales.json"))
+        assert not any((image == first).all((1, 2, 3)).any() for image in measured)
+
+
+def test_batches_to_calibrate_on_have_the_size_of_a_step(tmp_path):
+    images = np.arange(12.0).reshape(6, 2, 1, 1)
+    np.save(tmp_path / onnx_files.IMAGES, images[:2])
+    np.save(tmp_path / onnx_files.CALIBRATION, images)
+    batches = [*onnx_files.batches(tmp_path)]
+    assert {len(batch) for batch in batches} == {2}
+    np.testing.assert_array_equal(np.concatenate(batches), images)
+
+
+def test_network_has_the_classes_of_the_data():
+    assert PrecisionCase("resnet50", 32, 1, "digits").classes == 10
+    graph = trace_config(PrecisionCase("unet", 32, 1).config("fp32", {}, "", ""))
+    assert graph.shape(graph.output) == [1, 2, 32, 32]
+    [case] = cases_of(PrecisionOptions(data="digits"))
+    assert "digits" in case.title
 
 
 def test_aims_are_ratios_of_rounds_and_wrong_peers_do_not_count():
@@ -92,6 +212,8 @@ def test_peer_that_cannot_run_answers_why():
         (["--precisions", "fp8"], "--precisions fp8 is unknown"),
         (["--models", "resnet50,unet", "--weights", "net.pt"], "fits one network"),
         (["--images", "big"], "must be numbers"),
+        (["--data", "nowhere"], "--data nowhere is no folder"),
+        (["--peers", "onnx"], "--peers onnx is unknown"),
     ],
 )
 def test_bad_options_are_refused(words, told, capsys):
