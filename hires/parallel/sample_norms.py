@@ -1,10 +1,12 @@
 """Computes norms of each sample in tiles: group, instance and layer norm.
 
-As batch norm in :mod:`hires.parallel.image_kernels`, but with a mean and variance for each group of
-channels of each sample, (n, groups), and so with the factors of a gradient, (n, C):
+A mean and variance for each group of channels of each sample, (n, groups), and so the factors of a
+gradient, (n, C):
 
     y = a * x + shift                     a = weight * invstd, shift = bias - a * mean
     grad_x = a * grad + b * x + c         b, c: of the sums over the group's pixels on all tiles
+
+For the message see :mod:`hires.parallel.joint_norms`.
 
 Source:
     ATen/native/cpu/group_norm_kernel.cpp, with sums that several tiles add up.
@@ -18,15 +20,9 @@ import torch
 from torch import Tensor
 
 from hires.parallel.context import Context
-from hires.parallel.image_kernels import (
-    IMAGE_KERNELS,
-    Bind,
-    NormTiles,
-    Operator,
-    Values,
-    wide,
-)
-from hires.plan.graph import Node
+from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, wide
+from hires.parallel.joint_norms import NormTiles, TiledNorm, operator_of
+from hires.plan.graph import Node, Rect
 from hires.plan.layout import held_by
 from hires.plan.operators.operator_table import norm_groups
 
@@ -36,126 +32,101 @@ from hires.plan.operators.operator_table import norm_groups
 @IMAGE_KERNELS.register("layer_norm")
 def _sample_norm(node: Node, context: Context, bind: Bind) -> Operator:
     shape = context.plan.graph.shape(node.inputs[0])
-    groups, channels = norm_groups(node, shape), shape[1]
+    groups = norm_groups(node, shape)
     assert groups
     boxes = held_by(context.plan.graph, context.stage, node.inputs[0])
-    each = channels // groups
+    each = shape[1] // groups
     tiles = NormTiles.of(node, context, [each * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes])
-    made = context.extent(node.name)
+    made = context.extent(node.name) if node.kind == "layer_norm" else None
+    return operator_of(_SampleNorm(node, bind, tiles, groups, made), context)
 
-    def run(values: Values) -> Tensor:
-        args = bind(values)
+
+class _SampleNorm(TiledNorm):
+    # S is (n, groups), K is (n, C).
+    def __init__(
+        self, node: Node, bind: Bind, tiles: NormTiles, groups: int, of_pixels: Rect | None
+    ) -> None:
+        super().__init__(node, bind, tiles)
+        self.groups = groups
+        self.of_pixels = of_pixels
+        """What the tile holds, if weight and bias are of pixels: those of layer norm."""
+
+    def operands(self, args: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        of_channels = self.of_pixels is None
+        affine = (args["weight"], args["bias"]) if of_channels else (None, None)
+        return args["input"], *affine
+
+    def finished(self, y: Tensor, args: dict[str, Any]) -> Tensor:
+        if self.of_pixels is None:
+            return y
+        r0, r1, c0, c1 = self.of_pixels
         weight, bias = args["weight"], args["bias"]
-        of_pixels = node.kind == "layer_norm"
-        affine = (None, None) if of_pixels else (weight, bias)
-        apply, facts = _TiledGroupNorm.apply, (tiles, groups, args["eps"])
-        y, mean, var = apply(args["input"], *affine, *facts)  # type: ignore[no-untyped-call]
-        if of_pixels:
-            y = y if weight is None else y * _of_tile(weight, made)
-            y = y if bias is None else y + _of_tile(bias, made)
-        if args.get("running_mean") is not None and not context.recomputing:
-            _update(args, mean, var, tiles.count)
-        return y.to(args["input"].dtype)  # type: ignore[no-any-return]
+        made = y if weight is None else y * weight[..., r0:r1, c0:c1]
+        made = made if bias is None else made + bias[..., r0:r1, c0:c1]
+        return made.to(y.dtype)
 
-    return run
+    def statistics(self, own: Tensor) -> Tensor:
+        # torch's kernel for batch norms takes a fourteenth of the time of var_mean over a map that
+        # lies channels-last.
+        kind = wide(own)
+        if not own.numel():  # a tile without pixels has the share 0
+            return own.new_zeros(2, own.shape[0], self.groups, dtype=kind)
+        found = [torch.batch_norm_update_stats(one, None, None, 0.0) for one in torch.split(own, 1)]
+        both = (torch.stack(parts).to(kind) for parts in zip(*found, strict=True))
+        means, variances = (torch.unflatten(one, 1, (self.groups, -1)) for one in both)
+        mean = means.mean(2)
+        return torch.stack([mean, (variances + (means - mean.unsqueeze(2)) ** 2).mean(2)])
 
-
-def _of_tile(weight: Tensor, rect: tuple[int, int, int, int]) -> Tensor:
-    return weight[..., rect[0] : rect[1], rect[2] : rect[3]]
-
-
-@torch.no_grad()
-def _update(args: dict[str, Any], mean: Tensor, var: Tensor, count: int) -> None:
-    # Each sample would move the running statistics of its own copy; the copies' mean is kept.
-    momentum, unbiased = args["momentum"], count / max(count - 1, 1)
-    args["running_mean"].mul_(1 - momentum).add_(mean.mean(0), alpha=momentum)
-    args["running_var"].mul_(1 - momentum).add_(var.mean(0), alpha=momentum * unbiased)
-
-
-class _TiledGroupNorm(torch.autograd.Function):
-    # (n, C, h, w) -> normalised tile, and mean and variance (n, groups) of the whole image.
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        tiles: NormTiles,
-        groups: int,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        local = _moments(tiles.own(x), groups)
-        means, variances = tiles.cursor.gather(local, tiles.node).unbind(1)  # (tiles, n, groups)
-        shares = tiles.shares(means).unsqueeze(-1)
-        mean = (shares * means).sum(0)
-        apart = means - mean
-        var = (shares * torch.addcmul(variances, apart, apart)).sum(0)
-        invstd = torch.rsqrt(var + eps)
-        each = x.shape[1] // groups
-        scale, shift = _of_channels(invstd, each), _of_channels(-mean * invstd, each)
+    def normalised(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor
+    ) -> Tensor:
+        invstd = torch.rsqrt(var + self.eps)
+        scale, shift = self._of_channels(x, invstd), self._of_channels(x, -mean * invstd)
         if weight is not None:
             scale, shift = scale * weight, shift * weight
         if bias is not None:
             shift = shift + bias
-        ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.tiles, ctx.biased = tiles, bias is not None
-        ctx.mark_non_differentiable(mean, var)
-        y = torch.addcmul(_on_map(shift), x, _on_map(scale))
-        return y.to(x.dtype), mean, var
+        return torch.addcmul(_on_map(shift), x, _on_map(scale)).to(x.dtype)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _mean: Tensor, _var: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, invstd = ctx.saved_tensors
-        tiles: NormTiles = ctx.tiles
-        each = x.shape[1] // mean.shape[1]
-        sums = _sums(grad, x, _of_channels(mean, each), _of_channels(invstd, each))  # (2, n, C)
-        of_weight = None if weight is None else sums[0].sum(0).to(weight.dtype)
-        of_bias = sums[1].sum(0).to(x.dtype) if ctx.biased else None
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            weighed = sums if weight is None else sums * weight
-            grouped = torch.unflatten(weighed, 2, (-1, each)).sum(3)
-            total = tiles.cursor.gather(grouped, tiles.node, back=True).sum(0)  # (2, n, groups)
-            pulled = total * (invstd / -tiles.count)
-            b = pulled[0] * invstd
-            c = torch.addcmul(pulled[1], b, mean, value=-1)
-            a = _of_channels(invstd, each)
-            grad_x = grad * _on_map(a if weight is None else a * weight)
-            # Only own pixels have made the statistics.
-            own, level, slope = tiles.own(grad_x), _of_channels(c, each), _of_channels(b, each)
-            own.add_(torch.addcmul(_on_map(level), tiles.own(x), _on_map(slope)))
-            grad_x = grad_x.to(x.dtype)
-        return grad_x, of_weight, of_bias, None, None, None
+    def sums(
+        self, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
+    ) -> Tensor:
+        mean, invstd = self._of_channels(x, mean), self._of_channels(x, invstd)
+        if not x.numel():
+            return mean.new_zeros(2, *mean.shape)
+        backward, mask = torch.ops.aten.native_batch_norm_backward, [False, True, True]
+        samples = zip(torch.split(grad, 1), torch.split(x, 1), mean, invstd, strict=True)
+        sums = [
+            backward(of_y, one, None, None, None, *statistics, True, 0.0, mask)[1:]
+            for of_y, one, *statistics in samples
+        ]
+        return torch.stack([torch.stack(one) for one in zip(*sums, strict=True)]).to(mean.dtype)
 
+    def sent(self, sums: Tensor, weight: Tensor | None) -> Tensor:
+        weighed = sums if weight is None else sums * weight
+        return torch.unflatten(weighed, 2, (self.groups, -1)).sum(3)
 
-def _moments(own: Tensor, groups: int) -> Tensor:
-    # Mean and variance of each group of channels, (2, n, groups). torch's kernel for batch norms
-    # takes a fourteenth of the time of var_mean over a map that lies channels-last.
-    kind = wide(own)
-    if not own.numel():  # a tile without pixels has the share 0
-        return own.new_zeros(2, own.shape[0], groups, dtype=kind)
-    found = [torch.batch_norm_update_stats(one, None, None, 0.0) for one in torch.split(own, 1)]
-    means, variances = (torch.stack(parts).to(kind) for parts in zip(*found, strict=True))
-    means, variances = (torch.unflatten(one, 1, (groups, -1)) for one in (means, variances))
-    mean = means.mean(2)
-    return torch.stack([mean, (variances + (means - mean.unsqueeze(2)) ** 2).mean(2)])
+    def gradient(
+        self,
+        grad: Tensor,
+        total: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        mean: Tensor,
+        invstd: Tensor,
+    ) -> Tensor:
+        pulled = total * (invstd / -self.tiles.count)
+        b = pulled[0] * invstd
+        c = torch.addcmul(pulled[1], b, mean, value=-1)
+        a = self._of_channels(x, invstd)
+        result = grad * _on_map(a if weight is None else a * weight)
+        # Only own pixels have made the statistics.
+        own, level, slope = self.tiles.own(result), self._of_channels(x, c), self._of_channels(x, b)
+        own.add_(torch.addcmul(_on_map(level), self.tiles.own(x), _on_map(slope)))
+        return result.to(x.dtype)
 
-
-def _sums(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
-    # Sums of grad * xhat and of grad over the tile, (2, n, C).
-    if not x.numel():
-        return mean.new_zeros(2, *mean.shape)
-    backward, mask = torch.ops.aten.native_batch_norm_backward, [False, True, True]
-    samples = zip(torch.split(grad, 1), torch.split(x, 1), mean, invstd, strict=True)
-    sums = [
-        backward(of_y, one, None, None, None, *statistics, True, 0.0, mask)[1:]
-        for of_y, one, *statistics in samples
-    ]
-    return torch.stack([torch.stack(parts) for parts in zip(*sums, strict=True)]).to(mean.dtype)
-
-
-def _of_channels(of_groups: Tensor, each: int) -> Tensor:
-    return of_groups.repeat_interleave(each, 1)
+    def _of_channels(self, x: Tensor, of_groups: Tensor) -> Tensor:
+        return of_groups.repeat_interleave(x.shape[1] // self.groups, 1)
 
 
 def _on_map(of_channels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lets batch norms that do not depend on each other share one message for their statistics.
+"""Lets norms that do not depend on each other share one message for their statistics.
 
 Where a cell has branches, the norm of one is not behind the norm of another. Nodes are put into a
 legal order in which such norms are neighbours; they exchange their statistics in one gather, and
@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hires.plan.graph import Graph, Node
 from hires.plan.halos import ran_back
-from hires.plan.operators.operator_facts import is_random
-from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import CommOp, Stage
-from hires.plan.rules import WHOLE
+from hires.plan.rules import rule_in
 
 MOST_NUMBERS = 8192
 """Most that a joint message holds of each rank: small messages take short cuts."""
@@ -57,7 +57,7 @@ def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
     gone: set[int] = set()
     for before, node in itertools.pairwise(graph.nodes[stage.first : stage.last]):
         pair = [(one, at.get(one.name, [])) for one in (before, node)]
-        if not all(_can_join(stage, one) and len(own) == 1 for one, own in pair):
+        if not all(_can_join(graph, stage, one) and len(own) == 1 for one, own in pair):
             continue
         [own], leader = at[node.name], leaders.pop(before.name, at[before.name][0])
         alike = own.back == leader.back and (node.name in backward) == (before.name in backward)
@@ -70,11 +70,13 @@ def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
     return [op for op in ops if id(op) not in gone]
 
 
-def _can_join(stage: Stage, node: Node) -> bool:
-    # A norm over what the ranks divide, with parameters and no values for its weight and bias.
-    if not uses_batch_statistics(node) or len(node.inputs) != 1:
+def _can_join(graph: Graph, stage: Stage, node: Node) -> bool:
+    # A norm whose statistics are of several ranks, with parameters and no values for its weight
+    # and bias.
+    if facts_of(node.kind).statistics is None or len(node.inputs) != 1:
         return False
-    return WHOLE not in (stage.layout[node.name], stage.layout[node.inputs[0]])
+    rule = rule_in(stage, node, graph)
+    return rule is not None and rule.kind == "norm"
 
 
 def _ordered(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[Node]:
@@ -88,17 +90,20 @@ def _ordered(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[Node]:
     run: list[Node] = []
     for node in nodes:
         if is_random(node) or not written.isdisjoint(node.params):
-            ordered += [*_by_level(stage, run, way_back), node]
+            ordered += [*_by_level(graph, stage, run, way_back), node]
             run = []
         else:
             run.append(node)
-    return ordered + _by_level(stage, run, way_back)
+    return ordered + _by_level(graph, stage, run, way_back)
 
 
 def _by_level(
-    stage: Stage, nodes: list[Node], way_back: Callable[[Node], tuple[bool, bool]]
+    graph: Graph,
+    stage: Stage,
+    nodes: list[Node],
+    way_back: Callable[[Node], tuple[bool, bool]],
 ) -> list[Node]:
-    norms = {node.name for node in nodes if _can_join(stage, node)}
+    norms = {node.name for node in nodes if _can_join(graph, stage, node)}
     needs, position = _needs(nodes), {node.name: index for index, node in enumerate(nodes)}
     levels = _levels(nodes, norms, needs, position)
     if len(levels) == len(norms):
@@ -139,7 +144,7 @@ def _needs(nodes: list[Node]) -> dict[str, list[str]]:
     needs: dict[str, list[str]] = {}
     for node in nodes:
         needs[node.name] = [name for name in node.inputs if name in made]
-        if uses_batch_statistics(node):
+        if updates_statistics(node):
             needs[node.name] += [last_use[name] for name in node.params if name in last_use]
             last_use |= dict.fromkeys(node.params, node.name)
         made.add(node.name)

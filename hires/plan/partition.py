@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan, Stage
 
 SLACK = 1.05
@@ -96,7 +96,7 @@ def tied_uses(graph: Graph, nodes: Sequence[Node]) -> dict[str, list[Node]]:
     for node in nodes:
         for name in node.params:
             changes = graph.params[name].trainable or name in graph.updates
-            if changes or uses_batch_statistics(node):
+            if changes or updates_statistics(node):
                 users.setdefault(name, []).append(node)
         if node.name in updated:
             users.setdefault(updated[node.name], []).append(node)

@@ -54,7 +54,7 @@ class CommOp:
     node: str
     """The node that needs it."""
     kind: str
-    """``halo`` (pixels of ``value`` from other tiles), ``norm`` (batch statistics), ``reduce`` (sum
+    """``halo`` (pixels of ``value`` from other tiles), ``norm`` (statistics), ``reduce`` (sum
     over the image), ``share`` (none forward; the gradient of ``value`` is summed), ``gather`` (all
     pixels of ``value``), ``crop`` (none forward; the gradient of all pixels) or ``loss``."""
     value: str

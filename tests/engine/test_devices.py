@@ -23,7 +23,7 @@ from tests.parallel.test_layouts import LAYOUTS as ALL_LAYOUTS
 from tests.parallel.test_layouts import ZOO, ZOO_DATA
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hires"
-NETS = "tests.helpers.custom_nets:"
+NETS = "tests.helpers."
 
 
 def custom(name: str, **args: Any) -> dict[str, Any]:
@@ -43,9 +43,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp": {"parallel": {"replicas": 2}},
     "local_dp": {"parallel": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "microbatches": 2}},
     "inference": {"parallel": {"tiles": [2, 1], "stages": 2}, "task": {"name": "infer"}},
-    "gathered": {**custom("attends", size=[19, 22]), "parallel": {"tiles": [2, 1]}},
+    "gathered": {**custom("token_nets:attends", size=[19, 22]), "parallel": {"tiles": [2, 1]}},
     "dropout": {
-        **custom("textured"),
+        **custom("custom_nets:textured"),
         "parallel": {"tiles": [1, 2]},
         "memory": {"checkpoint": "block"},
     },
@@ -78,7 +78,7 @@ def test_all_layouts_equal_one_process_on_the_simulated_device(tmp_path: Path):
 def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_path: Path):
     # Step by step; also from the checkpoint of the other device, either way.
     keys: dict[str, Any] = {
-        **custom("furnished", classes=5),
+        **custom("custom_nets:furnished", classes=5),
         "steps": 4,
         "precision": {"name": precision},
         "checkpoint": {"every": 2, "keep": 5},
@@ -105,7 +105,7 @@ def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_pa
 def test_each_missing_move_to_the_device_and_memory_freed_early_fails():
     parallel = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
     config = config_of(
-        batch=4, device="simulated", parallel=parallel, **custom("furnished", classes=5)
+        batch=4, device="simulated", parallel=parallel, **custom("custom_nets:furnished", classes=5)
     )
     given = to_dict(config), plan_of(config).to_dict()
     [found] = run_ranks(device_jobs.mutate_each, 1, *given)
@@ -157,7 +157,7 @@ def test_messages_of_a_device_go_through_buffers_that_are_used_again():
 
 @pytest.mark.dist
 def test_module_that_makes_a_tensor_on_the_wrong_device_is_named():
-    config = config_of(device="simulated", **custom("careless"))
+    config = config_of(device="simulated", **custom("custom_nets:careless"))
     [error] = run_ranks(device_jobs.careless_step, 1, to_dict(config))
     assert "custom_nets.py" in error
     assert "device=x.device" in error

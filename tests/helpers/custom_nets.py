@@ -1,4 +1,7 @@
-"""Networks that hires did not write: every operation with a tiling rule, as module and function."""
+"""Networks that hires did not write: every operation with a tiling rule, as module and function.
+
+Values of other dims than a map's: ``tests.helpers.token_nets``. Norms: ``tests.helpers.norm_nets``.
+"""
 
 from __future__ import annotations
 
@@ -117,48 +120,6 @@ class Cells(nn.Module):
         return self.head(y.mean((2, 3)))
 
 
-class Attends(nn.Module):
-    """Maps that are computed whole between maps in tiles: attention, a spectrum, a position."""
-
-    def __init__(self, size: tuple[int, int], classes: int = 5, dense: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
-        half = [(length + 1) // 2 for length in size]
-        self.position = nn.Parameter(torch.randn(1, 6, *half) / 3)
-        self.column = nn.Parameter(torch.randn(6, 1, half[1]) / 3)
-        self.norm = nn.LayerNorm(6)
-        self.mix = nn.Linear(6, 6)
-        self.qkv = nn.Conv2d(6, 18, 1)
-        self.raw = nn.Parameter(torch.randn(6, 6, 3, 3) / 5)
-        self.skip = nn.Conv2d(6, 6, 3, padding=1)
-        self.bn = nn.BatchNorm2d(6)
-        self.head = nn.Conv2d(12, classes, 3, padding=1)
-        self.fc = nn.Linear(classes * 6, classes)
-        self.dense = dense
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes), or (n, classes, rows, cols) if dense."""
-        first = x = F.relu(self.stem(x) + self.position + torch.exp(self.column))
-        rows = torch.linspace(0, 1, x.shape[2], device=x.device).view(-1, 1).to(x.dtype)
-        y = self.mix(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        x = self.bn(self.skip(F.gelu(y)) * rows + x)
-        q, k, v = self.qkv(x).flatten(2).chunk(3, 1)  # (n, 6, H W) each
-        weights = ((q.transpose(1, 2) @ k) / 6**0.5).softmax(-1)
-        x = x + (v @ weights.transpose(1, 2)).reshape(x.shape)
-        spectrum = torch.fft.rfft2(x)  # complex numbers, through which gradients flow
-        smooth = torch.fft.irfft2(spectrum / (1 + spectrum.abs()), s=x.shape[2:])
-        x = torch.where((x > 0).roll(1, 2), x, smooth.view_as(x))
-        weight = (self.raw - self.raw.mean((1, 2, 3), keepdim=True)) / self.raw.std()
-        x = F.conv2d(F.relu(x), weight, self.mix.bias, padding=1)
-        x = self.head(torch.cat([x, first], 1))
-        return x if self.dense else self.fc(F.relu(F.adaptive_avg_pool2d(x, (2, 3))).flatten(1))
-
-
-def attends(size: tuple[int, int], classes: int = 5, dense: bool = False) -> nn.Module:
-    """Returns the network with values that tiles gather and crop."""
-    return Attends(size, classes, dense)
-
-
 class Textured(nn.Module):
     """Norms of samples, reductions, pads of every kind, bins, cubic scaling and dropout."""
 
@@ -191,31 +152,6 @@ def textured(classes: int = 5) -> nn.Module:
     return Textured(classes)
 
 
-class MixesSamples(nn.Module):
-    """What no sample computes alone: attention over samples, differences from their mean."""
-
-    def __init__(self, classes: int = 5) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
-        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
-        self.fc = nn.Linear(4, 4)
-        self.gain = nn.Parameter(torch.linspace(0.5, 1, 4))
-        self.head = nn.Linear(4, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
-        x = F.relu(self.conv1(x))
-        x = self.conv2(x.flip(0) - x.mean(0, keepdim=True)) + x
-        y = self.fc(x.mean((2, 3))) * torch.exp(self.gain)
-        y = (y @ y.t()).softmax(1) @ self.fc(y) + y.mean(0)
-        return self.head(y)  # type: ignore[no-any-return]
-
-
-def mixes_samples(classes: int = 5) -> nn.Module:
-    """Returns the network whose samples depend on each other."""
-    return MixesSamples(classes)
-
-
 def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
     """Returns the network with every rule."""
     return Zoo(classes, dense)
@@ -224,37 +160,6 @@ def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
 def cells(classes: int = 5) -> nn.Module:
     """Returns the network whose branches share halos."""
     return Cells(classes)
-
-
-class Branches(nn.Module):
-    """Norms side by side: of one value, in branches of several lengths, one that runs twice."""
-
-    def __init__(self, classes: int = 4) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
-        self.convs = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(6))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(6, affine=i != 2) for i in range(7))
-        self.by_group = nn.GroupNorm(2, 6)
-        self.unused = nn.BatchNorm2d(6)
-        self.head = nn.Linear(6, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
-        conv, norm = self.convs, self.norms
-        x = self.stem(x)
-        left, right = norm[0](x), norm[1](x)
-        long = norm[3](conv[1](F.relu(norm[2](conv[0](F.relu(left))))))
-        short = norm[4](conv[2](F.relu(right)))
-        still = norm[5](conv[3](x.detach()))
-        twice = norm[6](conv[4](left)) + norm[6](conv[5](right))
-        dead = self.unused(conv[0](right)).detach()
-        x = F.relu(long + short) + self.by_group(twice) + still + 0.1 * dead
-        return self.head(x.mean((2, 3)))
-
-
-def branches(classes: int = 4) -> nn.Module:
-    """Returns the network whose norms can share messages."""
-    return Branches(classes)
 
 
 def sharpener() -> nn.Module:
@@ -360,74 +265,6 @@ def slim_resnet(depth: int = 18, classes: int = 4) -> nn.Module:
     return net
 
 
-class Tokens(nn.Module):
-    """Rows and columns in other dims: ConvNeXt, channel shuffle, attention, windows of pixels."""
-
-    def __init__(self, size: tuple[int, int], window: int, dense: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.LayerNorm(8)
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.gamma = nn.Parameter(torch.rand(8))
-        self.shuffled = nn.Conv2d(8, 8, 3, padding=1, groups=2)
-        self.position = nn.Parameter(torch.randn(1, size[0] * size[1], 8) / 3)
-        self.reduce = nn.Conv2d(8, 8, 2, stride=2)
-        self.q, self.kv, self.out = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
-        self.qkv = nn.Linear(8, 24)
-        self.bias = nn.Parameter(torch.randn(2, window**2, window**2) / 3)
-        self.head = nn.Conv2d(8, 5, 3, padding=1)
-        self.window, self.dense = window, dense
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, 5), or (n, 5, H, W) if dense."""
-        x = self.stem(x)
-        y = self.norm(x.permute(0, 2, 3, 1))
-        y = self.down(F.gelu(self.up(y))) * self.gamma
-        x = x + y.permute(0, 3, 1, 2)
-        n, channels, height, width = x.shape
-        y = x.view(n, 2, channels // 2, height, width).transpose(1, 2).contiguous()
-        x = x + self.shuffled(y.view(n, channels, height, width))
-        x = x + self._attended(x)
-        first, x = x, self._windows(x)
-        # Attention of channels: a sum over the image.
-        flat = x.flatten(2)
-        weights = torch.einsum("ncp,ndp->ncd", flat, flat * 0.1).softmax(-1)
-        x = first + (weights @ flat).view_as(x)
-        x = self.head(x)
-        return x if self.dense else x.flatten(2).transpose(1, 2).mean(1)
-
-    def _attended(self, x: Tensor) -> Tensor:
-        # SegFormer: queries of all pixels, keys and values of fewer.
-        n, channels, height, width = x.shape
-        tokens = x.flatten(2).transpose(1, 2) + self.position
-        fewer = self.reduce(x).flatten(2).transpose(1, 2)
-        q = self.q(tokens).reshape(n, -1, 2, channels // 2).transpose(1, 2)
-        k, v = self.kv(self.norm(fewer)).reshape(n, -1, 2, 2, channels // 2).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v)
-        y = y + (q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v
-        y = self.out(y.transpose(1, 2).reshape(n, -1, channels))
-        return y.transpose(1, 2).reshape(n, channels, height, width)
-
-    def _windows(self, x: Tensor) -> Tensor:
-        # Swin: attention within windows; those that reach beyond the image are padded.
-        size = self.window
-        n, channels, height, width = x.shape
-        rows, cols = -(-height // size), -(-width // size)
-        y = F.pad(x, (0, cols * size - width, 0, rows * size - height)).permute(0, 2, 3, 1)
-        y = y.view(n, rows, size, cols, size, channels).permute(0, 1, 3, 2, 4, 5)
-        y = y.reshape(-1, size**2, channels)
-        q, k, v = self.qkv(y).view(-1, size**2, 3, 2, channels // 2).permute(2, 0, 3, 1, 4)
-        y = (q @ k.transpose(-2, -1) + self.bias).softmax(-1) @ v
-        y = y.transpose(1, 2).reshape(-1, rows, cols, size, size, channels)
-        y = y.permute(0, 1, 3, 2, 4, 5).reshape(n, rows * size, cols * size, channels)
-        return y.permute(0, 3, 1, 2)[:, :, :height, :width]
-
-
-def tokens(size: tuple[int, int], window: int, dense: bool = False) -> nn.Module:
-    """Returns the network whose tiles hold values of many shapes."""
-    return Tokens(size, window, dense)
-
-
 class Steep(nn.Module):
     """A classifier whose gradients are so large that fp16 overflows with a loss scale of 2^16."""
 
@@ -444,37 +281,6 @@ class Steep(nn.Module):
         x = F.relu(self.norm(self.conv1(x)))
         x = F.relu(self.conv2(x / self.slope) * self.slope)
         return self.head(x.mean((2, 3)))
-
-
-class Panorama(nn.Module):
-    """Rows and columns that turn round or stand in other dims, strips, softmax over pixels."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
-        self.mix = nn.Conv2d(8, 8, 3, padding=1)
-        self.table = nn.Embedding(8, 8)
-        self.head = nn.Linear(8, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> (n, classes)."""
-        y = F.silu(self.stem(x))
-        z = F.pad(y.permute(0, 2, 3, 1).roll((1, -2), (1, 2)), (0, 0, 1, 2, 0, 1))
-        z = (z[:, 1:, 2:-1] * z[:, 1:, 3:]).permute(0, 3, 1, 2)
-        y = y + self.mix(F.softmax(self.mix(y), 3) * y.shape[3])
-        y = y[:, [7, 1, 0, 3, 4, 4, 6, 5]] + y.roll((-1, 4), (2, 3)).repeat_interleave(2, 1)[:, ::2]
-        y = y + self.table(y.argmax(1)).permute(0, 3, 1, 2)
-        strips = y.max(3, keepdim=True)[0] * y.mean(2, keepdim=True)
-        y = F.rrelu(y + strips, training=self.training)
-        noise = torch.poisson(y.detach().abs()) * torch.randint_like(y, 3)
-        weights = self.mix(y)[:, :1].flatten(2).softmax(2)
-        context = (y + 0.1 * noise).flatten(2) @ weights.transpose(1, 2)
-        return self.head(context.squeeze(2) + z.topk(2, 1)[0].mean((1, 2, 3))[:, None])
-
-
-def panorama(classes: int = 4) -> nn.Module:
-    """Returns the network of :class:`Panorama`."""
-    return Panorama(classes)
 
 
 class Careless(nn.Module):

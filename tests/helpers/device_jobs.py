@@ -21,7 +21,7 @@ from hires.engine.device import Accelerator, Simulated, open_device
 from hires.engine.verify import reference_step
 from hires.parallel import stage, window
 from hires.parallel.executor import SlotPass
-from hires.parallel.image_kernels import NormTiles
+from hires.parallel.joint_norms import NormTiles
 from hires.plan.message_routes import joined_backends
 from hires.plan.plan import Plan
 from tests.helpers.jobs import verify_each

@@ -21,6 +21,7 @@ from hires.plan.conversions import convert
 from hires.plan.graph import INPUT, Graph
 from hires.plan.halos import wanted_rects
 from hires.plan.layout import connect
+from hires.plan.norm_levels import with_norms_together
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import TILED, rule_in
 from hires.plan.tiling import cover, own_rects
@@ -47,12 +48,15 @@ class Gathers:
         return gathered
 
 
-def laid_out(graph: Graph, grid: tuple[int, int], fuse: int = FUSED) -> tuple[Graph, Stage]:
+def laid_out(
+    graph: Graph, grid: tuple[int, int], fuse: int = FUSED, joint: bool = False
+) -> tuple[Graph, Stage]:
     """Returns one stage of tiles whose only exchange would be that of the images."""
     stage = Stage(0, 0, len(graph.nodes), list(grid), 0)
     graph, refused = convert(graph, [stage], gather=False)
     assert not refused, refused
-    connect(graph, [stage], fuse)
+    graph = with_norms_together(graph, [stage]) if joint else graph
+    connect(graph, [stage], fuse, joint)
     held = [(0, 0, 0, 0)] * stage.num_tiles
     for index in graph.consumers[INPUT]:
         node = graph.nodes[index]
@@ -66,13 +70,19 @@ def laid_out(graph: Graph, grid: tuple[int, int], fuse: int = FUSED) -> tuple[Gr
 
 
 def run_tiles(
-    net: nn.Module, graph: Graph, grid: tuple[int, int], x: Tensor, slope: Tensor
+    net: nn.Module,
+    graph: Graph,
+    grid: tuple[int, int],
+    x: Tensor,
+    slope: Tensor,
+    joint: bool = False,
 ) -> tuple[Tensor, Tensor, nn.Module]:
     """Returns the value of a network, and the gradients of image and parameters, from tiles.
 
-    ``slope`` is the gradient of the value. Buffers of the returned module are those of tile 0.
+    ``slope`` is the gradient of the value; ``joint``: norms share messages. Buffers of the returned
+    module are those of tile 0.
     """
-    graph, stage = laid_out(graph, grid)
+    graph, stage = laid_out(graph, grid, joint=joint)
     tiles = range(stage.num_tiles)
     plan = Plan(graph, [stage], [], 1, 1, True, "float64", [["F0", "B0"]] * stage.num_tiles)
     meeting, shared = threading.Barrier(stage.num_tiles), dict[int, Tensor]()
@@ -92,8 +102,9 @@ def run_tiles(
         tensors |= {n: constant_tensor(fact) for n, fact in facts if fact.is_constant}
         own = _part(x, context.extent(INPUT)).clone().requires_grad_()
         values: dict[str, Any] = {INPUT: own * 1}
-        for node in graph.nodes:
-            values[node.name] = compile_node(node, context, tensors)(values)
+        operators = [compile_node(node, context, tensors) for node in graph.nodes]
+        for node, operator in zip(graph.nodes, operators, strict=True):
+            values[node.name] = operator(values)
         y = values[graph.output]
         y.backward(slope if outs[tile] is None else _part(slope, outs[tile]))
         return y.detach(), own.grad if own.grad is not None else torch.zeros_like(own)
@@ -147,7 +158,7 @@ def check_tiles(
     slope = torch.randn_like(expected)
     expected.backward(slope)
     for grid in grids:
-        value, grad, tiled = run_tiles(net, graph, grid, x, slope)
+        value, grad, tiled = run_tiles(net, graph, grid, x, slope, keys.get("joint", False))
         _close(value, expected.detach(), f"value in {grid}")
         assert image.grad is not None
         _close(grad, image.grad, f"gradient in {grid}")
@@ -155,7 +166,9 @@ def check_tiles(
         for name, parameter in whole.named_parameters():
             if parameter.grad is not None:
                 _close(theirs[name].grad, parameter.grad, f"{name} in {grid}")
-        for name, buffer in whole.named_buffers():
+        # Batches are counted by the engine, once a microbatch.
+        buffers = (one for one in whole.named_buffers() if "num_batches_tracked" not in one[0])
+        for name, buffer in buffers:
             _close(dict(tiled.named_buffers())[name].double(), buffer.double(), f"{name} in {grid}")
     return graph
 

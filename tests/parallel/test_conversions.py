@@ -15,7 +15,7 @@ from tests.helpers.layouts import verified
 pytestmark = pytest.mark.dist
 
 IMAGE = [13, 10]
-MODEL = {"name": "custom", "target": "tests.helpers.custom_nets:attends"}
+MODEL = {"name": "custom", "target": "tests.helpers.token_nets:attends"}
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "two tiles": {"tiles": [1, 2]},
@@ -67,7 +67,7 @@ SHARDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SHARDS)
 def test_samples_that_depend_on_each_other_equal_one_process(name: str, tmp_path: Path):
     # Four samples and four channels: a mean over the samples looks like one number a sample.
-    model = {"name": "custom", "target": "tests.helpers.custom_nets:mixes_samples"}
+    model = {"name": "custom", "target": "tests.helpers.token_nets:mixes_samples"}
     keys = {"image": [6, 5], "model": model, "data": {"classes": 5, "length": 16}}
     batch = 4 * SHARDS[name].get("directions", 1)
     answer = verified(tmp_path, batch=batch, parallel=SHARDS[name], **keys)

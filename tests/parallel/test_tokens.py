@@ -18,7 +18,7 @@ GEMS = {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "directions": 2, "sch
 def keys(image: list[int], window: int, dense: bool = False, **more: Any) -> dict[str, Any]:
     """Of a run of the network with windows of so many pixels."""
     args = {"size": image, "window": window, "dense": dense}
-    model = {"name": "custom", "target": "tests.helpers.custom_nets:tokens", "args": args}
+    model = {"name": "custom", "target": "tests.helpers.token_nets:tokens", "args": args}
     return {"image": image, "model": model, "data": {"classes": 5, "length": 16}, **more}
 
 

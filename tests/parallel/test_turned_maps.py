@@ -11,7 +11,7 @@ from tests.helpers.layouts import config_of, plan_of, verified
 
 pytestmark = pytest.mark.dist
 
-MODEL = {"name": "custom", "target": "tests.helpers.custom_nets:panorama", "classes": 4}
+MODEL = {"name": "custom", "target": "tests.helpers.token_nets:panorama", "classes": 4}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "grid": {"parallel": {"tiles": [2, 2]}},
     "uneven rows, fused": {"parallel": {"tiles": [3, 1], "halo": {"fuse": 2}}},

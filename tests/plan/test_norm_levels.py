@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,16 +12,21 @@ from torch import Tensor, nn
 
 from hires.plan import norm_levels
 from hires.plan.conversions import convert
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, Node
 from hires.plan.layout import connect
 from hires.plan.norm_levels import with_norms_together
-from hires.plan.operators.operator_table import uses_batch_statistics
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import events
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.tiny_nets import traced
 
-BRANCHES = {"name": "custom", "target": "tests.helpers.custom_nets:branches", "classes": 4}
+BRANCHES = {"name": "custom", "target": "tests.helpers.norm_nets:branches", "classes": 4}
+OF_SAMPLES = {
+    "name": "custom",
+    "target": "tests.helpers.norm_nets:sample_norms",
+    "args": {"size": [22, 26]},
+}
 
 
 def gathers(plan: Plan) -> dict[bool, int]:
@@ -77,6 +83,45 @@ def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
     assert [len(group) for group in groups if "by_group" in group] == [1]
 
 
+def of_samples(joint: bool, **parallel: Any) -> Plan:
+    """Returns the plan of norms of samples side by side."""
+    keys = {"model": OF_SAMPLES, "image": [22, 26], "comm": {"joint_norms": joint}}
+    plan = plan_of(config_of(**keys, parallel=parallel))
+    assert plan.ok, plan.findings
+    return plan
+
+
+def test_norms_of_samples_share_messages_with_those_of_batches():
+    one, other = (of_samples(joint, tiles=[2, 1]) for joint in (False, True))
+    assert gathers(one) == {False: 12, True: 11}
+    assert gathers(other) == {False: 5, True: 4}
+    norms = {n: op for op in other.stages[0].comm for n in op.readers or [op.node]}
+    groups = [op.readers or [op.node] for op in other.stages[0].comm if op.kind == "norm"]
+    assert groups[0] == ["group", "instance", "layer", "batch", "layer_of_channels"]
+    # Means and variances of 2 samples: of 3, 6, 1 and 6 groups, and of 6 channels of all samples.
+    assert norms["group"].elements == 2 * (2 * 3 + 2 * 6 + 2 * 1 + 6 + 2 * 6)
+    # Two uses of one norm join, unless both move its running statistics.
+    uses = [node.name for node in other.graph.nodes if node.name.startswith("twice")]
+    assert norms[uses[0]] is norms[uses[1]]
+    tracked = [node.name for node in other.graph.nodes if node.name.startswith("tracked_twice")]
+    assert norms[tracked[0]] is not norms[tracked[1]]
+    # No gradient reaches through one; the weight of the other is a value.
+    computed = [n.name for n in other.graph.nodes if n.kind == "group_norm" and len(n.inputs) > 1]
+    assert [group for group in groups if group == ["still"] or group == computed] == [
+        ["still"],
+        computed,
+    ]
+    kinds = [plan.totals["by_kind"]["norm"] for plan in (one, other)]
+    assert kinds[0]["bytes"] == kinds[1]["bytes"]
+    assert [kind["messages"] for kind in kinds] == [2 * (12 + 11), 2 * (5 + 4)]
+
+
+def test_norms_of_samples_send_nothing_between_shards():
+    plan = of_samples(True, stages=2, local_dp=2)
+    ops = [op for stage in plan.stages for op in stage.comm if op.kind == "norm"]
+    assert {name for op in ops for name in op.readers or [op.node]} <= {"batch", "tracked_twice"}
+
+
 def test_joint_message_stays_small(monkeypatch):
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         return sum(norm(x) for norm in net.norms)
@@ -101,6 +146,11 @@ def test_random_numbers_keep_their_place():
     assert [len(group) for group in groups] == [1, 1, 1]
 
 
+def is_norm(node: Node) -> bool:
+    """Whether a node normalises by statistics of the image."""
+    return facts_of(node.kind).statistics is not None
+
+
 class Tangle(nn.Module):
     """A random network: each layer reads one or two earlier values."""
 
@@ -108,8 +158,13 @@ class Tangle(nn.Module):
         super().__init__()
         draw = random.Random(seed)
         self.reads = [[draw.randrange(i + 1) for _ in range(2)] for i in range(14)]
-        kinds = [draw.choice("nnc+") for _ in self.reads]
-        layers = {"n": lambda: nn.BatchNorm2d(4), "c": lambda: nn.Conv2d(4, 4, 3, padding=1)}
+        kinds = [draw.choice("bgic+") for _ in self.reads]
+        layers = {
+            "b": lambda: nn.BatchNorm2d(4),
+            "g": lambda: nn.GroupNorm(2, 4),
+            "i": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+            "c": lambda: nn.Conv2d(4, 4, 3, padding=1),
+        }
         self.layers = nn.ModuleList(layers.get(kind, nn.Identity)() for kind in kinds)
         self.kinds = kinds
 
@@ -126,7 +181,7 @@ def test_order_is_legal_and_has_as_few_messages_as_the_longest_path(seed):
     longest: dict[str, int] = {}
     for node in graph.nodes:
         here = max((longest.get(name, 0) for name in node.inputs), default=0)
-        longest[node.name] = here + uses_batch_statistics(node)
+        longest[node.name] = here + is_norm(node)
     ordered, groups = messages(graph)
     made = set[str]()
     for node in ordered.nodes:
@@ -134,7 +189,7 @@ def test_order_is_legal_and_has_as_few_messages_as_the_longest_path(seed):
         made.add(node.name)
     assert len(made) == len(graph.nodes)
     norms = [name for group in groups for name in group]
-    assert sorted(norms) == sorted(n.name for n in graph.nodes if uses_batch_statistics(n))
+    assert sorted(norms) == sorted(node.name for node in graph.nodes if is_norm(node))
     # Norms that no gradient reaches through their input travel apart.
     ways = {name: graph.needs_grad(graph.by_name[name].inputs[0]) for name in norms}
     assert all(len({ways[name] for name in group}) == 1 for group in groups)

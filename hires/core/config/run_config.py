@@ -219,8 +219,8 @@ class CommConfig(Section, key="comm"):
     weights are summed in fp32 (fp64 with ``precision=fp64``), as statistics and losses always
     are."""
     joint_norms: bool = True
-    """Whether batch norms of tiles or shards that do not depend on each other, as in the branches
-    of a cell, share one message for their statistics and one for the way back."""
+    """Whether norms of tiles or shards that do not depend on each other, as in the branches of a
+    cell, share one message for their statistics and one for the way back."""
     log: str = choice("summary", ("off", "summary", "full"))
     """What is recorded of messages: ``off``, their number, bytes and seconds (``summary``), or also
     every single one (``full``); `hires show RUN --comm` shows it."""
