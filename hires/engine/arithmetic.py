@@ -9,7 +9,7 @@ import torch
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.precisions import HALF, PRECISIONS
+from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.engine.device import HOST, RankDevice
 
 SHAPE, CHANNELS = (2, 64, 28, 28), 64
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 def prepare(config: RunConfig, device: RankDevice, rank: int) -> None:
     """Lets a device use TF32 or forbids it; ConfigError: it has none.
 
-    Rank 0 logs a warning if its CPU is slower in the run's precision than in fp32.
+    Rank 0 logs a warning if its CPU is slower in the run's precision than in fp32, and if its GPU
+    has no kernels of 8 bits.
     """
     name = config.precision.name
     if name == "tf32" and not device.has_tf32:
@@ -33,6 +34,8 @@ def prepare(config: RunConfig, device: RankDevice, rank: int) -> None:
     device.set_tf32(name == "tf32")
     if rank == 0 and name in HALF and device.torch == HOST:
         _warn_if_slower(name)
+    if rank == 0 and name == INT8 and device.lacks_for_int8 is not None:
+        log.warning("precision=int8 computes in fp64, which is slow: %s", device.lacks_for_int8)
 
 
 def _warn_if_slower(name: str) -> None:

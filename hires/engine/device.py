@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
+from hires.core.ranks import compilers
 from hires.core.ranks.timeline import HostClock
 from hires.core.registry import Registry
 from hires.nets.generators import generator_states, set_generator_states
@@ -51,6 +52,8 @@ class RankDevice:
     torch = HOST  # as torch names it
     has_tf32 = False
     """Whether float32 products may be computed in TF32."""
+    lacks_for_int8: str | None = None
+    """What its kernels of 8 bits need and this machine does not have."""
 
     def place(self, tensor: T) -> T:
         """Returns a tensor, perhaps a parameter, on the device, of the same strides."""
@@ -168,6 +171,7 @@ class Cuda(Accelerator):
         super().__init__(torch.device("cuda", local_rank % torch.cuda.device_count()))
         torch.cuda.set_device(self.torch)
         self.has_tf32 = torch.cuda.get_device_capability(self.torch) >= (8, 0)
+        self.lacks_for_int8 = compilers.missing("cuda")
         # fp32 is fp32, and a run that is repeated or resumed computes the same bits, as far as
         # cuDNN has a choice.
         self.set_tf32(False)

@@ -68,6 +68,16 @@ class SimulatedTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{NAME}({self.held!r})"
 
+    @property
+    def data(self) -> Any:
+        """The tensor without its history; what is assigned takes its place."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Any) -> None:
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.held = other.held
+
     def tolist(self) -> Any:
         """Returns the numbers, as a tensor of any device does."""
         return self.to(_HOST).tolist()

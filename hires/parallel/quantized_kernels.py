@@ -62,13 +62,13 @@ def _dequantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
 def _requantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
     if node.args["factor"] == 1 and node.args["offset"] == 0:
         return lambda args: args["input"].clamp(args["low"], args["high"])
-    rescaling = _rescaling(node)
+    rescaling = _rescaling(node, context)
     return lambda args: rescaling(args["input"], args["low"], args["high"])
 
 
 @NODE_KERNELS.register("q_add")
 def _add(node: Node, context: Context) -> Callable[[Args], Tensor]:
-    rescaling = _rescaling(node)
+    rescaling = _rescaling(node, context)
 
     def run(args: Args) -> Tensor:
         added = Added(args["other"], args["other_factor"])
@@ -189,10 +189,10 @@ def _rescale(args: Args) -> Rescale:
     return Rescale(args["multiplier"], args["offset"], args["low"], args["high"], args["dtype"])
 
 
-def _rescaling(node: Node) -> Rescaling:
+def _rescaling(node: Node, context: Context) -> Rescaling:
     shape = node.shape or []
     channels = shape[1] if len(shape) == 4 else shape[-1]
-    return Rescaling(channels, node.args["factor"], node.args["offset"])
+    return Rescaling(channels, node.args["factor"], node.args["offset"], context.device)
 
 
 def _numbers(scaled: Tensor, offset: float, low: int = 0, high: int = 255) -> Tensor:

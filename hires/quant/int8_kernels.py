@@ -1,4 +1,4 @@
-r"""Multiplies unsigned 8-bit activations by signed 8-bit weights on a CPU, always to the same bits.
+r"""Multiplies unsigned 8-bit activations by signed 8-bit weights, on any device to the same bits.
 
 Products are summed exactly, in int32. What follows is one sequence of fp32 operations for each
 number, with one factor and one offset for each output channel:
@@ -19,8 +19,11 @@ for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
 * Zeros around an input that is shorter than a dilated kernel, which end the process: such borders,
   like those of other numbers, are copied around the input.
 * Without VNNI, sums of two products saturate at 16 bits. One product at the start finds out
-  (:func:`by_onednn`); there, and on other devices, convolutions of fp32 sum so few products at a
-  time that every sum is exact.
+  (:func:`by_onednn`).
+
+On NVIDIA GPUs a kernel of Triton computes all of it (:mod:`hires.quant.int8_triton`). Without
+Triton and its compiler, without VNNI and on other devices, convolutions of fp32 sum so few products
+at a time that every sum is exact; those of cuDNN, which may transform the input, are of fp64.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
+
+from hires.core.ranks import compilers
 
 EXACT_PRODUCTS = 2**24 // (255 * 127)
 """Products of 8 bits of which fp32 holds any sum exactly."""
@@ -80,6 +85,10 @@ def convolve_int8(
 
     ``border`` is the number around ``x``: its zero point.
     """
+    if by_triton(x):
+        from hires.quant import int8_triton  # imports Triton, which CPUs do without
+
+        return int8_triton.convolve(x, weight, how, rescale, border, added)
     columns = how.dilation[1] * (weight.shape[3] - 1) + 1
     made = (x.shape[3] + 2 * how.padding[1] - columns) // how.stride[1] + 1
     one_column = made == 1 and how.stride[1] > 1
@@ -126,10 +135,15 @@ class Rescaling:
     with the same operations as behind any other sum.
     """
 
-    def __init__(self, channels: int, factor: float, offset: float) -> None:
+    def __init__(
+        self, channels: int, factor: float, offset: float, device: torch.device | None = None
+    ) -> None:
         self.groups = channels
-        self.weight = torch.ones((channels, 1, 1, 1), dtype=torch.int8)
-        self.rescale = Rescale(torch.full((channels,), factor), torch.full((channels,), offset))
+        self.weight = torch.ones((channels, 1, 1, 1), dtype=torch.int8, device=device)
+        factors, offsets = (
+            torch.full((channels,), number, device=device) for number in (factor, offset)
+        )
+        self.rescale = Rescale(factors, offsets)
 
     def __call__(self, x: Tensor, low: int, high: int, added: Added | None = None) -> Tensor:
         """Returns the numbers (n, C, H, W), or (..., C) of any other number of dims."""
@@ -160,6 +174,16 @@ def has_exact_sums() -> bool:
 def by_onednn(x: Tensor) -> bool:
     """Whether a tensor is computed with by oneDNN's kernels of 8 bits, or by the exact path."""
     return x.device.type in ("cpu", "meta") and has_exact_sums()
+
+
+def by_triton(x: Tensor) -> bool:
+    """Whether a tensor is computed with by a kernel of Triton."""
+    return x.device.type == "cuda" and _can_compile()
+
+
+@functools.cache
+def _can_compile() -> bool:
+    return compilers.missing("cuda") is None
 
 
 def _pads_itself(x: Tensor, border: int, how: Geometry) -> bool:
@@ -210,7 +234,9 @@ def _clamped(made: Tensor, rescale: Rescale) -> Tensor:
 def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
     """Returns the sums of products as fp32, each rounded once from the exact one."""
     most = EXACT_PRODUCTS // (weight.shape[2] * weight.shape[3])
-    dtype, most = (torch.float32, most) if most else (torch.float64, weight.shape[1])
+    dtype = torch.float32
+    if not most or not _sums_products(x):
+        dtype, most = torch.float64, weight.shape[1]
     apart, parts = how.groups, weight.shape[1]
     n, _, *size = x.shape
     by_group = x.view(n, apart, parts, *size)
@@ -223,10 +249,15 @@ def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
         rest = how.stride, how.padding, how.dilation, apart
         part = torch.conv2d(share, some, None, *rest)
         if parts <= most:
-            return part.float()
+            return part.round_().float()
         sums = part.int() if sums is None else sums.add_(part.int())
     assert sums is not None
     return sums.float()
+
+
+def _sums_products(x: Tensor) -> bool:
+    # cuDNN may transform its input, which rounds: in fp64 by less than the half of an integer.
+    return x.device.type != "cuda"
 
 
 def _rescaled(sums: Tensor, rescale: Rescale, added: Added | None) -> Tensor:

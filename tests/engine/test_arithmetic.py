@@ -100,3 +100,15 @@ def test_types_of_weights_and_products(task, precision, weights, held, autocast)
     )
     assert (config.image_type, config.autocast_type) == (held, autocast)
     assert config.scales_loss is (task == "train" and precision == "fp16")
+
+
+def test_gpu_without_kernels_of_8_bits_is_warned_of(caplog):
+    device = RankDevice()
+    with caplog.at_level(logging.WARNING):
+        arithmetic.prepare(config_of("int8", task={"name": "infer"}), device, 0)
+        assert not caplog.records
+        device.lacks_for_int8 = "Triton is not installed"
+        for rank in (0, 1):
+            arithmetic.prepare(config_of("int8", task={"name": "infer"}), device, rank)
+    [record] = caplog.records
+    assert record.getMessage().endswith("Triton is not installed")

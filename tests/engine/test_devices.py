@@ -12,6 +12,7 @@ import torch
 
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
+from hires.core.ranks import compilers
 from hires.engine.device import HOST, RankDevice, open_device
 from tests.helpers import device_jobs
 from tests.helpers.device_jobs import MUTATIONS, errors_of
@@ -145,6 +146,11 @@ def test_memory_that_is_freed_before_another_stream_has_used_it_is_refused():
 
 
 @pytest.mark.dist
+def test_numbers_that_are_assigned_have_their_type():
+    assert run_ranks(device_jobs.assigned_numbers, 1) == [("torch.float32", [3.0, 5.0])]
+
+
+@pytest.mark.dist
 def test_messages_of_a_device_go_through_buffers_that_are_used_again():
     for rank, found in enumerate(run_ranks(device_jobs.staged_messages, 2)):
         for step in range(3):
@@ -168,6 +174,7 @@ def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(compilers, "missing", lambda name: f"no compiler for {name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace(allow_tf32=True))
     wide = types.SimpleNamespace(
@@ -181,6 +188,7 @@ def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
     assert [device.torch.index for device in devices] == [0, 1, 0]
     assert chosen == [device.torch for device in devices]
     assert not devices[0].has_tf32
+    assert devices[0].lacks_for_int8 == "no compiler for cuda"
     assert not torch.backends.cudnn.allow_tf32  # fp32 is fp32
 
 

@@ -271,3 +271,11 @@ def bench_rows(rank, rows):
     layouts_bench.build = kept
     [(_, verdicts)] = layouts_bench.run_race(rank, rows, 2, 1, 0)
     return held, verdicts
+
+
+def assigned_numbers(world: World) -> tuple[str, list[float]]:
+    """Returns the type and the numbers of a parameter, after others have taken their place."""
+    device = open_device("simulated", 0)
+    weight = nn.Parameter(device.place(torch.tensor([1.0, 2.0]).double()), requires_grad=False)
+    weight.data = weight.data.float() * 2
+    return str((weight + 1).dtype), (weight + 1).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,18 +49,35 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_outputs_have_the_bits_of_one_process(tmp_path, ranks):
+    errors = errors_of(tmp_path, ranks, LAYOUTS[ranks])
+    assert len(errors) == len(LAYOUTS[ranks])
+    assert max(errors.values()) == 0, errors
+
+
+def test_outputs_have_them_on_a_device_that_is_no_cpu(tmp_path):
+    names = ("stages", "rows of a U-Net", "depthwise, columns")
+    chosen = {name: LAYOUTS[2][name] for name in names}
+    errors = errors_of(tmp_path, 2, chosen, device="simulated")
+    assert errors == dict.fromkeys(names, 0.0)
+
+
+def errors_of(
+    tmp_path: Path,
+    ranks: int,
+    wanted: dict[str, tuple[dict[str, Any], dict[str, Any]]],
+    **keys: Any,
+) -> dict[str, float]:
+    """Returns by how much the outputs of layouts differ from those of one process."""
     layouts = []
-    for name, (model, parallel) in LAYOUTS[ranks].items():
-        task, precision = {"name": "infer"}, {"name": "int8"}
-        keys: dict[str, Any] = {"task": task, "precision": precision, "parallel": parallel}
-        keys |= {"model": model} if model else {}
-        config = config_of(**keys)
+    for name, (model, parallel) in wanted.items():
+        own: dict[str, Any] = {"task": {"name": "infer"}, "precision": {"name": "int8"}, **keys}
+        own |= {"parallel": parallel} | ({"model": model} if model else {})
+        config = config_of(**own)
         path = tmp_path / f"{name}.json"
         net = build_model(config.model, config.seed, (config.height, config.width))
         materialise(net, [*net.state_dict()], config.seed)
         QuantisedNet(net, torch.rand(2, 3, config.height, config.width)).write(path)
-        keys["quant"] = {"scales": str(path)}
-        layouts.append(given(name, tmp_path, config_of(**keys)))
-    errors = run_ranks(verify_each, ranks, layouts)[0]
-    assert len(errors) == len(layouts)
-    assert max(errors.values()) == 0, errors
+        own["quant"] = {"scales": str(path)}
+        layouts.append(given(name, tmp_path, config_of(**own)))
+    errors: dict[str, float] = run_ranks(verify_each, ranks, layouts)[0]
+    return errors

@@ -1,0 +1,153 @@
+"""Triton's convolutions of 8 bits: their bits in its interpreter, their code for two kinds of GPU.
+
+No test runs them on a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from hires.quant import int8_kernels
+from hires.quant.int8_kernels import Geometry, Rescale
+from tests.helpers.int8_cases import cases
+from tests.helpers.quantised_nets import QuantisedNet
+from tests.helpers.small_nets8 import network
+
+pytest.importorskip("triton", reason="the extra `triton` is not installed")
+
+CAPABILITIES = (80, 90)
+LAYERS = {
+    "3x3": ((64, 64, 3, 3), Geometry((1, 1), (1, 1))),
+    "1x1, many channels": ((256, 1024, 1, 1), Geometry()),
+    "first of a network": ((64, 3, 7, 7), Geometry((2, 2), (3, 3))),
+    "grouped": ((32, 8, 3, 3), Geometry((1, 1), (1, 1), groups=4)),
+    "depthwise": ((32, 1, 3, 3), Geometry((1, 1), (1, 1), groups=32)),
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> Any:
+    """The module, whose kernels Triton's interpreter runs on tensors of the CPU."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from hires.quant import int8_triton
+
+    # As plain functions: interpreted ones, called by a kernel, would leave triton.language changed.
+    for name in ("_corners", "_finish"):
+        monkeypatch.setattr(int8_triton, name, getattr(int8_triton, name).fn)
+    for name in ("_multiply", "_add_products"):
+        function = InterpretedFunction(getattr(int8_triton, name).fn)
+        monkeypatch.setattr(int8_triton, name, function)
+    return int8_triton
+
+
+def test_every_shape_has_the_bits_of_the_definition(kernels):
+    for case in cases(60, seed=11):
+        made = kernels.convolve(
+            case.x, case.weight, case.how, case.rescale, case.border, case.added
+        )
+        assert torch.equal(made, case.expected()), str(case)
+        assert made.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_blocks_of_one_tap_have_the_bits_of_the_definition(kernels):
+    """Channels in multiples of a block, which are read together; more outputs than a block."""
+    [case] = cases(1, seed=12)
+    for channels, outputs, groups in ((32, 33, 1), (128, 150, 1), (128, 40, 2)):
+        case.how = Geometry((2, 1), (1, 2), (1, 2), groups)
+        case.x = torch.randint(0, 256, (2, channels, 9, 11), dtype=torch.uint8)
+        case.weight = torch.randint(-127, 128, (outputs, channels // groups, 3, 3)).to(torch.int8)
+        case.border, case.added = 77, None
+        rest = case.how.stride, 0, case.how.dilation, groups
+        case.sums = torch.conv2d(case.padded().double(), case.weight.double(), None, *rest)
+        case.rescale = Rescale(torch.full((outputs,), 1e-4), torch.full((outputs,), 99.3))
+        made = kernels.convolve(case.x, case.weight, case.how, case.rescale, case.border, None)
+        assert torch.equal(made, case.expected()), (channels, outputs, groups)
+
+
+def test_weights_that_change_are_packed_again(kernels):
+    [case] = cases(1, seed=13)
+    for _ in range(2):
+        made = kernels.convolve(
+            case.x, case.weight, case.how, case.rescale, case.border, case.added
+        )
+        assert torch.equal(made, case.expected())
+        case.weight.neg_()
+        case.sums = -case.sums
+
+
+def test_tiles_of_a_network_have_the_bits_of_a_cpu(kernels, monkeypatch):
+    torch.manual_seed(4)
+    net = QuantisedNet(network("mobile", (29, 23)), torch.rand(1, 3, 29, 23))
+    whole = net.output()
+    convolve, alone, computed = kernels.convolve, threading.Lock(), []
+
+    def one_by_one(*args: Any) -> torch.Tensor:  # the interpreter has one program at a time
+        with alone:
+            computed.append(args)
+            return convolve(*args)
+
+    monkeypatch.setattr(kernels, "convolve", one_by_one)
+    monkeypatch.setattr(int8_kernels, "by_triton", lambda x: True)
+    for grid in ((1, 1), (2, 1)):
+        assert torch.equal(net.output(grid), whole), grid
+    assert len(computed) >= 3 * net.kinds["q_conv2d"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_compile_for_gpus(name, capability, tmp_path, monkeypatch):
+    """Integers on tensor cores, 16 numbers in a read, no product and sum in one rounding."""
+    code = compiled(*LAYERS[name], capability, tmp_path, monkeypatch)
+    assert not re.search(r"\bfma\.rn\.f32", code)
+    assert re.search(r"\bmul\.rn\.f32|\bmul\.f32", code)
+    if name != "depthwise":
+        product = (
+            r"mma\.sync\S*\.s32\.s8\.s8\.s32" if capability == 80 else r"wgmma\S*\.s32\.s8\.s8"
+        )
+        assert re.search(product, code)
+    if name in ("3x3", "1x1, many channels"):
+        assert "ld.global.b8" not in code
+
+
+def compiled(
+    shape: tuple[int, ...], how: Geometry, capability: int, folder: Any, monkeypatch: Any
+) -> str:
+    """Returns the assembly of a layer that adds another map, after ptxas has assembled it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from hires.quant import int8_triton
+
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(folder))
+    rescale = Rescale(torch.ones(shape[0]), torch.ones(shape[0]))
+    weight = torch.zeros(shape, dtype=torch.int8)
+    launch = int8_triton.launch_of(weight, how, rescale, 10_000, adds=True)
+    pointers = {"x": "u8", "weight": "i8", "start": "i32", "other": "u8", "made": "u8"}
+    pointers |= dict.fromkeys(("multiplier", "offset"), "fp32")
+    types = {name: f"*{kind}" for name, kind in pointers.items()} | {"factor": "fp32"}
+    names = launch.kernel.arg_names
+    signature = {
+        name: "constexpr" if name in launch.constants else types.get(name, "i32") for name in names
+    }
+    # As at a launch: memory begins at multiples of 16 bytes, and channels come in such numbers.
+    aligned = [name for name in names if name in pointers or name in ("channels", "outputs")]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(launch.kernel, signature, launch.constants, attributes)
+    made = triton.compile(source, GPUTarget("cuda", capability, 32), launch.options)
+    assert made.asm["cubin"]
+    return str(made.asm["ptx"])
+
+
+def test_networks_of_cpus_import_no_triton():
+    [case] = cases(1, seed=14)
+    before = "hires.quant.int8_triton" in sys.modules
+    assert torch.equal(case.computed(), case.expected())
+    assert ("hires.quant.int8_triton" in sys.modules) == before
