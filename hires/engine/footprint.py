@@ -101,9 +101,8 @@ _FUSED = torch.library.Library("mkldnn", "IMPL", "Meta")  # type: ignore[no-unty
 _FUSED.impl(  # type: ignore[no-untyped-call]
     "_convolution_pointwise.binary", lambda x, other, *rest: torch.empty_like(other)
 )
-_FUSED.impl(  # type: ignore[no-untyped-call]
-    "_reorder_convolution_weight", lambda weight, *rest: torch.empty_like(weight)
-)
+for _kernel in ("_reorder_convolution_weight", "_reorder_linear_weight"):
+    _FUSED.impl(_kernel, lambda weight, *rest: torch.empty_like(weight))  # type: ignore[no-untyped-call]
 _FUSED.impl(  # type: ignore[no-untyped-call]
     "_convolution_pointwise_.binary", lambda other, *rest: other
 )

@@ -26,6 +26,7 @@ from hires.parallel.context import Context
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.fused_convolution import FusedConvolution, fused_norm
+from hires.parallel.fused_linear import FusedLinear
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.missing_kernels import with_kernel
@@ -107,6 +108,8 @@ def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
         first, end = context.samples
         args = shard_args(node, context.plan.graph.input_shape[0], end - first)
         node = dataclasses.replace(node, args=args)
+    if node.kind == "fused_linear":
+        return _fused_linear(node, context, tensors)
     if facts_of(node.kind).quantized:
         return _quantized(node, context, _binder(node, context.device, tensors))
     return local_operator(node, context.device, tensors)
@@ -170,6 +173,14 @@ def _packed_later(
     if args["weight"] is not None and args["weight"].dtype == context.dtype:
         args |= {} if padding is None else {"padding": padding}
         context.packers.append(lambda: fused.pack(shape, args))
+
+
+def _fused_linear(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+    fused, args = FusedLinear(), _fixed_args(node, tensors)
+    if args["weight"] is not None and args["weight"].dtype == context.dtype:
+        context.packers.append(lambda: fused.pack(args))
+    bind = _binder(node, context.device, tensors)
+    return lambda values: fused(**bind(values))
 
 
 def _windowed(

@@ -121,6 +121,14 @@ def by_fused_kernel(operands: list[Tensor], activation: list[Any] | None) -> boo
     return narrow and known and all(map(by_plain_onednn, operands))
 
 
+def post_operation(activation: list[Any] | None) -> tuple[str, list[Any], str | None]:
+    """Returns an activation as oneDNN's kernels take it: its name, numbers and algorithm."""
+    if activation is None:
+        return "none", [], None
+    name, numbers = POST_OPERATIONS[activation[0]], activation[1:]
+    return (name, [], numbers[0]) if name == "gelu" else (name, numbers, None)
+
+
 def _by_onednn(
     x: Tensor,
     weight: Tensor,
@@ -150,10 +158,5 @@ def _by_onednn(
             other = other.contiguous(memory_format=torch.channels_last)
             y = kernel.binary(x, other, weight, bias, *rest)
         return y if rest[6] else with_sum_and_activation(y, None, activation)
-    name, numbers, algorithm = "none", list[Any](), None
-    if other is None and activation is not None:
-        name, numbers = POST_OPERATIONS[activation[0]], activation[1:]
-        if name == "gelu":
-            numbers, algorithm = [], activation[1]
-    y = kernel(x, weight, bias, *how, name, numbers, algorithm)
+    y = kernel(x, weight, bias, *how, *post_operation(None if other is not None else activation))
     return y if other is None else with_sum_and_activation(y, other, activation)

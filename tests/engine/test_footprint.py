@@ -71,6 +71,14 @@ def test_inference_has_no_gradients_and_fewer_activations(single):
     assert abs(2 * half.params_bytes - infer.params_bytes) < 1024  # but for the counters
 
 
+def test_fused_layers_of_an_inference_have_shapes():
+    """A kernel without a shape function made this rehearsal fail, and the run before its start."""
+    model = {"name": "custom", "target": "tests.helpers.small_nets8:Efficient"}
+    [infer] = predicted(task={"name": "infer"}, model=model)
+    [train] = predicted(model=model)
+    assert 0 < infer.activations_bytes < train.activations_bytes
+
+
 def test_values_of_weights_do_not_matter(single):
     assert predicted(seed=7)[0] == single
 

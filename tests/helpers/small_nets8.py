@@ -74,14 +74,15 @@ class Efficient(nn.Module):
             Excited(8, nn.Sigmoid(), nn.SiLU()), Excited(8, nn.Hardsigmoid(), nn.Hardswish())
         )
         self.mask, self.other = nn.Conv2d(8, 1, 3, 1, 1), nn.Conv2d(8, 8, 3, 1, 1)
-        self.head = nn.Linear(8, 5)
+        self.less, self.more, self.head = nn.Linear(8, 6), nn.Linear(6, 9), nn.Linear(9, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, H, W) -> (n, 5)."""
         y = self.blocks(F.mish(self.stem(x)))
         y = torch.sigmoid(self.mask(y)) * y + y * torch.tanh(self.other(y))
         y = F.max_pool2d(F.gelu(y), 2)
-        return self.head(F.silu(self.other(y) + y).mean((2, 3)))  # type: ignore[no-any-return]
+        y = F.relu(self.less(F.silu(self.other(y) + y).mean((2, 3))))
+        return F.hardswish(self.head(F.gelu(self.more(y))))
 
 
 class Mixed(nn.Module):

@@ -105,6 +105,7 @@ def rewriting_lines(plan: Facts) -> list[str]:
         "values computed at the start": made.count("computed"),
         "norms as one product and sum": kinds.count("fused_norm"),
         "convolutions with their sum or activation": kinds.count("fused_conv2d"),
+        "linear layers with their activation": kinds.count("fused_linear"),
     }
     shown = ", ".join(f"{number} {what}" for what, number in parts.items() if number)
     return [f"fused: {shown} (engine.fuse=off: none)"] if shown else []

@@ -111,7 +111,8 @@ class OperatorFacts:
     activation: Callable[[Node], list[Any] | None] | None = None
     """(node) -> what it does to each number, as ``fused_conv2d`` has it; None: not this use."""
     fused: str = ""
-    """The operator that is this one with a sum and an activation behind it."""
+    """The operator that is this one with an activation behind it, and a sum if that has ``beside``.
+    """
     view: bool = False
     """Whether it moves no bytes."""
     converts: bool = False

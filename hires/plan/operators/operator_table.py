@@ -261,8 +261,15 @@ def _drops_weights(node: Node) -> bool:
 product = functools.partial(OperatorFacts, ("product",))
 declare(
     "linear",
-    product("samples", multiplies="output", product=products.linear, weight_channels=0),
+    product(
+        "samples",
+        multiplies="output",
+        product=products.linear,
+        weight_channels=0,
+        fused="fused_linear",
+    ),
 )
+declare("fused_linear", product("samples", multiplies="output", product=products.linear))
 declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
 declare("einsum", product(product=products.einsum))
 declare("tensordot", product(product=products.tensordot))

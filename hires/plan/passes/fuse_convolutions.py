@@ -1,11 +1,12 @@
-"""Makes a convolution, the sum behind it and the activation behind that one operator.
+"""Makes a layer, the sum behind it and the activation behind that one operator.
 
     conv2 -> add(conv2, x) -> relu        fused_conv2d(..., other=x, activation=["relu"])
+    linear -> gelu                        fused_linear(..., activation=["gelu", "none"])
 
 A kernel that adds and activates while a result is in the cache writes it once in place of three
 times. The values in between must have no other reader, and ``other`` the shape of the result: it
 then lies on ranks as the result does. Of two convolutions that are added, the later one takes the
-sum, as its ``other`` is there by then.
+sum, as its ``other`` is there by then. A linear layer takes an activation alone.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from hires.plan.passes.graph_edits import edited, is_alone, sole_reader
 
 
 def fuse_convolutions(graph: Graph) -> Graph:
-    """Returns the network with its convolutions as fused ones where something can be fused."""
+    """Returns the network with its layers as fused ones where something can be fused."""
     nodes: dict[str, Node | None] = {}
     for node in reversed(graph.nodes):  # of two that are added the later one comes first
         target = facts_of(node.kind).fused
-        if target and len(node.shape or []) == 4:
+        if target and (len(node.shape or []) == 4 or not facts_of(target).beside):
             parts, args = _behind(node, graph, nodes)
             if parts:
                 last = parts[-1]
@@ -44,11 +45,13 @@ def fuse_convolutions(graph: Graph) -> Graph:
 def _behind(
     node: Node, graph: Graph, replaced: dict[str, Node | None]
 ) -> tuple[list[Node], dict[str, Any]]:
-    """Returns the nodes that a convolution takes with it, and what they become of its arguments."""
+    """Returns the nodes that a layer takes with it, and what they become of its arguments."""
     parts: list[Node] = []
-    args: dict[str, Any] = {"other": None, "activation": None}
+    sums = bool(facts_of(facts_of(node.kind).fused).beside)
+    args: dict[str, Any] = {"other": None, "activation": None} if sums else {"activation": None}
     behind = sole_reader(graph, node.name)
-    other = None if behind is None or behind.name in replaced else _added(node, behind, graph)
+    free = sums and behind is not None and behind.name not in replaced
+    other = _added(node, behind, graph) if behind is not None and free else None
     if behind is not None and other is not None:
         parts, args["other"] = [behind], {"value": other}
         behind = sole_reader(graph, behind.name)

@@ -81,10 +81,16 @@ def _real_convolution(q: Quantiser, node: Node, x: QuantisedValue, weight: str) 
     made = _layer_args(q, node, x, weight, REAL)
     made |= {"dtype": {"dtype": "float32"}, **beside(None, REAL), **ALL}
     made.pop("add")
-    activation = node.args.get("activation")
+    return _real(q, node, "q_conv2d", node.args.get("activation"), made)
+
+
+def _real(
+    q: Quantiser, node: Node, kind: str, activation: Activation | None, made: dict[str, Any]
+) -> str:
+    """Appends a layer that makes real numbers, and its activation of them."""
     if not activation:
-        return q.made_real(node, "q_conv2d", made)
-    inner = q.add(f"{node.name}.sum", "q_conv2d", made, node.shape, "float32", node.flops)
+        return q.made_real(node, kind, made)
+    inner = q.add(f"{node.name}.sum", kind, made, node.shape, "float32", node.flops)
     return q.made_real(node, *unfused(activation, inner))
 
 
@@ -216,17 +222,21 @@ def _by_channel(q: Quantiser, node: Node, weight: str, channels: int) -> str:
 
 
 @RULES.register("linear")
+@RULES.register("fused_linear")
 def _linear(q: Quantiser, node: Node) -> str:
     x, weight = q.number(_value(node.args["input"])), node.args["weight"].get("param")
     if x is None or weight is None:
         return "its input has no scale" if x is None else "its weight is computed"
-    affine = q.scale_of(node) if q.wants_numbers(node.name) else None
     shape = [*q.graph.params[weight].shape, 1, 1]
-    made = {"input": x.ref, **_tensors(q, node, x, weight, affine or REAL, {}, shape=shape)}
-    made |= {"dtype": {"dtype": "float32" if affine is None else "uint8"}, **ALL}
-    if affine is None:
-        return q.made_real(node, "q_linear", made)
-    return q.made(node, "q_linear", made, affine)
+
+    def sums(to: Affine, bounds: dict[str, int], dtype: str = "uint8") -> dict[str, Any]:
+        made = {"input": x.ref, **_tensors(q, node, x, weight, to, {}, shape=shape)}
+        return made | {"dtype": {"dtype": dtype}, **bounds}
+
+    activation = node.args.get("activation")
+    if q.scale_of(node) is None or not q.wants_numbers(node.name):
+        return _real(q, node, "q_linear", activation, sums(REAL, ALL, "float32"))
+    return _activated(q, node, "q_linear", activation, sums)
 
 
 @RULES.register("avg_pool2d")

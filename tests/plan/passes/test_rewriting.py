@@ -73,6 +73,15 @@ def test_norm_behind_layers_of_other_kinds_is_folded():
     assert "batch_norm" not in kinds(lambda net, x: net.n(net.c(x.mean((2, 3)))), c=head, n=norm)
 
 
+def test_activation_is_part_of_the_linear_layer_before_it():
+    head = nn.Linear(4, 3)
+    graph = graph_of(lambda net, x: F.gelu(net.c(x.mean((2, 3)))), c=head)
+    assert graph.nodes[-1].kind == "fused_linear"
+    assert graph.nodes[-1].args["activation"] == ["gelu", "none"]
+    assert "linear" in kinds(lambda net, x: (y := net.c(x.mean((2, 3)))) * F.silu(y), c=head)
+    assert "add" in kinds(lambda net, x: net.c(x.mean((2, 3))) + x.amax((2, 3))[:, :3], c=head)
+
+
 def test_sum_that_broadcasts_or_is_weighted_stays():
     assert "add" in kinds(lambda net, x: net.c(x) + x.mean((2, 3), keepdim=True), c=conv())
     assert "add" in kinds(lambda net, x: torch.add(net.c(x), F.relu(x), alpha=2), c=conv())
