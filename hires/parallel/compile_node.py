@@ -59,7 +59,7 @@ def compile_node(
     if rule.kind in CONVERSIONS:
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
-        return _windowed(node, context, tensors, fused)
+        return _windowed(node, context, tensors, fused, overwrites)
     if fused is not None:  # a kernel of our own, of the same arguments
         shape = context.plan.graph.shape(node.inputs[0])
         samples = context.samples if stage.layout[node.name] == SHARDED else (0, shape[0])
@@ -78,7 +78,7 @@ def compile_node(
     if rule.kind == "norm" or (rule.kind == "reduce" and rule.fit is None):
         run = IMAGE_KERNELS[node.kind](node, context, _binder(node, context.device, tensors))
     else:
-        run = _alone(node, context, tensors)
+        run = _alone(node, context, tensors, overwrites)
     both = used_both_ways(context.plan, stage) & {*node.params} if rule.result == WHOLE else set()
     if both:
 
@@ -95,7 +95,9 @@ def compile_node(
     return _with_operands(run, node, context) if tiled else run
 
 
-def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
+def _alone(
+    node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool = False
+) -> Operator:
     # The callable of a node that needs nothing of other ranks.
     if updates_statistics(node):
         # A microbatch that is computed again must not count twice in the running statistics.
@@ -111,7 +113,7 @@ def _alone(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator
     if node.kind == "fused_linear":
         return _fused_linear(node, context, tensors)
     if facts_of(node.kind).quantized:
-        return _quantized(node, context, _binder(node, context.device, tensors))
+        return _quantized(node, context, _binder(node, context.device, tensors), overwrites)
     return local_operator(node, context.device, tensors)
 
 
@@ -184,12 +186,16 @@ def _fused_linear(node: Node, context: Context, tensors: dict[str, Tensor]) -> O
 
 
 def _windowed(
-    node: Node, context: Context, tensors: dict[str, Tensor], fused: FusedConvolution | None
+    node: Node,
+    context: Context,
+    tensors: dict[str, Tensor],
+    fused: FusedConvolution | None,
+    overwrites: bool,
 ) -> Operator:
     bind = _binder(node, context.device, tensors)
     source, exchanges = node.inputs[0], _exchanges(node, context)
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
-    window = Window(node, context, exchange, fused)
+    window = Window(node, context, exchange, fused, overwrites=overwrites)
     if fused is not None and not (window.blank or window.strips):
         r0, r1, c0, c1 = window.rect
         shape = [*context.plan.graph.shape(source)[:2], r1 - r0, c1 - c0]
@@ -290,11 +296,14 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
     return run_apart if facts_of(node.kind).ends_gradient else run
 
 
-def _quantized(node: Node, context: Context, bind: Bind) -> Operator:
+def _quantized(node: Node, context: Context, bind: Bind, overwrites: bool) -> Operator:
     if node.kind in NODE_KERNELS:
         kernel = NODE_KERNELS[node.kind](node, context)
         return lambda values: kernel(bind(values))
-    [source, *_], window = node.inputs, Window(node, context, None, whole=True)
+    [source, *_], window = (
+        node.inputs,
+        Window(node, context, None, whole=True, overwrites=overwrites),
+    )
     return lambda values: window(values[source], None, bind(values))
 
 

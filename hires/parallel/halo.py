@@ -173,12 +173,7 @@ class _GatherWindow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
         ctx.borrowed, ctx.frame, ctx.shape = borrowed, frame, x.shape
-        gathered = new_part(x, frame.window)
-        _fill_ring(gathered, frame)
-        pieces = borrowed.pieces() if borrowed is not None else []
-        for origin in frame.origins():
-            paste(gathered, origin, [(frame.held, x), *pieces], origin)
-        return gathered
+        return _gathered(x, borrowed, frame)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
@@ -215,7 +210,18 @@ def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
 
     It has the type of what the tile holds, in whatever type the borrowed pixels came.
     """
+    if not torch.is_grad_enabled():  # autograd's call costs as much as the copies of a small window
+        return _gathered(x, borrowed, frame)
     return _GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _gathered(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
+    gathered = new_part(x, frame.window)
+    _fill_ring(gathered, frame)
+    pieces = borrowed.pieces() if borrowed is not None else []
+    for origin in frame.origins():
+        paste(gathered, origin, [(frame.held, x), *pieces], origin)
+    return gathered
 
 
 def add_pieces(grad: Tensor, held: Rect, arriving: Borrowed | None) -> None:
@@ -259,8 +265,9 @@ def _fill_ring(gathered: Tensor, frame: Frame) -> None:
     if is_empty(image):
         gathered.fill_(frame.fill)
         return
-    r0, _, c0, _ = frame.window
-    gathered[:, :, : image[0] - r0] = frame.fill
-    gathered[:, :, image[1] - r0 :] = frame.fill
-    gathered[:, :, :, : image[2] - c0] = frame.fill
-    gathered[:, :, :, image[3] - c0 :] = frame.fill
+    edges = zip(frame.window[::2], frame.window[1::2], image[::2], image[1::2], strict=True)
+    for dim, (first, end, low, high) in enumerate(edges, start=2):
+        if low > first:
+            gathered.narrow(dim, 0, low - first).fill_(frame.fill)
+        if end > high:
+            gathered.narrow(dim, high - first, end - high).fill_(frame.fill)

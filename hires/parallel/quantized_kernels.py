@@ -115,7 +115,7 @@ def _linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
 def _convolution(w: Window, x: Tensor, args: Args) -> Tensor:
     how = Geometry(pair(args["stride"]), w.padding, pair(args["dilation"]), args["groups"])
     other, factor = args["other"], args["other_factor"]
-    added = None if other is None else Added(other, factor)
+    added = None if other is None else Added(other, factor, w.overwrites)
     return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
 
 

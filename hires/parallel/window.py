@@ -54,12 +54,17 @@ class Window:
         fused: FusedConvolution | None = None,
         *,
         whole: bool = False,
+        overwrites: bool = False,
     ) -> None:
-        """``whole``: the rank computes all of the value, as from a whole input."""
+        """``whole``: the rank computes all of the value, as from a whole input.
+
+        ``overwrites``: its value may be written over the one beside the window.
+        """
         graph, source = context.plan.graph, node.inputs[0]
         axes, facts = window_axes_of(node, graph), facts_of(node.kind).window
         self.multiplies = facts_of(node.kind).multiplies
         self.fused = fused  # with what follows the window
+        self.overwrites = overwrites
         assert axes is not None
         assert facts is not None
         assert node.shape is not None
@@ -101,7 +106,7 @@ class Window:
 
     def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
         """Returns this tile of the node's value from what it holds, and borrows, of its input."""
-        if self.multiplies:
+        if self.multiplies and x.is_floating_point():
             x = x.to(product_type(x))  # as autocast would, but before the window is copied
         if self.strips is not None:
             return self._finished(strip_convolution(x, borrowed, self.strips, args), args)

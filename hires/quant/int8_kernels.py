@@ -62,6 +62,8 @@ class Added(NamedTuple):
 
     numbers: Tensor
     factor: float
+    overwrites: bool = False
+    """Whether the result may be written over them."""
 
 
 class Geometry(NamedTuple):
@@ -198,12 +200,16 @@ def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
 _PACKED: Any = WeakIdKeyDictionary()  # weight -> what of it is packed for which input
 
 
-def _packed(weight: Tensor, x: Tensor, how: Geometry, scales: Tensor) -> Tensor:
-    key = (weight._version, tuple(x.shape), *map(tuple, how[:3]), how.groups)
-    held = _PACKED.setdefault(weight, {})
+def _packed(weight: Tensor, x: Tensor, how: Geometry, scales: Tensor) -> tuple[Tensor, Tensor]:
+    # The weight in the order of the kernel, and zeros in the place of its zero points.
+    key = (weight._version, x.shape, *map(tuple, how[:3]), how.groups)
+    held = _PACKED.get(weight)
+    if held is None:
+        held = _PACKED[weight] = {}
     if key not in held:
         place = (*map(list, how[:3]), how.groups, list(x.shape))
-        held[key] = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *place)
+        packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *place)
+        held[key] = packed, torch.zeros(weight.shape[0], dtype=torch.int32)
     return held[key]  # type: ignore[no-any-return]
 
 
@@ -212,15 +218,16 @@ def _by_onednn(
 ) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     scales, place = rescale.multiplier, (*map(list, how[:3]), how.groups)
-    zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
-    packed = _packed(weight, x, how, scales)
+    packed, zeros = _packed(weight, x, how, scales)
     given, out = (x, 1.0, 0, packed, scales, zeros), (1.0, 0, rescale.dtype)
     kernel = torch.ops.onednn.qconv2d_pointwise
     if added is None:
         made = kernel(*given, rescale.offset, *place, *out, "none", [], "")
     else:
         # The kernel writes its result over what it adds.
-        other = added.numbers.clone(memory_format=torch.channels_last)
+        other, order = added.numbers, torch.channels_last
+        if not (added.overwrites and other.is_contiguous(memory_format=order)):
+            other = other.clone(memory_format=order)
         adding: tuple[Any, ...] = added.factor, 0, "sum", 1.0, None, [], ""
         made = kernel.binary(*given, other, rescale.offset, *place, *out, *adding)
     return _clamped(made, rescale)

@@ -19,6 +19,8 @@ from hires.engine.derived_tensors import DerivedTensors
 from hires.nets.trace import trace
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
+from hires.parallel.cursor import Cursor
+from hires.parallel.stage import StageModule
 from hires.plan.calibrated_values import params_digest
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.activations import unfused
@@ -104,6 +106,18 @@ class QuantisedNet:
                     raise error  # type: ignore[misc]
             self.layout, self.stage = stage.layout, stage
             return [future.result() for future in futures]
+
+    @torch.no_grad()
+    def output_of_stage(self) -> Tensor:
+        """Returns the output as ranks compute it, which write some values over others."""
+        graph, stage = laid_out(self.graph, (1, 1))
+        plan = Plan(graph, [stage], [], 1, 1, False, "float32", [["F0"]])
+        group: Any = SimpleNamespace(ranks=[0], shared=None)
+        context = Context(plan, 0, collections.defaultdict(lambda: group), Cursor([], {}))
+        derived = DerivedTensors([context], self.own).tensors
+        place_tensors(derived, torch.float32, graph)
+        module = StageModule(context, {**self.own, **derived})
+        return module.forward({INPUT: self.x})[graph.output]  # type: ignore[no-any-return]
 
     def output(self, grid: tuple[int, int] = (1, 1), fuse: int = FUSED) -> Tensor:
         """Returns the quantised network's output, put together from tiles."""

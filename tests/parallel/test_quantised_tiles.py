@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+from hires.parallel import quantized_kernels
 from hires.quant import int8_kernels
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.small_nets8 import network
@@ -44,6 +45,19 @@ def test_tiles_have_the_bits_of_one_process(name):
     whole = net.output()
     for grid in GRIDS:
         assert torch.equal(net.output(grid), whole), grid
+
+
+@pytest.mark.parametrize("name", ["preact_resnet", "mobile", "efficient", "amoebanet"])
+def test_sums_written_over_an_operand_have_the_same_bits(monkeypatch, name):
+    net, seen, added = net_of(name), [], quantized_kernels.Added
+
+    def spy(*given):
+        seen.append(given[2:] == (True,))
+        return added(*given)
+
+    monkeypatch.setattr(quantized_kernels, "Added", spy)
+    assert torch.equal(net.output_of_stage(), net.output())
+    assert any(seen), "no operand is written over"
 
 
 @NETS

@@ -91,6 +91,13 @@ def test_training_is_refused():
         config_of(precision={"name": "int8"})
 
 
+def test_compiling_numbers_of_8_bits_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"engine\.compile=stage is for real numbers.*compile=off"
+    ):
+        config_of(**INT8, engine={"compile": "stage"})
+
+
 def test_int8_without_scales_is_refused():
     config = from_dict(to_dict(config_of(**INT8)))
     with pytest.raises(ConfigError, match=r"needs the scales of a calibration"):

@@ -175,7 +175,7 @@ class EngineConfig(Section, key="engine"):
     compile: str = choice("off", ("off", "stage"))
     """What torch compiles before the first step, with a C++ compiler, on GPUs with Triton:
     ``stage``, the parts of each stage that exchange no messages (with one rank, all of the
-    network), or nothing (``off``)."""
+    network), or nothing (``off``), as always with ``precision=int8``."""
     fuse: str = choice("auto", ("auto", "off"))
     """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
     become part of the convolutions before them, for example; or the network as it is (``off``).
@@ -339,6 +339,12 @@ class RunConfig(Section):
             check.problems.append(
                 f"precision={INT8} is for inference, and task=train learns real numbers; train in "
                 f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
+            )
+        if self.precision.name == INT8 and self.engine.compile != "off":
+            check.problems.append(
+                f"engine.compile={self.engine.compile} is for real numbers: precision={INT8} calls "
+                f"kernels that are compiled already and have rescaling, sum and ReLU in them; use "
+                f"engine.compile=off"
             )
         if self.task.name == "train" and self.precision.weights in HALF:
             check.problems.append(

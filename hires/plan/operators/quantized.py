@@ -40,6 +40,7 @@ declare(
         window=WindowFacts(windows.convolution, ring=BORDER, pads=True),
         multiplies="output",
         beside="other",
+        overwritable=True,
         quantized=True,
     ),
 )
