@@ -217,9 +217,13 @@ def _messages(library: Any, buffers: BenchBuffers) -> Call:
     receive = functools.partial(library.irecv, taken, peer, tag=_TAG)
     answer = given.new_zeros(1)
 
-    def ping_pong() -> None:
-        for is_sender in (first, not first):
-            (send if is_sender else receive)().wait()
+    def ping_pong() -> None:  # of blocking calls, as osu_latency has
+        if first:
+            library.send(given, peer, tag=_TAG)
+            library.recv(taken, peer, tag=_TAG)
+        else:
+            library.recv(taken, peer, tag=_TAG)
+            library.send(given, peer, tag=_TAG)
 
     def one_way() -> None:
         works = [send() if first else receive() for _ in range(count)]

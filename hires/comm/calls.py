@@ -6,14 +6,13 @@ Tensors that the backend does not reach, or that are not contiguous, are carried
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter as clock
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hires.comm import message_log as logs
-from hires.comm.carriers import Carriers
+from hires.comm.carriers import Carriers, needs_none
 from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.handles import Handle
@@ -113,21 +112,22 @@ def start_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> Ha
 
 def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> None:
     """Sends or receives a tensor; as :func:`start_message` and a wait, in half of the time."""
-    work, after, number = _post(call, tensor, tag)
-    log = transport.log
-    issue = log.issue(call.operation, call.way, tensor.nbytes, issued) if log is not None else None
-    started = clock()
+    carried, after, number = _prepared(call, tensor, tag)
+    log, complete = transport.log, call.complete
     outer = activity.begin(call.what, call.peer, tag, (), number)
     try:
-        work.wait()
+        if complete is not None:
+            complete(carried, call.peer, call.handle, tag)
+        else:
+            call.method(carried, call.peer, group=call.handle, tag=tag).wait()
         for one in after:
             one()
     except FAILURES as error:
         raise failure(call.what, error, call.backend, number) from error
     finally:
         activity.end(outer)
-    if log is not None and issue is not None:
-        log.note(issue, started)
+    if log is not None:
+        log.note_blocking(call.operation, call.way, tensor.nbytes, issued)
 
 
 def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) -> list[Handle]:
@@ -177,7 +177,7 @@ def _handle(
     return handle
 
 
-def _post(call: Dispatch, tensor: Tensor, tag: int) -> tuple[Any, list[Callable[[], Any]], int]:
+def _post(call: Dispatch, tensor: Tensor, tag: int) -> tuple[Any, Sequence[Callable[[], Any]], int]:
     # Returns the work, what is left to do after it, and its number among the rank's calls.
     carried, after, number = _prepared(call, tensor, tag)
     try:
@@ -189,8 +189,11 @@ def _post(call: Dispatch, tensor: Tensor, tag: int) -> tuple[Any, list[Callable[
 
 def _prepared(
     call: Dispatch, tensor: Tensor, tag: int
-) -> tuple[Tensor, list[Callable[[], Any]], int]:
+) -> tuple[Tensor, Sequence[Callable[[], Any]], int]:
+    number = _note_message(call, tag)
+    if needs_none(call, tensor):
+        return tensor, (), number
     carriers = Carriers(call)
     sends = call.operation == logs.SEND
     carried = carriers.source(tensor) if sends else carriers.target(tensor)
-    return carried, carriers.after, _note_message(call, tag)
+    return carried, carriers.after, number

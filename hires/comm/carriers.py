@@ -15,6 +15,12 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
 
 
+def needs_none(call: Dispatch, tensor: Tensor) -> bool:
+    """Whether the backend takes a tensor as it is: the quick answer, for the host's memory."""
+    is_near = call.reaches_cpu and tensor.is_cpu and not tensor.requires_grad
+    return is_near and tensor.numel() > 1 and is_dense(tensor)
+
+
 def _dense(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 

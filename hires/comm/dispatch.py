@@ -54,6 +54,7 @@ class Dispatch:
     facts: CallFacts | None = None  # what all its ranks must agree on; None: it has no others
     channel: CallChannel | None = None  # of a collective, where calls are kept
     channels: dict[int, CallChannel] = field(default_factory=dict)  # of messages, by tag
+    complete: Callable[..., object] | None = None  # method of a message that its caller waits for
     keeps_terms: bool = False  # whether a reduction to one rank leaves the others' tensors alone
 
 
@@ -135,6 +136,8 @@ def _new_call(operation: int, group: Group, tensor: Tensor, key: tuple[Any, ...]
     )
     backend = transport.backends.get(route.backend)
     made.keeps_terms = route.algorithm == OWN and getattr(backend, "keeps_terms", False)
+    if peer >= 0:
+        made.complete = getattr(backend, method.removeprefix("i"), None)
     if transport.check is not None and group.size > 1:
         name = method if peer < 0 else CALLED[operation]
         made.facts = CallFacts(name, num_bytes, str(dtype).removeprefix("torch."), str(route))

@@ -31,7 +31,7 @@ from hires.comm.argument_checks import (
 )
 from hires.comm.backends.composed import row_counts
 from hires.comm.calls import start
-from hires.comm.carriers import Carriers, is_dense
+from hires.comm.carriers import Carriers, is_dense, needs_none
 from hires.comm.dispatch import call_of
 from hires.comm.handles import Handle
 from hires.comm.operation_routes import Choice
@@ -85,10 +85,12 @@ def reduce(
     issued, size = clock(), bytes_of(tensor)
     call = call_of(logs.REDUCE, "reduce", group, backend, tensor, size)
     require_members(call.ranks, dst)
+    is_root, is_sum = transport.rank == dst, is_plain(tensor.dtype, op)
+    if is_sum and (is_root or call.keeps_terms) and needs_none(call, tensor):
+        agreed = _sum_at(dst)
+        return start(call, (tensor, dst, op), (), async_op, issued, size, (tensor,), agreed)
     carriers = Carriers(call)
-    is_root = transport.rank == dst
     carried = carriers.in_place(tensor) if is_root else carriers.source(tensor)
-    is_sum = is_plain(tensor.dtype, op)
     if not is_root and not (is_sum and call.keeps_terms):
         carried = carried.clone()
     terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
@@ -195,6 +197,8 @@ def reduce_scatter_tensor(
     bytes_of(output)
     call = call_of(logs.REDUCE_SCATTER, method, group, backend, output, size)
     require_size(input, output.nbytes * len(call.ranks), output)
+    if is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output):
+        return start(call, (output, input, op), (), async_op, issued, size, (output,), op)
     carriers = Carriers(call)
     source = carriers.source(input)
     terms, carried, plain_op, after = plain([source], carriers.target(output), op, len(call.ranks))

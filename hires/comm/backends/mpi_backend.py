@@ -3,9 +3,9 @@
 It has the functions of ``torch.distributed`` (:mod:`~hires.comm.backends.backend_protocol`) for
 tensors of the host's memory. Messages and gathers travel as bytes, whatever their type. MPI has no
 sums of fp16 and bf16, so these are ours: each addition is made in fp32 and rounded, as gloo does
-it. Operations whose sizes may differ are composed of messages. Large collectives that a caller
-waits for block inside the library, which is twice as fast, once all members have met
-(:mod:`~hires.comm.backends.mpi_meeting`).
+it. Operations whose sizes may differ are composed of messages. Large sums that a caller waits for
+block inside the library, which is twice as fast, once all members have met
+(:mod:`~hires.comm.backends.mpi_meeting`); what only moves data takes as long when it is polled.
 
 Source:
     Dalcin and Fang, "mpi4py: status update after 12 years of development", CiSE 2021; MPI 4.0,
@@ -14,6 +14,7 @@ Source:
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend_protocol import SUM
-from hires.comm.backends.mpi_progress import EAGER_BYTES, Expected, MpiWork
+from hires.comm.backends.composed import apart, row_counts
+from hires.comm.backends.mpi_progress import EAGER_BYTES, MpiWork
 from hires.comm.backends.mpi_types import REDUCTIONS, reduction
 from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
 from hires.core.errors import CommError
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2**30  # longer messages are cut: before MPI 4 a call counts to 2^31 - 1
 SUM_PIECE_BYTES, MOST_PIECES = 2**20, 64
 """A nonblocking sum of pieces takes a third less: while one is added up, another travels."""
+MOST_ROW_TYPES = 256  # that are kept
 MEETING_BYTES = 2**18  # from here on a call that blocks makes up for the meeting before it
 
 
-class _Calls(NamedTuple):
-    """One operation in two ways; both are called by a thread that holds the lock."""
+class _Sum(NamedTuple):
+    """A sum in two ways; both are called by a thread that holds the lock."""
 
     block: Callable[[], object]
     """Returns when it is complete, however long that takes."""
@@ -52,29 +55,27 @@ class MpiBackend(MpiWorld):
     def __init__(self) -> None:
         super().__init__()
         self._sums: dict[torch.dtype, tuple[Any, Any]] = {}
+        self._row_types: dict[int, Any] = {}  # by bytes of a row
 
     def isend(
         self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0
     ) -> MpiWork:
         """Begins to send a tensor."""
-        comm, place, number = self._channel(dst, group, tag)
-        pieces = self._pieces(tensor)
-        with self._progress.lock:
-            requests = [comm.Isend(piece, place, number) for piece in pieces]
-        return self._begin(requests, tensor, f"the answer of rank {dst} to tag {tag}", group)
+        return self._progress.begin(self._sent(tensor, dst, group, tag))
 
     def irecv(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, tag: int = 0
     ) -> MpiWork:
         """Begins to receive a tensor."""
-        comm, place, number = self._channel(src, group, tag)
-        pieces = self._pieces(tensor)
-        with self._progress.lock:
-            requests = [comm.Irecv(piece, place, number) for piece in pieces]
-        what = f"the message of rank {src} with tag {tag}"
-        sizes = [piece.nbytes for piece in pieces]
-        expected = Expected(sizes, self._status, self._mpi.ERR_TRUNCATE)
-        return self._begin(requests, tensor, what, group, expected)
+        return self._progress.begin(self._received(tensor, src, group, tag))
+
+    def send(self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0) -> None:
+        """Sends a tensor."""
+        self._progress.complete(self._sent(tensor, dst, group, tag))
+
+    def recv(self, tensor: Tensor, src: int, group: MpiGroup | None = None, tag: int = 0) -> None:
+        """Receives a tensor."""
+        self._progress.complete(self._received(tensor, src, group, tag))
 
     def all_reduce(
         self, tensor: Tensor, op: Any = SUM, group: MpiGroup | None = None, async_op: bool = False
@@ -92,7 +93,7 @@ class MpiBackend(MpiWorld):
             for one in given:
                 comm.Allreduce(own, one, operation)
 
-        calls = _Calls(block, lambda: self._begin_sum(comm, tensor, kind, operation))
+        calls = _Sum(block, lambda: self._begin_sum(comm, tensor, kind, operation))
         name = REDUCTIONS[op][0]
         return self._carry(calls, tensor.nbytes, [tensor], among, "a sum", async_op, name)
 
@@ -109,6 +110,11 @@ class MpiBackend(MpiWorld):
         kind, operation = self._reduction(tensor.dtype, op)
         root = among.place(dst)
         given, is_root, tensors = self._terms_of(tensor, kind), among.index == root, [tensor]
+        if tensor.nbytes < MEETING_BYTES:
+            own, result = (self._mpi.IN_PLACE, given[0]) if is_root else (given[0], None)
+            with self._progress.lock:
+                requests = [comm.Ireduce(own, result, operation, root)]
+            return self._end(requests, tensors, among, "a sum at one rank", async_op)
         in_place = [self._mpi.IN_PLACE] * len(given) if is_root else given
 
         def each(reduce: Callable[..., Any], terms: Sequence[Any]) -> list[Any]:
@@ -122,13 +128,11 @@ class MpiBackend(MpiWorld):
 
         def begin() -> list[MPI.Request]:
             # Open MPI cuts a large Ireduce into pieces of 16 KiB, and begins the next at a poll.
-            if tensor.nbytes >= MEETING_BYTES:
-                if not is_root:
-                    tensors.append(tensor.clone())  # the others keep theirs
-                return self._begin_sum(comm, tensors[-1], kind, operation)
-            return each(comm.Ireduce, in_place)
+            if not is_root:
+                tensors.append(tensor.clone())  # the others keep theirs
+            return self._begin_sum(comm, tensors[-1], kind, operation)
 
-        calls = _Calls(block, begin)
+        calls = _Sum(block, begin)
         return self._carry(
             calls, tensor.nbytes, tensors, among, "a sum at one rank", async_op, (root, op)
         )
@@ -146,10 +150,9 @@ class MpiBackend(MpiWorld):
         own = tensor_list[among.index]
         if own.data_ptr() != tensor.data_ptr():
             own.view(-1).copy_(tensor.view(-1))
-        calls = _Calls(
-            int, lambda: [comm.Ibcast(one, i) for i, part in enumerate(pieces) for one in part]
-        )
-        return self._finish(calls, tensor_list, among, "an all-gather", async_op)
+        with self._progress.lock:
+            requests = [comm.Ibcast(one, i) for i, part in enumerate(pieces) for one in part]
+        return self._end(requests, tensor_list, among, "an all-gather", async_op)
 
     def all_gather_into_tensor(
         self,
@@ -160,16 +163,15 @@ class MpiBackend(MpiWorld):
     ) -> MpiWork | None:
         """Fills a tensor with those of all ranks."""
         among, comm = self._members(group)
-        size, input_tensor = input_tensor.nbytes, _apart(input_tensor, output_tensor)
+        size, input_tensor = input_tensor.nbytes, apart(input_tensor, output_tensor)
         if output_tensor.nbytes > PIECE_BYTES:
             parts = [*output_tensor.view(len(among.ranks), -1).unbind(0)]
             return self.all_gather(parts, input_tensor, group, async_op)
         [given], [whole] = self._pieces(input_tensor), self._pieces(output_tensor)
         byte = self._mpi.BYTE
-        words = (given, size, byte), (whole, size, byte)
-        calls = _Calls(lambda: comm.Allgather(*words), lambda: [comm.Iallgather(*words)])
-        tensors = [input_tensor, output_tensor]
-        return self._carry(calls, size, tensors, among, "a gather", async_op)
+        with self._progress.lock:
+            requests = [comm.Iallgather((given, size, byte), (whole, size, byte))]
+        return self._end(requests, [input_tensor, output_tensor], among, "a gather", async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, async_op: bool = False
@@ -177,17 +179,9 @@ class MpiBackend(MpiWorld):
         """Fills a tensor with that of a rank."""
         among, comm = self._members(group)
         root, pieces = among.place(src), self._pieces(tensor)
-        if tensor.nbytes < MEETING_BYTES:
-            with self._progress.lock:
-                requests = [comm.Ibcast(piece, root) for piece in pieces]
-            return self._end(requests, [tensor], among, "a broadcast", async_op)
-
-        def block() -> None:
-            for piece in pieces:
-                comm.Bcast(piece, root)
-
-        calls = _Calls(block, lambda: [comm.Ibcast(piece, root) for piece in pieces])
-        return self._carry(calls, tensor.nbytes, [tensor], among, "a broadcast", async_op, root)
+        with self._progress.lock:
+            requests = [comm.Ibcast(piece, root) for piece in pieces]
+        return self._end(requests, [tensor], among, "a broadcast", async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -201,11 +195,15 @@ class MpiBackend(MpiWorld):
         if input.nbytes > PIECE_BYTES:
             return super().reduce_scatter_tensor(output, input, op, group, async_op)
         among, comm = self._members(group)
-        input = _apart(input, output)
+        input = apart(input, output)
         kind, operation = self._reduction(output.dtype, op)
         [given], [taken], count = self._pieces(input), self._pieces(output), output.numel()
         parts = (given, count, kind), (taken, count, kind)  # counts are those of one rank
-        calls = _Calls(
+        if input.nbytes < MEETING_BYTES:
+            with self._progress.lock:
+                requests = [comm.Ireduce_scatter_block(*parts, operation)]
+            return self._end(requests, [input, output], among, "a reduce-scatter", async_op)
+        calls = _Sum(
             lambda: comm.Reduce_scatter_block(*parts, operation),
             lambda: [comm.Ireduce_scatter_block(*parts, operation)],
         )
@@ -221,38 +219,25 @@ class MpiBackend(MpiWorld):
         input_split_sizes: list[int] | None = None,
         group: MpiGroup | None = None,
         async_op: bool = False,
-    ) -> Any:
-        """Sends each rank its rows: messages, or one call where all have large equal parts.
+    ) -> MpiWork | None:
+        """Sends each rank its rows.
 
-        Members may have different sizes, and none sees those of the others: each comes to the
-        meeting, and where one cannot enter the call all send messages.
+        The call with counts serves equal parts, too: another rank's may differ.
         """
-        sizes, (among, comm) = (output_split_sizes, input_split_sizes), self._members(group)
-        input = _apart(input, output)
-        is_even = not any(sizes) and output.nbytes == input.nbytes
-        is_large = MEETING_BYTES <= input.nbytes <= PIECE_BYTES
-        part, byte = input.nbytes // len(among.ranks), self._mpi.BYTE
-
-        def block() -> None:
-            [given], [taken] = self._pieces(input), self._pieces(output)
-            comm.Alltoall((given, part, byte), (taken, part, byte))
-
-        def carry(waits: bool) -> Any:
-            late = not waits
-            return super(MpiBackend, self).all_to_all_single(output, input, *sizes, group, late)
-
-        may_block = is_even and is_large and not async_op and input.is_cpu
-        what, facts = "an all-to-all", (input.nbytes, input.dtype)
-        if self._blocked(block, may_block, among, what, facts, lambda: carry(waits=False)):
-            return None
-        return carry(waits=not async_op)
+        among, comm = self._members(group)
+        input = apart(input, output)
+        given = self._rows(input, input_split_sizes, len(among.ranks))
+        taken = self._rows(output, output_split_sizes, len(among.ranks))
+        with self._progress.lock:
+            requests = [comm.Ialltoallv(given, taken)]
+        return self._end(requests, [input, output], among, "an all-to-all", async_op)
 
     def barrier(self, group: MpiGroup | None = None, async_op: bool = False) -> MpiWork | None:
         """Waits for all ranks of a group."""
         among, comm = self._members(group)
-        return self._finish(
-            _Calls(int, lambda: [comm.Ibarrier()]), [], among, "a barrier", async_op
-        )
+        with self._progress.lock:
+            requests = [comm.Ibarrier()]
+        return self._end(requests, [], among, "a barrier", async_op)
 
     def _pieces(self, tensor: Tensor, piece_bytes: int | None = None) -> list[MPI.buffer]:
         # Of a tensor without numbers one that is empty: it is a message nevertheless.
@@ -270,6 +255,19 @@ class MpiBackend(MpiWorld):
         begins = range(0, max(length, 1), most)
         return [self._buffer(address + one, min(most, length - one)) for one in begins]
 
+    def _rows(self, tensor: Tensor, sizes: list[int] | None, num_ranks: int) -> list[Any]:
+        # A tensor for MPI as rows: memory, rows for each rank, first row of each, type of a row.
+        counts, rows = row_counts(tensor, sizes, num_ranks), len(tensor) if tensor.dim() else 1
+        begins = [*itertools.accumulate(counts[:-1], initial=0)]
+        width, [memory] = tensor.nbytes // max(rows, 1), self._pieces(tensor, tensor.nbytes)
+        kind = self._row_types.get(width)
+        if kind is None:
+            with self._progress.lock:
+                kind = self._mpi.BYTE.Create_contiguous(width).Commit()
+            if len(self._row_types) < MOST_ROW_TYPES:
+                self._row_types[width] = kind
+        return [memory, counts, begins, kind]
+
     def _reduction(self, dtype: torch.dtype, op: Any) -> tuple[Any, Any]:
         found = self._sums.get(dtype) if op is SUM else None  # quicker than by the reduction
         if found is None:
@@ -279,8 +277,11 @@ class MpiBackend(MpiWorld):
         return found
 
     def _terms_of(self, tensor: Tensor, kind: Any, piece_bytes: int | None = None) -> list[Any]:
+        pieces = self._pieces(tensor, piece_bytes)
+        if len(pieces) == 1:
+            return [(pieces[0], tensor.numel(), kind)]
         width = tensor.element_size()
-        return [(one, one.nbytes // width, kind) for one in self._pieces(tensor, piece_bytes)]
+        return [(one, one.nbytes // width, kind) for one in pieces]
 
     def _begin_sum(
         self, comm: MPI.Intracomm, tensor: Tensor, kind: Any, operation: Any
@@ -290,23 +291,26 @@ class MpiBackend(MpiWorld):
         terms = self._terms_of(tensor, kind, piece_bytes)
         return [comm.Iallreduce(self._mpi.IN_PLACE, one, operation) for one in terms]
 
-    def _begin(
-        self,
-        requests: list[MPI.Request],
-        tensor: Tensor,
-        what: str,
-        group: MpiGroup | None,
-        expected: Expected | None = None,
-    ) -> MpiWork:
-        small, timeout_s = tensor.nbytes <= EAGER_BYTES, self.members(group).timeout_s
-        work = MpiWork(
-            self._progress, requests, [tensor], timeout_s, what, small, expected=expected
-        )
-        return self._progress.begin(work)
+    def _sent(self, tensor: Tensor, dst: int, group: MpiGroup | None, tag: int) -> MpiWork:
+        comm, place, number = self._channel(dst, group, tag)
+        pieces, timeout_s = self._pieces(tensor), self.members(group).timeout_s
+        with self._progress.lock:
+            requests = [comm.Isend(piece, place, number) for piece in pieces]
+        what, small = ("the answer of rank %d to tag %d", dst, tag), tensor.nbytes <= EAGER_BYTES
+        return MpiWork(self._progress, requests, [tensor], timeout_s, what, small)
+
+    def _received(self, tensor: Tensor, src: int, group: MpiGroup | None, tag: int) -> MpiWork:
+        comm, place, number = self._channel(src, group, tag)
+        pieces, timeout_s = self._pieces(tensor), self.members(group).timeout_s
+        with self._progress.lock:
+            requests = [comm.Irecv(piece, place, number) for piece in pieces]
+        sizes = [piece.nbytes for piece in pieces]
+        what, small = ("the message of rank %d with tag %d", src, tag), sizes[0] <= EAGER_BYTES
+        return MpiWork(self._progress, requests, [tensor], timeout_s, what, small, sizes=sizes)
 
     def _carry(
         self,
-        calls: _Calls,
+        calls: _Sum,
         num_bytes: int,
         tensors: Sequence[Tensor],
         among: MpiGroup,
@@ -317,43 +321,26 @@ class MpiBackend(MpiWorld):
         # ``num_bytes`` are the same on all members: they meet, or none does. ``agreed``: the root
         # or the reduction.
         spent_s = 0.0
-        if num_bytes >= MEETING_BYTES:
-            begin_s, facts = time.monotonic(), (num_bytes, tensors[0].dtype, agreed)
+        if num_bytes >= MEETING_BYTES and among.meeting is not None:
+            begin_s, facts = time.monotonic(), (what, num_bytes, tensors[0].dtype, agreed)
             may_block = not async_op and tensors[0].is_cpu
-
-            def begin() -> object:
-                return self._finish(calls, tensors, among, what, True)
-
-            if self._blocked(calls.block, may_block, among, what, facts, begin):
-                return None
+            try:
+                if among.meeting.together(calls.block, may_block, among.timeout_s, facts):
+                    return None
+            except CommError:
+                # The others still find this rank in the operation, as in any that is late.
+                self._begun(calls, tensors, among, what, True)
+                raise
             spent_s = time.monotonic() - begin_s
-        return self._finish(calls, tensors, among, what, async_op, spent_s)
+        return self._begun(calls, tensors, among, what, async_op, spent_s)
 
-    def _blocked(
+    def _begun(
         self,
-        block: Callable[[], object],
-        may_block: bool,
-        among: MpiGroup,
-        what: str,
-        facts: Sequence[object],
-        begin: Callable[[], object],
-    ) -> bool:
-        # Whether all members have made the call that blocks.
-        if among.meeting is None:
-            return False
-        try:
-            return among.meeting.together(block, may_block, among.timeout_s, what, facts)
-        except CommError:
-            begin()  # the others still find this rank in the operation, as in any that is late
-            raise
-
-    def _finish(
-        self,
-        calls: _Calls,
+        calls: _Sum,
         tensors: Sequence[Tensor],
         among: MpiGroup,
         what: str,
-        async_op: bool = False,
+        async_op: bool,
         spent_s: float = 0.0,
     ) -> MpiWork | None:
         with self._progress.lock:
@@ -369,20 +356,13 @@ class MpiBackend(MpiWorld):
         async_op: bool,
         spent_s: float = 0.0,
     ) -> MpiWork | None:
-        progress = self._progress
-        if not async_op:
-            progress.complete(requests, tensors, among.timeout_s, what, spent_s)
-            return None
-        return progress.begin(MpiWork(progress, requests, tensors, among.timeout_s, what))
+        work = MpiWork(self._progress, requests, tensors, among.timeout_s, what, spent_s=spent_s)
+        if async_op:
+            return self._progress.begin(work)
+        self._progress.complete(work)
+        return None
 
 
 def _require_dense(tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError("MPI sends memory as it lies, and a tensor is not contiguous")
-
-
-def _apart(given: Tensor, taken: Tensor) -> Tensor:
-    # A tensor to send, or its copy where it shares memory with that to receive: MPI forbids that.
-    begin, other = given.data_ptr(), taken.data_ptr()
-    meet = begin < other + taken.nbytes and other < begin + given.nbytes
-    return given.clone() if meet else given

@@ -28,10 +28,11 @@ that another thread of the rank begins meanwhile waits until that call has retur
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hires.comm.backends.mpi_progress import SPINS, Progress
@@ -71,15 +72,14 @@ class MpiMeeting:
         call: Callable[[], object],
         may_block: bool,
         timeout_s: float,
-        what: str,
-        facts: Sequence[object] = (),
+        facts: tuple[Any, ...],
     ) -> bool:
         """Makes a blocking call with all members; False: a member cannot, and all poll instead.
 
-        So they do where ``what`` or ``facts`` differ, which print the same on all members.
+        So they do where ``facts`` differ, of which the first is the call in words.
         PeerError: not all have come in time. The verdict is POLL then.
         """
-        progress, digest = self._progress, zlib.crc32(f"{what} {facts}".encode())
+        progress, digest, what = self._progress, _digest_of(facts), facts[0]
         with progress.lock:
             may_block = may_block and not progress.blocks
             number = self._begin(may_block)
@@ -183,3 +183,9 @@ class MpiMeeting:
         for place in self._heard:
             request = self._comm.Isend([message, self._byte], place, self._out)
             self._sends.append(request)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of(facts: tuple[Any, ...]) -> int:
+    # Of what prints the same on all members; Python's own hash differs between processes.
+    return zlib.crc32(repr(facts).encode())

@@ -22,7 +22,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -42,36 +42,38 @@ LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at 
 BURST = 8  # calls at each poll: a large message may move in pieces, a few at each call
 
 
-class Expected(NamedTuple):
-    """What receives must bring: MPI itself accepts a message that is too short."""
-
-    sizes: Sequence[int]
-    """Bytes of each request."""
-    status: MPI.Status
-    """Filled by a call of MPI, and read at once; one serves all works of a rank."""
-    truncated: int
-    """MPI's error class of a message that is too long."""
+What = str | tuple[str, int, int]
+"""An operation in words, or a template with the numbers that complete it."""
 
 
 class MpiWork:
-    """Requests that are one operation. ``what`` and the tag name it if it is late."""
+    """Requests that are one operation; ``what`` names it if it is late.
+
+    The list ``requests`` is the work's own from then on.
+    ``sizes``: bytes of each message that requests receive: MPI itself accepts one that is shorter.
+    """
+
+    __slots__ = (
+        *("_progress", "_requests", "_sizes", "_spent_s", "_timeout_s", "_what"),
+        *("error", "small", "tensors"),
+    )
 
     def __init__(
         self,
         progress: Progress,
-        requests: Sequence[MPI.Request],
+        requests: list[MPI.Request],
         tensors: Sequence[Tensor],
         timeout_s: float,
-        what: str,
+        what: What,
         small: bool = False,
         spent_s: float = 0.0,
-        expected: Expected | None = None,
+        sizes: Sequence[int] = (),
     ) -> None:
-        self._progress, self._requests, self._tensors = progress, [*requests], tensors
-        self._expected = expected
+        self._progress, self._requests, self.tensors = progress, requests, tensors
+        self._sizes, self._timeout_s, self._what, self.small = sizes, timeout_s, what, small
         self._spent_s = spent_s  # of its time limit
-        self._timeout_s, self._what, self.small = timeout_s, what, small
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """The first of MPI, once no request is under way."""
 
     def is_completed(self) -> bool:
         """Whether it is complete; never waits. Its tensors belong to the caller from then on.
@@ -82,8 +84,8 @@ class MpiWork:
             with self._progress.lock:
                 if not self.test():
                     return False
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return True
 
     def test(self) -> bool:
@@ -92,30 +94,43 @@ class MpiWork:
         while requests:
             try:
                 one = requests[-1]
-                if not (one.Test() if self._expected is None else self._received(one)):
+                if not (self._received(one) if self._sizes else one.Test()):
                     return False
             except Exception as error:  # of this request alone, which ends with it
-                self._error = self._error or error
+                self.error = self.error or error
             requests.pop()
-        self._tensors = ()
+        self.tensors = ()
         self._progress.end(self)
         return True
 
     def _received(self, request: MPI.Request) -> bool:
         # Whether the last request is complete; PeerError: its message has another size.
-        assert self._expected is not None
-        sizes, status, truncated = self._expected
-        size = sizes[len(self._requests) - 1]
+        status, size = self._progress.status, self._sizes[len(self._requests) - 1]
         try:
             if not request.Test(status):
                 return False
         except Exception as error:
-            if getattr(error, "Get_error_class", int)() != truncated:
+            if getattr(error, "Get_error_class", int)() != self._progress.truncated:
                 raise
-            raise PeerError(f"{self._what} is longer than its receive of {size} bytes") from error
+            raise PeerError(f"{self._words} is longer than its receive of {size} bytes") from error
         if status.count != size:
-            raise PeerError(f"{self._what} has {status.count} bytes, and its receive {size}")
+            raise PeerError(f"{self._words} has {status.count} bytes, and its receive {size}")
         return True
+
+    def _failed(self) -> Exception | None:
+        # The error of any of the requests, which may be why another one is late.
+        with self._progress.lock:
+            for request in () if self._sizes else self._requests:
+                try:
+                    request.Test()
+                except Exception as error:
+                    self.error = self.error or error
+        return self.error
+
+    @property
+    def _words(self) -> str:
+        what = self._what
+        return what if isinstance(what, str) else what[0] % what[1:]
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Returns when it is complete; CommError: it is not, after ``timeout`` or the group's."""
@@ -123,9 +138,9 @@ class MpiWork:
         if self.is_completed():
             return True
         with self._progress:
-            busy_s = sum(tensor.nbytes for tensor in self._tensors) / LEAST_BYTES_PER_S
+            busy_s = sum(tensor.nbytes for tensor in self.tensors) / LEAST_BYTES_PER_S
             if not poll(self.is_completed, timeout_s - self._spent_s, SPINS, busy_s):
-                raise PeerError(f"{self._what} took over {timeout_s:g} s")
+                raise self._failed() or PeerError(f"{self._words} took over {timeout_s:g} s")
         return True
 
 
@@ -134,6 +149,11 @@ class Progress:
 
     ``begin`` runs first in the thread: a library that reads a GPU needs one there.
     """
+
+    status: MPI.Status
+    """Filled by a call of MPI, and read at once; one serves all works of a rank."""
+    truncated = -1
+    """MPI's error class of a message that is too long."""
 
     def __init__(self, advance: Callable[[], object], begin: Callable[[], object] = int) -> None:
         self.lock = threading.Lock()
@@ -167,16 +187,9 @@ class Progress:
             self._needed -= not work.small
             self._moved_s = time.monotonic()
 
-    def complete(
-        self,
-        requests: Sequence[MPI.Request],
-        tensors: Sequence[Tensor],
-        timeout_s: float,
-        what: str,
-        spent_s: float = 0.0,
-    ) -> None:
-        """Returns when all requests of an operation are complete; CommError: one is late."""
-        lock, test, done = self.lock, requests[0].Test, False
+    def complete(self, work: MpiWork) -> None:
+        """Returns when a work that has not begun is complete; CommError: it failed, or is late."""
+        lock, test, tensors, done = self.lock, work.test, work.tensors, False
         self._waits.append(None)
         try:
             for _ in range(SPINS):
@@ -186,13 +199,14 @@ class Progress:
                     break
         finally:
             self._waits.pop()
-            if not done or len(requests) > 1:  # kept, whatever ends the wait
-                work = MpiWork(self, requests, tensors, timeout_s, what, spent_s=spent_s)
+            if not done:  # kept, whatever ends the wait
                 self.begin(work)
-        if not done or len(requests) > 1:
+        if not done or work.error is not None:
             work.wait()
-        elif any(tensor.nbytes > EAGER_BYTES for tensor in tensors):
-            self.moved()
+        for tensor in tensors:
+            if tensor.nbytes > EAGER_BYTES:
+                self.moved()
+                break
 
     def moved(self) -> None:
         """Notes the end of a large message: what this rank owes for it moves soon."""
@@ -226,7 +240,8 @@ class Progress:
                 self._sleeps = False
                 self._wake.clear()
             else:
-                time.sleep(min(max(idle_s / SHARE, LEAST_S), MOST_S))
+                least_s = LEAST_S if self._needed else QUIET_S  # each one takes Python's lock
+                time.sleep(min(max(idle_s / SHARE, least_s), MOST_S))
             # Also when all is complete here: what this rank owes the others for it, as MPICH's last
             # acknowledgement of a large message, moves only inside calls.
             is_due = self._needed or idle_s > QUIET_S

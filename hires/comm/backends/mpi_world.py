@@ -38,10 +38,7 @@ from hires.core.ranks.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_OF_MESSAGES = (
-    *("isend", "irecv", "gather", "scatter", "reduce_scatter"),
-    *("all_to_all", "all_to_all_single"),
-)
+_OF_MESSAGES = (*("isend", "irecv", "gather", "scatter", "reduce_scatter", "all_to_all"),)
 """Operations that are sends and receives of the library."""
 _SUMS = ("all_reduce", "reduce", "reduce_scatter_tensor")
 
@@ -76,7 +73,6 @@ class MpiWorld(Composed):
                 f"{world.rank} of {world.size}: they do not belong together; see `hires doctor`"
             )
         self._rank, self._joined = world.rank, True
-        self._status = mpi.Status()
         self._lower, self._upper = every.Dup(), every.Dup()
         self._num_tags = min((every.Get_attr(mpi.TAG_UB) or 32767) + 1, TAGS)
         # To look for a message that is never sent moves all requests on.
@@ -88,6 +84,7 @@ class MpiWorld(Composed):
         if self._gpus.messages and torch.cuda.is_available():
             begin = functools.partial(torch.cuda.set_device, torch.cuda.current_device())
         self._progress = Progress(lambda: unused.Iprobe(world.rank, 0), begin)
+        self._progress.status, self._progress.truncated = mpi.Status(), mpi.ERR_TRUNCATE
         self._all = self._opened([*range(world.size)], world.rank, timeout_s, collectives)
 
     @property

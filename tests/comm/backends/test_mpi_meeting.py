@@ -68,7 +68,7 @@ class Rank:
         facts: tuple = (),
     ) -> bool:
         time.sleep(late_s)
-        return self.meeting.together(self._enter, may_block, timeout_s, "a sum", facts)
+        return self.meeting.together(self._enter, may_block, timeout_s, ("a sum", *facts))
 
     def _enter(self) -> None:
         assert self.progress.lock.locked()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hires.comm.backends import mpi_progress
-from hires.comm.backends.mpi_progress import Expected, MpiWork, Progress
+from hires.comm.backends.mpi_progress import MpiWork, Progress
 from hires.core.errors import CommError, PeerError
 from tests.helpers.patience import until
 
@@ -90,7 +90,7 @@ def finish_late(progress: Progress, requests: list[Library]) -> weakref.ref[torc
     """Gives up on an operation; returns its memory, which nothing but MPI uses any more."""
     tensor = torch.zeros(1)
     with pytest.raises(CommError, match="the sum took over 0 s"):
-        progress.complete(requests, [tensor], 0.0, "the sum")
+        progress.complete(MpiWork(progress, [*requests], [tensor], 0.0, "the sum"))
     return weakref.ref(tensor)
 
 
@@ -118,7 +118,7 @@ def test_end_of_a_large_operation_wakes_the_thread(monkeypatch: pytest.MonkeyPat
     progress = Progress(library.call)
     progress._moved_s = -1e6
     until(lambda: progress._sleeps)
-    progress.complete([Library(1)], [torch.zeros(1000)], 1.0, "the sum")
+    progress.complete(MpiWork(progress, [Library(1)], [torch.zeros(1000)], 1.0, "the sum"))
     until(lambda: library.left <= 0)
     progress.close()
 
@@ -146,7 +146,7 @@ def test_error_of_mpi_leaves_the_thread_at_work_and_keeps_what_is_under_way():
     library = Library(100)
     progress, other, tensor = Progress(library.call), Library(10**9), torch.zeros(1)
     with pytest.raises(RuntimeError, match="truncated"):
-        progress.complete([Failing(1), other], [tensor], 1.0, "pieces")
+        progress.complete(MpiWork(progress, [Failing(1), other], [tensor], 0.1, "pieces"))
     assert len(progress._open) == 1
     until(lambda: library.left <= 0)
     other.left = 0
@@ -190,15 +190,16 @@ class Receive:
     ("last", "text"),
     [
         (Receive(8), ""),
-        (Receive(4), "the message has 4 bytes, and its receive 8"),
-        (Receive(8, 15), "the message is longer than its receive of 8 bytes"),
+        (Receive(4), "the message of rank 1 with tag 2 has 4 bytes, and its receive 8"),
+        (Receive(8, 15), "the message of rank 1 with tag 2 is longer than its receive of 8 bytes"),
     ],
 )
 def test_message_of_another_size_is_an_error_of_its_sender(last: Receive, text: str):
     """MPI accepts one that is too short, and the rest of the tensor kept its old numbers."""
     progress = Progress(lambda: None)
-    expected = Expected([16, 8], Status(), 15)
-    work = MpiWork(progress, [Receive(16), last], [], 1.0, "the message", expected=expected)
+    progress.status, progress.truncated = Status(), 15
+    what = ("the message of rank %d with tag %d", 1, 2)
+    work = MpiWork(progress, [Receive(16), last], [], 1.0, what, sizes=[16, 8])
     if text:
         with pytest.raises(PeerError, match=text):
             work.wait()
