@@ -19,7 +19,7 @@ from hires.core.store.network_weights import WeightsPlace
 from hires.data.source import open_data
 from hires.data.start_check import require_readable
 from hires.engine import quantized_tensors  # noqa: F401, it registers recipes
-from hires.engine.derived_tensors import DerivedTensors
+from hires.engine.derived_tensors import DerivedTensors, Place
 from hires.engine.device import HOST, RankDevice
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
@@ -129,7 +129,7 @@ def build_rank(
             max_all(0, patient=True)  # a disk may need longer than a message
     share_weights(contexts[0], {s: [tensors[n].data for n in sorted(chosen[s])] for s in chosen})
     loaders = [slot_loader(config, context, source, steps, device) for context in contexts]
-    engine = assemble(config, contexts, tensors, loaders, device)
+    engine = assemble(config, contexts, tensors, loaders, device, releases=not restores)
     engine.weights = None if weights is None else weights.place
     if not restores:
         engine.prepare()
@@ -183,19 +183,21 @@ def assemble(
     tensors: dict[str, Tensor],
     loaders: list[Loader],
     device: RankDevice | None = None,
+    releases: bool = False,
 ) -> RankEngine:
     """Returns what a rank runs on its stages' parameters and buffers, cast to the run's type.
 
-    They lie on the ``device``, or on the CPU, as the contexts say.
+    They lie on the ``device``, or on the CPU, as the contexts say. ``releases``: those from which
+    others are computed, and which no node reads, leave ``tensors``.
     """
     device = device or RankDevice()
     training = contexts[0].plan.training
     for context in contexts:
         context.seed = config.seed
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
-    derived = DerivedTensors(contexts, tensors)
+    place = placement(image_dtype(config), contexts[0].plan.graph)
+    derived = DerivedTensors(contexts, tensors, place, releases)
     every = {**tensors, **derived.tensors}
-    place_tensors(derived.tensors, image_dtype(config), contexts[0].plan.graph)
     modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
     slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
     sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
@@ -264,7 +266,14 @@ def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
 
 
 def place_tensors(tensors: dict[str, Tensor], dtype: torch.dtype, graph: Graph) -> None:
-    """Brings the real tensors of a rank to a type and an order.
+    """Brings the real tensors of a rank to the type and order of :func:`placement`."""
+    place = placement(dtype, graph)
+    for name, tensor in tensors.items():
+        place(name, tensor)
+
+
+def placement(dtype: torch.dtype, graph: Graph) -> Place:
+    """Returns what brings a tensor of a name to a type and an order.
 
     A weight that only convolutions read is channels-last; all others are contiguous, for a view
     (of ``view_as_complex``, say) may need the strides with which the network made them. What no
@@ -277,14 +286,16 @@ def place_tensors(tensors: dict[str, Tensor], dtype: torch.dtype, graph: Graph) 
             weights |= names
         else:
             others |= names
-    read = weights | others
-    cast((tensor for name, tensor in tensors.items() if name in read), dtype)
-    for name, tensor in tensors.items():
-        if name not in read:
-            cast([tensor], torch.promote_types(tensor.dtype, dtype))
-        last = tensor.is_floating_point() and tensor.dim() == 4 and name in weights - others
+    only = weights - others
+
+    def place(name: str, tensor: Tensor) -> None:
+        is_read = name in weights or name in others
+        cast([tensor], dtype if is_read else torch.promote_types(tensor.dtype, dtype))
+        last = tensor.is_floating_point() and tensor.dim() == 4 and name in only
         order = torch.channels_last if last else torch.contiguous_format
         tensor.data = tensor.data.contiguous(memory_format=order)
+
+    return place
 
 
 def cast_constants(model: nn.Module, dtype: torch.dtype) -> None:

@@ -3,13 +3,14 @@
     conv1.weight, bn1.running_var, bn1.weight, ...  --recipe of bn1:weight-->  bn1:weight
 
 A recipe (``Parameter.recipe``) names its function here and the tensors that it takes, which may
-have recipes themselves. All is computed in float64 and rounded once, to the type of the run. Then
-the network's own are released, and read again for a checkpoint (``hires.engine.checkpoint``).
+have recipes themselves. All is computed in float64 and rounded once, to the type of the run. The
+network's own are released meanwhile, and read again for a checkpoint (``hires.engine.checkpoint``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,31 +21,51 @@ from hires.engine.device import HOST
 from hires.nets.constants import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
-from hires.plan.graph import Node
+from hires.plan.graph import Graph, Node, Parameter
 
+PIECE_ELEMENTS = 2**19
+"""Of a weight, that are computed in float64 at once."""
 RECIPES: Registry[Callable[[dict[str, Any], list[Tensor]], Tensor]] = Registry("recipe")
 """Name -> (recipe, the tensors that it names in its order) -> the tensor."""
 
 
-class DerivedTensors:
-    """The tensors of a rank's stages that have a recipe, by name; ``own`` are the network's."""
+Place = Callable[[str, Tensor], None]
+"""Brings a tensor of that name, in place, to the type and the order of a run."""
 
-    def __init__(self, contexts: list[Context], own: dict[str, Tensor]) -> None:
+
+class DerivedTensors:
+    """The tensors of a rank's stages that have a recipe, by name; ``own`` are the network's.
+
+    Each recipe runs once, small layers first, and its result is kept until the last recipe that
+    takes it has run. ``releases``: so are those of the network's own tensors that no node reads,
+    which leave ``own``; at most one layer is there in float64.
+    """
+
+    def __init__(
+        self,
+        contexts: list[Context],
+        own: dict[str, Tensor],
+        place: Place = lambda name, tensor: None,
+        releases: bool = False,
+    ) -> None:
         plan, stages = contexts[0].plan, {context.stage.index for context in contexts}
         self._facts, self._own, self._device = plan.graph.params, own, contexts[0].device
+        self._place = place
         self._read = {
             name for stage in stages for node in plan.nodes(stage) for name in node.params
         }
-        names = (n for n in sorted(self._read) if self._facts[n].recipe is not None)
-        self.tensors: dict[str, Tensor] = {
-            name: nn.Parameter(self._made(name, own).to(self._device), requires_grad=False)
-            for name in names
-        }
+        # Layers shrink as they are quantised, so the largest ones come when most others have.
+        sizes = {name: _source_elements(name, plan.graph) for name in self._read if self._is(name)}
+        self._names = sorted(sizes, key=lambda name: (sizes[name], name))
+        self.tensors: dict[str, Tensor] = {}
+        for name, tensor in self._made(own, releases):
+            self.tensors[name] = self._placed(name, tensor)
+            del tensor
 
     def refresh(self) -> None:
         """Computes all of them again, after the network's own have changed."""
-        for name, tensor in self.tensors.items():
-            tensor.data.copy_(self._made(name, self._own))
+        for name, tensor in self._made(self._own):
+            self.tensors[name].data.copy_(tensor)
 
     def release(self) -> None:
         """Drops those of the network's own tensors from which these are computed and no others."""
@@ -53,27 +74,76 @@ class DerivedTensors:
 
     def are_of(self, own: dict[str, Tensor]) -> bool:
         """Whether these tensors of the network make just these."""
-        made = ((tensor, self._made(name, own)) for name, tensor in self.tensors.items())
+        made = ((self.tensors[name], other) for name, other in self._made(own))
         return all(torch.equal(tensor, other.to(tensor.dtype)) for tensor, other in made)
 
-    @torch.no_grad()
-    def _made(self, name: str, own: dict[str, Tensor]) -> Tensor:
-        fact = self._facts[name]
-        if fact.is_constant:
-            return constant_tensor(fact).to(self._device)
-        if fact.recipe is None:
-            return own[name].detach()
-        given = [self._made(source, own) for source in fact.recipe["params"]]
-        return RECIPES[fact.recipe["make"]](fact.recipe, given)
+    def _is(self, name: str) -> bool:
+        return self._facts[name].recipe is not None
+
+    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+        held = nn.Parameter(tensor.to(self._device), requires_grad=False)
+        self._place(name, held)
+        return held
+
+    def _made(self, own: dict[str, Tensor], releases: bool = False) -> Iterator[tuple[str, Tensor]]:
+        # The tensors as their recipes return them; one that the caller drops is gone.
+        left, held = _uses(self._names, self._facts), dict[str, Tensor]()
+
+        def take(name: str) -> Tensor:
+            fact = self._facts[name]
+            if fact.is_constant:
+                return constant_tensor(fact).to(self._device)
+            if fact.recipe is None:
+                tensor = own[name].detach()
+                if releases and left[name] == 1 and name not in self._read:
+                    del own[name]
+            elif name in held:
+                tensor = held[name]
+            else:
+                sources = map(take, fact.recipe["params"])
+                with torch.no_grad():
+                    tensor = RECIPES[fact.recipe["make"]](fact.recipe, [*sources])
+                held[name] = tensor
+            left[name] -= 1
+            if not left[name]:
+                held.pop(name, None)
+            return tensor
+
+        for name in self._names:
+            yield name, take(name)
+
+
+def _uses(names: Iterable[str], facts: Mapping[str, Parameter]) -> Counter[str]:
+    # How often each tensor is taken while these are computed, each recipe once, and taken.
+    ahead = [*names]
+    uses, seen = Counter(ahead), set[str]()
+    while ahead:
+        name = ahead.pop()
+        recipe = facts[name].recipe
+        if recipe is not None and name not in seen:
+            seen.add(name)
+            uses.update(recipe["params"])
+            ahead += recipe["params"]
+    return uses
+
+
+def _source_elements(name: str, graph: Graph) -> int:
+    return max((graph.params[one].num_elements for one in graph.own_params([name])), default=0)
 
 
 def _scale(given: dict[str, Tensor], eps: float) -> Tensor:
-    root = torch.rsqrt(given["var"] + eps)
+    root = torch.rsqrt(given["var"].double() + eps)
     return root * given["scale"] if "scale" in given else root
 
 
+def row_pieces(tensor: Tensor) -> list[slice]:
+    """Returns slices of the first dim, so that each is computed in little memory beside it."""
+    rows = max(1, PIECE_ELEMENTS * len(tensor) // max(1, tensor.numel()))
+    return [slice(first, first + rows) for first in range(0, max(1, len(tensor)), rows)]
+
+
 def _by_role(recipe: dict[str, Any], given: list[Tensor]) -> dict[str, Tensor]:
-    return dict(zip(recipe["roles"], (tensor.double() for tensor in given), strict=True))
+    return dict(zip(recipe["roles"], given, strict=True))
 
 
 @RECIPES.register("computed")
@@ -99,8 +169,12 @@ def _folded_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
         recipe["transposed_groups"],
     )
     if not groups:
-        return weight * scale.view(-1, *[1] * (weight.dim() - 1))
-    apart = weight.view(groups, -1, *weight.shape[1:])
+        scale = scale.view(-1, *[1] * (weight.dim() - 1))
+        folded = torch.empty_like(weight, dtype=torch.float64)
+        for rows in row_pieces(weight):
+            torch.mul(weight[rows].double(), scale[rows], out=folded[rows])
+        return folded
+    apart = weight.double().view(groups, -1, *weight.shape[1:])
     return (apart * scale.view(groups, 1, -1, *[1] * (weight.dim() - 2))).view(weight.shape)
 
 
@@ -112,7 +186,7 @@ def _norm_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 @RECIPES.register("folded_bias")
 def _folded_bias(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     given = _by_role(recipe, tensors)
-    bias = -given["mean"]
+    bias = -given["mean"].double()
     if "bias" in given:
         bias = bias + given["bias"]
     bias = bias * _scale(given, recipe["eps"])

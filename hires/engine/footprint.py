@@ -151,7 +151,7 @@ def rehearse(
         tensors = {name: _blank(real.get(name), plan.graph.params.get(name)) for name in names}
         place_tensors(tensors, image_dtype(config), plan.graph)
         off = dataclasses.replace(config, engine=EngineConfig())
-        engine = assemble(config if watch else off, contexts, tensors, [])
+        engine = assemble(config if watch else off, contexts, tensors, [], releases=True)
         engine.executor.methods["agree"] = lambda event: None  # there are no numbers to look at
         packed = engine.prepare()
         live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")

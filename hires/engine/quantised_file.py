@@ -11,7 +11,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.files import cannot_write
 from hires.engine import tensorfile
-from hires.engine.build import made_tensors, place_tensors
+from hires.engine.build import made_tensors, placement
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST
 from hires.engine.loader import image_dtype
@@ -30,8 +30,8 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]
     if config.weights is not None:
         open_weights(config.weights).fill_all({n: one.data for n, one in tensors.items()})
     before = sum(tensor.nbytes for tensor in tensors.values())
-    made = DerivedTensors([context], tensors).tensors
-    place_tensors(made, image_dtype(config), plan.graph)
+    place = placement(image_dtype(config), plan.graph)
+    made = DerivedTensors([context], tensors, place).tensors
     params = plan.graph.params
     read = {n for node in plan.graph.nodes for n in node.params if not params[n].is_constant}
     held = {name: made[name] if name in made else tensors[name] for name in sorted(read)}

@@ -20,38 +20,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.engine.derived_tensors import RECIPES
+from hires.engine.derived_tensors import RECIPES, row_pieces
 
 LARGEST = 127
 """Of a weight; -128 would make the range uneven."""
 
 
+@RECIPES.register("quantized_scale")
+def quantized_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    """Returns the scale of each output channel of a weight, in float64."""
+    [weight] = tensors
+    return _scales(recipe, _weight(recipe, weight)).flatten()
+
+
 @RECIPES.register("quantized_weight")
 def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     """Returns the numbers of a weight, int8: (K, C / groups, rows, columns)."""
-    weight = _weight(recipe, tensors[0])
-    numbers: Tensor = weight / _scales(recipe, weight)
-    return numbers.round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    weight, scales = tensors
+    weight = _weight(recipe, weight)
+    numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    for rows in row_pieces(weight):
+        real = weight[rows] / scales[rows].view(-1, 1, 1, 1)
+        numbers[rows] = real.round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    return numbers
 
 
 @RECIPES.register("quantized_multiplier")
 def quantized_multiplier(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    """Returns the factor of each output channel, in fp32."""
-    scales = _scales(recipe, _weight(recipe, tensors[0]))
-    factors: Tensor = scales.flatten() * recipe["factor"]
+    """Returns the factor of each output channel, in fp32, from the scales."""
+    [scales] = tensors
+    factors: Tensor = scales * recipe["factor"]
     return factors.float()
 
 
 @RECIPES.register("quantized_offset")
 def quantized_offset(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    """Returns the offset of each output channel, in fp32."""
-    sums = quantized_weight(recipe, tensors).sum((1, 2, 3), dtype=torch.int64).double()
-    of_zeros = recipe["zero_point"] * sums * quantized_multiplier(recipe, tensors)
+    """Returns the offset of each output channel, in fp32: of its numbers, factor and bias."""
+    numbers, multiplier, *bias = tensors
+    sums = torch.cat([numbers[r].sum((1, 2, 3), dtype=torch.int64) for r in row_pieces(numbers)])
+    of_zeros = recipe["zero_point"] * sums.double() * multiplier
     offset: Tensor = recipe["add"] - of_zeros
-    if len(tensors) > 1:
-        phases = len(offset) // len(tensors[1])
-        bias = tensors[1].double() * recipe["bias_factor"]
-        offset = offset + bias.repeat_interleave(phases)
+    if bias:
+        phases = len(offset) // len(bias[0])
+        real = bias[0].double() * recipe["bias_factor"]
+        offset = offset + real.repeat_interleave(phases)
     return offset.float()
 
 
@@ -74,7 +86,8 @@ def _weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:
 def _scales(recipe: dict[str, Any], weight: Tensor) -> Tensor:
     # (K, 1, 1, 1); the phases of a transposed convolution's channel have one scale.
     phases = recipe["stride"][0] * recipe["stride"][1] if "stride" in recipe else 1
-    most = weight.abs().amax((1, 2, 3)).view(-1, phases).amax(1, keepdim=True)
+    most = torch.cat([weight[rows].abs().amax((1, 2, 3)) for rows in row_pieces(weight)])
+    most = most.view(-1, phases).amax(1, keepdim=True)
     scales = torch.where(most > 0, most / LARGEST, 1.0)
     return scales.expand(-1, phases).reshape(-1, 1, 1, 1)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
-from hires.engine.build import named_tensors, place_tensors, whole_model
+from hires.engine.build import named_tensors, placement, whole_model
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.loader import image_dtype, whole_microbatches
 from hires.parallel.context import Context
@@ -35,8 +35,8 @@ def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
     model = whole_model(config)
     own = named_tensors(model)
     context = _alone(plan)
-    derived = DerivedTensors([context], own).tensors
-    place_tensors(derived, image_dtype(config), context.plan.graph)
+    place = placement(image_dtype(config), context.plan.graph)
+    derived = DerivedTensors([context], own, place).tensors
     module = StageModule(context, {**own, **derived})
     outputs = {}
     replicas = range(config.parallel.replicas)

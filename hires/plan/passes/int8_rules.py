@@ -121,26 +121,25 @@ def _tensors(
     facts = {**q.graph.params, **q.params}
     shape = shape or facts[weight].shape
     bias = node.args.get("bias")
-    common = {**form, "factor": x.affine.scale / to.scale}
-    recipes = {
-        "weight": (shape, "int8", {"make": "quantized_weight", "params": [weight], **form}),
-        "multiplier": (
-            shape[:1], "float32", {"make": "quantized_multiplier", "params": [weight], **common}
-        ),
-        "offset": (
-            shape[:1],
-            "float32",
-            {
-                "make": "quantized_offset",
-                "params": [weight] if bias is None else [weight, bias["param"]],
-                **common,
-                "bias_factor": 1 / to.scale,
-                "add": to.zero_point + add,
-                "zero_point": x.affine.zero_point,
-            },
-        ),
-    }  # fmt: skip
-    return {part: q.param(f"{node.name}:{part}8", *facts) for part, facts in recipes.items()}
+    held = {part: f"{node.name}:{part}8" for part in ("scale", "weight", "multiplier", "offset")}
+    inputs = [held["weight"], held["multiplier"], *([] if bias is None else [bias["param"]])]
+    scale = {"make": "quantized_scale", "params": [weight], **form}
+    numbers = {"make": "quantized_weight", "params": [weight, held["scale"]], **form}
+    factor = x.affine.scale / to.scale
+    multiplier = {"make": "quantized_multiplier", "params": [held["scale"]], "factor": factor}
+    offset = {
+        "make": "quantized_offset",
+        "params": inputs,
+        "bias_factor": 1 / to.scale,
+        "add": to.zero_point + add,
+        "zero_point": x.affine.zero_point,
+    }
+    q.param(held["scale"], shape[:1], "float64", scale)
+    return {
+        "weight": q.param(held["weight"], shape, "int8", numbers),
+        "multiplier": q.param(held["multiplier"], shape[:1], "float32", multiplier),
+        "offset": q.param(held["offset"], shape[:1], "float32", offset),
+    }
 
 
 @RULES.register("conv_transpose2d")
