@@ -1,7 +1,7 @@
 """Runs a library beside hires in a process of its own, with one thread, step by step.
 
 this rank ── "step" ──▶ python -m hires.bench.precision_peers JSON
-          ◀── {} ──────        first {"kernels": ...} or {"not_run": why}
+          ◀── {"cpu_s": ...} ──     first {"kernels": ...} or {"not_run": why}
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class PeerProcess(Runner):
             text=True,
             env={**os.environ, **THREADS},
         )
+        self._cpu_s = 0.0
         self.facts = self._answer()
         """What it said before its first step: ``kernels`` and ``peak_bytes``, or ``not_run``."""
         if "not_run" in self.facts:
@@ -44,7 +45,12 @@ class PeerProcess(Runner):
         self._process.stdin.flush()
         if "not_run" in (answer := self._answer()):
             raise RuntimeError(f"a peer failed in a step: {answer['not_run']}")
+        self._cpu_s += answer["cpu_s"]
         return None
+
+    def cpu_s(self) -> float:
+        """Returns the processor time of this process and of all steps."""
+        return super().cpu_s() + self._cpu_s
 
     def close(self) -> None:
         """Ends it."""

@@ -4,8 +4,8 @@ Rows of hires are one thread and two tiles of one thread each; torch, eager and 
 freezing, ONNX Runtime and OpenVINO have processes of their own with one thread (the latter two need
 pip install 'hires[peers]'). All compute the same network on the same images in turns, round by
 round, and calibrate 8 bits on the same images. Each row says which kernels ran, and is wrong if
-most of them read another type than its precision. Exit codes: 0 done, 1 a row is wrong, 2 bad
-options.
+most of them read another type than its precision, or it kept more cores busy than it has threads.
+Exit codes: 0 done, 1 a row is wrong, 2 bad options.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from hires.bench.precision_cases import (
     row_name,
 )
 from hires.bench.precision_inputs import EXPECTED, Inputs, accuracy, make_inputs
-from hires.bench.precision_table import NOTES, tables
+from hires.bench.precision_table import NOTES, TILES, tables
 from hires.bench.ranks import run_ranks, stream_ranks
 from hires.bench.runners import HiresSteps
-from hires.bench.timing import Runner, Samples, race, spread
+from hires.bench.timing import Runner, Samples, race, ratios, spread
 from hires.comm import make_groups
 from hires.core.config.run_config import MeasureConfig
 from hires.core.store.files import write_atomically
@@ -50,6 +50,8 @@ from hires.nets.trace import trace_config
 from hires.plan.planner import make_plan
 
 NUM_RANKS = 2
+MOST_CORES = 1.2
+"""Cores that a row of one thread keeps busy, at most: threads of a library beside it do little."""
 Row = dict[str, Any]
 
 log = logging.getLogger(__name__)
@@ -100,8 +102,21 @@ def _row(case: PrecisionCase, name: str, facts: dict[str, Any], samples: Samples
     if "not_run" not in facts and samples is not None:
         took = spread(samples.step_s)
         row |= {"step_s": took, "images_per_s": case.batch / took["median"]}
-        row |= {"samples_s": samples.step_s, "ok": ran_as(facts["precision"], facts["kernels"])}
+        row |= {"samples_s": samples.step_s, "cpu_samples_s": samples.cpu_s}
+        row["cpu_s"] = spread(samples.cpu_s)["median"]
+        row["cores"] = ratios(samples.cpu_s, samples.step_s)["median"]
+        row["wrong"] = what_is_wrong(row)
+        row["ok"] = not row["wrong"]
     return row
+
+
+def what_is_wrong(row: Row) -> str:
+    """Returns why a row is not what its name says; empty if it is."""
+    if not ran_as(row["precision"], row["kernels"]):
+        return f"few kernels read {row['precision']}"
+    if row["cores"] > MOST_CORES * (NUM_RANKS if row["who"] == TILES else 1):
+        return f"{row['cores']:.1f} cores"
+    return ""
 
 
 def run_case(
@@ -184,9 +199,10 @@ def _peer(
 
 def write_csv(folder: Path, result: Result) -> str:
     """Writes a line for each row of each case; returns what to print."""
-    heads = ["case", "name", "images_per_s", "peak_bytes", "agreement", "signal_db", "kernels"]
+    heads = ["case", "name", "images_per_s", "cpu_s", "peak_bytes", "agreement", "signal_db"]
+    heads += ["kernels", "wrong", "not_run"]
     file = io.StringIO()
-    lines = csv.DictWriter(file, [*heads, "not_run"], extrasaction="ignore", lineterminator="\n")
+    lines = csv.DictWriter(file, heads, extrasaction="ignore", lineterminator="\n")
     lines.writeheader()
     for case, rows in result["cases"].items():
         lines.writerows({"case": case, **row} for row in rows)

@@ -12,6 +12,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -104,8 +105,9 @@ def main() -> None:
     output.write(json.dumps(facts) + "\n")
     while True:
         asked.get()
+        began_s = time.process_time()  # of all threads
         step()
-        output.write("{}\n")
+        output.write(json.dumps({"cpu_s": time.process_time() - began_s}) + "\n")
 
 
 def _read(asked: queue.SimpleQueue[str]) -> None:

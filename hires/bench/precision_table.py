@@ -13,7 +13,8 @@ from hires.core.units import MIB
 
 NOTES = """\
 Medians of rounds in which all rows took turns. `best peer` is the speed beside the fastest library
-of that precision, its ratios taken round by round. `kernels` counts the convolutions and products
+of that precision, its ratios taken round by round. `cpu ms` is the processor time of all threads
+and ranks: other work on the machine adds less to it. `kernels` counts the convolutions and products
 that ran, by the type that they read. `agrees` is the share of classes (pixels, for a U-Net) that
 are those of fp32 on the same images, `signal` the outputs over their error. Without `--weights` the
 network is random, with the statistics of two of the images; without `--data` the images are made
@@ -71,18 +72,21 @@ def _aim_cells(aim: tuple[str, float, float]) -> dict[str, str]:
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
-    cells = dict.fromkeys(("img/s", "p10 ms", "p90 ms", "best peer", "MiB", "agrees"), "-")
-    cells |= {"signal dB": "-", "kernels": ""}
+    heads = "img/s", "p10 ms", "p90 ms", "cpu ms", "best peer", "MiB", "agrees", "signal dB"
+    cells = {**dict.fromkeys(heads, "-"), "kernels": ""}
     if "not_run" in row:
         cells["kernels"] = f"not run: {row['not_run']}"
     elif "step_s" in row:
         took, peer = spread(row["samples_s"]), best_peer(rows, row["precision"])
         cells["img/s"] = f"{row['images_per_s']:.2f}"
         cells |= {f"{end} ms": f"{took[end] * 1e3:.1f}" for end in ("p10", "p90")}
+        cells["cpu ms"] = f"{row['cpu_s'] * 1e3:.1f}"
         cells["best peer"] = f"{_ratio(peer, row):.2f}" if peer else "-"
         cells["MiB"] = f"{row['peak_bytes'] / MIB:.0f}" if row["peak_bytes"] is not None else "-"
         cells["agrees"] = f"{row['agreement']:.3f}"
         cells["signal dB"] = f"{row['signal_db']:.1f}"
         counts = ", ".join(f"{count} {kind}" for kind, count in row["kernels"].items())
-        cells["kernels"] = (counts or "none of oneDNN") + " WRONG" * (not row["ok"])
+        cells["kernels"] = counts or "none of oneDNN"
+        if row["wrong"]:
+            cells["kernels"] += f" WRONG: {row['wrong']}"
     return {"row": row["name"], **cells}

@@ -11,7 +11,7 @@ import torch
 from hires.bench import onnx_files
 from hires.bench.kernel_types import count_graph, count_kernels, count_profile, ran_as
 from hires.bench.peer_process import PeerProcess
-from hires.bench.precision_bench import BENCHMARK, join_parts
+from hires.bench.precision_bench import BENCHMARK, join_parts, what_is_wrong
 from hires.bench.precision_cases import PEERS, PrecisionCase, PrecisionOptions, cases_of, peers_of
 from hires.bench.precision_inputs import accuracy, calibration_words, set_statistics
 from hires.bench.precision_table import aims, tables
@@ -46,7 +46,14 @@ def node(layer, reads, kernel):
 def row(who, precision, *samples_s, ok=True):
     facts = {"name": f"{who} {precision}", "who": who, "precision": precision, "ok": ok}
     facts |= {"samples_s": [*samples_s], "step_s": {"median": float(np.median(samples_s))}}
-    facts |= {"images_per_s": 1.0, "peak_bytes": None, "agreement": 1.0, "signal_db": 40.0}
+    facts |= {
+        "cpu_s": 1.0,
+        "wrong": "" if ok else "few kernels",
+        "images_per_s": 1.0,
+        "peak_bytes": None,
+        "agreement": 1.0,
+        "signal_db": 40.0,
+    }
     return {**facts, "kernels": {"f32": 3}}
 
 
@@ -122,7 +129,9 @@ def test_installed_library_runs_the_network_in_its_precision(peer, precision, tm
     assert runner.facts.get("not_run") is None
     assert ran_as(precision, runner.facts["kernels"])
     assert runner.facts["peak_bytes"] > 0
+    before_s = runner.cpu_s()
     runner.step()
+    assert runner.cpu_s() > before_s
     runner.close()
     assert np.load(tmp_path / "out.npy").shape == (2, case.classes)
 
@@ -172,8 +181,16 @@ def test_aims_are_ratios_of_rounds_and_wrong_peers_do_not_count():
     }
     shown, judged = tables({"cases": {"net": rows}})
     assert "not run: it is not installed" in "\n".join(shown.lines(markdown=True))
-    assert "WRONG" in "\n".join(shown.lines(markdown=True))
+    assert "WRONG: few kernels" in "\n".join(shown.lines(markdown=True))
     assert all(line[""] == "met" for line in judged.rows)
+
+
+def test_row_of_one_thread_that_keeps_two_cores_busy_is_wrong():
+    fine = {"who": "openvino", "precision": "int8", "kernels": {"u8": 2}, "cores": 1.0}
+    assert what_is_wrong(fine) == ""
+    assert what_is_wrong({**fine, "cores": 1.9}) == "1.9 cores"
+    assert what_is_wrong({**fine, "cores": 1.9, "who": "hires, 2 tiles"}) == ""
+    assert what_is_wrong({**fine, "kernels": {"f32": 2}}) == "few kernels read int8"
 
 
 def test_accuracy_is_agreement_of_classes_and_signal_over_error():
