@@ -67,7 +67,7 @@ def _ratio(over: Row, under: Row) -> float:
 
 def _aim_cells(aim: tuple[str, float, float]) -> dict[str, str]:
     what, least, measured = aim
-    met = "met" if measured >= least else "short"
+    met = "met" if round(measured, 2) >= least else "short"  # as it is shown
     return {"what": what, "measured": f"{measured:.2f}", "aim": f"{least:.1f}", "": met}
 
 

@@ -185,6 +185,14 @@ def test_aims_are_ratios_of_rounds_and_wrong_peers_do_not_count():
     assert all(line[""] == "met" for line in judged.rows)
 
 
+@pytest.mark.parametrize(("took_s", "verdict"), [(0.996, "met"), (0.994, "short")])
+def test_aim_is_judged_as_it_is_shown(took_s, verdict):
+    rows = [row("hires", "bf16", 1.0), row("openvino", "bf16", took_s)]
+    _, judged = tables({"cases": {"net": rows}})
+    [line] = judged.rows
+    assert (line["measured"] == "1.00") == (line[""] == "met") == (verdict == "met")
+
+
 def test_row_of_one_thread_that_keeps_two_cores_busy_is_wrong():
     fine = {"who": "openvino", "precision": "int8", "kernels": {"u8": 2}, "cores": 1.0}
     assert what_is_wrong(fine) == ""
