@@ -7,15 +7,20 @@ import sys
 import threading
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from hires.comm.backends import waiting_threads
+from hires.comm.backends import rendezvous, waiting_threads
 from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
-from hires.comm.backends.gloo_backend import GlooWork, slot_of
+from hires.comm.backends.gloo_backend import WIDENED_RANKS, GlooBackend, GlooWork, slot_of
+from hires.comm.backends.local_sums import COMBINE, reduce_in_order
 from hires.comm.backends.waiting_threads import WaitingThreads
 from hires.core.ranks import ports
+from hires.core.ranks.world import World
 from tests.helpers import api_jobs
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.ranks import run_ranks
+from tests.helpers.thread_ranks import run_threads
 
 
 class Failing:
@@ -120,3 +125,36 @@ def test_process_ends_well_while_threads_wait_in_the_library():
             for one in ranks:
                 one.kill()
     assert [code for _, code in ended] == [0, 0], ended
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("async_op", [False, True])
+def test_sums_of_int16_among_several_ranks_are_the_bits_of_sums_in_order(async_op, monkeypatch):
+    """Every rank sent all of it to every other one."""
+    store = dist.HashStore()
+    monkeypatch.setattr(rendezvous, "store", lambda *_: store)
+    ranks = [GlooBackend() for _ in range(WIDENED_RANKS)]
+    made = torch.Generator().manual_seed(0)
+    whole = (-(2**15), 2**15)  # sums and products overflow, as those of int16 do
+    terms = [torch.randint(*whole, (7, 3), generator=made).short() for _ in ranks]
+
+    def job(rank: int) -> list[torch.Tensor]:
+        world = World(rank, len(ranks), rank, len(ranks), "127.0.0.1", 29500, 0)
+        ranks[rank].join(world, PATIENCE_S)
+        monkeypatch.setattr(ranks[rank], "isend", None)
+        reduced = []
+        for op in COMBINE:
+            own = terms[rank].clone()
+            work = ranks[rank].all_reduce(own, op, async_op=async_op)
+            if async_op:
+                work.wait()
+            reduced.append(own)
+        ranks[rank].destroy_process_group()
+        return reduced
+
+    for found in run_threads(job, len(ranks)):
+        for op, one in zip(COMBINE, found, strict=True):
+            expected = torch.empty_like(one)
+            reduce_in_order(terms, op, expected)
+            assert one.dtype == torch.int16
+            assert torch.equal(one, expected), op
