@@ -9,7 +9,10 @@ the rank waits in, and ranks exchange their records through a board of rank 0 (:
 So the error at the end of the wait names the calls of both ranks with their lines, even if the
 other rank has ended meanwhile. Rank 0 leaves to the others the records of those that have left.
 Ranks that end well compare once more when they leave, since a wrong root may be wrong numbers and
-no wait at all. With ``every`` each call is compared before it begins.
+no wait at all. With ``every`` each call is compared before it begins; otherwise those of gloo are
+where a rank makes the first one of an operation and size, since gloo ends a process whose size is
+another: sizes differ most often where they are new. That takes one message to rank 0, and no rank
+waits for the call of another.
 """
 
 from __future__ import annotations
@@ -109,10 +112,12 @@ class SequenceCheck:
     def note(self, channel: CallChannel, facts: CallFacts, agreed: Any = None) -> int:
         """Keeps a call that begins, and returns its number.
 
-        CommError: with ``every``, another rank has made a different call in its place.
+        CommError: another rank has made a different call in its place; with ``every``, or if no
+        call of these facts came before and its library might end this process for it.
         """
         number = self.ring.note(channel, facts, agreed)
-        if self._every:
+        if self._every or facts.may_abort:
+            facts.may_abort = False
             self._compare_first(number)
         return number
 

@@ -28,6 +28,7 @@ from tests.helpers.thread_ranks import run_threads
 
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
+SUM.may_abort = ROOTED.may_abort = False  # their first calls were compared
 
 
 class Rank:
@@ -267,6 +268,27 @@ def test_each_call_can_be_compared_before_it_begins():
         first.call(ROOTED, 0)
         with pytest.raises(CommError, match=r"root 0.* where rank 1 calls .*root 1"):
             second.call(ROOTED, 1)
+
+
+def test_first_call_of_a_size_over_gloo_is_compared_before_gloo_could_end_the_process():
+    def facts(num_bytes: int, route: str = "gloo") -> CallFacts:
+        return CallFacts("all_reduce", num_bytes, "float32", route)  # of one rank, as in a run
+
+    with ranks() as (first, second):
+        for route in ("gloo", "gloo:segmented:1MiB"):
+            name = f"all ranks over {route}"
+            first.call(facts(8, route), name=name)
+            second.call(facts(8, route), name=name)
+            first.call(facts(16, route), name=name)
+            with pytest.raises(CommError, match=r"16 B float32 .* where rank 1 .* of 8 B"):
+                second.call(facts(8, route), name=name)
+        first.call(facts(8, "mpi"), name="mpi")
+        second.call(facts(16, "mpi"), name="mpi")  # an MPI reports it
+        known = facts(8), facts(8)
+        for rank, one in zip((first, second), known, strict=True):
+            rank.call(one, name="again")
+        first.call(facts(16), name="again")
+        second.call(known[1], name="again")  # a size of this rank that is not new
 
 
 def test_board_answers_ranks_and_drops_strangers(monkeypatch: pytest.MonkeyPatch):

@@ -32,18 +32,28 @@ MOST_CHANNELS = 32_768
 """Channels of messages that a rank counts in; its messages with further tags are not kept."""
 MOST_FRAMES = 40
 """Frames that are searched for the caller."""
+ABORTS = "gloo"
+"""The backend whose collectives end the process that gets more bytes than it expects."""
 _PRIME, _MASK = 1_000_003, 2**61 - 1
 
 
 class CallFacts:
-    """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it."""
+    """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it.
 
-    __slots__ = ("_last", "_last_code", "code", "dtype", "num_bytes", "operation", "route")
+    ``may_abort``: until the first call was compared, that of a library which ends the process of a
+    rank whose size differs, before it can report anything.
+    """
+
+    __slots__ = (
+        *("_last", "_last_code", "code", "dtype", "may_abort", "num_bytes", "operation", "route"),
+    )
 
     def __init__(self, operation: str, num_bytes: int, dtype: str, route: str) -> None:
         self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
         # Of what all agree on; Python's own hash differs between processes.
-        kind = "" if operation in ("send", "recv") else f"{operation} {route}"
+        is_message = operation in ("send", "recv")
+        self.may_abort = not is_message and route.partition(":")[0] == ABORTS
+        kind = "" if is_message else f"{operation} {route}"
         self.code = zlib.crc32(f"{kind} {num_bytes} {dtype}".encode())
         self._last: Any = None
         self._last_code = self.code
