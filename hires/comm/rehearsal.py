@@ -23,10 +23,10 @@ from hires.comm.transport import Group, transport
 class SilentBackend(NullBackend):
     """The one backend of a rank that is rehearsed; it also counts what goes through memory."""
 
-    def __init__(self, rank: int, shared_memory: bool) -> None:
+    def __init__(self, rank: int, shared_memory: bool, reads_peers: bool = True) -> None:
         super().__init__(rank)
         self.memories: list[SilentMemory] = []
-        self._shared_memory = shared_memory
+        self._shared_memory, self._reads_peers = shared_memory, reads_peers
 
     def two_step(
         self, num_ranks: int, tensor: Tensor, *_: Any, async_op: bool = False, **__: Any
@@ -42,7 +42,7 @@ class SilentBackend(NullBackend):
         """Returns a stand-in for the shared memory of a group, or None where there is none."""
         if num_ranks == 1 or not self._shared_memory or not counters.supported():
             return None
-        self.memories.append(SilentMemory(num_ranks, mail_bytes))
+        self.memories.append(SilentMemory(num_ranks, mail_bytes, self._reads_peers))
         return self.memories[-1]
 
     def shared_bytes(self) -> int:
@@ -86,8 +86,8 @@ class SilentMemory:
     kind to or from each peer.
     """
 
-    def __init__(self, num_ranks: int, mail_bytes: int) -> None:
-        self.mail_bytes = mail_bytes
+    def __init__(self, num_ranks: int, mail_bytes: int, reads_peers: bool) -> None:
+        self.mail_bytes, self._reads_peers = mail_bytes, reads_peers
         self.largest: dict[tuple[str, int], int] = {}
         self._num_ranks = num_ranks
 
@@ -105,9 +105,9 @@ class SilentMemory:
         self._touch("receive", source, buffer.nbytes)
         return lambda: None
 
-    def peers(self) -> SilentMemory:
-        """Returns itself."""
-        return self
+    def peers(self) -> SilentMemory | None:
+        """Returns itself; None where ranks may not read each other's memory."""
+        return self if self._reads_peers else None
 
     def sum(self, tensors: list[Tensor]) -> None:
         """Leaves the tensors as they are; allocates the piece of each other rank for a moment."""
@@ -130,13 +130,15 @@ def rehearsal(
     shared_memory: bool,
     staging: Staging | None = None,
     backends: Sequence[str] = (),
+    reads_peers: bool = True,
 ) -> Iterator[SilentBackend]:
     """Runs this process as one rank without the other ranks, until the block ends.
 
     Nothing is sent, and receive buffers keep their contents. All else is as in a real run; with
     ``staging`` messages go through that, but for those of ``backends`` that reach any device.
+    ``reads_peers``: ranks that share memory may also read each other's.
     """
-    real, silent = dataclasses.replace(transport), SilentBackend(rank, shared_memory)
+    real, silent = dataclasses.replace(transport), SilentBackend(rank, shared_memory, reads_peers)
     alone = not any(isinstance(one, SilentBackend) for one in real.backends.values())
     assert alone, "one rehearsal at a time"
     names = [*backends] or ["null"]

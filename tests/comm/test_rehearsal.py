@@ -48,6 +48,20 @@ def test_shared_memory_is_counted_by_what_is_touched():
     assert silent.shared_bytes() == 2 * (2 * 16 * 4) + 2 * 40 + 2 * 40
 
 
+def test_ranks_that_may_not_read_each_other_sum_through_a_backend(monkeypatch):
+    """Their pieces of the others' tensors were counted, and not the copy that they send."""
+    sent = []
+    for reads in (True, False):
+        with comm.rehearsal(0, shared_memory=True, reads_peers=reads) as silent:
+            monkeypatch.setattr(silent, "all_reduce", lambda *a, **k: sent.append(a[0].numel()))
+            group = comm.make_groups([[0, 1]])[0]
+            if group.shared is None:
+                pytest.skip("this machine has no shared memory for messages")
+            assert (group.peers is not None) == reads
+            comm.all_reduce_coalesced([torch.zeros(4), torch.zeros(3)], group)
+    assert sent == [7]
+
+
 def test_backend_is_the_real_one_afterwards_even_after_an_error():
     with pytest.raises(ValueError, match="boom"), comm.rehearsal(0, shared_memory=False):
         raise ValueError("boom")

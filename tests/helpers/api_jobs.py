@@ -250,6 +250,20 @@ def groups_of_a_mesh(world: World) -> list[Any]:
     return found
 
 
+def unequal_sums(world: World) -> str:
+    """Returns what a rank is told of a sum over gloo to which ranks give tensors of two sizes."""
+    comm.init(world=world, timeout_s=4)
+    comm.all_reduce(torch.ones(4))
+    told = "no error"
+    try:
+        comm.all_reduce(torch.ones(4000 if world.rank else 5))
+    except CommError as error:
+        told = str(error)
+    with contextlib.suppress(CommError):
+        comm.shutdown()
+    return told
+
+
 def overlapping_groups(world: World) -> list[float]:
     """Returns the sums of this rank in groups that only their members make, each call compared."""
     comm.init(world=world, timeout_s=8, check="every")

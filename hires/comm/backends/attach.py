@@ -214,20 +214,38 @@ def _pieces(
         begin += size
 
 
+def is_allowed() -> bool:
+    """Whether ranks of this machine may read each other's memory, as far as one process can see.
+
+    The system has the call, lets this process use it, and does not keep it for the administrator.
+    Ranks whose process numbers are of different name spaces cannot, which they see together alone.
+    """
+    read, word = _reader(), torch.ones(2, dtype=torch.int64)
+    if read is None or read(word.data_ptr(), os.getpid(), word.data_ptr() + 8, 8) != 8:
+        return False
+    return _yama() <= 1 or os.geteuid() == 0
+
+
 def refusal() -> str:
     """Returns why ranks may not read each other's memory here, and what would allow it."""
     if _reader() is None:
         return "this system has no process_vm_readv; use shm"
-    with contextlib.suppress(OSError, ValueError):
-        if (scope := int(YAMA.read_text())) > 1:
-            return (
-                f"{YAMA} is {scope}; set kernel.yama.ptrace_scope=1, or use shm, which needs no "
-                f"permission"
-            )
+    if (scope := _yama()) > 1:
+        return (
+            f"{YAMA} is {scope}; set kernel.yama.ptrace_scope=1, or use shm, which needs no "
+            f"permission"
+        )
     return (
         "the system forbids process_vm_readv between the ranks; in a container allow it "
         "(--cap-add=SYS_PTRACE) and let them share process numbers (--pid), or use shm"
     )
+
+
+def _yama() -> int:
+    # From 2 on only the administrator reads other processes; 0 where the kernel has no such limit.
+    with contextlib.suppress(OSError, ValueError):
+        return int(YAMA.read_text())
+    return 0
 
 
 def _reader() -> Callable[[int, int, int, int], int] | None:

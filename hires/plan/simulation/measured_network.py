@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hires.plan.event import DIVIDED, Event
+from hires.plan.event import Event
 from hires.plan.message_routes import RouteCase
-from hires.plan.ownership import PUBLISH
 from hires.plan.routes import Route
 from hires.plan.simulation.simulate import Network, PassingTime
 from hires.plan.table_gains import MeasuredSeconds
 from hires.plan.table_rules import Case, dtype_class
+from hires.plan.traffic import Operation
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,10 @@ class MeasuredNetwork(Network):
         latency_s = min(latency_s, whole_s)
         return PassingTime(whole_s - latency_s, latency_s)
 
-    def meeting_s(self, ranks: list[int], num_bytes: int, event: Event, gathers: bool) -> float:
+    def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
         """Returns how long a collective takes from its last member's arrival."""
-        operation = "all_gather" if gathers and event.kind == "collective" else "all_reduce"
-        operation = "broadcast" if event.kind == PUBLISH else operation
-        operation = event.kind if event.kind in DIVIDED else operation
-        seconds = self._seconds(operation, ranks, num_bytes, event)
-        return super().meeting_s(ranks, num_bytes, event, gathers) if seconds is None else seconds
+        seconds = self._seconds(call.operation, ranks, call.num_bytes, event)
+        return super().meeting_s(ranks, call, event) if seconds is None else seconds
 
     def has_measured(self, case: RouteCase, route: Route) -> bool:
         """Whether the messages of a plan's case take what was measured."""

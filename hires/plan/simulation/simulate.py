@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
-from hires.plan.event import BYTES, DIVIDED, JOINT, POSTS, WORLD, Event
-from hires.plan.groups import groups, num_tile_groups
-from hires.plan.ownership import ALL_GATHER, PUBLISH, REDUCE_SCATTER
+from hires.plan.event import DIVIDED, JOINT, POSTS, WORLD, Event
+from hires.plan.groups import groups
+from hires.plan.ownership import PUBLISH
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Costs, Item, timed_program
+from hires.plan.traffic import Operation, operations
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,12 @@ class Network:
         link = self.link([source, target])
         return PassingTime(link.travel_s(num_bytes), link.latency_s)
 
-    def meeting_s(self, ranks: list[int], num_bytes: int, event: Event, gathers: bool) -> float:
+    def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
         """Returns how long a collective takes from its last member's arrival."""
-        if event.kind in (PUBLISH, REDUCE_SCATTER):  # in parts, of which each passes one on
-            return self.gather_s(ranks, num_bytes / len(ranks))
-        gathers |= event.kind == ALL_GATHER
-        return (self.gather_s if gathers else self.reduce_s)(ranks, num_bytes)
+        if call.operation in ("broadcast", "reduce_scatter"):  # in parts: each passes one on
+            return self.gather_s(ranks, call.num_bytes / len(ranks))
+        seconds_of = self.gather_s if call.operation == "all_gather" else self.reduce_s
+        return seconds_of(ranks, call.num_bytes)
 
     def gather_s(self, ranks: list[int], num_bytes: float) -> float:
         """Returns how long an all-gather takes from its last arrival; each hands in the bytes."""
@@ -173,10 +174,10 @@ class _Points:
     def __init__(self, plan: Plan) -> None:
         self.members = dict(enumerate(groups(plan)))
         self.members[WORLD] = [*range(plan.world)]
-        self.num_tile_groups = num_tile_groups(plan)
+        self.plan = plan
         self.behind: dict[Point, list[Point]] = defaultdict(list)
         self.seconds: dict[Point, float] = {}  # that a place takes
-        self.num_bytes: dict[Point, int] = {}  # of a message or meeting
+        self.calls: dict[Point, Operation] = {}  # that a message or meeting stands for
         self.events: dict[Point, Event] = {}  # that begin it
 
     def add(self, rank: int, program: list[Item]) -> None:
@@ -199,7 +200,10 @@ class _Points:
             meeting = Meeting(kind.replace("wait_issued", "issue"), peer, tag, number)
             if kind in (*POSTS, *JOINT):
                 point = message if kind in POSTS else meeting
-                self.num_bytes[point] = math.prod(event.shape) * BYTES[event.dtype]
+                if point not in self.calls:
+                    [call] = operations(self.plan, rank, [event])
+                    assert call is not None
+                    self.calls[point] = call
                 self.events[point] = event
             if kind in POSTS:
                 self.behind[message].append(here)
@@ -234,16 +238,14 @@ class _Points:
         for point in graphlib.TopologicalSorter(graph).static_order():
             begin_s = max((end_s[other] for other in self.behind[point]), default=0.0)
             if isinstance(point, Message):
-                of_message = self.num_bytes[point], self.events[point]
+                of_message = self.calls[point].num_bytes, self.events[point]
                 busy_s, latency_s = network.message_s(point.source, point.target, *of_message)
                 begin_s = max(begin_s, *(passed_s[other] for other in served[point]), 0.0)
                 passed_s[point] = begin_s + busy_s
                 end_s[point] = passed_s[point] + latency_s
             elif isinstance(point, Meeting):
-                of_meeting = self.num_bytes[point], self.events[point]
-                gathers = 0 <= point.group < self.num_tile_groups
-                ranks = self.members[point.group]
-                end_s[point] = begin_s + network.meeting_s(ranks, *of_meeting, gathers)
+                of_meeting = self.calls[point], self.events[point]
+                end_s[point] = begin_s + network.meeting_s(self.members[point.group], *of_meeting)
             else:
                 end_s[point] = begin_s + self.seconds[point]
         return end_s

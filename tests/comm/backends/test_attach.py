@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import pytest
 import torch
 
-from hires.comm.backends import rounds, shared
+from hires.comm.backends import attach, rounds, shared
 from hires.comm.backends.attach import MAX_TENSORS, PeerMemory
 from hires.comm.backends.rounds import Rounds
 from hires.comm.backends.shared import SharedMemory
@@ -95,3 +96,23 @@ def test_numbers_of_tensors_are_compared_whole(share):
 
 def test_addresses_and_sizes_of_the_most_tensors_fit_a_gather():
     assert 8 * (2 + 2 * MAX_TENSORS) <= GATHER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("reader", "scope", "user", "allowed"),
+    [
+        (lambda *_: 8, "1", 1000, True),
+        (lambda *_: 8, "2", 1000, False),
+        (lambda *_: 8, "2", 0, True),
+        (lambda *_: -1, "0", 0, False),  # as in a container
+        (None, "0", 0, False),
+    ],
+)
+def test_memory_that_the_system_forbids_is_counted_on_by_no_plan(
+    reader, scope, user, allowed, monkeypatch, tmp_path
+):
+    (tmp_path / "scope").write_text(scope)
+    monkeypatch.setattr(attach, "YAMA", tmp_path / "scope")
+    monkeypatch.setattr(attach, "_reader", lambda: reader)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert attach.is_allowed() is allowed

@@ -80,6 +80,16 @@ def test_tags_and_sizes_of_messages_have_slots_of_their_own():
 
 
 @pytest.mark.dist
+def test_sums_of_unequal_sizes_are_named_and_kill_no_rank():
+    # gloo ended the process of the rank that gives less.
+    told = run_ranks(api_jobs.unequal_sums, 2)
+    words = "rank 0 calls all_reduce of 20 B float32 (sum) over gloo at api_jobs.py:"
+    assert any(
+        words in text and "where rank 1 calls all_reduce of 16000 B" in text for text in told
+    )
+
+
+@pytest.mark.dist
 def test_message_larger_than_its_receive_names_both_sizes_and_kills_no_rank():
     for text in run_ranks(api_jobs.unequal_sides, 2, {"numel": [4, 2]}):
         assert "rank 0 calls send of 16 B float32 over gloo at api_jobs.py:" in text

@@ -11,6 +11,7 @@ from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.plan.table_gains import MeasuredSeconds
 from hires.plan.table_rules import Case
+from hires.plan.traffic import Operation
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.simulated import equal_costs
 from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
@@ -91,4 +92,5 @@ def test_divided_update_takes_its_own_seconds(kind):
     values = {"format": 1, "rules": [], "default": "gloo", "points": points}
     network = MeasuredNetwork(measured=MeasuredSeconds(TuningTable.from_dict(values)))
     event = Event(kind, 0, 0, (1024,), "float32", route=parse_route("gloo"))
-    assert network.meeting_s([0, 1], 4096, event, False) == 0.125
+    call = Operation(kind, "gradient", 4096, event.route)
+    assert network.meeting_s([0, 1], call, event) == 0.125
