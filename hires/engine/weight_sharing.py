@@ -7,7 +7,8 @@ tile 0. Ranks that hold two stages (GEMS) come to both in the order of the stage
                                             |       |
     others                                  v       v           tiles, replicas, direction up
 
-So no file is read twice, and a file that differs between nodes cannot make the holders differ.
+So no file is read twice, and a file that differs between nodes cannot make the holders differ. This
+is no message of a step: the plan has no route of it, and the default backend carries it.
 """
 
 from __future__ import annotations

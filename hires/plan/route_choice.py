@@ -82,7 +82,9 @@ class RouteChoice:
         ``ranks``: of the group, also of a message between two of its tiles; ``near``: how many of
         the message's ranks are on one node.
         """
-        if place == OF_ALL:  # numbers of the host
+        if place == OF_ALL:
+            # One number of the host. The way of agreements may depend on no table: the first of
+            # them compares the tables, and one ends a run in which a rank could not go on.
             return Route(self.fallback("cpu"))
         device = self.device
 
