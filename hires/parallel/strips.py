@@ -26,6 +26,7 @@ pixels and of the weight are computed. Each band adds its own part to the gradie
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
 from hires.plan.operators.windows import pair
 from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
+
+Compute = Callable[[Tensor, list[int], Rect], Tensor]
 
 
 class Strip(NamedTuple):
@@ -99,6 +102,22 @@ def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
     return Strips(held, main, padding, out, borders, strips)
 
 
+def by_strips(
+    x: Tensor, borrowed: Borrowed | None, strips: Strips, compute: Compute, fill: float = 0.0
+) -> Tensor:
+    """Returns what ``compute`` makes of the held (n, C, h, w) and the borrowed pixels, if any.
+
+    ``compute(window, padding, out)`` returns the outputs in a rectangle from a window, with so many
+    rows and columns of ``fill`` around it, as outside the image. There is no gradient.
+    """
+    y = compute(part(x, strips.held, strips.main), strips.padding, strips.out)
+    pieces = borrowed.pieces() if borrowed is not None else []
+    for strip in strips.borders:
+        window = _window(strip, [(strips.held, x), *pieces], fill)
+        part(y, strips.out, strip.out).copy_(compute(window, [0, 0], strip.out))
+    return y
+
+
 def strip_convolution(
     x: Tensor, borrowed: Borrowed | None, strips: Strips, args: dict[str, Any]
 ) -> Tensor:
@@ -123,13 +142,11 @@ class _StripConvolution(torch.autograd.Function):
         narrow = weight.to(x.dtype)
         offset = None if bias is None else bias.to(x.dtype)
         stride, dilation, groups = how
-        main = part(x, strips.held, strips.main)
-        y = convolve(main, narrow, offset, stride, strips.padding, dilation, groups)
-        pieces = borrowed.pieces() if borrowed is not None else []
-        for strip in strips.borders:
-            window = _window(strip, [(strips.held, x), *pieces])
-            again = convolve(window, narrow, offset, stride, 0, dilation, groups)
-            part(y, strips.out, strip.out).copy_(again)
+
+        def compute(window: Tensor, padding: list[int], out: Rect) -> Tensor:
+            return convolve(window, narrow, offset, stride, padding, dilation, groups)
+
+        y = by_strips(x, borrowed, strips, compute)
         ctx.save_for_backward(x, narrow)
         ctx.borrowed, ctx.strips, ctx.how = borrowed, strips, how
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
@@ -188,9 +205,9 @@ def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> li
     return local
 
 
-def _window(strip: Strip, pieces: list[Piece]) -> Tensor:
-    # Pixels outside ``strip.pixels`` are zero: they count in another band, or lie off the image.
-    window = new_part(pieces[0][1], strip.window).zero_()
+def _window(strip: Strip, pieces: list[Piece], fill: float = 0.0) -> Tensor:
+    # Pixels outside ``strip.pixels`` count in another band, or lie off the image.
+    window = new_part(pieces[0][1], strip.window).fill_(fill)
     paste(window, strip.window, pieces, intersect(strip.pixels, strip.window))
     return window
 

@@ -13,6 +13,7 @@ The window holds its padding already, so the kernel runs with padding 0.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from hires.parallel.context import Context
 from hires.parallel.convolution import SUBSTITUTES, convolve, convolve_transposed
 from hires.parallel.fused_convolution import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
-from hires.parallel.strips import Strips, strip_convolution, strips_of
+from hires.parallel.strips import Strips, by_strips, strip_convolution, strips_of
 from hires.parallel.wide_convolution import Size, product_type
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
@@ -109,6 +110,8 @@ class Window:
         if self.multiplies and x.is_floating_point():
             x = x.to(product_type(x))  # as autocast would, but before the window is copied
         if self.strips is not None:
+            if not x.is_floating_point():
+                return self._strips_of_numbers(x, borrowed, self.strips, args)
             return self._finished(strip_convolution(x, borrowed, self.strips, args), args)
         ring = args.get(self.ring) if isinstance(self.ring, str) else self.ring
         fill = float(ring or 0.0)
@@ -132,6 +135,20 @@ class Window:
             blank = blank if bias is None else blank + bias.view(1, -1, 1, 1)
             return self._finished(blank, args)
         return self.kernel(self, window, args)
+
+    def _strips_of_numbers(
+        self, x: Tensor, borrowed: Borrowed | None, strips: Strips, args: dict[str, Any]
+    ) -> Tensor:
+        # The kernel adds and rescales before it rounds, so it gets the part of what it adds. That
+        # is read again for the borders: nothing is written over it.
+        def compute(window: Tensor, padding: list[int], out: Rect) -> Tensor:
+            one, other = copy.copy(self), args["other"]
+            one.padding, one.overwrites = padding, False
+            other = None if other is None else part(other, self.out, out)
+            return self.kernel(one, window, {**args, "other": other})
+
+        assert isinstance(self.ring, str)
+        return by_strips(x, borrowed, strips, compute, float(args[self.ring]))
 
     def _finished(self, y: Tensor, args: dict[str, Any]) -> Tensor:
         # What a fused operator does behind its window.

@@ -28,6 +28,8 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "shards": ({}, {"stages": 1, "local_dp": 2}),
         "both directions": ({}, {"stages": 2, "directions": 2, "schedule": "gems"}),
         "depthwise, columns": (MOBILE, {"tiles": [1, 2]}),
+        "rows, overlap": ({}, {"tiles": [2, 1], "halo": {"overlap": "on"}}),
+        "depthwise, columns, overlap": (MOBILE, {"tiles": [1, 2], "halo": {"overlap": "on"}}),
         "weighted channels, rows": (EFFICIENT, {"tiles": [2, 1]}),
         "weighted channels, shards": (EFFICIENT, {"local_dp": 2}),
     },

@@ -37,7 +37,7 @@ declare("quantize dequantize q_requantize q_add q_mul q_table", pointwise(quanti
 declare(
     "q_conv2d",
     windowed(
-        window=WindowFacts(windows.convolution, ring=BORDER, pads=True),
+        window=WindowFacts(windows.convolution, ring=BORDER, pads=True, strips=True),
         multiplies="output",
         beside="other",
         overwritable=True,
