@@ -40,7 +40,7 @@ UNSPECIALIZED = ("border", "low", "high", "factor")
 """Arguments for whose values no kernel of its own is compiled."""
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """A kernel and the numbers that it is compiled for."""
 
     kernel: Any
@@ -95,7 +95,9 @@ def convolve(
     return made
 
 
-def launch_of(weight: Tensor, how: Geometry, rescale: Rescale, pixels: int, adds: bool) -> Launch:
+def launch_of(
+    weight: Tensor, how: Geometry, rescale: Rescale, pixels: int, adds: bool
+) -> KernelLaunch:
     """Returns the kernel of a convolution that makes so many pixels."""
     outputs, share, rows, columns = weight.shape
     (step_y, step_x), (pad_y, pad_x), (apart_y, apart_x) = map(tuple, how[:3])
@@ -108,13 +110,13 @@ def launch_of(weight: Tensor, how: Geometry, rescale: Rescale, pixels: int, adds
     if share == 1:
         wide = min(_power(outputs), 64)
         blocks = {"BLOCK_M": min(_power(pixels), 4096 // wide), "BLOCK_N": wide, "BLOCK_K": 1}
-        return Launch(_add_products, constants | blocks, 4)
+        return KernelLaunch(_add_products, constants | blocks, 4)
     # The least sizes of a product of 8 bits are 16 x 16 x 32.
     wide = min(max(_power(constants["GROUP"]), 16), 128)
     high = min(max(_power(pixels), 16), 128)
     deep = 64 if share % 64 == 0 else 32
     blocks = {"BLOCK_M": high, "BLOCK_N": wide, "BLOCK_K": deep}
-    return Launch(_multiply, constants | blocks, 8 if high * wide == 128 * 128 else 4)
+    return KernelLaunch(_multiply, constants | blocks, 8 if high * wide == 128 * 128 else 4)
 
 
 _PACKED: Any = WeakIdKeyDictionary()  # weight -> version and block -> what kernels read of it
