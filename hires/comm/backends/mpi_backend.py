@@ -39,7 +39,7 @@ MOST_ROW_TYPES = 256  # that are kept
 MEETING_BYTES = 2**18  # from here on a call that blocks makes up for the meeting before it
 
 
-class _Sum(NamedTuple):
+class _SumCalls(NamedTuple):
     """A sum in two ways; both are called by a thread that holds the lock."""
 
     block: Callable[[], object]
@@ -93,7 +93,7 @@ class MpiBackend(MpiWorld):
             for one in given:
                 comm.Allreduce(own, one, operation)
 
-        calls = _Sum(block, lambda: self._begin_sum(comm, tensor, kind, operation))
+        calls = _SumCalls(block, lambda: self._begin_sum(comm, tensor, kind, operation))
         name = REDUCTIONS[op][0]
         return self._carry(calls, tensor.nbytes, [tensor], among, "a sum", async_op, name)
 
@@ -132,7 +132,7 @@ class MpiBackend(MpiWorld):
                 tensors.append(tensor.clone())  # the others keep theirs
             return self._begin_sum(comm, tensors[-1], kind, operation)
 
-        calls = _Sum(block, begin)
+        calls = _SumCalls(block, begin)
         return self._carry(
             calls, tensor.nbytes, tensors, among, "a sum at one rank", async_op, (root, op)
         )
@@ -203,7 +203,7 @@ class MpiBackend(MpiWorld):
             with self._progress.lock:
                 requests = [comm.Ireduce_scatter_block(*parts, operation)]
             return self._end(requests, [input, output], among, "a reduce-scatter", async_op)
-        calls = _Sum(
+        calls = _SumCalls(
             lambda: comm.Reduce_scatter_block(*parts, operation),
             lambda: [comm.Ireduce_scatter_block(*parts, operation)],
         )
@@ -310,7 +310,7 @@ class MpiBackend(MpiWorld):
 
     def _carry(
         self,
-        calls: _Sum,
+        calls: _SumCalls,
         num_bytes: int,
         tensors: Sequence[Tensor],
         among: MpiGroup,
@@ -336,7 +336,7 @@ class MpiBackend(MpiWorld):
 
     def _begun(
         self,
-        calls: _Sum,
+        calls: _SumCalls,
         tensors: Sequence[Tensor],
         among: MpiGroup,
         what: str,
