@@ -6,7 +6,8 @@ or ``simulated`` the script itself is rehearsed; what needs CUDA is then listed 
     runs       copies of run folders that ``hires run --dry-run`` froze elsewhere (--runs)
     parity     every family of layouts in float64 against one process on the CPU
     resume     a run that begins on the CPU and ends on the device, and the other way round
-    precision  every precision against float64, within its bound
+    precision  every precision against float64, within its bound; convolutions of 8 bits against the
+               CPU's, bit by bit
     streams    NCCL's communicators and the executor's posts on them, one rank in place of all;
                halos, sums and images with and without overlap; the time line of events
     memory     predicted and measured, of every layout; what cuDNN holds beside the maps of a
@@ -43,6 +44,7 @@ import torch
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results
 from hires.bench.device_name import device_name
 from hires.bench.frozen_runs import check_folder, run_folders
+from hires.bench.gpu_int8 import same_numbers
 from hires.bench.gpu_options import PARTS, GpuOptions
 from hires.bench.gpu_runs import (
     FAILED,
@@ -66,6 +68,7 @@ from hires.core.units import MIB
 from hires.nets.custom import error_line
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+INT8_KERNELS = "int8 kernels"
 RESUMED = 1e-9
 """Largest relative difference of losses in float64 between devices."""
 LEAST_TIMED = 0.5
@@ -212,7 +215,7 @@ def _resumed(check: GpuCheck, begins: str, ends: str) -> tuple[bool, str]:
 
 
 def precision(check: GpuCheck) -> Iterator[PendingCheck]:
-    """Compares every precision with float64, in two tiles."""
+    """Compares every precision with float64, in two tiles, and kernels of 8 bits with the CPU's."""
     for name in PRECISIONS:
 
         def compared(name: str = name) -> tuple[bool, str]:
@@ -222,6 +225,13 @@ def precision(check: GpuCheck) -> Iterator[PendingCheck]:
             return _verified(check, tiles)
 
         yield PendingCheck("precision", name, compared)
+
+    def numbers() -> tuple[bool, str]:
+        if check.device == "simulated":
+            raise NotRunError("only ranks have tensors of the simulated device")
+        return same_numbers(check.device)
+
+    yield PendingCheck("precision", INT8_KERNELS, numbers)
 
 
 def streams(check: GpuCheck) -> Iterator[PendingCheck]:

@@ -150,7 +150,8 @@ def test_first_check_of_every_section_comes_first():
     others = [section for section in gpu_bench.SECTIONS if section != "runs"]
     assert {*others} == {*gpu_bench.PARTS} - {"runs", "speed"}
     assert sections[: 2 * len(others)] == [*others, *others]
-    for section, names in (("parity", FAMILIES), ("precision", gpu_bench.PRECISIONS)):
+    precisions = (*gpu_bench.PRECISIONS, gpu_bench.INT8_KERNELS)
+    for section, names in (("parity", FAMILIES), ("precision", precisions)):
         assert [check.name for check in checks if check.section == section] == [*names]
 
 
