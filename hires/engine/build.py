@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from hires.plan.operators.operator_table import updates_statistics, uses_batch_s
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.regions import Region, regions_of
+from hires.quant.emptied_weights import held_bytes
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,10 @@ class RankEngine:
     optimizer: Optimizer | None
     recorder: Recorder  # when the rank did what in its last steps
     weights: WeightsPlace | None = None  # the file that the network's tensors came from
+    packed: list[Tensor] = field(default_factory=list)
+    """Weights in the order of their kernels."""
+    empties_weights: bool = False
+    """Whether nothing but these kernels reads them: no gradient, and no calibration."""
 
     @property
     def context(self) -> Context:
@@ -75,9 +80,26 @@ class RankEngine:
 
     @torch.no_grad()
     def prepare(self) -> list[Tensor]:
-        """Lets nodes keep what follows from their parameters' values, and returns it."""
+        """Lets nodes keep what follows from their parameters' values, and returns it.
+
+        In inference a weight is released once all nodes that read it keep it in another order.
+        """
         self.derived.release()
-        return [one for context in self.contexts for pack in context.packers for one in pack()]
+        readers = collections.Counter(
+            name
+            for context in self.contexts
+            for node in context.plan.nodes(context.stage.index)
+            for name in node.params
+        )
+        for packer in (packer for context in self.contexts for packer in context.packers):
+            packed = packer.pack()
+            if packed is None:
+                continue
+            self.packed.append(packed)
+            readers[packer.weight] -= 1
+            if self.empties_weights and not readers[packer.weight]:
+                self.derived.empty(packer.weight)
+        return self.packed
 
     def close(self) -> None:
         """Stops the threads that read data."""
@@ -89,8 +111,9 @@ class RankEngine:
         parameters = self.parameters.values()
         gradients = [p.grad for p in parameters if p.grad is not None]
         state = self.optimizer.state() if self.optimizer else []
-        parts = {"params": parameters, "grads": gradients, "optimizer": state}
-        return {f"{part}_bytes": sum(t.nbytes for t in parts[part]) for part in parts}
+        packed = {id(tensor): tensor for tensor in self.packed}.values()
+        parts = {"params": [*parameters, *packed], "grads": gradients, "optimizer": state}
+        return {f"{part}_bytes": sum(map(held_bytes, parts[part])) for part in parts}
 
 
 def build_rank(
@@ -215,7 +238,9 @@ def assemble(
         optimizer.rows = {id(parameter): rows for parameter, rows in own.items()}
     executor = Executor(slots, sync, optimizer, recorder, scale, published)
     done = executor, loaders, optimizer, recorder
-    return RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
+    engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
+    engine.empties_weights = config.task.name in ("infer", "evaluate")
+    return engine
 
 
 def _regions(config: RunConfig, context: Context) -> list[Region]:

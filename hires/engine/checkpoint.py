@@ -141,7 +141,7 @@ class Saver:
         # last checkpoint. RunError: the network is another one each time that it is built.
         engine, last = self.engine, self.begin.contents
         readers = {reader_of(one.plan, one.stage.index) for one in engine.contexts}
-        if not engine.derived.tensors or self._rank not in readers:
+        if engine.derived.have_all or self._rank not in readers:
             return engine.tensors
         made, _ = made_tensors(self.config, engine.contexts)
         if self.last != self.first:

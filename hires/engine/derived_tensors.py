@@ -9,8 +9,9 @@ network's own are released meanwhile, and read again for a checkpoint (``hires.e
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from hires.engine.device import HOST
 from hires.nets.constants import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
+from hires.parallel.gradients import flat
 from hires.plan.graph import Graph, Node, Parameter
+from hires.quant.emptied_weights import empty
 
 PIECE_ELEMENTS = 2**19
 """Of a weight, that are computed in float64 at once."""
@@ -57,36 +60,59 @@ class DerivedTensors:
         # Layers shrink as they are quantised, so the largest ones come when most others have.
         sizes = {name: _source_elements(name, plan.graph) for name in self._read if self._is(name)}
         self._names = sorted(sizes, key=lambda name: (sizes[name], name))
+        self._digests: dict[str, int] = {}  # of those that were emptied
+        self.digest = _digest
         self.tensors: dict[str, Tensor] = {}
-        for name, tensor in self._made(own, releases):
-            self.tensors[name] = self._placed(name, tensor)
-            del tensor
+        make = self._maker(own, releases)
+        self.tensors.update((name, self._placed(name, make)) for name in self._names)
 
     def refresh(self) -> None:
         """Computes all of them again, after the network's own have changed."""
-        for name, tensor in self._made(self._own):
-            self.tensors[name].data.copy_(tensor)
+        make = self._maker(self._own)
+        for name in self._names:
+            self.tensors[name].data.copy_(make(name))
 
     def release(self) -> None:
         """Drops those of the network's own tensors from which these are computed and no others."""
         for name in (self._own.keys() & self._facts.keys()) - self._read:
             del self._own[name]
 
+    def empty(self, name: str) -> None:
+        """Leaves a tensor its shape alone, as kernels keep it; the network's own leave ``own``."""
+        tensor = self.tensors.get(name)
+        tensor = self._own.pop(name) if tensor is None else tensor
+        self._digests[name] = self.digest(tensor)
+        empty(tensor)
+
+    @property
+    def have_all(self) -> bool:
+        """Whether the network's own tensors are all there, as the network has them."""
+        return not self.tensors and not self._digests
+
     def are_of(self, own: dict[str, Tensor]) -> bool:
         """Whether these tensors of the network make just these."""
-        made = ((self.tensors[name], other) for name, other in self._made(own))
-        return all(torch.equal(tensor, other.to(tensor.dtype)) for tensor, other in made)
+        make = self._maker(own)
+        for name in self._names:
+            made, held = self._placed(name, make), self.tensors[name]
+            if name in self._digests:
+                if self.digest(made) != self._digests[name]:
+                    return False
+            elif not torch.equal(held, made):
+                return False
+        kept = self._digests.keys() - self.tensors.keys()
+        return all(self.digest(own[name]) == self._digests[name] for name in kept)
 
     def _is(self, name: str) -> bool:
         return self._facts[name].recipe is not None
 
-    def _placed(self, name: str, tensor: Tensor) -> Tensor:
-        held = nn.Parameter(tensor.to(self._device), requires_grad=False)
+    def _placed(self, name: str, make: Callable[[str], Tensor]) -> Tensor:
+        # No other name for what was made: in float64 it goes as soon as it is rounded.
+        held = nn.Parameter(make(name).to(self._device), requires_grad=False)
         self._place(name, held)
         return held
 
-    def _made(self, own: dict[str, Tensor], releases: bool = False) -> Iterator[tuple[str, Tensor]]:
-        # The tensors as their recipes return them; one that the caller drops is gone.
+    def _maker(self, own: dict[str, Tensor], releases: bool = False) -> Callable[[str], Tensor]:
+        # Returns the tensors as their recipes do, each of ``self._names`` once.
         left, held = _uses(self._names, self._facts), dict[str, Tensor]()
 
         def take(name: str) -> Tensor:
@@ -109,8 +135,11 @@ class DerivedTensors:
                 held.pop(name, None)
             return tensor
 
-        for name in self._names:
-            yield name, take(name)
+        return take
+
+
+def _digest(tensor: Tensor) -> int:
+    return zlib.crc32(flat(tensor.detach()).view(torch.uint8).numpy().data)
 
 
 def _uses(names: Iterable[str], facts: Mapping[str, Parameter]) -> Counter[str]:

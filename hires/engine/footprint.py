@@ -151,11 +151,19 @@ def rehearse(
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
         contexts = contexts_of(plan, rank)
         names = names_of(contexts, real)
+        # A user's network is there as a whole until the rank's own tensors are placed.
+        others = [_blank(t, None) for n, t in real.items() if n not in names and not t.is_meta]
         tensors = {name: _blank(real.get(name), plan.graph.params.get(name)) for name in names}
         place_tensors(tensors, image_dtype(config), plan.graph)
+        del others
+        if on_gpu:
+            live.forget_peak()  # so far it is in the host's memory
+        feed = [_blank_feed(config, context, live) for context in contexts]
+        start = live.peak_bytes  # what is made for training is empty until the first step
         off = dataclasses.replace(config, engine=EngineConfig())
         engine = assemble(config if watch else off, contexts, tensors, [], releases=True)
         engine.executor.methods["agree"] = lambda event: None  # there are no numbers to look at
+        engine.derived.digest = lambda tensor: 0  # and none to compare
         packed = engine.prepare()
         live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")
         if engine.optimizer is not None:
@@ -164,7 +172,7 @@ def rehearse(
                 live.assign(engine.optimizer.kept_of(parameter, make=True).values(), "optimizer")
                 mark = parameter.register_post_accumulate_grad_hook
                 mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
-        feed = [_blank_feed(config, context, live) for context in contexts]
+        start = start if plan.training else live.peak_bytes
         nodes = (node for one in contexts for node in plan.nodes(one.stage.index))
         live.keep_workspaces(nodes, cublas_workspaces(config))
         live.forget_peak()
@@ -175,7 +183,10 @@ def rehearse(
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if live.allocator is None:
         parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
-        return RankMemory(**parts, mpi_bytes=mpi_bytes, shm_bytes=shm_bytes)
+        # No kernel of a backward pass has been compiled by then, and no histogram made.
+        beside = wire.shared_bytes() + PROCESS_BYTES["infer"] + mpi_bytes + shm_bytes
+        facts = {"mpi_bytes": mpi_bytes, "shm_bytes": shm_bytes, "start_bytes": start + beside}
+        return RankMemory(**parts, **facts)
     host = (
         mpi_bytes
         + shm_bytes
@@ -186,7 +197,8 @@ def rehearse(
     host += sum(_read_bytes(config, context) for context in contexts)
     host += sum(map(pinned_bytes, staging.sizes if staging is not None else ()))
     parts |= {"nccl_bytes": nccl_bytes(plan, rank), "context_bytes": CONTEXT_BYTES}
-    memory = RankMemory(**parts, host_bytes=host)
+    start += parts["nccl_bytes"] + CONTEXT_BYTES
+    memory = RankMemory(**parts, host_bytes=host, start_bytes=start)
     unused = live.allocator.reserved - memory.peak_bytes
     return dataclasses.replace(memory, allocator_bytes=max(0, unused))
 
@@ -234,6 +246,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if scratch:
             self._update_peak(scratch)
         return results
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest sum of all parts so far."""
+        return self._peak
 
     def assign(self, tensors: Iterable[Tensor | None], part: str) -> None:
         """Moves the storages of tensors to a part; new ones are counted now."""

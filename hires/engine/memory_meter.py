@@ -27,6 +27,7 @@ from hires.core.config.run_config import RunConfig
 from hires.engine.device import RankDevice
 from hires.engine.optimizer import FusedSGD
 from hires.parallel.convolution import convolve, convolve_backward
+from hires.quant.int8_kernels import has_exact_sums
 
 EXACT_BYTES = 2**16
 """From this size on memory comes straight from the system, and goes back when it is freed."""
@@ -78,6 +79,18 @@ class PeakMeter:
         self._own_peak = _status("VmHWM") - _status("RssFile")
         keep_memory()
 
+    def end_start(self) -> int:
+        """Returns the peak of the rank before its first step; the steps have one of their own."""
+        memory = self._device.memory()
+        if memory:
+            self._device.reset_peak()
+            return int(memory["peak_bytes"])
+        peak = _status("VmHWM")
+        own = peak - self.rss_import
+        if self.step is not None:
+            own = peak - _status("RssFile") - self._own_import
+        return max(0, own)
+
     def line(self) -> dict[str, int | str]:
         """Returns the peak as the record holds it."""
         peak_rss, memory = max(self._peak_rss, _status("VmHWM")), self._device.memory()
@@ -104,6 +117,10 @@ def load_lazy_parts() -> None:
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         made = convolve(images, weight, None, 1, 0, 1, 1)
+        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            place = [0, 0], [1, 1], [1, 1], 1, [*images.shape]
+            torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place)
+        has_exact_sums()
         how = [1, 1], [1, 1], 1
         grads = convolve_backward(made, images, weight, [0, 0], how, [True, True, False])
     weight.grad = grads[1]

@@ -83,7 +83,8 @@ def run_steps(
     def note(kind: str, **values: object) -> None:
         append_line(metrics, {"kind": kind, "rank": rank, **values})
 
-    note("ready", rss_import_bytes=meter.rss_import, **engine.byte_counts())
+    sizes = {"rss_import_bytes": meter.rss_import, "start_bytes": meter.end_start()}
+    note("ready", **sizes, **engine.byte_counts())
     counted, log = records.counted_steps(config, saver.first), _message_log(engine, config)
     late, see = LateGraphs(config), None if evaluator is None else evaluator.see
     with _recorded(engine, log, metrics), comm.logged(log):

@@ -22,7 +22,7 @@ from hires.parallel import (  # noqa: F401, they register their substitutes
     convolution_1d_3d,
     strides,
 )
-from hires.parallel.context import Context
+from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.fused_convolution import FusedConvolution, fused_norm
@@ -30,7 +30,7 @@ from hires.parallel.fused_linear import FusedLinear
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.missing_kernels import with_kernel
-from hires.parallel.quantized_kernels import NODE_KERNELS
+from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.window import Window
 from hires.plan.factor_rules import on_tile
@@ -61,9 +61,9 @@ def compile_node(
     if rule.kind == "window":
         return _windowed(node, context, tensors, fused, overwrites)
     if fused is not None:  # a kernel of our own, of the same arguments
-        shape = context.plan.graph.shape(node.inputs[0])
-        samples = context.samples if stage.layout[node.name] == SHARDED else (0, shape[0])
-        _packed_later(node, context, tensors, fused, [samples[1] - samples[0], *shape[1:]])
+        pack = _pack_of(node, context, None, fused)
+        if pack is not None:
+            _packed_later(node, context, tensors, pack, _input_shape(node, context))
         bind = _binder(node, context.device, tensors)
         return lambda values: fused(*bind(values).values())
     if rule.fit is not None and rule.fit.dims is not None:
@@ -113,7 +113,7 @@ def _alone(
     if node.kind == "fused_linear":
         return _fused_linear(node, context, tensors)
     if facts_of(node.kind).quantized:
-        return _quantized(node, context, _binder(node, context.device, tensors), overwrites)
+        return _quantized(node, context, tensors, overwrites)
     return local_operator(node, context.device, tensors)
 
 
@@ -166,21 +166,41 @@ def _packed_later(
     node: Node,
     context: Context,
     tensors: dict[str, Tensor],
-    fused: FusedConvolution,
+    pack: Callable[[list[int], dict[str, Any]], Tensor | None],
     shape: list[int],
-    padding: list[int] | None = None,
 ) -> None:
-    # Lets a fused operator keep its weight in the order of its kernel, once it has its values.
+    # Lets a node keep its weight in the order of its kernel, once it has its values. ``shape`` is
+    # that of the input that the kernel gets; ``pack`` makes it of that and the node's arguments.
     args = _fixed_args(node, tensors)
-    if args["weight"] is not None and args["weight"].dtype == context.dtype:
-        args |= {} if padding is None else {"padding": padding}
-        context.packers.append(lambda: fused.pack(shape, args))
+    if args["weight"] is not None:  # it is no value
+        context.packers.append(Packer(node.args["weight"]["param"], lambda: pack(shape, args)))
+
+
+def _pack_of(
+    node: Node, context: Context, window: Window | None, fused: FusedConvolution | None
+) -> Callable[[list[int], dict[str, Any]], Tensor | None] | None:
+    if fused is not None:
+        padding = {} if window is None else {"padding": window.padding}
+        return lambda shape, args: fused.pack(shape, {**args, **padding}, context.dtype)
+    packer = PACKERS.get(node.kind)
+    return None if packer is None else lambda shape, args: packer(window, shape, args)
+
+
+def _input_shape(node: Node, context: Context, window: Window | None = None) -> list[int]:
+    # Of what a kernel gets on this rank; ``window``: the pixels that it reads of a map.
+    [samples, *shape] = context.plan.graph.shape(node.inputs[0])
+    if context.stage.layout[node.name] == SHARDED:
+        samples = context.samples[1] - context.samples[0]
+    if window is not None:
+        r0, r1, c0, c1 = window.rect
+        shape = [shape[0], r1 - r0, c1 - c0]
+    return [samples, *shape]
 
 
 def _fused_linear(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
     fused, args = FusedLinear(), _fixed_args(node, tensors)
     if args["weight"] is not None and args["weight"].dtype == context.dtype:
-        context.packers.append(lambda: fused.pack(args))
+        context.packers.append(Packer(node.args["weight"]["param"], lambda: fused.pack(args)))
     bind = _binder(node, context.device, tensors)
     return lambda values: fused(**bind(values))
 
@@ -196,10 +216,9 @@ def _windowed(
     source, exchanges = node.inputs[0], _exchanges(node, context)
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
     window = Window(node, context, exchange, fused, overwrites=overwrites)
-    if fused is not None and not (window.blank or window.strips):
-        r0, r1, c0, c1 = window.rect
-        shape = [*context.plan.graph.shape(source)[:2], r1 - r0, c1 - c0]
-        _packed_later(node, context, tensors, fused, shape, window.padding)
+    pack = _pack_of(node, context, window, fused)
+    if pack is not None and not (window.blank or window.strips):
+        _packed_later(node, context, tensors, pack, _input_shape(node, context, window))
     operand = node.args.get(facts_of(node.kind).beside)
     beside = "" if operand is None else operand["value"]
     frame = Frame(context.extent(beside), window.out, window.size_out) if beside else None
@@ -296,14 +315,20 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
     return run_apart if facts_of(node.kind).ends_gradient else run
 
 
-def _quantized(node: Node, context: Context, bind: Bind, overwrites: bool) -> Operator:
-    if node.kind in NODE_KERNELS:
-        kernel = NODE_KERNELS[node.kind](node, context)
+def _quantized(
+    node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool
+) -> Operator:
+    bind, [source, *_] = _binder(node, context.device, tensors), node.inputs
+    kernel = NODE_KERNELS[node.kind](node, context) if node.kind in NODE_KERNELS else None
+    window = None
+    if kernel is None:
+        window = Window(node, context, None, whole=True, overwrites=overwrites)
+    pack = _pack_of(node, context, window, None)
+    if pack is not None:
+        _packed_later(node, context, tensors, pack, _input_shape(node, context, window))
+    if kernel is not None:
         return lambda values: kernel(bind(values))
-    [source, *_], window = (
-        node.inputs,
-        Window(node, context, None, whole=True, overwrites=overwrites),
-    )
+    assert window is not None
     return lambda values: window(values[source], None, bind(values))
 
 

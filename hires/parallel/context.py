@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ from hires.plan.plan import Plan, Stage, derived
 from hires.plan.tiling import own_rect, split
 
 
+class Packer(NamedTuple):
+    """A node that can keep its weight in the order in which its kernel reads it."""
+
+    weight: str
+    """The name of the weight, which the node no longer reads if it keeps it."""
+    pack: Callable[[], Tensor | None]
+    """Returns what it keeps; None: nothing."""
+
+
 @dataclass
 class Context:
     """One slot of a rank: its place in the plan in one direction, and the rank's groups."""
@@ -30,8 +39,8 @@ class Context:
     direction: int = 0
     exchanges: dict[int, Any] = field(default_factory=dict)
     """The slot's ``halo.Exchange`` by its position in ``Stage.comm``, made when first used."""
-    packers: list[Callable[[], list[Tensor]]] = field(default_factory=list)
-    """What nodes do once the slot's tensors have their values; each returns what it keeps."""
+    packers: list[Packer] = field(default_factory=list)
+    """What nodes do once the slot's tensors have their values."""
     recomputing: bool = False
     """Whether a microbatch is computed again, so that its statistics must not count twice."""
     device: torch.device = field(default_factory=torch.get_default_device)

@@ -23,6 +23,7 @@ from hires.parallel.wide_convolution import (
 )
 from hires.plan.operators.activations import POST_OPERATIONS
 from hires.plan.operators.windows import pair
+from hires.quant.emptied_weights import is_emptied
 
 
 class FusedConvolution:
@@ -56,26 +57,30 @@ class FusedConvolution:
             x, pads = numeric_padding(x, weight, padding, dilation)
             how = pads, pair(stride), pair(dilation), groups
             weight = self._packed.get(tuple(x.shape), weight)
+            assert not is_emptied(weight), f"packed for {[*self._packed]}, used for {x.shape}"
             return _by_onednn(x, weight, bias, how, other, activation, self.overwrites)
+        assert not is_emptied(weight), "a packed weight is used by another kernel"
         y = convolve(x, weight, bias, stride, padding, dilation, groups)
         return with_sum_and_activation(y, other, activation)
 
-    def pack(self, shape: Sequence[int], args: dict[str, Any]) -> list[Tensor]:
-        """Returns what it keeps: its weight in the order in which oneDNN reads it.
+    def pack(self, shape: Sequence[int], args: dict[str, Any], dtype: torch.dtype) -> Tensor | None:
+        """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
 
-        ``shape`` is that of its input; ``args`` are its arguments, of which it reads no values.
+        ``shape`` and ``dtype`` are those of its input; ``args`` are its arguments, of which it
+        reads no values.
         """
         weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
-        if not (by_fused_kernel([weight], args["activation"]) and isinstance(weight, nn.Parameter)):
-            return []
+        known = weight.dtype == dtype and isinstance(weight, nn.Parameter)
+        if not (known and by_fused_kernel([weight], args["activation"])):
+            return None
         x = weight.new_empty(1).expand(*shape)  # of that shape, without memory
         if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
-            return []
+            return None
         x, pads = numeric_padding(x, weight, padding, dilation)
         how = pads, pair(args["stride"]), pair(dilation), args["groups"], list(x.shape)
-        packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how)
+        packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how)
         self._packed = {tuple(x.shape): packed}
-        return [packed]
+        return packed
 
 
 @SUBSTITUTES.register("fused_conv2d")

@@ -18,6 +18,7 @@ from hires.parallel.fused_convolution import (
     post_operation,
     with_sum_and_activation,
 )
+from hires.quant.emptied_weights import is_emptied
 
 
 class FusedLinear:
@@ -32,18 +33,19 @@ class FusedLinear:
         """Returns ``activation(linear(input, weight, bias))``, (..., outputs); without gradient."""
         operands = [tensor for tensor in (input, weight, bias) if tensor is not None]
         if not by_fused_kernel(operands, activation):
+            assert not is_emptied(weight), "a packed weight is used by another kernel"
             return with_sum_and_activation(F.linear(input, weight, bias), None, activation)
         weight = weight if self._packed is None else self._packed
         kernel = torch.ops.mkldnn._linear_pointwise
         return kernel(input, weight, bias, *post_operation(activation))  # type: ignore[no-any-return]
 
-    def pack(self, args: dict[str, Any]) -> list[Tensor]:
-        """Returns what it keeps: its weight in the order in which oneDNN reads it.
+    def pack(self, args: dict[str, Any]) -> Tensor | None:
+        """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
 
         ``args`` are its arguments, of which it reads no values.
         """
         weight = args["weight"]
         if not (by_fused_kernel([weight], args["activation"]) and isinstance(weight, nn.Parameter)):
-            return []
+            return None
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return [self._packed]
+        return self._packed

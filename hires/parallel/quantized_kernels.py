@@ -7,6 +7,7 @@ image: so every number has the same bits on every grid. Sums of products are exa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +30,15 @@ from hires.quant.int8_kernels import (
     convolve_int8,
     multiply_add_int8,
     multiply_int8,
+    pack_int8,
 )
 
 Args = dict[str, Any]
 
+Packer = Callable[[Window | None, list[int], Args], Tensor | None]
+PACKERS: Registry[Packer] = Registry("packer")
+"""Operator with a weight -> returns it in the order in which its kernel reads it for inputs of a
+shape, and keeps it for the kernel; None: that reads the weight itself."""
 NODE_KERNELS: Registry[Callable[[Node, Context], Callable[[Args], Tensor]]] = Registry("kernel")
 """Operator of hires' own -> makes the function from a node's arguments by name to its value."""
 
@@ -111,12 +117,29 @@ def _linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
     return lambda args: multiply_int8(args["input"], args["weight"], _rescale(args))
 
 
+@PACKERS.register("q_linear")
+def _pack_linear(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+    column = [1, shape[-1], math.prod(shape[:-1]), 1]
+    return pack_int8(column, args["weight"], Geometry(), args["multiplier"])
+
+
 @WINDOW_KERNELS.register("q_conv2d")
 def _convolution(w: Window, x: Tensor, args: Args) -> Tensor:
-    how = Geometry(pair(args["stride"]), w.padding, pair(args["dilation"]), args["groups"])
+    how = _geometry(w, args)
     other, factor = args["other"], args["other_factor"]
     added = None if other is None else Added(other, factor, w.overwrites)
     return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
+
+
+@PACKERS.register("q_conv2d")
+def _pack_convolution(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+    assert w is not None
+    how, border = _geometry(w, args), args["zero_point"]
+    return pack_int8(shape, args["weight"], how, args["multiplier"], border)
+
+
+def _geometry(w: Window, args: Args) -> Geometry:
+    return Geometry(pair(args["stride"]), w.padding, pair(args["dilation"]), args["groups"])
 
 
 @WINDOW_KERNELS.register("q_conv_transpose2d")
@@ -127,21 +150,35 @@ def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
     #
     #     kernel 4, stride 2     phase 0  o = 0 2 4 ..  taps 2 0  of input rows o/2 - 1, o/2
     #                            phase 1  o = 1 3 5 ..  taps 3 1
-    pads, crops = [], []
-    for dim in (0, 1):
-        axis, out = w.axes[dim], w.out[2 * dim : 2 * dim + 2]
-        first, last = out[0] + axis.padding, out[1] - 1 + axis.padding
-        taps = args["weight"].shape[2 + dim]
-        begin, end = first // axis.stride - (taps - 1), last // axis.stride + 1
-        pads.append((w.rect[2 * dim] - begin, end - w.rect[2 * dim + 1]))
-        start = first % axis.stride
-        crops.append(slice(start, start + out[1] - out[0]))
+    pads, crops = _phase_window(w, args["weight"])
     x = F.pad(x, (*pads[1], *pads[0]), value=args["zero_point"])
     y = convolve_int8(x, args["weight"], Geometry(groups=args["groups"]), _rescale(args))
     (rows, cols), (n, _, height, width) = (axis.stride for axis in w.axes), y.shape
     phases = y.view(n, -1, rows, cols, height, width).permute(0, 1, 4, 2, 5, 3)
     whole = phases.reshape(n, -1, height * rows, width * cols)
     return whole[:, :, crops[0], crops[1]].contiguous(memory_format=torch.channels_last)
+
+
+@PACKERS.register("q_conv_transpose2d")
+def _pack_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+    assert w is not None
+    (rows, columns), _ = _phase_window(w, args["weight"])
+    shape = [*shape[:2], shape[2] + sum(rows), shape[3] + sum(columns)]
+    return pack_int8(shape, args["weight"], Geometry(groups=args["groups"]), args["multiplier"])
+
+
+def _phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list[slice]]:
+    # The pixels around the input that the phases read, and the outputs that are the tile's.
+    pads, crops = [], []
+    for dim in (0, 1):
+        axis, out = w.axes[dim], w.out[2 * dim : 2 * dim + 2]
+        first, last = out[0] + axis.padding, out[1] - 1 + axis.padding
+        taps = weight.shape[2 + dim]
+        begin, end = first // axis.stride - (taps - 1), last // axis.stride + 1
+        pads.append((w.rect[2 * dim] - begin, end - w.rect[2 * dim + 1]))
+        start = first % axis.stride
+        crops.append(slice(start, start + out[1] - out[0]))
+    return pads, crops
 
 
 @WINDOW_KERNELS.register("q_avg_pool2d")

@@ -55,6 +55,9 @@ class RankMemory:
     """On a CPU: memory of the backends shm and cma, which other ranks of the machine share."""
     host_bytes: int = 0
     """Beside a GPU: memory of the host, pinned or shared, and the part of CUDA that lies there."""
+    start_bytes: int = 0
+    """All at the fullest moment before the first step: the network's own tensors, while others are
+    computed from them."""
 
     @property
     def peak_bytes(self) -> int:
@@ -63,8 +66,8 @@ class RankMemory:
 
     @property
     def device_bytes(self) -> int:
-        """All of them together, but for the host's memory beside a GPU."""
-        return sum(dataclasses.astuple(self)[:-1])
+        """All of them together in a step, but for the host's memory beside a GPU."""
+        return sum(dataclasses.astuple(self)[:-2])
 
     def to_dict(self) -> dict[str, int]:
         """Returns plain values for ``plan.json``."""
@@ -73,8 +76,13 @@ class RankMemory:
 
 
 def device_bytes(entry: dict[str, int]) -> int:
-    """Returns what a rank of ``plan.memory`` needs; an older plan has tensors alone."""
+    """Returns what a step of a rank of ``plan.memory`` needs; an older plan has tensors alone."""
     return entry.get("device_bytes", entry["peak_bytes"])
+
+
+def needed_bytes(entry: dict[str, int]) -> int:
+    """Returns what a rank of ``plan.memory`` needs, in a step or at its start."""
+    return max(device_bytes(entry), entry.get("start_bytes", 0))
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ class Room:
         return f"{many}{most}, which is more than {has}"
 
     def _own_bytes(self, entry: dict[str, int]) -> int:
-        return entry.get("host_bytes", 0) if self.beside_gpus else device_bytes(entry)
+        return entry.get("host_bytes", 0) if self.beside_gpus else needed_bytes(entry)
 
 
 class NodeNeed(NamedTuple):

@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hires.core.ranks import compilers
+from hires.quant.emptied_weights import is_emptied
 
 EXACT_PRODUCTS = 2**24 // (255 * 127)
 """Products of 8 bits of which fp32 holds any sum exactly."""
@@ -91,16 +92,45 @@ def convolve_int8(
         from hires.quant import int8_triton  # imports Triton, which CPUs do without
 
         return int8_triton.convolve(x, weight, how, rescale, border, added)
-    columns = how.dilation[1] * (weight.shape[3] - 1) + 1
-    made = (x.shape[3] + 2 * how.padding[1] - columns) // how.stride[1] + 1
-    one_column = made == 1 and how.stride[1] > 1
-    if any(how.padding) and (one_column or not _pads_itself(x, border, how)):
-        x, how = _bordered(x, border, how.padding), how._replace(padding=(0, 0))
-    if not by_onednn(x):
+    onednn = by_onednn(x)
+    pads, columns, how = _arranged(x.shape, weight, how, border, onednn)
+    if any(pads):
+        x = _bordered(x, border, pads)
+    if not onednn:
         return _rescaled(_exact_sums(x, weight, how), rescale, added)
-    if one_column:
-        x, how = x[:, :, :, :columns], how._replace(stride=(how.stride[0], 1))
-    return _by_onednn(x, weight, how, rescale, added)
+    return _by_onednn(x[:, :, :, :columns], weight, how, rescale, added)
+
+
+def pack_int8(
+    shape: Sizes, weight: Tensor, how: Geometry, multiplier: Tensor, border: int = 0
+) -> Tensor | None:
+    """Returns a weight as :func:`convolve_int8` reads it for inputs of a shape, and keeps it.
+
+    None: its sums are not oneDNN's on this processor, or not of tensors there.
+    """
+    if not (by_onednn(weight) and all(shape)):
+        return None
+    pads, columns, how = _arranged(shape, weight, how, border, onednn=True)
+    n, channels, height, width = shape
+    columns = width + 2 * pads[1] if columns is None else columns
+    packed, _ = _packed(weight, [n, channels, height + 2 * pads[0], columns], how, multiplier)
+    return packed
+
+
+def _arranged(
+    shape: Sizes, weight: Tensor, how: Geometry, border: int, onednn: bool
+) -> tuple[Sizes, int | None, Geometry]:
+    # The pixels that are copied around the input, the columns of that which the kernel gets (None:
+    # all), and the kernel's geometry.
+    columns = how.dilation[1] * (weight.shape[3] - 1) + 1
+    made = (shape[3] + 2 * how.padding[1] - columns) // how.stride[1] + 1
+    one_column, pads = made == 1 and how.stride[1] > 1, (0, 0)
+    pads_itself = border == 0 and tuple(how.dilation) == (1, 1) and onednn
+    if any(how.padding) and (one_column or not pads_itself):
+        pads, how = (how.padding[0], how.padding[1]), how._replace(padding=(0, 0))
+    if not (one_column and onednn):
+        return pads, None, how
+    return pads, columns, how._replace(stride=(how.stride[0], 1))
 
 
 def multiply_int8(x: Tensor, weight: Tensor, rescale: Rescale) -> Tensor:
@@ -188,10 +218,6 @@ def _can_compile() -> bool:
     return compilers.missing("cuda") is None
 
 
-def _pads_itself(x: Tensor, border: int, how: Geometry) -> bool:
-    return border == 0 and tuple(how.dilation) == (1, 1) and by_onednn(x)
-
-
 def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
     rows, columns = padding
     return F.pad(x, (columns, columns, rows, rows), value=border)
@@ -200,14 +226,15 @@ def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
 _PACKED: Any = WeakIdKeyDictionary()  # weight -> what of it is packed for which input
 
 
-def _packed(weight: Tensor, x: Tensor, how: Geometry, scales: Tensor) -> tuple[Tensor, Tensor]:
+def _packed(weight: Tensor, shape: Sizes, how: Geometry, scales: Tensor) -> tuple[Tensor, Tensor]:
     # The weight in the order of the kernel, and zeros in the place of its zero points.
-    key = (weight._version, x.shape, *map(tuple, how[:3]), how.groups)
+    key = (weight._version, tuple(shape), *map(tuple, how[:3]), how.groups)
     held = _PACKED.get(weight)
     if held is None:
         held = _PACKED[weight] = {}
     if key not in held:
-        place = (*map(list, how[:3]), how.groups, list(x.shape))
+        assert not is_emptied(weight), f"a weight is packed for {[*held]}, and needed for {key}"
+        place = (*map(list, how[:3]), how.groups, [*shape])
         packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *place)
         held[key] = packed, torch.zeros(weight.shape[0], dtype=torch.int32)
     return held[key]  # type: ignore[no-any-return]
@@ -218,7 +245,7 @@ def _by_onednn(
 ) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     scales, place = rescale.multiplier, (*map(list, how[:3]), how.groups)
-    packed, zeros = _packed(weight, x, how, scales)
+    packed, zeros = _packed(weight, x.shape, how, scales)
     given, out = (x, 1.0, 0, packed, scales, zeros), (1.0, 0, rescale.dtype)
     kernel = torch.ops.onednn.qconv2d_pointwise
     if added is None:

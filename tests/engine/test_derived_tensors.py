@@ -13,12 +13,15 @@ from torch import Tensor
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig
 from hires.engine import derived_tensors
-from hires.engine.build import build_rank, whole_model
+from hires.engine.build import build_rank, made_tensors, whole_model
 from hires.engine.derived_tensors import RECIPES, DerivedTensors
 from hires.engine.loader import whole_microbatches
+from hires.engine.weights_file import open_weights
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.plan.plan import Plan
+from hires.quant.emptied_weights import empty, is_emptied
+from hires.quant.int8_kernels import Geometry, Rescale, convolve_int8, pack_int8
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.simulated_tiles import laid_out
@@ -119,3 +122,66 @@ def test_layers_in_pieces_have_the_numbers_of_plain_arithmetic(quantised, monkey
     offset = facts["add"] + bias * facts["bias_factor"]
     offset -= facts["zero_point"] * numbers.sum((1, 2, 3)) * made["multiplier"].double()
     assert torch.allclose(made["offset"].double(), offset, rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weight_that_kernels_keep_leaves_its_shape_alone(precision):
+    config = config_of(
+        precision={"name": precision},
+        task={"name": "infer"},
+        model={"name": "unet", "width": 8, "levels": 2, "classes": 3},
+    )
+    plan = plan_of(config)
+    with rehearsal(0, shared_memory=False), torch.no_grad():
+        engine = build_rank(config, plan, 0, 1)
+        plain = build_rank(config, plan, 0, 1, restores=True)  # nothing is packed
+        made, expected = (
+            e.executor.step(e.loaders, keep_outputs=True).outputs for e in (engine, plain)
+        )
+        for one in (engine, plain):
+            one.close()
+    emptied = {n for n, t in engine.derived.tensors.items() if is_emptied(t)}
+    read = {n.args["weight"]["param"] for n in plan.graph.nodes if n.kind == "fused_conv2d"}
+    assert read
+    assert read & engine.derived.tensors.keys() == emptied
+    for key, value in expected.items():
+        assert torch.equal(made[key], value)
+    # What is held is one copy, and a number of each emptied one: as much as without packing.
+    held, without = (e.byte_counts()["params_bytes"] for e in (engine, plain))
+    assert held - without == sum(engine.parameters[name].element_size() for name in read)
+    own, _ = made_tensors(config, plain.contexts)
+    assert engine.derived.are_of(own)
+    assert not engine.derived.are_of({n: t * 2 for n, t in own.items()})
+    assert not engine.derived.have_all
+
+
+def test_emptied_weight_is_never_read(quantised):
+    weight = torch.nn.Parameter(torch.ones(8, 3, 3, 3, dtype=torch.int8), requires_grad=False)
+    how, scales = Geometry(), torch.ones(8)
+    x = torch.zeros(1, 3, 9, 9, dtype=torch.uint8)
+    expected = convolve_int8(x, weight, how, Rescale(scales, scales))
+    if pack_int8([1, 3, 9, 9], weight, how, scales) is None:
+        pytest.skip("oneDNN's sums of 8 bits are not exact on this processor")
+    empty(weight)
+    assert torch.equal(convolve_int8(x, weight, how, Rescale(scales, scales)), expected)
+    with pytest.raises(AssertionError, match="is packed for"):
+        convolve_int8(x[:, :, 1:], weight, how, Rescale(scales, scales))
+
+
+def test_ranks_wait_for_disks_only_where_there_are_others(monkeypatch, tmp_path):
+    # A world of one has nothing to wait for; in others the sum of all ranks is the wait.
+    calls = []
+    monkeypatch.setattr("hires.engine.build.max_all", lambda *args, **keys: calls.append(args))
+    config = config_of(task={"name": "infer"})
+    net = whole_model(config)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    config.weights = str(tmp_path / "net.pt")
+    weights = open_weights(config.weights)
+    with rehearsal(0, shared_memory=False):
+        build_rank(config, plan_of(config), 0, 1, weights=weights).close()
+        assert not calls
+        two = config_of(task={"name": "infer"}, parallel={"stages": 2}, weights=config.weights)
+        build_rank(two, plan_of(two), 0, 1, weights=weights).close()
+        assert calls == [(0,)]
+        build_rank(two, plan_of(two), 0, 1).close()  # no file, no disk
+        assert calls == [(0,)]

@@ -175,7 +175,10 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     scale = f"memory.limit, {size(full)}" if limit else size(full)
     named = [f"{letter} {name}" for _, letter, name in parts]
     names = [", ".join(some) for some in (named[: len(_PARTS)], named[len(_PARTS) :]) if some]
-    return [*lines, *names, f"MiB, predicted; a full bar is {scale}"]
+    start = max(entry.get("start_bytes", 0) for entry in memory)
+    more = start > max(map(device_bytes, memory))
+    note = f"the start needs up to {size(start)}: weights are computed from others there"
+    return [*lines, *names, f"MiB, predicted; a full bar is {scale}", *([note] if more else [])]
 
 
 def node_lines(room: Room, plan: Plan) -> list[str]:

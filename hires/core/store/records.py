@@ -386,8 +386,8 @@ def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
 
 
 _MEMORY_KEYS = (
-    "peak_bytes", "source", "peak_rss_bytes", "rss_import_bytes", "params_bytes", "grads_bytes",
-    "optimizer_bytes",
+    "peak_bytes", "source", "start_bytes", "peak_rss_bytes", "rss_import_bytes", "params_bytes",
+    "grads_bytes", "optimizer_bytes",
 )  # fmt: skip
 _BINDING_KEYS = (
     "rank", "host", "local_rank", "threads", "cores", "bound", "devices", "numa_node",
