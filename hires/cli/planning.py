@@ -127,7 +127,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Returns the network that the ranks of a config compute; errors are those of a trace."""
         return rewritten(config, self._traced(config))
 
-    def write_quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, int]:
+    def write_quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]:
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
         return self._process.quantised(config, plan, path)
 
@@ -367,9 +367,10 @@ def deciding(config: RunConfig) -> dict[str, Any]:
 
 
 def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
-    """Returns the shapes of a network's parameters and buffers, in the order of its layers."""
-    facts = {name: graph.params[name] for node in graph.nodes for name in node.params}
-    return {name: list(fact.shape) for name, fact in facts.items() if not fact.is_constant}
+    """Returns the shapes of a network's own parameters and buffers, in the order of its layers."""
+    names = (name for node in graph.nodes for name in node.params)
+    own = (one for name in dict.fromkeys(names) for one in sorted(graph.own_params([name])))
+    return {name: list(graph.params[name].shape) for name in own}
 
 
 def _texts(plan: Plan, severity: str) -> list[str]:

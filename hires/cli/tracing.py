@@ -86,14 +86,13 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         answer = self._ask("reading the weights", {"weights": str(path)})
         return cast("dict[str, list[int]]", answer["shapes"])
 
-    def quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, int]:
+    def quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]:
         """Writes the tensors of a quantised network, planned for one process, into a file.
 
-        Returns their bytes, and those of the network before.
+        Returns their bytes, and those of the network before (``write_quantised``).
         """
         question = {"config": to_dict(config), "plan": plan.to_dict(), "path": str(path)}
-        answer = self._ask("writing the weights", {"quantised": question})
-        return cast("dict[str, int]", answer)
+        return self._ask("writing the weights", {"quantised": question})
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""

@@ -102,6 +102,10 @@ class DerivedTensors:
         kept = self._digests.keys() - self.tensors.keys()
         return all(self.digest(own[name]) == self._digests[name] for name in kept)
 
+    def made(self, name: str) -> Tensor:
+        """Returns one of them, or one from which they are computed, from the network's own."""
+        return self._maker(self._own, names=[name])(name)
+
     def _is(self, name: str) -> bool:
         return self._facts[name].recipe is not None
 
@@ -111,9 +115,14 @@ class DerivedTensors:
         self._place(name, held)
         return held
 
-    def _maker(self, own: dict[str, Tensor], releases: bool = False) -> Callable[[str], Tensor]:
-        # Returns the tensors as their recipes do, each of ``self._names`` once.
-        left, held = _uses(self._names, self._facts), dict[str, Tensor]()
+    def _maker(
+        self, own: dict[str, Tensor], releases: bool = False, names: list[str] | None = None
+    ) -> Callable[[str], Tensor]:
+        # Returns the tensors as their recipes do, each of ``names`` once.
+        left, held = (
+            _uses(self._names if names is None else names, self._facts),
+            dict[str, Tensor](),
+        )
 
         def take(name: str) -> Tensor:
             fact = self._facts[name]

@@ -1,29 +1,41 @@
-"""Writes the file of a quantised network: every tensor that its nodes read, by name."""
+"""Writes the file of a quantised network: every tensor that its nodes read, by name.
+
+Weights that are unpacked at the start of a rank are there in 4 bits.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import torch
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.files import cannot_write
 from hires.engine import tensorfile
 from hires.engine.build import made_tensors, placement
+from hires.engine.calibration_values import decibels
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST
 from hires.engine.loader import image_dtype
+from hires.engine.quantized_tensors import ROUNDS, rounded_weight
 from hires.engine.weights_file import open_weights
 from hires.parallel.context import Context
+from hires.plan.graph import Graph
+from hires.plan.passes.int8_tensors import stored_params
 from hires.plan.plan import Plan
 
 
 def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]:
     """Writes a file that is there as a whole or not at all; returns the bytes of its tensors.
 
-    ``plan`` is of one process. RunError: the file cannot be written, or the weights not be read.
+    ``noise_db`` is the signal over the noise that rounding adds to each layer's weights, and
+    ``packed`` says how many of them have 4 bits. ``plan`` is of one process. RunError: the file
+    cannot be written, or the weights not be read.
     """
     context = cast(Context, SimpleNamespace(plan=plan, stage=plan.stages[0], device=HOST))
     tensors, _ = made_tensors(config, [context])
@@ -31,10 +43,10 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]
         open_weights(config.weights).fill_all({n: one.data for n, one in tensors.items()})
     before = sum(tensor.nbytes for tensor in tensors.values())
     place = placement(image_dtype(config), plan.graph)
-    made = DerivedTensors([context], tensors, place).tensors
-    params = plan.graph.params
-    read = {n for node in plan.graph.nodes for n in node.params if not params[n].is_constant}
-    held = {name: made[name] if name in made else tensors[name] for name in sorted(read)}
+    derived = DerivedTensors([context], tensors, place)
+    every = {**tensors, **derived.tensors}
+    names = sorted(stored_params(plan.graph))
+    held = {name: every[name] if name in every else derived.made(name) for name in names}
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         tensorfile.write(hidden, held)
@@ -43,4 +55,20 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]
         raise RunError(str(cannot_write(path, error, "out=FILE"))) from None
     finally:
         hidden.unlink(missing_ok=True)
-    return {"bytes": sum(tensor.nbytes for tensor in held.values()), "float_bytes": before}
+    after = sum(tensor.nbytes for tensor in held.values())
+    noise = _weight_noise(plan.graph, derived, held)
+    packed = sum(tensor.dtype == torch.uint8 for tensor in held.values())
+    return {"bytes": after, "float_bytes": before, "weight_noise_db": noise, "packed": packed}
+
+
+def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:
+    # Layer -> signal over noise, of the weights whose numbers are held.
+    found = {}
+    for name in held:
+        recipe = graph.params[name].recipe or {}
+        if recipe.get("make") in ROUNDS:
+            weight = derived.made(recipe["params"][0]).double()
+            error = rounded_weight(recipe, weight) - weight
+            powers = (float(one.square().sum()) for one in (weight, error))
+            found[name.rpartition(":")[0]] = decibels(*powers)
+    return found

@@ -4,6 +4,9 @@
             -> multiplier   s_in * scale / s_out
     bias    -> offset       bias / s_out + z_out - z_in * multiplier * sum(its numbers)
 
+Of ``quant.weights=int4``, ``packed_weight`` is what the file holds, and the numbers are unpacked
+from it (:mod:`hires.quant.packed_weights`).
+
 So a layer is sum(numbers * x_q) * multiplier + offset. The s and z of its input and output stand
 in the recipes, as ``factor`` (s_in / s_out), ``bias_factor`` (1 / s_out), ``add`` and
 ``zero_point``.
@@ -20,10 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hires.core.errors import RunError
 from hires.engine.derived_tensors import RECIPES, row_pieces
+from hires.plan.passes.int8_tensors import UNPACKED
+from hires.quant.packed_weights import pack, unpack
 
 LARGEST = 127
 """Of a weight; -128 would make the range uneven."""
+PACKED = "packed_weight"
+ROUNDS = ("quantized_weight", PACKED)
+"""Recipes that round a float weight."""
 
 
 @RECIPES.register("quantized_scale")
@@ -43,6 +52,41 @@ def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
         real = weight[rows] / scales[rows].view(-1, 1, 1, 1)
         numbers[rows] = real.round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
     return numbers
+
+
+@RECIPES.register(PACKED)
+def packed_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    """Returns the numbers of a weight in 4 bits, uint8: (K, bytes of a channel)."""
+    return pack(quantized_weight(recipe, tensors))
+
+
+@RECIPES.register(UNPACKED)
+def _unpacked_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    try:
+        return unpack(tensors[0], recipe["shape"])
+    except ValueError as error:  # only a file that another program wrote
+        name = recipe["params"][0]
+        raise RunError(f"{name}: {error}; make the file again with `hires quantize`") from None
+
+
+def rounded_weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:
+    """Returns what the numbers of a float weight stand for, in float64 and in its own shape.
+
+    ``recipe`` is that of the numbers in 8 bits, or of those that are packed into 4 bits.
+    """
+    scales = _scales(recipe, _weight(recipe, weight))
+    numbers = quantized_weight(recipe, [weight, scales.flatten()])
+    if recipe["make"] == PACKED:
+        numbers = unpack(pack(numbers), list(numbers.shape))
+    real = numbers * scales
+    if "stride" not in recipe:
+        return real.view(weight.shape)
+    # Each weight of a transposed convolution has one place among its phases; the others are 0.
+    places = torch.arange(1, weight.numel() + 1, device=weight.device).view(weight.shape)
+    place = _weight(recipe, places)
+    made = torch.empty(weight.numel(), dtype=real.dtype, device=weight.device)
+    made[place[place > 0].long() - 1] = real[place > 0]
+    return made.view(weight.shape)
 
 
 @RECIPES.register("quantized_multiplier")

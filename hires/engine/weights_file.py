@@ -65,7 +65,8 @@ class WeightsFile:
             file.check([name])
         held = self._tensors[name] if file is None else file.tensor(name)
         other = held.is_floating_point() != tensor.is_floating_point()
-        other = other or (tensor.dtype == torch.int8 != held.dtype)  # which wider numbers overflow
+        # Wider numbers would overflow.
+        other = other or (tensor.dtype in (torch.int8, torch.uint8) and held.dtype != tensor.dtype)
         if held.shape != tensor.shape or other:
             raise RunError(
                 f"{name} of {self.place.key} is {held.dtype} {list(held.shape)} and the network's "

@@ -13,7 +13,8 @@ r"""Maps real numbers to integers of a few bits and back (equations 2.1 to 2.3 o
 
 Activations are unsigned, as oneDNN multiplies u8 by s8; every number is 128 above its signed one,
 so differences to the zero point are the same. Ranges contain 0: padding is exact. Weights are
-signed and symmetric, z = 0, from -127 on, with a scale for each output channel.
+signed and symmetric, z = 0, from -127 on, with a scale for each output channel. Weights that are
+stored in 4 bits are such numbers, too (:mod:`hires.quant.packed_weights`).
 
 Source:
     Gulhane, "Accelerated and memory-efficient distributed deep learning", thesis, section 2.3.1.
@@ -27,6 +28,8 @@ from typing import NamedTuple
 BITS = 8
 LAST = 255
 """The largest unsigned number."""
+GROUP = 64
+"""Neighbouring weights of a channel that share a step when they are stored in 4 bits."""
 
 
 class Affine(NamedTuple):
@@ -63,3 +66,13 @@ def affine_of(low: float, high: float) -> Affine:
     """Returns how unsigned numbers of 8 bits stand for a range of activations."""
     scale, zero_point = signed_affine(low, high)
     return Affine(scale, zero_point + 2 ** (BITS - 1))
+
+
+def packs(numbers: int) -> bool:
+    """Whether a channel of so many weights is stored in 4 bits: fewer would save nothing."""
+    return numbers >= GROUP
+
+
+def packed_bytes(numbers: int) -> int:
+    """Returns the bytes of a channel's weights in 4 bits: two in each, then a step for a group."""
+    return -(-numbers // 2) + -(-numbers // GROUP)

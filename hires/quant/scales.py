@@ -4,7 +4,7 @@
                          "images": 256, "values": {value: [scale, zero point]},
                          "ranges": {value: [low, high]},
                          "kept": {node: reason}, "noise": {value: dB},
-                         "weights": digest of FILE.safetensors}
+                         "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4"}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.quant_config import INT4, WEIGHTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
@@ -58,6 +59,8 @@ class Scales:
     scales alone."""
     source: str = ""
     """Digest of what decides them (:func:`calibration_key`)."""
+    weight_type: str = INT8
+    """In which type that file holds weights: int8 or int4."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -72,6 +75,7 @@ class Scales:
             "kept": dict(self.kept),
             "noise": dict(self.noise),
             "weights": self.weights,
+            "weight_type": self.weight_type,
         }
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
@@ -144,12 +148,22 @@ def stored_scales(config: RunConfig) -> Scales | None:
             f"weights={file} holds a network of 8 bits; use it with task=infer or evaluate and "
             f"precision={INT8}, and the file that it was made from for everything else"
         )
+    if config.quant.weights == INT4 != scales.weight_type:
+        raise ConfigError(
+            f"quant.weights={INT4} does not go with weights={file}, which holds weights of 8 bits; "
+            f"leave it out, or make another file with `hires quantize quant.weights={INT4}`"
+        )
     if config.quant.scales not in (None, str(file.with_suffix(SUFFIX))):
         raise ConfigError(
             f"quant.scales={config.quant.scales} does not go with weights={file}, which has scales "
             f"of its own; leave it out"
         )
     return scales
+
+
+def weight_type(config: RunConfig, scales: Scales) -> str:
+    """Returns in which type weights are stored: that of a run's file, or ``quant.weights``."""
+    return scales.weight_type if scales.weights else config.quant.weights
 
 
 def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
@@ -180,7 +194,10 @@ def _checked(held: Any) -> Scales:
     noise = {_text(name): _finite(one) for name, one in held["noise"].items()}
     texts = (_text(held[name]) for name in ("network", "source", "observer", "weights"))
     network, source, observer, weights = texts
-    return Scales(network, observer, images, values, ranges, kept, noise, weights, source)
+    of = held.get("weight_type", INT8)  # which older files lack
+    if of not in WEIGHTS:
+        raise ValueError(f"weights of the type {str(of)[:20]!r}, this hires reads int8 and int4")
+    return Scales(network, observer, images, values, ranges, kept, noise, weights, source, of)
 
 
 def _affine(name: str, held: Any) -> Affine:

@@ -11,27 +11,39 @@ from hires.core.config.run_config import to_dict
 from hires.core.store import file_names
 from hires.core.store.network_weights import find_weights
 from hires.engine.quantised_file import write_quantised
+from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales, write_scales
 from tests.engine.test_calibrate import calibration, folder_of
 from tests.helpers.jobs import evaluate_each, run_folders
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
 
+NET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}}
+
 
 @pytest.mark.dist
-def test_ranks_compute_the_same_bits_from_the_file(tmp_path):
-    config = calibration(precision={"name": "fp32"})
+@pytest.mark.parametrize(("weights", "most"), [("int8", 0.4), ("int4", 0.17)])
+def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, most):
+    config = calibration(precision={"name": "fp32"}, **NET)
     path, _ = folder_of(tmp_path, config)
     run_ranks(run_folders, 1, [str(path)])
     place = path / "a0" / file_names.SCALES
     single = quantised_config(config, place)
+    single = dataclasses.replace(single, quant=dataclasses.replace(single.quant, weights=weights))
     file = tmp_path / "n8.safetensors"
-    num_bytes = write_quantised(single, plan_of(single), file)
-    assert num_bytes["bytes"] < 0.4 * num_bytes["float_bytes"]
-    scales = dataclasses.replace(read_scales(place), weights=find_weights(str(file)).digest())
+    plan = plan_of(single)
+    facts = write_quantised(single, plan, file)
+    assert facts["bytes"] < most * facts["float_bytes"]
+    assert file.stat().st_size < 1.2 * facts["bytes"]
+    layers = [n.name for n in plan.graph.nodes if facts_of(n.kind).multiplies]
+    assert set(facts["weight_noise_db"]) == set(layers) - set(plan.graph.kept)
+    assert (facts["packed"] > 5) == (weights == "int4")
+    assert (min(facts["weight_noise_db"].values()) < 30) == (weights == "int4")
+    digest = find_weights(str(file)).digest()
+    scales = dataclasses.replace(read_scales(place), weights=digest, weight_type=weights)
     write_scales(file.with_suffix(".json"), scales)
     assert sorted(p.name for p in tmp_path.glob("n8*")) == ["n8.json", "n8.safetensors"]
-    quant = dataclasses.replace(single.quant, scales=None)
+    quant = dataclasses.replace(single.quant, scales=None, weights="int8")  # the file has its own
     stored = dataclasses.replace(single, batch=4, weights=str(file), quant=quant)
     answers = []
     for tiles in ([1, 1], [2, 1]):
@@ -42,7 +54,9 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path):
             one = dataclasses.replace(one, task=task, parallel=layout, steps=4)
             plan = plan_of(one)
             assert plan.ok, plan.findings
-            assert any(fact.recipe for fact in plan.graph.params.values()) == (name == "made")
+            makes = {(fact.recipe or {}).get("make") for fact in plan.graph.params.values()}
+            assert ("quantized_multiplier" in makes) == (name == "made")
+            assert ("unpacked_weight" in makes) == (weights == "int4")
             given.append((name, to_dict(one), plan.to_dict()))
         [answer, *_] = run_ranks(evaluate_each, tiles[0], given)
         answers += [answer["made"], answer["stored"]]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hires.engine.build import place_tensors
 from hires.engine.derived_tensors import DerivedTensors
+from hires.engine.quantized_tensors import rounded_weight
 from hires.nets.trace import trace
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
@@ -43,7 +44,13 @@ from tests.helpers.simulated_tiles import FUSED, Gathers, laid_out
 class QuantisedNet:
     """A network, fused and quantised by the ranges of its values for one batch."""
 
-    def __init__(self, net: nn.Module, x: Tensor, kept: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        kept: Mapping[str, str] | None = None,
+        weights: str = "int8",
+    ) -> None:
         torch.manual_seed(0)
         self.net, self.x = net.eval(), x.contiguous(memory_format=torch.channels_last)
         self.own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
@@ -56,8 +63,8 @@ class QuantisedNet:
             for name, value in self.float_values.items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
-        self.graph = quantised(self.float_graph, self.affines, kept or {})
-        self.kept = kept or {}
+        self.graph = quantised(self.float_graph, self.affines, kept or {}, weights)
+        self.kept, self.weights = kept or {}, weights
 
     @property
     def kinds(self) -> collections.Counter[str]:
@@ -188,7 +195,10 @@ class QuantisedNet:
         if facts.multiplies and node.name not in self.graph.kept:
             name = node.args["weight"]["param"]
             weight = held[name]
-            if facts.weight_channels:  # (C, K / groups, ...): a scale for each output channel
+            packed = self.graph.params.get(f"{node.name}:weight4")
+            if packed is not None:
+                held[name] = rounded_weight(packed.recipe or {}, weight)
+            elif facts.weight_channels:  # (C, K / groups, ...): a scale for each output channel
                 apart = weight.view(node.args["groups"], -1, *weight.shape[1:])
                 scale = apart.abs().amax((1, 3, 4), keepdim=True) / 127
                 held[name] = ((apart / scale).round() * scale).view(weight.shape)

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.dist
 MOBILE = {"name": "custom", "target": "tests.helpers.small_nets8:mobile", "classes": 5}
 EFFICIENT = {"name": "custom", "target": "tests.helpers.small_nets8:Efficient"}
 UNET = {"name": "unet", "width": 4, "levels": 2, "classes": 3}
+INT4 = {**UNET, "width": 8}
+"""Its weights have 4 bits, those of 64 or more a channel."""
 LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     2: {
         "rows": ({}, {"tiles": [2, 1]}),
@@ -32,6 +34,8 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "depthwise, columns, overlap": (MOBILE, {"tiles": [1, 2], "halo": {"overlap": "on"}}),
         "weighted channels, rows": (EFFICIENT, {"tiles": [2, 1]}),
         "weighted channels, shards": (EFFICIENT, {"local_dp": 2}),
+        "stages, 4 bits": (INT4, {"stages": 2, "microbatches": 2}),
+        "rows, 4 bits": (INT4, {"tiles": [2, 1]}),
     },
     3: {
         "three tiles": ({}, {"tiles": [3, 1]}),
@@ -79,7 +83,8 @@ def errors_of(
         net = build_model(config.model, config.seed, (config.height, config.width))
         materialise(net, [*net.state_dict()], config.seed)
         QuantisedNet(net, torch.rand(2, 3, config.height, config.width)).write(path)
-        own["quant"] = {"scales": str(path)}
+        bits = {"weights": "int4"} if model is INT4 else {}
+        own["quant"] = {"scales": str(path), **bits}
         layouts.append(given(name, tmp_path, config_of(**own)))
     errors: dict[str, float] = run_ranks(verify_each, ranks, layouts)[0]
     return errors

@@ -34,9 +34,10 @@ NETS = pytest.mark.parametrize(
 
 
 @functools.cache
-def net_of(name: str) -> QuantisedNet:
+def net_of(name: str, weights: str = "int8") -> QuantisedNet:
     torch.manual_seed(2)
-    return QuantisedNet(network(name, SIZES[name]), torch.rand(2, 3, *SIZES[name]))
+    net = network(name, SIZES[name])
+    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]), weights=weights)
 
 
 @NETS
@@ -71,6 +72,20 @@ def test_layers_are_within_one_step_of_float64(name):
     assert max(steps.values()) <= 1, {n: e for n, e in steps.items() if e > 1}
     rest = errors.keys() - steps.keys()
     assert max((errors[n] for n in rest), default=0.0) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["preact_resnet", "unet", "edsr"])
+def test_weights_of_4_bits_keep_tiles_exact_and_layers_within_a_step(name):
+    net = net_of(name, "int4")
+    packed = [n for n, fact in net.graph.params.items() if fact.dtype == "uint8"]
+    assert len(packed) > 2
+    whole = net.output()
+    assert not torch.equal(whole, net_of(name).output())
+    for grid in GRIDS[:2]:
+        assert torch.equal(net.output(grid), whole), grid
+    made, errors = net.graph.by_name, net.layer_errors()
+    steps = [e for n, e in errors.items() if made[n].dtype == "uint8" or n == net.graph.output]
+    assert max(steps) <= 1
 
 
 @NETS

@@ -52,6 +52,9 @@ DAMAGE = {
     "a hostile name": {"kept": {"\x1b[2J": "x"}},
     "a long name": {"kept": {"x" * 5000: "x"}},
     "a list of kept": {"kept": ["fc"]},
+    "weights of 2 bits": {"weight_type": "int2"},
+    "a number for a type": {"weight_type": 4},
+    "a list for a type": {"weight_type": ["int4"]},
 }
 
 
@@ -73,7 +76,16 @@ def test_every_truncated_file_is_refused(tmp_path):
             read_scales(tmp_path / "a.json")
 
 
-@pytest.mark.parametrize("key", sorted(json.loads(GOOD.text())))
+def test_weights_of_a_file_that_does_not_say_have_8_bits(tmp_path):
+    held = json.loads(dataclasses.replace(GOOD, weight_type="int4").text())
+    (tmp_path / "new.json").write_text(json.dumps(held))
+    assert read_scales(tmp_path / "new.json").weight_type == "int4"
+    del held["weight_type"]  # as files were written before there were others
+    (tmp_path / "old.json").write_text(json.dumps(held))
+    assert read_scales(tmp_path / "old.json") == GOOD
+
+
+@pytest.mark.parametrize("key", sorted({*json.loads(GOOD.text())} - {"weight_type"}))
 def test_a_missing_key_is_named(tmp_path, key):
     held = json.loads(GOOD.text())
     del held[key]

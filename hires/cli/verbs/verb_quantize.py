@@ -34,6 +34,7 @@ PARSER = Parser(
         "hires quantize weights=results/default/RUN data=folder data.path=train out=n8.safetensors",
         "hires quantize weights=net.pt data=digits out=n8.safetensors quant.images=64",
         "hires quantize weights=net.pt parallel=sp quant.observer=percentile out=n8.safetensors",
+        "hires quantize weights=net.pt data=digits quant.weights=int4 out=n4.safetensors",
         "hires quantize quant.calibration=noise out=fast.safetensors        to measure speed only",
         "hires run task=infer precision=int8 weights=n8.safetensors parallel=sp",
     ),
@@ -81,10 +82,11 @@ def _write(
     plan = planner.plan(single, memory=False)
     require_feasible(plan)
     file = out.with_suffix(SAFETENSORS[0])
-    num_bytes = planner.write_quantised(single, plan, file)
+    written = planner.write_quantised(single, plan, file)
     kept = {n: why for n, why in plan.graph.kept.items() if why.startswith("quant.")}
     digest = find_weights(str(file)).digest()
-    scales = dataclasses.replace(scales, kept=kept, weights=digest)
+    of = config.quant.weights
+    scales = dataclasses.replace(scales, kept=kept, weights=digest, weight_type=of)
     write_scales(out, scales)
     layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
     facts = {
@@ -95,7 +97,7 @@ def _write(
         "quantised": len({*layers}),
         "kept": dict(plan.graph.kept),
         "noise_db": dict(scales.noise),
-        **num_bytes,
+        **written,
     }
     return scales, facts
 
@@ -121,9 +123,15 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
         rows.append((name, *numbers, f"{scales.noise[name]:.1f}"))
     ends = Column("zero", "zero point", digits=0), Column("noise", "signal/noise", "dB", digits=1)
     print_table("Values that 8 bits change most", ("value", *heads, *ends), rows)
+    of_weights = sorted(facts["weight_noise_db"].items(), key=lambda item: item[1])[:_SHOWN]
+    if of_weights:
+        lines = [(layer, f"{ratio:.1f}") for layer, ratio in of_weights]
+        print_table("Layers whose weights are rounded most", ("layer", ends[1]), lines)
     if facts["kept"]:
         print_table("Layers that stay in float", ("layer", "why"), [*facts["kept"].items()])
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
-    print(f"{scales.observer} calibrated {many}; {plural(facts['quantised'], 'layer')} in int8")
+    bits = f", {facts['packed']} of them with weights of 4 bits" if facts["packed"] else ""
+    layers = plural(facts["quantised"], "layer")
+    print(f"{scales.observer} calibrated {many}; {layers} in int8{bits}")
     before, after = facts["float_bytes"] / MIB, facts["bytes"] / MIB
     print(f"weights: {before:.1f} -> {after:.1f} MiB in {facts['weights']}, scales in {out}")

@@ -8,9 +8,12 @@ from typing import Any
 
 from hires.core.config.value_checks import Checks, Section, check_word, choice, number, word
 from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
 
 OBSERVERS = ("entropy", "percentile", "min_max", "moving_average")
 CALIBRATIONS = ("data", "noise")
+INT4 = "int4"
+WEIGHTS = (INT8, INT4)
 _BOUND = re.compile(r"(\d+(?:\.\d+)?) ?dB", re.IGNORECASE)
 
 
@@ -37,6 +40,9 @@ class QuantConfig(Section, key="quant"):
     scales: str | None = word()
     """JSON file of scales that `hires quantize` has written; unset: the one beside ``weights``, or
     else a run calibrates first."""
+    weights: str = choice(INT8, WEIGHTS)
+    """In how many bits weights are stored: ``int8``, or ``int4``, half of that and less accurate.
+    Ranks unpack those of 4 bits at their start. A file of weights has its own."""
     observer: str = choice("entropy", OBSERVERS)
     """How the range of a value follows from calibration images: ``entropy`` (least loss of
     information, as TensorRT), ``percentile``, ``min_max``, or ``moving_average`` (of the smallest

@@ -78,6 +78,7 @@ LATER: dict[str, Any] = {
     "data.split": "all",
     "data.validation": 0.1,
     "data.split_seed": 0,
+    "quant.weights": "int8",
     "quant.observer": "entropy",
     "quant.percentile": 99.99,
     "quant.images": 256,

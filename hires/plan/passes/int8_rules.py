@@ -22,6 +22,7 @@ from hires.plan.passes.int8_arithmetic import (
     rescaled,
     sum_before,
 )
+from hires.plan.passes.int8_tensors import layer_tensors
 from hires.plan.passes.quantise import FOLLOWS, RULES, QuantisedValue, Quantiser
 from hires.quant.affine import Affine
 
@@ -99,47 +100,9 @@ def _layer_args(
 ) -> dict[str, Any]:
     """Returns the arguments of a convolution that makes numbers of some scale and zero point."""
     args = node.args
-    tensors = _tensors(q, node, x, weight, to, {}, add)
+    tensors = layer_tensors(q, node, x, weight, to, {}, add)
     place = {name: args[name] for name in ("stride", "padding", "dilation", "groups")}
     return {"input": x.ref, **tensors, **place, "zero_point": x.affine.zero_point}
-
-
-def _tensors(
-    q: Quantiser,
-    node: Node,
-    x: QuantisedValue,
-    weight: str,
-    to: Affine,
-    form: dict[str, Any],
-    add: float = 0.0,
-    shape: list[int] | None = None,
-) -> dict[str, Any]:
-    """Adds weight, multiplier and offset of a layer; returns them as arguments.
-
-    ``form`` says in which form the weight is held; ``shape`` is that of this form.
-    """
-    facts = {**q.graph.params, **q.params}
-    shape = shape or facts[weight].shape
-    bias = node.args.get("bias")
-    held = {part: f"{node.name}:{part}8" for part in ("scale", "weight", "multiplier", "offset")}
-    inputs = [held["weight"], held["multiplier"], *([] if bias is None else [bias["param"]])]
-    scale = {"make": "quantized_scale", "params": [weight], **form}
-    numbers = {"make": "quantized_weight", "params": [weight, held["scale"]], **form}
-    factor = x.affine.scale / to.scale
-    multiplier = {"make": "quantized_multiplier", "params": [held["scale"]], "factor": factor}
-    offset = {
-        "make": "quantized_offset",
-        "params": inputs,
-        "bias_factor": 1 / to.scale,
-        "add": to.zero_point + add,
-        "zero_point": x.affine.zero_point,
-    }
-    q.param(held["scale"], shape[:1], "float64", scale)
-    return {
-        "weight": q.param(held["weight"], shape, "int8", numbers),
-        "multiplier": q.param(held["multiplier"], shape[:1], "float32", multiplier),
-        "offset": q.param(held["offset"], shape[:1], "float32", offset),
-    }
 
 
 @RULES.register("conv_transpose2d")
@@ -158,7 +121,7 @@ def _transposed(q: Quantiser, node: Node) -> str:
     form = {"stride": stride, "dilation": dilation, "groups": groups}
     made = {
         "input": x.ref,
-        **_tensors(q, node, x, weight, affine or REAL, form, shape=shape),
+        **layer_tensors(q, node, x, weight, affine or REAL, form, shape=shape),
         "kernel_size": kernel,
         "stride": stride,
         "padding": padding,
@@ -229,7 +192,7 @@ def _linear(q: Quantiser, node: Node) -> str:
     shape = [*q.graph.params[weight].shape, 1, 1]
 
     def sums(to: Affine, bounds: dict[str, int], dtype: str = "uint8") -> dict[str, Any]:
-        made = {"input": x.ref, **_tensors(q, node, x, weight, to, {}, shape=shape)}
+        made = {"input": x.ref, **layer_tensors(q, node, x, weight, to, {}, shape=shape)}
         return made | {"dtype": {"dtype": dtype}, **bounds}
 
     activation = node.args.get("activation")

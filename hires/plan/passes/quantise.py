@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from hires.core.precisions import INT8
 from hires.core.registry import Registry
 from hires.plan.conversions import renamed
 from hires.plan.graph import INPUT, Graph, Node, Parameter
@@ -47,22 +48,30 @@ RULES: Registry[Rule] = Registry("int8 rule")
 """Operator -> its rule."""
 
 
-def quantised(graph: Graph, values: Mapping[str, Affine], kept: Mapping[str, str]) -> Graph:
+def quantised(
+    graph: Graph, values: Mapping[str, Affine], kept: Mapping[str, str], weights: str = INT8
+) -> Graph:
     """Returns a network that computes with numbers what it can; a second time it changes nothing.
 
     ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
-    float with the reason.
+    float with the reason, ``weights`` in which type the numbers of weights are stored.
     """
     if any(facts_of(node.kind).quantized for node in graph.nodes):
         return graph
-    return Quantiser(graph, values, kept).run()
+    return Quantiser(graph, values, kept, weights).run()
 
 
 class Quantiser:
     """The quantised network while it is made, and what a rule needs of it."""
 
-    def __init__(self, graph: Graph, values: Mapping[str, Affine], kept: Mapping[str, str]) -> None:
-        self.graph, self.values, self.kept = graph, values, dict(kept)
+    def __init__(
+        self,
+        graph: Graph,
+        values: Mapping[str, Affine],
+        kept: Mapping[str, str],
+        weights: str = INT8,
+    ) -> None:
+        self.graph, self.values, self.kept, self.weights = graph, values, dict(kept), weights
         self.nodes: list[Node] = []
         self.params: dict[str, Parameter] = {}
         self.numbers: dict[str, QuantisedValue] = {}

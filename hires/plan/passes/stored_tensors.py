@@ -1,7 +1,8 @@
 """Reads the tensors of a quantised network from the file that holds them, in place of making them.
 
-    quantised   bn1:weight.numbers  <-recipe-  bn1:weight  <-recipe-  conv1.weight, bn1.weight ...
-    stored      bn1:weight.numbers  <- FILE.safetensors, beside FILE.json (hires.quant.scales)
+    quantised   bn1:weight8  <-recipe-  bn1:weight  <-recipe-  conv1.weight, bn1.weight ...
+    stored      bn1:weight8  <- FILE.safetensors, beside FILE.json (hires.quant.scales)
+    4 bits      bn1:weight8  <-recipe-  bn1:weight4  <- FILE.safetensors
 
 So ranks neither build the network's own tensors nor need their numbers.
 """
@@ -13,13 +14,14 @@ import dataclasses
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph
 from hires.plan.passes.graph_edits import edited
+from hires.plan.passes.int8_tensors import stored_params
 from hires.quant.scales import stored_scales
 
 
 def with_stored_tensors(graph: Graph, config: RunConfig) -> Graph:
-    """Returns the network without recipes if ``weights`` names the file of a quantised one."""
+    """Returns the network with no recipe but to unpack if ``weights`` is a quantised one's file."""
     if stored_scales(config) is None:
         return graph
-    read = {name: graph.params[name] for node in graph.nodes for name in node.params}
-    made = {n: dataclasses.replace(fact, recipe=None) for n, fact in read.items() if fact.recipe}
+    held = {name: graph.params[name] for name in stored_params(graph)}
+    made = {n: dataclasses.replace(fact, recipe=None) for n, fact in held.items() if fact.recipe}
     return edited(graph, {}, made)

@@ -27,7 +27,7 @@ NET = ("quantize", *SMALL, "quant.images=10")
 
 
 @pytest.fixture
-def ranks(monkeypatch):
+def ranks(monkeypatch, traced):
     """Stands for the ranks: writes the scales that ranks would, and keeps the frozen configs."""
     seen = []
 
@@ -152,13 +152,13 @@ def test_a_layer_that_does_not_exist_is_refused(hires, ranks):
     assert not list(Path().glob("n8*"))
 
 
-def damage(name):
+def damage(name, dtype=np.int8):
     tensors, file = load_file("n8.safetensors"), Path("n8.safetensors")
-    weight = next(n for n, one in tensors.items() if one.dtype == np.int8)
+    weight = next(n for n, one in tensors.items() if one.dtype == dtype)
     if name == "truncated":
         file.write_bytes(file.read_bytes()[:-7])
     elif name == "other numbers":
-        save_file({**tensors, weight: tensors[weight] + np.int8(1)}, file)
+        save_file({**tensors, weight: tensors[weight] + dtype(1)}, file)
     elif name == "a tensor less":
         del tensors[weight]
         save_file(tensors, file)
@@ -198,6 +198,76 @@ def test_a_file_that_lacks_a_tensor_is_refused_though_its_digest_fits(hires):
     answer = hires(*INT8)
     assert answer.code == 2
     assert "is of another network: it has no" in answer.err
+
+
+@pytest.fixture
+def quantised4(hires, ranks):
+    words = "data=synthetic", "quant.weights=int4", "out=n8.safetensors"
+    answer = hires(*NET, *words)
+    assert answer.code == 0, answer.err
+    return answer
+
+
+@pytest.mark.usefixtures("quantised4")
+@pytest.mark.parametrize("layout", ["single", "sp", "pp"])
+def test_a_file_of_4_bits_is_read_in_any_layout_as_it_is(hires, layout):
+    answer = hires(*INT8, f"parallel={layout}", "--json")
+    assert answer.code == 0, answer.err
+    params = Plan.from_dict(json.loads(answer.out)).graph.params
+    tensors = load_file("n8.safetensors")
+    assert {n: list(one.shape) for n, one in tensors.items()} == {
+        name: fact.shape for name, fact in params.items() if fact.recipe is None
+    }
+    for name, fact in params.items():
+        assert fact.dtype != "uint8" or list(tensors[name].shape) == fact.shape
+        assert fact.recipe is None or fact.recipe["make"] == "unpacked_weight"
+    packed = sum(one.nbytes for one in tensors.values() if one.dtype == np.uint8)
+    numbers = sum(one.num_elements for one in params.values() if one.recipe is not None)
+    assert 0.5 * numbers < packed < 0.52 * numbers
+
+
+def test_weights_of_4_bits_are_shown_with_what_rounding_does(quantised4):
+    assert "Layers whose weights are rounded most" in quantised4.out
+    assert re.search(r"conv1 +40\.2", quantised4.out)
+    packed = sum(one.dtype == np.uint8 for one in load_file("n8.safetensors").values())
+    assert f"{packed} of them with weights of 4 bits" in quantised4.out
+
+
+def test_calibrations_serve_weights_of_any_type(hires, ranks, quantised4):
+    assert hires(*NET, "data=synthetic", "out=b.safetensors").code == 0
+    assert len(ranks) == 1
+    first, second = (read_scales(f"{name}.json") for name in ("n8", "b"))
+    assert first.values == second.values
+    assert (first.weight_type, second.weight_type) == ("int4", "int8")
+
+
+@pytest.mark.parametrize("name", ["truncated", "other numbers", "a tensor less"])
+@pytest.mark.usefixtures("quantised4")
+def test_a_file_of_4_bits_that_was_changed_is_refused(hires, name):
+    damage(name, np.uint8)
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert "not the file that the scales beside it" in answer.err
+
+
+@pytest.mark.usefixtures("quantised4")
+def test_numbers_of_another_width_are_refused_though_their_digest_fits(hires):
+    tensors = load_file("n8.safetensors")
+    name = next(n for n, one in tensors.items() if one.dtype == np.uint8)
+    save_file({**tensors, name: np.ascontiguousarray(tensors[name][:, 1:])}, "n8.safetensors")
+    held = json.loads(Path("n8.json").read_text())
+    held["weights"] = find_weights("n8.safetensors").digest()
+    Path("n8.json").write_text(json.dumps(held))
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert f"is of another network: {name} is [64, 76] there and [64, 77] here" in answer.err
+
+
+@pytest.mark.usefixtures("quantised")
+def test_a_file_of_8_bits_is_not_read_as_one_of_4(hires):
+    answer = hires(*INT8, "quant.weights=int4")
+    assert answer.code == 2
+    assert "which holds weights of 8 bits; leave it out" in answer.err
 
 
 @pytest.mark.usefixtures("quantised")

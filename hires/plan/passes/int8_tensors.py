@@ -1,0 +1,76 @@
+"""Declares the tensors of a quantised layer as recipes, by which ranks compute them.
+
+    8 bits   weight -> scale8 -> multiplier8         weight8, multiplier8, bias -> offset8
+             weight, scale8 -> weight8
+    4 bits   weight, scale8 -> weight4 -> weight8    the file of a quantised network holds weight4
+
+``hires.engine.quantized_tensors`` has the functions that they name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hires.core.config.quant_config import INT4
+from hires.plan.graph import Graph, Node
+from hires.plan.passes.quantise import QuantisedValue, Quantiser
+from hires.quant.affine import Affine, packed_bytes, packs
+
+UNPACKED = "unpacked_weight"
+"""The recipe of numbers that are stored in fewer bits."""
+
+
+def layer_tensors(
+    q: Quantiser,
+    node: Node,
+    x: QuantisedValue,
+    weight: str,
+    to: Affine,
+    form: dict[str, Any],
+    add: float = 0.0,
+    shape: list[int] | None = None,
+) -> dict[str, Any]:
+    """Adds weight, multiplier and offset of a layer; returns them as arguments.
+
+    ``form`` says in which form the weight is held; ``shape`` is that of this form.
+    """
+    shape = shape or {**q.graph.params, **q.params}[weight].shape
+    recipe: dict[str, Any] = {"make": "quantized_scale", "params": [weight], **form}
+    scale = q.param(f"{node.name}:scale8", shape[:1], "float64", recipe)["param"]
+    numbers = _numbers(q, node, shape, {"params": [weight, scale], **form})
+    factor = x.affine.scale / to.scale
+    recipe = {"make": "quantized_multiplier", "params": [scale], "factor": factor}
+    multiplier = q.param(f"{node.name}:multiplier8", shape[:1], "float32", recipe)
+    bias = node.args.get("bias")
+    recipe = {
+        "make": "quantized_offset",
+        "params": [one["param"] for one in (numbers, multiplier, bias) if one is not None],
+        "bias_factor": 1 / to.scale,
+        "add": to.zero_point + add,
+        "zero_point": x.affine.zero_point,
+    }
+    offset = q.param(f"{node.name}:offset8", shape[:1], "float32", recipe)
+    return {"weight": numbers, "multiplier": multiplier, "offset": offset}
+
+
+def stored_params(graph: Graph) -> set[str]:
+    """Returns the names of what a file of a quantised network holds: all that its nodes read.
+
+    In place of numbers that are unpacked at the start it holds the packed ones.
+    """
+    names = set[str]()
+    for name in {name for node in graph.nodes for name in node.params}:
+        fact = graph.params[name]
+        recipe = fact.recipe or {}
+        names |= {*recipe["params"]} if recipe.get("make") == UNPACKED else {name}
+    return {name for name in names if not graph.params[name].is_constant}
+
+
+def _numbers(q: Quantiser, node: Node, shape: list[int], of_weight: dict[str, Any]) -> Any:
+    name, count = f"{node.name}:weight8", math.prod(shape[1:])
+    if q.weights != INT4 or not packs(count):
+        return q.param(name, shape, "int8", {"make": "quantized_weight", **of_weight})
+    packed, recipe = f"{node.name}:weight4", {"make": "packed_weight", **of_weight}
+    q.param(packed, [shape[0], packed_bytes(count)], "uint8", recipe)
+    return q.param(name, shape, "int8", {"make": UNPACKED, "params": [packed], "shape": shape})
