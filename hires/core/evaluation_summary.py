@@ -77,8 +77,7 @@ def summary(
     columns = dict(zip(ROWS[kind], zip(*samples, strict=True), strict=True))
     made: dict[str, Any] = {"kind": kind, "images": len(samples)}
     if kind == IMAGES:
-        errors = [error / numbers for error in columns["squared_error"]]
-        ratios = [10 * math.log10(PEAK**2 / e) if e else math.inf for e in errors]
+        ratios = signal_ratios(columns["squared_error"], numbers)
         loss = fsum(columns["loss"]) / (len(samples) * numbers)
         return made | {"loss": finite(loss), "psnr": finite(fsum(ratios) / len(samples))}
     if kind == CLASSES:
@@ -91,7 +90,7 @@ def summary(
         made["not_finite"] = sum(predicted < 0 for predicted in columns["predicted"])
     else:
         total, top1 = sum(columns["pixels"]), sum(columns["correct"])
-        made |= {"pixels": total, "top1": top1 / total, "top1_ci95": None, "top5": None}
+        made |= {"pixels": total, "top1": top1 / total, "top5": None}
     made["loss"] = finite(fsum(columns["loss"]) / total)
     made["classes"] = by_class(counts, names, overlaps=kind == PIXELS)
     present = [one for one in made["classes"] if one["count"]]
@@ -101,6 +100,12 @@ def summary(
         size = range(len(names))
         made["confusion"] = [[counts.get((t, p), 0) for p in size] for t in size]
     return made
+
+
+def signal_ratios(squared_errors: Iterable[float], numbers: int) -> list[float]:
+    """Returns the PSNR of images of some numbers, in dB; infinite of one without error."""
+    errors = (error / numbers for error in squared_errors)
+    return [10 * math.log10(PEAK**2 / e) if e else math.inf for e in errors]
 
 
 def by_class(counts: Counts, names: Sequence[str], overlaps: bool) -> list[dict[str, Any]]:

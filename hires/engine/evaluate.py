@@ -31,6 +31,7 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.data.source import PairSource
 from hires.engine.build import RankEngine
+from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from hires.engine.loader import Data, slot_loader, target_of
 from hires.parallel.context import Context
 from hires.parallel.loss import plain_loss
@@ -43,16 +44,17 @@ _DATA = ("name", "path", "split", "validation", "split_seed")
 
 @dataclass
 class Counted:
-    """What ranks counted: rows by sample, and pixels by (class, predicted class)."""
+    """What ranks counted: rows by sample, and pixels by (sample, class, predicted class)."""
 
     rows: list[Numbers] = field(default_factory=list)
     """Number of the sample, then what ``evaluation_summary.ROWS`` names."""
-    pixels: Counter[tuple[int, int]] = field(default_factory=Counter)
+    pixels: Counter[tuple[int, int, int]] = field(default_factory=Counter)
 
     def add(self, values: dict[str, Any]) -> None:
         """Adds what :meth:`to_dict` returned elsewhere."""
         self.rows += values["rows"]
-        self.pixels.update({(label, made): number for label, made, number in values["pixels"]})
+        for *key, number in values["pixels"]:
+            self.pixels[tuple(key)] += number
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -102,9 +104,10 @@ class Evaluator:
             labels = torch.tensor([*map(target, samples)], device=output.device)
             return zip(samples, _class_rows(self._config.loss, output, labels), strict=True)
         # One by one, so that what is computed takes the memory of one sample.
-        return ((i, self._map_row(one, target(i))) for i, one in zip(samples, output, strict=True))
+        pairs = zip(samples, output, strict=True)
+        return ((i, self._map_row(i, one, target(i))) for i, one in pairs)
 
-    def _map_row(self, output: Tensor, target: Any) -> Numbers:
+    def _map_row(self, sample: int, output: Tensor, target: Any) -> Numbers:
         if self.kind == IMAGES:
             wanted = torch.from_numpy(target).to(output)
             loss = plain_loss(self._config.loss, output[None], wanted[None], "none")
@@ -116,7 +119,7 @@ class Evaluator:
         labels = labels.flatten().expand(made.numel())
         counts = torch.bincount(labels * classes + made, minlength=classes**2)
         for key in counts.nonzero().flatten().tolist():
-            self.counted.pixels[divmod(key, classes)] += int(counts[key])
+            self.counted.pixels[(sample, key // classes, key % classes)] += int(counts[key])
         return [made.numel(), int((made == labels).sum()), float(loss.double().sum())]
 
 
@@ -151,8 +154,16 @@ def summarised(
     names: list[str] = []
     if not isinstance(source, PairSource):
         names = [*source.class_names, *map(str, range(source.num_classes, shape[1]))]
-    numbers = math.prod(shape[1:])
-    return evaluation_summary.summary(kind, rows, counted.pixels, names, numbers), rows
+    numbers, totals = math.prod(shape[1:]), Counter[tuple[int, int]]()
+    for (_, label, made), count in counted.pixels.items():
+        totals[label, made] += count
+    facts = evaluation_summary.summary(kind, rows, totals, names, numbers)
+    if kind == PIXELS:
+        facts |= overlap_intervals(counted.pixels, len(rows), len(names))
+    elif kind == IMAGES:
+        ratios = evaluation_summary.signal_ratios([error for error, _ in rows], numbers)
+        facts["psnr_ci95"] = mean_interval(ratios)
+    return facts, rows
 
 
 def write_evaluation(

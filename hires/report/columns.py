@@ -188,12 +188,24 @@ def class_rows(record: Row) -> list[Row]:
     return [values(PER_CLASS, entry) for entry in dicts(dig(record, "evaluation", "classes"))]
 
 
-def _interval_end(place: int) -> Callable[[Row], Cell]:
-    def read(record: Row) -> Cell:
-        ends = dig(record, "evaluation", "top1_ci95")
-        return number(ends[place]) if isinstance(ends, list) and len(ends) == 2 else None
+def _with_interval(
+    key: str, title: str, unit: str = "%", factor: float = 100.0, digits: int = 2
+) -> tuple[Column, ...]:
+    """Returns the columns of a number of an evaluation and of the ends of its 95 % interval."""
 
-    return read
+    def end_of(place: int) -> Callable[[Row], Cell]:
+        def read(record: Row) -> Cell:
+            ends = dig(record, "evaluation", f"{key}_ci95")
+            return number(ends[place]) if isinstance(ends, list) and len(ends) == 2 else None
+
+        return read
+
+    how = unit, factor, digits
+    return (
+        Column(key, title, *how, _read(number, "evaluation", key)),
+        Column(f"{key}_low", "95 % from", *how, end_of(0)),
+        Column(f"{key}_high", "to", *how, end_of(1)),
+    )
 
 
 def _share(key: str, title: str) -> Column:
@@ -230,14 +242,12 @@ THROUGHPUT = (
 """What was measured in a record, and how fast it was."""
 ACCURACY = (
     Column("images", "images", digits=0, of=_read(count, "evaluation", "images")),
-    _share("top1", "top-1"),
-    Column("top1_low", "95 % from", "%", 100.0, 2, _interval_end(0)),
-    Column("top1_high", "to", "%", 100.0, 2, _interval_end(1)),
+    *_with_interval("top1", "top-1"),
     _share("top5", "top-5"),
     _share("mean_recall", "recall"),
-    _share("mean_iou", "IoU"),
-    _share("mean_dice", "Dice"),
-    Column("psnr", "PSNR", "dB", digits=3, of=_read(number, "evaluation", "psnr")),
+    *_with_interval("mean_iou", "IoU"),
+    *_with_interval("mean_dice", "Dice"),
+    *_with_interval("psnr", "PSNR", "dB", 1.0, 3),
     Column("loss", "loss", digits=4, of=_read(number, "evaluation", "loss")),
     Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
 )

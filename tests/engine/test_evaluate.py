@@ -18,6 +18,7 @@ from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS
 from hires.core.store import file_names, records, rundir
 from hires.data.source import open_data
 from hires.engine.build import whole_model
+from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from tests.helpers.jobs import evaluate_each, evaluate_while_training
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -55,17 +56,20 @@ def expected(config, kind):
         errors = [float((o.clamp(-2, 2) - t).square().mean()) for o, t in pairs]
         ratios = [10 * math.log10(16 / error) for error in errors]
         losses = [float((o - t).abs().mean()) for o, t in pairs]
-        return {"psnr": sum(ratios) / len(ratios), "loss": sum(losses) / len(losses)}
-    counts, losses, size = Counter(), [], 0
-    for output, target in zip(outputs, targets, strict=True):
+        mean, interval = sum(ratios) / len(ratios), mean_interval(ratios)
+        return {"psnr": mean, "psnr_ci95": interval, "loss": sum(losses) / len(losses)}
+    counts, by_image, losses, size = Counter(), Counter(), [], 0
+    for image, (output, target) in enumerate(zip(outputs, targets, strict=True)):
         labels = torch.full(output.shape[1:], target)
         losses.append(float(functional.cross_entropy(output[None], labels[None], reduction="sum")))
         for made in output.argmax(0).flatten().tolist():
             counts[target, made] += 1
+            by_image[image, target, made] += 1
             size += 1
     confusion = [[counts[t, p] for p in range(4)] for t in range(4)]
     right = sum(confusion[t][t] for t in range(4))
-    return {"top1": right / size, "loss": sum(losses) / size, "confusion": confusion}
+    found = {"top1": right / size, "loss": sum(losses) / size, "confusion": confusion}
+    return found | (overlap_intervals(by_image, len(outputs), 4) if kind == PIXELS else {})
 
 
 LAYOUTS = {
@@ -115,7 +119,7 @@ def test_every_layout_counts_what_plain_torch_counts(size):
         assert found["kind"] == kind
         assert found["images"] == 11
         for key, value in reference.items():
-            if key == "confusion":
+            if key == "confusion" or (kind == PIXELS and key.endswith("ci95")):
                 assert found[key] == value, name
             else:
                 assert found[key] == pytest.approx(value, rel=1e-10), (name, key)

@@ -10,7 +10,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.report import tables
-from hires.report.columns import memory_rows
+from hires.report.columns import ACCURACY, memory_rows, values
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
@@ -127,3 +127,12 @@ def test_module_is_a_command(record, tmp_path):
 def test_by_hand_before_the_end(tmp_path, capsys):
     assert tables.main([str(tmp_path)]) == 1
     assert "no attempt has ended yet" in capsys.readouterr().err
+
+
+def test_numbers_of_an_evaluation_have_their_interval_beside_them():
+    found = {"mean_iou": 0.5, "mean_iou_ci95": [0.4, 0.625], "psnr": 31.5, "psnr_ci95": None}
+    row = values(ACCURACY, {"evaluation": found})
+    assert [row[f"mean_iou{end}"] for end in ("", "_low", "_high")] == [0.5, 0.4, 0.625]
+    assert [row[f"psnr{end}"] for end in ("", "_low", "_high")] == [31.5, None, None]
+    order = [column.key for column in ACCURACY]
+    assert order.index("mean_iou_high") == order.index("mean_iou") + 2
