@@ -67,7 +67,8 @@ def with_scales(
     own = calibration_of(config, words)
     found = found_scales(own, planner)
     if found is None:
-        what = f"{own.quant.images} images of data={own.data.name}"
+        split = "" if own.data.split == "all" else f" data.split={own.data.split}"
+        what = f"{own.quant.images} images of data={own.data.name}{split}"
         print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
         found = calibrate(own, planner, argv)
     else:

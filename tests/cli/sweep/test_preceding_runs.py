@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.calibration import calibration_of
 from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import Composer
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.errors import ConfigError
+from hires.data.source import open_data
 from tests.helpers.commands import hires
 
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
@@ -80,6 +82,23 @@ def test_table_2_2_trains_once_for_each_data_set():
     assert len(points.listed) == 4 * len(before.listed) == 12
     assert {point.config.data.split for point in before.listed} == {"train"}
     assert {point.config.data.split for point in points.listed} == {"validation"}
+
+
+def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
+    _, stored = stored_sweep(["experiment=table2.2"], None)
+    points, *_ = made(*stored.words, first=stored.options["first"])
+    quantised = [one for one in points.listed if one.config.precision.name == "int8"]
+    assert len(quantised) == 3
+    for point in quantised:
+        own = calibration_of(point.config, point.words)
+        assert own.data.split == "train"
+        calibrated, evaluated = (
+            {source.name(index) for index in range(len(source))}
+            for source in (open_data(own), open_data(point.config))
+        )
+        assert len(calibrated) >= own.quant.images
+        assert len(evaluated) > 100
+        assert calibrated.isdisjoint(evaluated)
 
 
 @pytest.mark.dist
