@@ -59,6 +59,8 @@ BOUND = 1.3
 
 # Table 2.1: "ResNet101" on one A100, inference of 256x256 images, batches of 64.
 CALIBRATION_IMAGE, CALIBRATION_BATCH = TABLE_2_1_RUN["image"], TABLE_2_1_RUN["batch"]
+EAGER: dict[str, Any] = {"engine": {"fuse": "off"}}
+"""The thesis measured PyTorch in eager mode, which joins no operators."""
 # A plan of int8 needs scales; `hires sweep experiment=fig2.4` predicts it.
 PUBLISHED_IMG_PER_S = {name: row[1] for name, row in TABLE_2_1.items() if name != INT8}
 
@@ -101,7 +103,7 @@ def _side(row: dict[str, Any], side: str, task: str) -> dict[str, Any]:
         return row.get(f"base_{key}", both) if side == "base" else both
 
     layout, batch, precision = LAYOUTS[row[side]], own("batch"), own("precision", "fp32")
-    sizes = {"model": NETWORKS[row["network"]], "image": row["image"], "batch": batch}
+    sizes = {"model": NETWORKS[row["network"]], "image": row["image"], "batch": batch, **EAGER}
     _, plan = planned(layout, task, precision, **sizes)
     step = simulate(plan, Roofline(plan, device(precision)), CLUSTER)
     return {
@@ -124,7 +126,7 @@ def device(precision: str) -> Device:
 
 def calibration_plan(precision: str) -> Plan:
     """Returns the plan of Table 2.1."""
-    sizes = {"image": CALIBRATION_IMAGE, "batch": CALIBRATION_BATCH}
+    sizes = {"image": CALIBRATION_IMAGE, "batch": CALIBRATION_BATCH, **EAGER}
     return planned(LAYOUTS["single"], "infer", precision, model=NETWORKS["resnet"], **sizes)[1]
 
 

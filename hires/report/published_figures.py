@@ -13,13 +13,18 @@ from typing import Any, NamedTuple
 from hires.core.config.value_checks import Checks, Section
 from hires.core.errors import ConfigError
 from hires.core.published import EACH, MOST, PublishedNumber, numbers_of
-from hires.core.units import GIB
+from hires.core.units import MIB
 from hires.report.columns import Cell, Column, Table
 
 PREDICTED, MEASURED = "predicted", "measured"
 SPEED, MEMORY = "speed", "memory"
 NO_NUMBER = "not published as a number"
 BASE_PRECISION = "fp32"
+CIRCLE = (
+    "The predicted arithmetic of every precision is as fast as Table 2.1 says (256x256, batch 64): "
+    "a predicted ratio shows what size, tiles and messages change in that one."
+)
+"""What a predicted speed does not show."""
 
 
 @dataclass
@@ -92,12 +97,15 @@ class Compared(NamedTuple):
     @property
     def label(self) -> str:
         """What the number is of, in words."""
+        return f"{self.ratio}, {self.scope}"
+
+    @property
+    def ratio(self) -> str:
+        """What is divided by what, or what is measured."""
         one = self.number
-        if one.what == "GB":
-            words = f"{one.precision}, all GPUs"
-        else:
-            words = f"{one.precision} over {one.over}"
-        return f"{words}, {self.scope}"
+        return (
+            f"{one.precision}, all GPUs" if one.what == "GB" else f"{one.precision} over {one.over}"
+        )
 
     @property
     def scope(self) -> str:
@@ -125,11 +133,11 @@ _ABOUT = (
 )
 _SPEED = (Column("img_per_s", "speed", "img/s", digits=2), Column("speedup", "speed-up", digits=2))
 _MEMORY = (
-    Column("fullest_bytes", "fullest rank", "GiB", 1 / GIB, 3),
-    Column("total_bytes", "all ranks", "GiB", 1 / GIB, 3),
+    Column("fullest_bytes", "fullest rank", "MiB", 1 / MIB, 1),
+    Column("total_bytes", "all ranks", "MiB", 1 / MIB, 1),
     Column("reduction", "reduction", digits=2),
 )
-_LAST = (Column("published", "published", digits=2), Column("state", "state"))
+_LAST = (Column("published", "published ratio", digits=2), Column("state", "state"))
 COMPARED = (
     Column("number", "of"),
     Column("published", "published", digits=2),
@@ -163,7 +171,8 @@ class PublishedFigure:
         """How to read the tables, below them."""
         lines = [
             f"Ratios are over {self.over}, all else alike; more is better.",
-            f"A dash below published: {NO_NUMBER}.",
+            f"A dash below published ratio: {NO_NUMBER}.",
+            CIRCLE if SPEED in self.spec.shows else "",
             self.spec.note,
             self.setting,
         ]
@@ -184,7 +193,8 @@ class PublishedFigure:
         rows = []
         for number in self.numbers:
             of = [point for point in self.points if _is_of(number, point)]
-            layouts = [""] if number.how != EACH else list(dict.fromkeys(p.grid for p in of))
+            grids = list(dict.fromkeys(point.grid for point in of))
+            layouts = grids if number.how == EACH and len(grids) > 1 else [""]
             for layout in layouts:
                 own = [point for point in of if layout in ("", point.grid)]
                 values = [self._value(number, own, source) for source in (PREDICTED, MEASURED)]
@@ -211,7 +221,9 @@ class PublishedFigure:
         return [points, beside]
 
     def _row(self, point: FigurePoint) -> dict[str, Cell]:
-        published = [n.value for n in self.numbers if n.how == EACH and _is_of(n, point)]
+        published = [
+            n.value for n in self.numbers if n.how == EACH and n.what != "GB" and _is_of(n, point)
+        ]
         height, width = point.image
         return {
             "source": point.source,

@@ -234,3 +234,22 @@ def test_many_points_are_planned_submitted_asked_about_and_cancelled(runs):
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "arrays of [24] elements, 24 points" in done.stdout
     assert "plan and submit: " in done.stdout
+
+
+def test_points_follow_the_run_whose_weights_they_begin_with(runs):
+    """The first command submits the training; the same command, once it is done, the points."""
+    words = [*TINY, *FIVE, "data=digits", "task=evaluate", "data.split=validation"]
+    words += ["measure.warmup=0", "precision=fp32,bf16", "campaign=c"]
+    before = ["task=train", "data.split=train", "precision=fp32", "checkpoint.every=4"]
+    first = [word for one in before for word in ("--first", one)]
+    _, err = runs.hires("sweep", *words, *first)
+    assert "2 points to follow: run the same command once these are done" in err
+    until(lambda: counts(runs) == {"done": 1}, "the training", patience_s=100)
+    [trained] = states(runs)
+    runs.hires("sweep", *words, *first)
+    until(lambda: counts(runs) == {"done": 3}, "the evaluations", patience_s=100)
+    for path in runs.folder.glob("results/c/*/record.json"):
+        record = json.loads(path.read_text())
+        if record["task"] == "evaluate":
+            assert record["evaluation"]["images"] > 0
+            assert trained["run"] in (path.parent / "config.yaml").read_text()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import print_table
 from hires.cli.sweep.axes import StoredSweep, axes_of
 from hires.cli.sweep.sweep_points import Points, SweepPoint, Where, compose_all
+from hires.core import terminal
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.published import TABLE_2_1, TABLE_2_1_RUN
@@ -40,10 +42,12 @@ from hires.plan.simulation.simulate import simulate
 from hires.report.load.measured_points import median_speed
 from hires.report.load.plain_values import count, dicts
 from hires.report.published_figures import MEASURED, PREDICTED, FigurePoint, PublishedFigure
-from hires.report.tables import done_records, write_tables
+from hires.report.tables import done_records
 
 AUTO, PUBLISHED, SMALL = "auto", "published", "small"
 """Sizes that a sweep measures: ``auto`` is small where the published ones lack GPUs."""
+_TABLES, _PLOTS = ("csv", "md"), ("png", "svg")
+_WIDTH = 100  # of what stands below a table, when the output is no terminal
 _KEEP = ("source", "precision", "img_per_s", "total_bytes", "speedup", "reduction", "published")
 
 
@@ -105,22 +109,24 @@ class FigureSweep:
                 continue
             print_table(table.title, table.columns, table.text_rows(), _KEEP)
             if table.caption:
-                print(f"{table.caption}\n")
+                print(f"{textwrap.fill(table.caption, terminal.columns() or _WIDTH)}\n")
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the tables and the plot into the folder of a campaign."""
-        from hires.report.plots import base, published_figure, style  # matplotlib takes a second
+        from hires.report import summaries  # matplotlib and pandas take a second
+        from hires.report.plots import base, published_figure, style
 
         tables = self.figure.tables()
-        files = write_tables(folder, [table for table in tables if table.rows])
+        data = {f"{t.name}.{form}": summaries.encoded(t, form) for t in tables for form in _TABLES}
         with style.styled():
             drawn = published_figure.draw(self.figure)
-            style.mark_log_axes(drawn)
+            base.add_setting(drawn, self.figure.setting)
         plot = base.Plot(tables[0].name, tables[0].title, False, lambda data: "", drawn)
-        for form in ("png", "svg"):
-            files.append(folder / f"{plot.name}.{form}")
-            write_atomically(files[-1], base.encoded(plot, form) or b"")
-        return files
+        data |= {f"{plot.name}.{form}": base.encoded(plot, form) for form in _PLOTS}
+        files = {folder / name: content for name, content in data.items() if content is not None}
+        for path, content in files.items():
+            write_atomically(path, content)
+        return [*files]
 
     def facts(self) -> dict[str, Any]:
         """Returns the figure as plain values."""
@@ -155,18 +161,23 @@ class _PublishedDevices:
     """The GPUs of the published machine, by precision; calibrated when they are first needed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Device | None] = {}
+        self._known: dict[tuple[str, str], Device] = {}
 
-    def of(self, precision: str, planner: Planner, folder: str) -> Device | None:
-        """Returns the device that is as fast as Table 2.1 says; None: it says nothing."""
-        if precision not in self._known:
-            self._known[precision] = None
-            if precision in TABLE_2_1:
-                config = from_dict({**TABLE_2_1_RUN, "precision": {"name": precision}})
-                plan = planner.plan(_assumed(config, [], planner, folder), memory=False)
-                speed = TABLE_2_1[precision][1]
-                self._known[precision] = calibrated(plan, config.batch, speed)
-        return self._known[precision]
+    def of(self, run: RunConfig, planner: Planner, folder: str) -> Device | None:
+        """Returns the device on which Table 2.1 holds in the precision and engine of a run.
+
+        None: the table does not have the precision.
+        """
+        precision = run.precision.name
+        if precision not in TABLE_2_1:
+            return None
+        key = precision, run.engine.fuse
+        if key not in self._known:
+            values = {**TABLE_2_1_RUN, "precision": {"name": precision}}
+            config = dataclasses.replace(from_dict(values), engine=run.engine)
+            plan = planner.plan(_assumed(config, [], planner, folder), memory=False)
+            self._known[key] = calibrated(plan, config.batch, TABLE_2_1[precision][1])
+        return self._known[key]
 
 
 def _predicted(
@@ -179,13 +190,15 @@ def _predicted(
         plan = planner.plan(on, memory=False)
         plan.require_ok()
         planner.add_memory(on, plan)
-        device = devices.of(config.precision.name, planner, folder)
+        device = devices.of(config, planner, folder)
     except HiresError as error:
         return dataclasses.replace(made, state=str(error))
     each = [device_bytes(entry) for entry in plan.memory]
     ranks = tuple(each * plan.num_replicas)
     most = max(ranks, default=0)
     fits = f"a GPU would need {gib(most)}" if most > GPU_BYTES else "fits"
+    if not ranks:  # the last finding says why there is no prediction
+        fits = plan.findings[-1].text
     speed = None
     if device is not None:
         speed = config.batch / simulate(plan, Roofline(plan, device), CLUSTER).step_s
@@ -197,7 +210,7 @@ def _assumed(config: RunConfig, words: Sequence[str], planner: Planner, folder: 
     own = on_published_machine(config)
     # Neither a calibration's images nor what they would cost is of interest.
     own = dataclasses.replace(own, quant=dataclasses.replace(own.quant, calibration="data"))
-    return with_assumed_scales(own, planner, words, folder)[0]
+    return with_assumed_scales(own, planner, words, tempfile.mkdtemp(dir=folder))[0]
 
 
 def _measured(config: RunConfig, records: Sequence[dict[str, Any]]) -> FigurePoint:

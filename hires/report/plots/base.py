@@ -195,7 +195,7 @@ def draw(data: PlotData, inches: float | None = None) -> list[Plot]:
                     plots.append(replace(plot, missing=drawing))
                     continue
                 style.mark_log_axes(drawing.figure)
-                _add_setting(drawing.figure, drawing.setting or data.frames.setting)
+                add_setting(drawing.figure, drawing.setting or data.frames.setting)
             plots.append(replace(plot, **drawing._asdict()))
         except Exception as error:  # run folders may hold anything
             text = f"{type(error).__name__}: {error}"[:300]
@@ -233,13 +233,7 @@ def inline(plot: Plot) -> str:
     return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
 
 
-def page_colour(layout: str) -> str:
-    """Returns the colour of a layout as the page writes it."""
-    colour = style.layout_style(layout).colour
-    return _COLOURS.get(colour, colour)
-
-
-def _add_setting(figure: Figure, setting: str) -> None:
+def add_setting(figure: Figure, setting: str) -> None:
     """Writes below a figure where it was measured."""
     width = figure.get_size_inches()[0]
     lines = textwrap.wrap(setting, int(width * _SMALL_LETTERS)) or [""]
@@ -250,3 +244,9 @@ def _add_setting(figure: Figure, setting: str) -> None:
     engine.set(rect=(0, below, 1, 1 - below))
     look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": style.MUTED}
     figure.text(0.995, 0.04 / height, "\n".join(lines), **look)
+
+
+def page_colour(layout: str) -> str:
+    """Returns the colour of a layout as the page writes it."""
+    colour = style.layout_style(layout).colour
+    return _COLOURS.get(colour, colour)

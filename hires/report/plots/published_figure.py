@@ -121,6 +121,8 @@ def _numbers(axis: Axes, compared: Sequence[Compared]) -> None:
                 [values[place] for place in places], places, ls="", marker=marker, ms=7,
                 color=colour, label=name, alpha=0.85,
             )  # fmt: skip
-    style.named_rows(axis, [one.label for one in compared])
+    axis.set_yticks(range(len(compared)), [f"{one.ratio}\n{one.scope}" for one in compared])
+    axis.set_xlim(left=0)
+    style.no_grid(axis, "y")
     axis.set_ylim(len(compared) - 0.5, -0.5)
     axis.set_xlabel("GB" if compared[0].number.what == "GB" else "ratio")

@@ -70,6 +70,20 @@ def test_points_that_want_the_same_are_one_array(hires, cluster):
     assert cluster() == [f"--parsable|{Path.cwd()}/results/default/arrays/0/job.sbatch|"]
 
 
+def test_points_wait_for_the_runs_before_them(hires, cluster):
+    first = ("task=train", "precision=fp32", "checkpoint.every=3")
+    flags = [word for one in first for word in ("--first", one)]
+    words = ("sweep", *SMALL, *SLURM, "task=infer", "parallel=sp", "precision=fp32,bf16", *flags)
+    answer = hires(*words)
+    assert answer.code == 0, answer.err
+    assert "2 points to follow: run the same command once these are done" in answer.err
+    assert jobs() == [("1", 0)]
+    [[entry]] = listed(0)
+    assert "\n  name: train\n" in Path("results/default", entry["run"], "config.yaml").read_text()
+    assert "2 points to follow" in hires(*words).err  # it waits, and nothing is submitted twice
+    assert len(cluster()) == 1
+
+
 def test_points_that_want_other_things_are_arrays_of_their_own(hires, cluster):
     hires("sweep", *SMALL, *SLURM, "parallel=sp,sp+lp", "launcher.partition=a,b")
     assert [option(n, "ntasks") for n in range(4)] == [["2"], ["2"], ["3"], ["3"]]
