@@ -30,7 +30,8 @@ from hires.bench.message_race import RacePlan, RaceWorld, race_blocks, timed
 from hires.bench.started_ranks import stream_started_ranks
 from hires.bench.sweep import BASELINES, TABLE, StartOptions, former_rows, routes_here, words_of
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import RunConfig, TaskConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
 from hires.core.units import size

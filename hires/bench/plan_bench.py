@@ -21,7 +21,8 @@ from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, opt
 from hires.bench.contestants import model_config
 from hires.bench.ranks import run_program
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import RunConfig, TaskConfig, to_dict
+from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
 from hires.core.units import MIB, size

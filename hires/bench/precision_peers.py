@@ -26,7 +26,8 @@ from hires.bench.onnx_files import IMAGES, require_packages
 from hires.bench.onnx_peers import Count, Step, onnxruntime_step, openvino_step
 from hires.bench.precision_cases import COMPILED, ONNXRUNTIME, OPENVINO, TORCH
 from hires.bench.runners import plain_module
-from hires.core.config.run_config import MeasureConfig, RunConfig, TaskConfig, from_dict
+from hires.core.config.run_config import MeasureConfig, RunConfig, from_dict
+from hires.core.config.task_config import TaskConfig
 from hires.core.errors import HiresError
 from hires.engine.memory_meter import PeakMeter
 

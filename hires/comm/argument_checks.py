@@ -78,6 +78,16 @@ def bytes_of(tensor: Tensor) -> int:
     return tensor.nbytes
 
 
+def message_bytes(tensor: Tensor, tag: int) -> int:
+    """Returns the size of the tensor of a message of users; CommError: it is none, or its tag."""
+    # A send of 16 B takes a few microseconds, so the size and the tag are checked in one call.
+    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
+        require_tag(tag)
+    if not isinstance(tensor, Tensor):
+        return bytes_of(tensor)  # raises
+    return tensor.nbytes
+
+
 def require_tag(tag: int) -> None:
     """Raises CommError where a tag is none, or one of the messages of hires itself.
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hires.comm import message_log as logs
-from hires.comm.argument_checks import bytes_of, require_tag
-from hires.comm.backends.backend_protocol import RESERVED_TAGS
+from hires.comm.argument_checks import message_bytes, require_tag
 from hires.comm.calls import carry_message, start_batch, start_message
 from hires.comm.dispatch import Dispatch, call_of
 from hires.comm.handles import Handle
@@ -38,9 +37,7 @@ def isend(
     Messages of one group, tag and backend between two ranks keep their order.
     """
     issued = clock()
-    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
-        require_tag(tag)
-    call = call_of(logs.SEND, "isend", group, backend, tensor, bytes_of(tensor), dst)
+    call = call_of(logs.SEND, "isend", group, backend, tensor, message_bytes(tensor, tag), dst)
     return start_message(call, tensor, tag, issued)
 
 
@@ -54,9 +51,7 @@ def irecv(
 ) -> Handle:
     """Begins to fill a tensor with a message of its size; the sender is always named."""
     issued = clock()
-    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
-        require_tag(tag)
-    call = call_of(logs.RECV, "irecv", group, backend, tensor, bytes_of(tensor), src)
+    call = call_of(logs.RECV, "irecv", group, backend, tensor, message_bytes(tensor, tag), src)
     return start_message(call, tensor, tag, issued)
 
 
@@ -70,9 +65,7 @@ def send(
 ) -> None:
     """Sends a tensor; returns when it may be changed."""
     issued = clock()
-    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
-        require_tag(tag)
-    call = call_of(logs.SEND, "isend", group, backend, tensor, bytes_of(tensor), dst)
+    call = call_of(logs.SEND, "isend", group, backend, tensor, message_bytes(tensor, tag), dst)
     carry_message(call, tensor, tag, issued)
 
 
@@ -86,9 +79,7 @@ def recv(
 ) -> int:
     """Fills a tensor with a message; returns its sender."""
     issued = clock()
-    if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
-        require_tag(tag)
-    call = call_of(logs.RECV, "irecv", group, backend, tensor, bytes_of(tensor), src)
+    call = call_of(logs.RECV, "irecv", group, backend, tensor, message_bytes(tensor, tag), src)
     carry_message(call, tensor, tag, issued)
     return src
 

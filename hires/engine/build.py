@@ -28,10 +28,11 @@ from hires.engine.weights_file import WeightsFile, open_weights
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
-from hires.parallel.executor import Executor, SlotPass
+from hires.parallel.executor import Executor
 from hires.parallel.gradients import GradientSync
 from hires.parallel.loss_scale import LossScale
 from hires.parallel.published_parameters import PublishedParameters
+from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.channels import channels
 from hires.plan.graph import Graph, Parameter

@@ -61,7 +61,7 @@ from hires.nets.build_network import build_model
 from hires.nets.custom import error_line
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
-from hires.parallel.executor import Batch
+from hires.parallel.slot_pass import Batch
 from hires.plan.gpu_memory import (
     CONTEXT_BYTES,
     HOST_CONTEXT_BYTES,

@@ -20,8 +20,8 @@ from hires.engine.build import build_rank
 from hires.engine.device import Accelerator, Simulated, open_device
 from hires.engine.verify import reference_step
 from hires.parallel import stage, window
-from hires.parallel.executor import SlotPass
 from hires.parallel.joint_norms import NormTiles
+from hires.parallel.slot_pass import SlotPass
 from hires.plan.message_routes import joined_backends
 from hires.plan.plan import Plan
 from tests.helpers.jobs import verify_each

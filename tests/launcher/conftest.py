@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import CommConfig, LauncherConfig, MeasureConfig, RunConfig
+from hires.core.config.comm_config import CommConfig
+from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import rundir
 from hires.core.store.reading import read_lines
 from hires.launcher.local import local_launcher

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config import library_options
+from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.quant_config import QuantConfig
 from hires.core.config.residual_depth import DEPTH, N
+from hires.core.config.task_config import TaskConfig
 from hires.core.config.value_checks import (
     SIZE,
     Checks,
@@ -180,103 +182,6 @@ class EngineConfig(Section, key="engine"):
     """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
     become part of the convolutions before them, for example; or the network as it is (``off``).
     Training always has the latter."""
-
-
-@dataclass
-class CommConfig(Section, key="comm"):
-    """``comm=NAME``: how ranks communicate."""
-
-    backend: str = choice("auto", ("auto", "gloo", "nccl", "mpi", "shm", "cma", "nccl_direct"))
-    """Transport of every message: ``gloo`` (beside GPUs through the host's memory), ``nccl`` (from
-    GPU to GPU, one rank on each; barriers and agreements still go through gloo), ``mpi`` (the MPI
-    whose launcher starts the ranks, also through the host's memory), ``shm`` (memory that the ranks
-    of one machine share), ``cma`` (ranks of one machine read each other's memory), ``nccl_direct``
-    (NCCL without torch's process groups; it has never run on a GPU) or ``auto``: ``nccl`` for
-    ``device=cuda`` if every rank has a GPU of its own, else ``gloo``."""
-    table: str = "default"
-    """Tuning table: which backend and algorithm carries a message, by operation, ranks, device,
-    type and size. ``default`` ships with hires (memory of one machine for small messages and sums,
-    ``backend`` for all others), ``tuned`` is the one that `hires tune comm` has measured here,
-    ``comm-tuning/table.json`` (before that, another one that ships); others are files."""
-    granularity: str = choice("fine", ("fine", "coarse"))
-    """Whether the table chooses by size (``fine``), or one backend for each operation
-    (``coarse``)."""
-    backends: list[str] = field(default_factory=list)
-    """Backends that the table may choose beside ``backend``, as [mpi,shm]; none named: all that it
-    names and that the run can have. A message for which a rule names another one goes on to the
-    next rule."""
-    visible: str = choice("own", ("own", "node"))
-    """GPUs that a rank sees: its ``own`` only, or all of its ``node``, as CUDA IPC of some MPI
-    libraries needs. It computes on its own either way."""
-    timeout_s: float = number(120.0, above=True)
-    """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
-    stopped; the attempt's ``hang.txt`` has the cause."""
-    shared_memory: bool = True
-    """Whether ranks on one machine share memory for small messages and sums of gradients."""
-    dtype: str = choice("value", ("value", "fp32", *HALF))
-    """Type of halos, pipeline messages and sums of gradients: ``fp32``, ``fp16``, ``bf16``, or
-    ``value``: values and their gradients travel in the type of the precision, and gradients of
-    weights are summed in fp32 (fp64 with ``precision=fp64``), as statistics and losses always
-    are."""
-    joint_norms: bool = True
-    """Whether norms of tiles or shards that do not depend on each other, as in the branches of a
-    cell, share one message for their statistics and one for the way back."""
-    log: str = choice("summary", ("off", "summary", "full"))
-    """What is recorded of messages: ``off``, their number, bytes and seconds (``summary``), or also
-    every single one (``full``); `hires show RUN --comm` shows it."""
-    check: str = choice("late", ("off", "late", "every"))
-    """When ranks compare what they call, so that an error names the two calls that differ, with
-    their lines: where a wait is ``late`` or fails, and at the end; before ``every`` call, which
-    costs a message each and finds what would end a process at once; or not at all (``off``)."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Options of the libraries that carry messages, under one name for all of them, as
-    ``{cuda_ipc: true}``; `hires list libraries` shows them with their variables. They replace
-    variables that are set already."""
-
-    def _check_more(self, check: Checks) -> None:
-        kept = {
-            name: check(library_options.checked_option, str(name), value)
-            for name, value in self.options.items()
-        }
-        self.options = {str(name): value for name, value in kept.items()}
-
-    def uses(self, name: str) -> bool:
-        """Whether messages may go through a backend, as far as the keys name it."""
-        return name in (self.backend, *self.backends)
-
-
-@dataclass
-class OptimizerConfig(Section, key="task.optimizer"):
-    """``task.optimizer.*``: how parameters are updated."""
-
-    shard: bool = False
-    """Whether the ranks that hold the same parameters (tiles, replicas, directions) divide their
-    update: each keeps the optimiser's state of its part, moves it, and sends it to the others."""
-    exchange: str = choice("auto", ("auto", "broadcast", "scatter"))
-    """How they do that: every rank gets the sums of all gradients and broadcasts what it has moved
-    (``broadcast``), or it gets the sums of its part alone, and one gather brings all parameters
-    together (``scatter``, two thirds of the bytes); ``auto``: what the tuning table has measured as
-    faster, or what sends less."""
-
-
-@dataclass
-class TaskConfig(Section, key="task"):
-    """``task=NAME``: training, inference or evaluation."""
-
-    name: str = choice("train", ("train", "infer", "evaluate", "calibrate"))
-    """``train`` (forward, backward, optimiser step), ``infer`` (forward only), ``evaluate`` (one
-    pass over the data: accuracy; ``steps`` is what that takes) or ``calibrate`` (forward only, to
-    find the scales of ``precision=int8``: `hires quantize` does that)."""
-    lr: float = number(0.005)
-    """Learning rate of stochastic gradient descent."""
-    momentum: float = number(0.9)
-    """Momentum of stochastic gradient descent."""
-    weight_decay: float = number(1e-4)
-    """L2 penalty of stochastic gradient descent, on every parameter."""
-    loss: str = choice("auto", ("auto", *LOSSES))
-    """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the input's size) or
-    ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, else ``cross_entropy``."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hires.comm.backends.nccl_direct import NcclDirectBackend
 from hires.comm.backends.null import NullBackend
 from hires.comm.rehearsal import SilentBackend
 from hires.comm.transport import Transport, transport
-from hires.core.config.run_config import CommConfig
+from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 from hires.plan.proof import prove

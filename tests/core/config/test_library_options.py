@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.library_options import LIBRARIES, OPTIONS, libraries, variables
-from hires.core.config.run_config import CommConfig, RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.core.store.naming import run_name
 

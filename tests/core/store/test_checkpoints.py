@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig, TaskConfig
+from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
+from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
 from hires.core.store.checkpoints import Checkpoint, DamagedError, refuse_other_network, shapes_in

@@ -15,7 +15,7 @@ import threading
 
 import pytest
 
-from hires.core.config.run_config import CommConfig
+from hires.core.config.comm_config import CommConfig
 from hires.core.store import file_names, records
 from hires.launcher.interface import Outcome
 from hires.launcher.ranks import places as rank_places

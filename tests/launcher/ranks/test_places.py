@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
-from hires.core.config.run_config import CommConfig, RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks.world import World, from_environment
 from hires.launcher.interface import launcher_of
