@@ -1,16 +1,18 @@
 """Finds the layers that stay in float so that the output's error keeps a bound (``quant.auto``).
 
-    alone      one layer's values are rounded to 8 bits, all others are not: its error at the output
+    alone      one layer's weights and values are rounded, no others: its error at the output
     together   all but the k worst are rounded: the smallest k is taken whose error is within bounds
 
 Every error is measured on the first batch, in the run's own layout, as a share of the output's
-power. Only values are rounded: weights have a scale for each channel, whose noise is far smaller.
+power. Weights are rounded as ``quant.weights`` stores them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -18,14 +20,16 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.core.config.quant_config import noise_bound
+from hires.core.config.quant_config import INT4, noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import decibels, fake_quantized, one_step, own_part
 from hires.engine.loader import Data
+from hires.engine.quantized_tensors import NUMBERS, PACKED, rounded_weight
 from hires.parallel.context import Context
 from hires.plan.graph import describe
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.int8_tensors import weight_form
 from hires.quant.scales import Scales
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ def kept_layers(
         if facts_of(node.kind).multiplies and node.name in scales.values
     ]
     alone = {node.name: measure({node.name}) for node in layers}
+    every = decibels(1.0, measure({*alone}))
+    log.info("all layers in 8 bits, weights in %s: %.1f dB", config.quant.weights, every)
     worst = sorted(alone, key=lambda name: -alone[name])
     for node in sorted(layers, key=lambda node: -alone[node.name]):
         log.info("%s alone: %.1f dB", describe(node), decibels(1.0, alone[node.name]))
@@ -56,17 +62,21 @@ def kept_layers(
 
 
 class OutputError:
-    """Measures what rounding some values does to the network's output, on the first batch."""
+    """Measures what rounding some layers does to the network's output, on the first batch."""
 
     def __init__(self, config: RunConfig, engine: RankEngine, source: Data, scales: Scales) -> None:
         self._config, self._engine, self._source = config, engine, source
-        self._values = scales.values
+        self._values, self._graph = scales.values, engine.context.plan.graph
+        self._tensors = {**engine.tensors, **engine.derived.tensors}
+        self._make = PACKED if config.quant.weights == INT4 else NUMBERS
         self._exact = self._outputs(frozenset())
 
     def __call__(self, rounded: AbstractSet[str]) -> float:
         """Returns the noise as a share of the output's power, the same on all ranks."""
         powers = torch.zeros(2, dtype=torch.float64)
-        for exact, made in zip(self._exact, self._outputs(rounded), strict=True):
+        with self._rounded_weights(rounded):
+            outputs = self._outputs(rounded)
+        for exact, made in zip(self._exact, outputs, strict=True):
             powers += torch.stack([exact.square().sum(), (made - exact).square().sum()])
         comm.all_reduce(powers)
         signal, noise = powers.tolist()
@@ -81,6 +91,29 @@ class OutputError:
         for module in self._engine.modules:
             module.watch(None)
         return outputs
+
+    @contextlib.contextmanager
+    def _rounded_weights(self, layers: AbstractSet[str]) -> Iterator[None]:
+        exact: dict[str, Tensor] = {}
+        for node in map(self._graph.by_name.__getitem__, sorted(layers)):
+            weight = node.args["weight"].get("param")
+            if weight in self._tensors and weight not in exact:  # else of another rank, or computed
+                held = self._tensors[weight]
+                exact[weight] = held.detach().clone()
+                held.data.copy_(rounded_weight({"make": self._make, **weight_form(node)}, held))
+        self._pack()
+        try:
+            yield
+        finally:
+            for weight, held in exact.items():
+                self._tensors[weight].data.copy_(held)
+            self._pack()
+
+    def _pack(self) -> None:
+        # Fused operators keep their weights in the order of their kernels.
+        packers = (packer for context in self._engine.contexts for packer in context.packers)
+        packed = (packer.pack() for packer in packers)
+        self._engine.packed[:] = [one for one in packed if one is not None]
 
     def _see(
         self,

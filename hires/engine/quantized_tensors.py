@@ -26,12 +26,13 @@ from torch import Tensor
 from hires.core.errors import RunError
 from hires.engine.derived_tensors import RECIPES, row_pieces
 from hires.plan.passes.int8_tensors import UNPACKED
+from hires.quant.affine import packs
 from hires.quant.packed_weights import pack, unpack
 
 LARGEST = 127
 """Of a weight; -128 would make the range uneven."""
-PACKED = "packed_weight"
-ROUNDS = ("quantized_weight", PACKED)
+NUMBERS, PACKED = "quantized_weight", "packed_weight"
+ROUNDS = (NUMBERS, PACKED)
 """Recipes that round a float weight."""
 
 
@@ -42,7 +43,7 @@ def quantized_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     return _scales(recipe, _weight(recipe, weight)).flatten()
 
 
-@RECIPES.register("quantized_weight")
+@RECIPES.register(NUMBERS)
 def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     """Returns the numbers of a weight, int8: (K, C / groups, rows, columns)."""
     weight, scales = tensors
@@ -72,11 +73,12 @@ def _unpacked_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 def rounded_weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:
     """Returns what the numbers of a float weight stand for, in float64 and in its own shape.
 
-    ``recipe`` is that of the numbers in 8 bits, or of those that are packed into 4 bits.
+    ``recipe`` is that of the numbers in 8 bits, or of those that are packed into 4 bits; of the
+    latter, channels that are too short for it keep 8 bits.
     """
     scales = _scales(recipe, _weight(recipe, weight))
     numbers = quantized_weight(recipe, [weight, scales.flatten()])
-    if recipe["make"] == PACKED:
+    if recipe["make"] == PACKED and packs(numbers[0].numel()):
         numbers = unpack(pack(numbers), list(numbers.shape))
     real = numbers * scales
     if "stride" not in recipe:

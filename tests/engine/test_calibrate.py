@@ -12,6 +12,7 @@ from hires.core.config.run_config import from_dict, to_dict
 from hires.core.store import file_names, rundir
 from hires.data.source import open_data, step_indices
 from hires.engine.build import whole_model
+from hires.engine.calibration_values import fake_quantized
 from hires.plan.calibrated_values import observed_values
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales
@@ -146,3 +147,51 @@ def test_layers_stay_in_float_until_the_output_keeps_its_bound(tmp_path):
     assert 0 < len(kept["48dB", 1]) < len(layers)
     for auto in ("20dB", "48dB", "150dB"):
         assert kept[auto, 1] == kept[auto, 2]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_layer_alone_has_the_error_of_its_weights_and_values(tmp_path, weights):
+    net = {"name": "preact_resnet", "n": 1, "classes": 4}
+    quant = {"auto": "150dB", "weights": weights, "observer": "min_max"}
+    config = calibration(model=net, quant=quant, engine={"fuse": "off"})
+    path, plan = folder_of(tmp_path, config)
+    run_ranks(run_folders, 1, [str(path)])
+    found, model = scales_in(path), whole_model(config)
+    source, rows, cols = open_data(config), (0, config.height), (0, config.width)
+    first = step_indices(0, 4, 16, config.seed, True)
+    images = torch.stack([torch.from_numpy(source.window(i, rows, cols)).double() for i in first])
+    with torch.no_grad():
+        exact = model(images)
+        layers = [n for n in plan.graph.nodes if n.kind == "conv2d" and n.name in found.values]
+        assert len(layers) > 5
+        for node in layers[::3]:
+            layer, scale = model.get_submodule(node.layer), found.values[node.name]
+            before = layer.weight.clone()
+            layer.weight.copy_(plainly_rounded(before, weights))
+            handle = layer.register_forward_hook(
+                lambda module, args, y, scale=scale: fake_quantized(y, scale)
+            )
+            noise = (model(images) - exact).square().sum() / exact.square().sum()
+            handle.remove()
+            layer.weight.copy_(before)
+            wanted = -10 * math.log10(float(noise))
+            assert found.kept[node.name] == f"quant.auto: {wanted:.1f} dB alone"
+
+
+def plainly_rounded(weight, how):
+    """A weight rounded to 127 numbers a channel, and these to 7 times the best step of 64."""
+    rows = []
+    for channel in weight.flatten(1):
+        scale = float(channel.abs().max()) / 127
+        numbers = (channel / scale).round()
+        parts = numbers.split(64) if how == "int4" and len(numbers) >= 64 else []
+        if parts:
+            tried = [[(p / s).round().clamp(-7, 7) * s for s in range(1, 19)] for p in parts]
+            best = [
+                min(steps, key=lambda made, p=p: float((made - p).square().sum()))
+                for p, steps in zip(parts, tried, strict=True)
+            ]
+            numbers = torch.cat(best)
+        rows.append(numbers * scale)
+    return torch.stack(rows).view(weight.shape)

@@ -12,6 +12,7 @@ from typing import Any
 from hires.plan.graph import Node
 from hires.plan.operators.activations import Activation, unfused
 from hires.plan.operators.operator_table import has_stored_statistics
+from hires.plan.operators.windows import pair
 from hires.plan.passes.fold_norms import NORM_ROLES
 from hires.plan.passes.graph_edits import constant_params
 from hires.plan.passes.int8_arithmetic import (
@@ -22,7 +23,7 @@ from hires.plan.passes.int8_arithmetic import (
     rescaled,
     sum_before,
 )
-from hires.plan.passes.int8_tensors import layer_tensors
+from hires.plan.passes.int8_tensors import layer_tensors, weight_form
 from hires.plan.passes.quantise import FOLLOWS, RULES, QuantisedValue, Quantiser
 from hires.quant.affine import Affine
 
@@ -112,13 +113,13 @@ def _transposed(q: Quantiser, node: Node) -> str:
     if x is None or weight is None or len(node.shape or []) != 4:
         return "its input has no scale" if x is None else "its weight is computed"
     affine = q.scale_of(node) if q.wants_numbers(node.name) else None
-    stride, padding, dilation = (_pair(args[name]) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (pair(args[name]) for name in ("stride", "padding", "dilation"))
     channels, outputs, *kernel = q.graph.params[weight].shape
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     taps = [-(-size // step) for size, step in zip(reach, stride, strict=True)]
     groups = args["groups"]
     shape = [groups * outputs * stride[0] * stride[1], channels // groups, *taps]
-    form = {"stride": stride, "dilation": dilation, "groups": groups}
+    form = weight_form(node)
     made = {
         "input": x.ref,
         **layer_tensors(q, node, x, weight, affine or REAL, form, shape=shape),
@@ -277,7 +278,3 @@ def _moved(q: Quantiser, node: Node) -> str:
 
 def _value(arg: Any) -> str:
     return str(arg.get("value", ""))
-
-
-def _pair(value: Any) -> list[int]:
-    return [value, value] if isinstance(value, int) else [value[0], value[-1]]

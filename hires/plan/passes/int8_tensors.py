@@ -14,6 +14,7 @@ from typing import Any
 
 from hires.core.config.quant_config import INT4
 from hires.plan.graph import Graph, Node
+from hires.plan.operators.windows import pair
 from hires.plan.passes.quantise import QuantisedValue, Quantiser
 from hires.quant.affine import Affine, packed_bytes, packs
 
@@ -52,6 +53,14 @@ def layer_tensors(
     }
     offset = q.param(f"{node.name}:offset8", shape[:1], "float32", recipe)
     return {"weight": numbers, "multiplier": multiplier, "offset": offset}
+
+
+def weight_form(node: Node) -> dict[str, Any]:
+    """Returns in which form a layer's numbers are held: as a convolution of stride 1 reads them."""
+    if node.kind != "conv_transpose2d":
+        return {}
+    sides = {name: pair(node.args[name]) for name in ("stride", "dilation")}
+    return {**sides, "groups": node.args["groups"]}
 
 
 def stored_params(graph: Graph) -> set[str]:
