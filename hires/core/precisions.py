@@ -16,8 +16,6 @@ whose matrix products a GPU computes with 10 bits of each factor. ``int8`` compu
 
 INT8 = "int8"
 
-INT8 = "int8"
-
 HALF = ("fp16", "bf16")
 """To these autocast lowers matrix products; weights that are learned stay fp32."""
 

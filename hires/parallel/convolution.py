@@ -47,6 +47,7 @@ from hires.parallel.wide_convolution import (
     plain_backward,
     product_type,
     run_wide,
+    with_exact_sums,
     with_wide_gradients,
 )
 from hires.plan.operators.windows import pair
@@ -123,11 +124,12 @@ def convolve_transposed(
         return kept.contiguous(memory_format=torch.channels_last)
     if _fails(x, dtype, weight, stride, x.shape[3]):
         return run_wide(torch.conv_transpose2d, (x, weight, bias), how, dtype)
+    operation = with_exact_sums(torch.conv_transpose2d, x, dtype)
     if not is_slow_back(x, dtype):
-        return torch.conv_transpose2d(x, weight, bias, *how)
+        return operation(x, weight, bias, *how)
     rest = pair(stride), pair(padding), pair(dilation), True, pair(output_padding), groups
     back = plain_backward(weight, rest)
-    return with_wide_gradients(torch.conv_transpose2d, (x, weight, bias), how, back)
+    return with_wide_gradients(operation, (x, weight, bias), how, back)
 
 
 def convolve_backward(

@@ -29,6 +29,7 @@ from hires.parallel.wide_convolution import (
     plain_backward,
     product_type,
     run_wide,
+    with_exact_sums,
     with_wide_gradients,
 )
 
@@ -126,10 +127,11 @@ def convolve_volume_transposed(
     depth = (x.shape[2] - 1) * stride[0] - 2 * padding[0] + reach + output_padding[0]
     if _fails(weight, stride, depth, x.shape[4]):  # the gradient of x is a convolution
         return run_wide(torch.conv_transpose3d, (x, weight, bias), how, dtype)
+    operation = with_exact_sums(torch.conv_transpose3d, x, dtype)
     if not is_slow_back(x, dtype):
-        return torch.conv_transpose3d(x, weight, bias, *how)
+        return operation(x, weight, bias, *how)
     back = plain_backward(weight, (stride, padding, dilation, True, output_padding, groups))
-    return with_wide_gradients(torch.conv_transpose3d, (x, weight, bias), how, back)
+    return with_wide_gradients(operation, (x, weight, bias), how, back)
 
 
 def _fails(weight: Tensor, stride: list[int], depth: int, columns: int) -> bool:

@@ -7,6 +7,7 @@ are computed in fp32 from the same rounded numbers, and then rounded: 64 channel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,24 @@ def by_onednn(x: Tensor) -> bool:
 def by_plain_onednn(x: Tensor) -> bool:
     """Whether a tensor is one of the CPU itself, which oneDNN's own calls take."""
     return x.device.type == "cpu"
+
+
+def with_exact_sums(
+    operation: Callable[..., Tensor], x: Tensor, dtype: torch.dtype
+) -> Callable[..., Tensor]:
+    """Returns a transposed convolution of a tensor that adds its products in fp32.
+
+    For fp16 on processors for which oneDNN has none, torch's own loops add products that are
+    rounded to fp16. There it is one in fp32, rounded once.
+    """
+    if dtype != torch.float16 or not by_onednn(x) or _onednn_has_fp16():
+        return operation
+    return lambda x, weight, bias, *how: run_wide(operation, (x, weight, bias), how, dtype)
+
+
+@functools.cache
+def _onednn_has_fp16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def is_slow_back(x: Tensor, dtype: torch.dtype) -> bool:
