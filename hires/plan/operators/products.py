@@ -58,7 +58,7 @@ def matmul(node: Node, graph: Graph) -> Product:
 
 def linear(node: Node, graph: Graph) -> Product:
     """Input and weight, summed over the last dim of both, and the bias."""
-    x, weight, *bias = _refs(*(node.args[name] for name in ("input", "weight", "bias")))
+    x, weight, *bias = _refs(*node.args.values())
     out: list[Hashable] = [*range(_rank(graph, x) - 1), "out"][-_rank(graph, x) :]
     terms = [Term(x, (*out[:-1], "in")), Term(weight, ("out", "in"))]
     return [*terms, *(Term(ref, ("out",)) for ref in bias)], out, False
