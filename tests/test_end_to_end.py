@@ -101,7 +101,8 @@ def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
     [plan] = tmp_path.glob("results/*/*/plan.json")
     stages = json.loads(plan.read_text())["stages"]
     for row in record["memory"]:
-        assert row["params_bytes"] == 2 * stages[row["stage"][0]]["params"]
+        # Of a weight that its kernel holds in another order, one number is left beside it.
+        assert 0 <= row["params_bytes"] - 2 * stages[row["stage"][0]]["params"] <= 2 * 20
         assert row["grads_bytes"] == 0
     assert all(line["loss"] is None for line in lines if line["kind"] == "step")
     sums = message_sums(record)
