@@ -11,6 +11,7 @@ from selenium.webdriver.common.keys import Keys
 
 from hires.report.report import write_report
 from tests.helpers.hostile import hostile_campaign
+from tests.helpers.patience import until
 from tests.helpers.report_runs import report_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
@@ -189,7 +190,7 @@ def test_link_of_a_row_opens_the_box_of_its_run(opened):
     box = opened.one(f"#{link.get_attribute('href').rpartition('#')[2]}")
     assert box.get_attribute("open") is None
     link.click()
-    assert box.get_attribute("open") is not None
+    until(lambda: box.get_attribute("open") is not None, "the box")  # the page hears of it later
     assert link.get_attribute("title") in box.text
 
 
