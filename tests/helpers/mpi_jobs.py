@@ -402,6 +402,19 @@ def sizes_of_some_ranks(world: World) -> list[bool]:
     return right
 
 
+def rows_of_another_number(world: World) -> str:
+    """Returns the error of an exchange in which rank 0 expects 3 rows of rank 1, which sends 2."""
+    comm.init(["mpi"], world=world, timeout_s=20, shared_memory=False)
+    taken, sizes = torch.zeros(4 + (world.rank == 0)), [2, 2 + (world.rank == 0)]
+    error = ""
+    try:
+        comm.all_to_all_single(taken, torch.ones(4), sizes, [2, 2])
+    except CommError as failed:
+        error = str(failed)
+    comm.shutdown()
+    return error
+
+
 def different_calls(world: World) -> list[str]:
     """Returns what faulty programs raise: large calls of different operation, root and size."""
     comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)

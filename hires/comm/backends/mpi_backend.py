@@ -3,8 +3,9 @@
 It has the functions of ``torch.distributed`` (:mod:`~hires.comm.backends.backend_protocol`) for
 tensors of the host's memory. Messages and gathers travel as bytes, whatever their type. MPI has no
 sums of fp16 and bf16, so these are ours: each addition is made in fp32 and rounded, as gloo does
-it. Operations whose sizes may differ are composed of messages. Large sums that a caller waits for
-block inside the library, which is twice as fast, once all members have met
+it. Operations whose sizes may differ are composed of messages: a call with counts (Alltoallv) takes
+fewer numbers than it has room for, and reports nothing. Large sums that a caller waits for block
+inside the library, which is twice as fast, once all members have met
 (:mod:`~hires.comm.backends.mpi_meeting`); what only moves data takes as long when it is polled.
 
 Source:
@@ -14,7 +15,6 @@ Source:
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend_protocol import SUM
-from hires.comm.backends.composed import apart, row_counts
+from hires.comm.backends.composed import apart
 from hires.comm.backends.mpi_progress import EAGER_BYTES, MpiWork
 from hires.comm.backends.mpi_types import REDUCTIONS, reduction
 from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2**30  # longer messages are cut: before MPI 4 a call counts to 2^31 - 1
 SUM_PIECE_BYTES, MOST_PIECES = 2**20, 64
 """A nonblocking sum of pieces takes a third less: while one is added up, another travels."""
-MOST_ROW_TYPES = 256  # that are kept
 MEETING_BYTES = 2**18  # from here on a call that blocks makes up for the meeting before it
 
 
@@ -55,7 +54,6 @@ class MpiBackend(MpiWorld):
     def __init__(self) -> None:
         super().__init__()
         self._sums: dict[torch.dtype, tuple[Any, Any]] = {}
-        self._row_types: dict[int, Any] = {}  # by bytes of a row
 
     def isend(
         self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0
@@ -211,27 +209,6 @@ class MpiBackend(MpiWorld):
         name = REDUCTIONS[op][0]
         return self._carry(calls, input.nbytes, tensors, among, "a reduce-scatter", async_op, name)
 
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: list[int] | None = None,
-        input_split_sizes: list[int] | None = None,
-        group: MpiGroup | None = None,
-        async_op: bool = False,
-    ) -> MpiWork | None:
-        """Sends each rank its rows.
-
-        The call with counts serves equal parts, too: another rank's may differ.
-        """
-        among, comm = self._members(group)
-        input = apart(input, output)
-        given = self._rows(input, input_split_sizes, len(among.ranks))
-        taken = self._rows(output, output_split_sizes, len(among.ranks))
-        with self._progress.lock:
-            requests = [comm.Ialltoallv(given, taken)]
-        return self._end(requests, [input, output], among, "an all-to-all", async_op)
-
     def barrier(self, group: MpiGroup | None = None, async_op: bool = False) -> MpiWork | None:
         """Waits for all ranks of a group."""
         among, comm = self._members(group)
@@ -254,19 +231,6 @@ class MpiBackend(MpiWorld):
         address, length = tensor.data_ptr(), tensor.nbytes
         begins = range(0, max(length, 1), most)
         return [self._buffer(address + one, min(most, length - one)) for one in begins]
-
-    def _rows(self, tensor: Tensor, sizes: list[int] | None, num_ranks: int) -> list[Any]:
-        # A tensor for MPI as rows: memory, rows for each rank, first row of each, type of a row.
-        counts, rows = row_counts(tensor, sizes, num_ranks), len(tensor) if tensor.dim() else 1
-        begins = [*itertools.accumulate(counts[:-1], initial=0)]
-        width, [memory] = tensor.nbytes // max(rows, 1), self._pieces(tensor, tensor.nbytes)
-        kind = self._row_types.get(width)
-        if kind is None:
-            with self._progress.lock:
-                kind = self._mpi.BYTE.Create_contiguous(width).Commit()
-            if len(self._row_types) < MOST_ROW_TYPES:
-                self._row_types[width] = kind
-        return [memory, counts, begins, kind]
 
     def _reduction(self, dtype: torch.dtype, op: Any) -> tuple[Any, Any]:
         found = self._sums.get(dtype) if op is SUM else None  # quicker than by the reduction

@@ -38,7 +38,10 @@ from hires.core.ranks.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_OF_MESSAGES = ("isend", "irecv", "gather", "scatter", "reduce_scatter", "all_to_all")
+_OF_MESSAGES = (
+    *("isend", "irecv", "gather", "scatter", "reduce_scatter"),
+    *("all_to_all", "all_to_all_single"),
+)
 """Operations that are sends and receives of the library."""
 _SUMS = ("all_reduce", "reduce", "reduce_scatter_tensor")
 

@@ -109,6 +109,13 @@ def test_ranks_with_equal_parts_may_leave_sizes_out(mpi: str, tmp_path: Path):
     assert run_mpi(mpi, mpi_jobs.sizes_of_some_ranks, 2, folder=tmp_path) == [[True] * 4] * 2
 
 
+# A call with counts left the third row as it was, without an error.
+def test_rows_that_are_missing_are_an_error(mpi: str, tmp_path: Path):
+    error, other = run_mpi(mpi, mpi_jobs.rows_of_another_number, 2, folder=tmp_path)
+    assert "has 8 bytes, and its receive 12" in error
+    assert not other
+
+
 # Both entered, and waited in Allreduce and Bcast for each other beyond any time limit.
 def test_large_calls_that_differ_end_in_time(mpi: str, tmp_path: Path):
     first, second = run_mpi(mpi, mpi_jobs.different_calls, 2, folder=tmp_path)
