@@ -108,6 +108,7 @@ def _rank(rank: int, kind: str) -> dict[str, Any]:
         pipeline = _plan(_config({"parallel": PIPELINE}))
         if number := run_pipeline(pipeline, device.torch):
             wrong.append(f"{number} numbers of the pipeline's messages are wrong")
+        comm.shutdown()
     made = [len(channels(plan)) for plan in (*(plan for _, plan in plans), pipeline)]
     return {"wrong": wrong, "messages": backend.num_messages, "channels": sum(made)}
 

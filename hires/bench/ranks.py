@@ -172,7 +172,8 @@ def _rank(
         for value in made if isinstance(made, Iterator) else [made]:
             if world.rank == 0:
                 pipe.send((_VALUE, value))
-        comm.barrier()
+        if comm.is_initialized():  # a job may leave the world, or stand for a rank of another one
+            comm.barrier()
     except HiresError as error:
         end = (_ERROR, f"{type(error).__name__}: {error}")
     except Exception as error:

@@ -43,6 +43,14 @@ def test_steps_and_messages_arrive():
     assert found["messages"] > 100
 
 
+@pytest.mark.dist
+@pytest.mark.timeout(300)
+def test_check_ends_well_in_a_process_of_its_own():
+    is_right, words = nccl_posts.nccl_posts("simulated")
+    assert is_right, words
+    assert words.startswith("a stand-in: ")
+
+
 def test_read_before_the_wait_is_seen(monkeypatch):
     def wait(self, event):
         _, post, tensor = self._open[WAITS[event.kind], event.peer, event.tag].popleft()
