@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hires.comm.backends.backend_protocol import SUM
 from hires.comm.backends.composed import apart
-from hires.comm.backends.mpi_progress import EAGER_BYTES, MpiWork
+from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
 from hires.comm.backends.mpi_types import REDUCTIONS, reduction
 from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
 from hires.core.errors import CommError
@@ -59,13 +59,15 @@ class MpiBackend(MpiWorld):
         self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0
     ) -> MpiWork:
         """Begins to send a tensor."""
-        return self._progress.begin(self._sent(tensor, dst, group, tag))
+        work = self._sent(tensor, dst, group, tag)
+        return self._progress.begin(work, looks=tensor.nbytes <= LOOK_BYTES)
 
     def irecv(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, tag: int = 0
     ) -> MpiWork:
         """Begins to receive a tensor."""
-        return self._progress.begin(self._received(tensor, src, group, tag))
+        work = self._received(tensor, src, group, tag)
+        return self._progress.begin(work, looks=tensor.nbytes <= LOOK_BYTES)
 
     def send(self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0) -> None:
         """Sends a tensor."""

@@ -36,6 +36,7 @@ SPINS = 100  # polls before a waiting rank offers its core: a tenth of a millise
 SHARE = 16  # the thread polls again after this part of the time since the last message
 LEAST_S, MOST_S = 5e-4, 1e-2  # between two polls of the thread
 EAGER_BYTES = 256  # up to this size a message waits for no call of its receiver, as a rule
+LOOK_BYTES = 4096  # up to this size a message may be complete as soon as it has begun
 QUIET_S = 1e-3  # without a message of its own, after which the thread polls for others
 LINGER_S = 0.1  # how long after the last message the thread goes to sleep, and between two looks
 LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at a poll
@@ -169,10 +170,15 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
         self._thread.start()
 
-    def begin(self, work: MpiWork) -> MpiWork:
-        """Keeps a work, and moves it on, until it is complete; returns it."""
+    def begin(self, work: MpiWork, looks: bool = True) -> MpiWork:
+        """Keeps a work, and moves it on, until it is complete; returns it.
+
+        ``looks``: it may be complete now. A look at a large message copies the one that came
+        before it, and what the caller still has to begin waits for that: with 64 MiB both ways each
+        of two ranks waited for the other's copy, and both took twice as long.
+        """
         with self.lock:
-            if not work.test():
+            if not looks or not work.test():
                 self._open[work] = None
                 self._moved_s = time.monotonic()
                 self._needed += not work.small

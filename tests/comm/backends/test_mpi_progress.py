@@ -67,6 +67,17 @@ def test_thread_looks_after_small_messages_too_but_rarely():
     progress.close()
 
 
+def test_large_message_begins_without_a_look():
+    """A look copies the message before it, and the sends that the other rank needs come later."""
+    library = Library(1)
+    progress = Progress(library.call)
+    progress.close()  # its thread would look
+    work = progress.begin(MpiWork(progress, [library], [], 1.0, "the message"), looks=False)
+    assert library.left == 1
+    assert work.wait()
+    assert library.left == 0
+
+
 def test_rank_that_waits_for_a_small_message_polls_itself():
     library, progress, work = begin(10**6, small=True)
     left = library.left
