@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shlex
 import signal
@@ -27,6 +28,8 @@ from hires.core.store import provenance, reading
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.units import gib
 
+log = logging.getLogger(__name__)
+
 SCHEMA = 1
 OPTION = "--out FOLDER"
 
@@ -34,6 +37,9 @@ Result = dict[str, Any]
 """Plain values; ``ok`` is whether every check passed, in benchmarks that have checks."""
 
 Results = Generator[Result, None, None]
+
+ORIGIN = ("git", "hires", "torch", "python", "hardware")
+"""What must be the same, besides the options, where a benchmark goes on with an earlier result."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,18 @@ class Benchmark:
         write_atomically(folder / "README.md", self.text(result, folder.name), option=OPTION)
 
     def _former(self, folder: Path | None) -> Result | None:
-        """Returns the result that a folder holds; None: none, or not of this format."""
+        """Returns the result that a folder holds; None: none of this format, code and machine."""
         if folder is None:
             return None
         result = reading.read_json(folder / f"{self.name}.json")
-        return result if result and result.get("schema") == SCHEMA else None
+        if not result or result.get("schema") != SCHEMA:
+            return None
+        here = provenance.collect()
+        if other := [name for name in ORIGIN if result.get(name) != here[name]]:
+            was = ", ".join(f"{name} {result.get(name)}" for name in other)
+            log.info("%s was measured with another %s: all of it is measured again", folder, was)
+            return None
+        return result
 
     def _parse(self, words: Sequence[str], program: str) -> tuple[Any, bool, Path | None]:
         """Returns the checked options, and the values of ``--json`` and ``--out``."""

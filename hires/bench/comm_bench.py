@@ -129,6 +129,8 @@ def measure(options: CommOptions, former: Result | None) -> Results:
         table = coarse(table)
     shown: dict[str, Any] = {**dataclasses.asdict(options), "ways": options.entered}
     shown = {key: [*value] if isinstance(value, tuple) else value for key, value in shown.items()}
+    if table is not None:  # the file may hold another one the next time
+        shown["table_digest"] = table.digest
     if options.train:
         from hires.bench.comm_training import train
 

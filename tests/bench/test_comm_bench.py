@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hires.bench import comm_bench
+from hires.bench.bench_output import origin
 from hires.bench.comm_aims import judged
 from hires.bench.comm_bench import BENCHMARK, CommOptions
 from hires.bench.comm_tables import facts, tables
@@ -165,6 +166,35 @@ def test_small_sweep_is_kept_and_goes_on_where_it_stopped(tmp_path, capsys):
     again = json.loads((tmp_path / "comm.json").read_text())
     assert again["rows"][0]["ways"] == first
     assert len(again["rows"]) == 4
+
+
+def test_cells_of_another_table_are_not_taken_over(tmp_path, monkeypatch):
+    def sweep(options, cells, ways, rows, table):
+        rows.append(row("all_reduce", 64, {"mpi": 1.0}))
+        yield
+
+    def measured(fastest, former):
+        times = {"mpi": 2.0, "shm": 2.0, fastest: 1.0}
+        table_of([row("all_reduce", 64, times)], {}, "mpi").write(tmp_path / "table.json")
+        *_, last = comm_bench.measure(CommOptions(table=str(tmp_path / "table.json")), former)
+        return last
+
+    monkeypatch.setattr(comm_bench, "sweep", sweep)
+    first = measured("mpi", None)
+    assert len(measured("mpi", first)["rows"]) == 2
+    assert len(measured("shm", first)["rows"]) == 1
+
+
+@pytest.mark.parametrize("name", ["git", "torch", "hardware"])
+def test_cells_of_another_code_or_machine_are_not_taken_over(tmp_path, name, caplog):
+    former = {**origin("hires bench comm"), "rows": [1]}
+    kept = tmp_path / "comm.json"
+    kept.write_text(json.dumps(former))
+    assert BENCHMARK._former(tmp_path) == former
+    kept.write_text(json.dumps({**former, name: "another"}))
+    with caplog.at_level("INFO"):
+        assert BENCHMARK._former(tmp_path) is None
+    assert f"measured with another {name} another: all of it is measured again" in caplog.text
 
 
 @pytest.mark.dist
