@@ -116,8 +116,9 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
         checkpoint=CheckpointConfig(resume="never"),
         engine=dataclasses.replace(config.engine, compile="off"),
         quant=QuantConfig(
-            # Ranges do not depend on the type of weights, which layers are kept does.
+            # Ranges depend on neither of these, which layers are kept does.
             weights=QuantConfig.weights if quant.auto is None else quant.weights,
+            linear=QuantConfig.linear if quant.auto is None else quant.linear,
             keep=quant.keep,
             observer=quant.observer,
             percentile=quant.percentile,

@@ -4,7 +4,8 @@
     together   all but the k worst are rounded: the smallest k is taken whose error is within bounds
 
 Every error is measured on the first batch, in the run's own layout, as a share of the output's
-power. Weights are rounded as ``quant.weights`` stores them.
+power. Weights are rounded as ``quant.weights`` stores them. Of a linear layer with dynamic scales
+the input is rounded, row by row, in the place of its value; so it is for other readers of it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.core.config.quant_config import INT4, noise_bound
+from hires.core.config.quant_config import DYNAMIC, INT4, noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import decibels, fake_quantized, one_step, own_part
 from hires.engine.loader import Data
 from hires.engine.quantized_tensors import NUMBERS, PACKED, rounded_weight
 from hires.parallel.context import Context
-from hires.plan.graph import describe
+from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8_tensors import weight_form
+from hires.plan.passes.quantise import LINEAR
+from hires.quant.row_scales import fake_quantized_rows
 from hires.quant.scales import Scales
 
 log = logging.getLogger(__name__)
@@ -42,10 +45,12 @@ def kept_layers(
     bound = noise_bound(config.quant.auto)
     assert bound is not None
     measure = OutputError(config, engine, source, scales)
+    graph = engine.context.plan.graph
+    by_row = _by_row(config, graph)
     layers = [
         node
-        for node in engine.context.plan.graph.nodes
-        if facts_of(node.kind).multiplies and node.name in scales.values
+        for node in graph.nodes
+        if facts_of(node.kind).multiplies and (node.name in scales.values or node.name in by_row)
     ]
     alone = {node.name: measure({node.name}) for node in layers}
     every = decibels(1.0, measure({*alone}))
@@ -61,12 +66,19 @@ def kept_layers(
     return {n: f"quant.auto: {decibels(1.0, alone[n]):.1f} dB alone" for n in worst[:enough]}
 
 
+def _by_row(config: RunConfig, graph: Graph) -> dict[str, Node]:
+    # The layers whose inputs are rounded while they are computed.
+    dynamic = config.quant.linear == DYNAMIC
+    return {node.name: node for node in graph.nodes if dynamic and node.kind in LINEAR}
+
+
 class OutputError:
     """Measures what rounding some layers does to the network's output, on the first batch."""
 
     def __init__(self, config: RunConfig, engine: RankEngine, source: Data, scales: Scales) -> None:
         self._config, self._engine, self._source = config, engine, source
         self._values, self._graph = scales.values, engine.context.plan.graph
+        self._by_row = _by_row(config, self._graph)
         self._tensors = {**engine.tensors, **engine.derived.tensors}
         self._make = PACKED if config.quant.weights == INT4 else NUMBERS
         self._exact = self._outputs(frozenset())
@@ -123,7 +135,9 @@ class OutputError:
         name: str,
         value: Any,
     ) -> None:
-        if name in rounded:
+        if any(name == self._by_row[layer].inputs[0] for layer in self._by_row.keys() & rounded):
+            value.copy_(fake_quantized_rows(value))
+        if name in rounded and name not in self._by_row:
             value.copy_(fake_quantized(value, self._values[name]))
         if name == context.plan.graph.output:
             own = own_part(context, name, value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -188,13 +189,16 @@ def _pack_of(
 
 def _input_shape(node: Node, context: Context, window: Window | None = None) -> list[int]:
     # Of what a kernel gets on this rank; ``window``: the pixels that it reads of a map.
-    [samples, *shape] = context.plan.graph.shape(node.inputs[0])
-    if context.stage.layout[node.name] == SHARDED:
-        samples = context.samples[1] - context.samples[0]
+    [source, *_], stage, graph = node.inputs, context.stage, context.plan.graph
+    layout, shape = stage.layout[source], graph.shape(source)
+    if layout in (TILED, SHARDED):
+        rect = (*context.samples, 0, 1) if layout == SHARDED else context.extent(node.name)
+        dims = dims_of(graph, stage, source)
+        shape = [math.prod(local_size(factor, rect) for factor in dim) for dim in dims]
     if window is not None:
         r0, r1, c0, c1 = window.rect
-        shape = [shape[0], r1 - r0, c1 - c0]
-    return [samples, *shape]
+        shape = [*shape[:2], r1 - r0, c1 - c0]
+    return shape
 
 
 def _fused_linear(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:

@@ -30,8 +30,10 @@ from hires.quant.int8_kernels import (
     convolve_int8,
     multiply_add_int8,
     multiply_int8,
+    nearest_numbers,
     pack_int8,
 )
+from hires.quant.row_scales import multiply_rows
 
 Args = dict[str, Any]
 
@@ -48,7 +50,7 @@ def _quantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
     factor = torch.tensor(1.0 / node.args["scale"], dtype=torch.float32).item()
 
     def run(args: Args) -> Tensor:
-        return _numbers(args["input"].float() * factor, args["zero_point"])
+        return nearest_numbers(args["input"].float() * factor, args["zero_point"])
 
     return run
 
@@ -118,9 +120,16 @@ def _linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
 
 
 @PACKERS.register("q_linear")
+@PACKERS.register("q_dynamic_linear")
 def _pack_linear(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
     column = [1, shape[-1], math.prod(shape[:-1]), 1]
     return pack_int8(column, args["weight"], Geometry(), args["multiplier"])
+
+
+@NODE_KERNELS.register("q_dynamic_linear")
+def _dynamic_linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    names = "weight", "multiplier", "offset", "bias"
+    return lambda args: multiply_rows(args["input"].float(), *(args[name] for name in names))
 
 
 @WINDOW_KERNELS.register("q_conv2d")
@@ -187,13 +196,13 @@ def _avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
     real = x.float() - args["zero_point"]
     total = F.avg_pool2d(real, size, stride, w.padding, args["ceil_mode"], divisor_override=1)
     mean = total / pool_divisors(w, args, total)
-    return _numbers(mean * args["factor"], args["offset"], args["low"], args["high"])
+    return nearest_numbers(mean * args["factor"], args["offset"], args["low"], args["high"])
 
 
 @WINDOW_KERNELS.register("q_interpolate")
 def _interpolate(w: Window, x: Tensor, args: Args) -> Tensor:
     mixed = resampled(w, x)
-    return _numbers(mixed * args["factor"], args["offset"], args["low"], args["high"])
+    return nearest_numbers(mixed * args["factor"], args["offset"], args["low"], args["high"])
 
 
 # Sums of unsigned numbers need up to 36 bits, which travel as two fp32 numbers of 24 bits or fewer.
@@ -208,7 +217,9 @@ def _digits(x: Tensor, r: Reduced) -> Tensor:
 def _mean(sent: Tensor, r: Reduced) -> Tensor:
     upper, lower = sent.double().sum(0)
     total = (upper * 2**DIGITS + lower).float()
-    return _numbers(total * r.args["factor"], r.args["offset"], r.args["low"], r.args["high"])
+    return nearest_numbers(
+        total * r.args["factor"], r.args["offset"], r.args["low"], r.args["high"]
+    )
 
 
 declare("q_mean", _digits, _mean)
@@ -230,8 +241,3 @@ def _rescaling(node: Node, context: Context) -> Rescaling:
     shape = node.shape or []
     channels = shape[1] if len(shape) == 4 else shape[-1]
     return Rescaling(channels, node.args["factor"], node.args["offset"], context.device)
-
-
-def _numbers(scaled: Tensor, offset: float, low: int = 0, high: int = 255) -> Tensor:
-    # The nearest numbers; ``scaled`` is used up.
-    return scaled.add_(offset).round_().clamp_(low, high).to(torch.uint8)

@@ -28,6 +28,8 @@ from typing import NamedTuple
 BITS = 8
 LAST = 255
 """The largest unsigned number."""
+MOST_PRODUCTS = (2**31 - 1) // (255 * 127)
+"""Products of an activation and a weight of which 32 bits hold any sum."""
 GROUP = 64
 """Neighbouring weights of a channel that share a step when they are stored in 4 bits."""
 

@@ -147,8 +147,7 @@ def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
     ``factor`` and ``offset`` are fp32 of equal shapes, which broadcast to that of ``x``.
     """
     if factor.shape != (*x.shape[:2], 1, 1) or not x.numel() or not by_onednn(x):
-        y = x.float().mul_(factor).add_(offset)
-        return y.round_().clamp_(0, 255).to(torch.uint8)
+        return nearest_numbers(x.float().mul_(factor), offset)
     # Each image is a convolution of every channel with a weight of one.
     channels = x.shape[1]
     weight, how = torch.ones((channels, 1, 1, 1), dtype=torch.int8), Geometry(groups=channels)
@@ -158,6 +157,13 @@ def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
         for image, rescale in zip(x, rescales, strict=True)
     ]
     return torch.cat(parts)
+
+
+def nearest_numbers(
+    scaled: Tensor, offset: Tensor | float, low: int = 0, high: int = 255
+) -> Tensor:
+    """Returns the numbers nearest to ``scaled + offset``, uint8; ``scaled`` is used up."""
+    return scaled.add_(offset).round_().clamp_(low, high).to(torch.uint8)
 
 
 class Rescaling:

@@ -4,7 +4,8 @@
                          "images": 256, "values": {value: [scale, zero point]},
                          "ranges": {value: [low, high]},
                          "kept": {node: reason}, "noise": {value: dB},
-                         "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4"}
+                         "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4",
+                         "linear": "static" or "dynamic"}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.quant_config import INT4, WEIGHTS
+from hires.core.config.quant_config import DYNAMIC, INT4, LINEAR, STATIC, WEIGHTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
@@ -61,6 +62,8 @@ class Scales:
     """Digest of what decides them (:func:`calibration_key`)."""
     weight_type: str = INT8
     """In which type that file holds weights: int8 or int4."""
+    linear: str = STATIC
+    """For which linear layers it holds tensors: with static or dynamic scales of their input."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -76,6 +79,7 @@ class Scales:
             "noise": dict(self.noise),
             "weights": self.weights,
             "weight_type": self.weight_type,
+            "linear": self.linear,
         }
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
@@ -153,6 +157,13 @@ def stored_scales(config: RunConfig) -> Scales | None:
             f"quant.weights={INT4} does not go with weights={file}, which holds weights of 8 bits; "
             f"leave it out, or make another file with `hires quantize quant.weights={INT4}`"
         )
+    if config.quant.linear == DYNAMIC != scales.linear:
+        raise ConfigError(
+            f"quant.linear={DYNAMIC} does not go with weights={file}, which holds linear layers "
+            f"with static scales; leave it out, make another file with `hires quantize "
+            f"quant.linear={DYNAMIC}`, or give the float weights and "
+            f"quant.scales={file.with_suffix(SUFFIX)}"
+        )
     if config.quant.scales not in (None, str(file.with_suffix(SUFFIX))):
         raise ConfigError(
             f"quant.scales={config.quant.scales} does not go with weights={file}, which has scales "
@@ -164,6 +175,11 @@ def stored_scales(config: RunConfig) -> Scales | None:
 def weight_type(config: RunConfig, scales: Scales) -> str:
     """Returns in which type weights are stored: that of a run's file, or ``quant.weights``."""
     return scales.weight_type if scales.weights else config.quant.weights
+
+
+def linear_way(config: RunConfig, scales: Scales) -> str:
+    """Returns the scales of linear layers' inputs: those of a run's file, or ``quant.linear``."""
+    return scales.linear if scales.weights else config.quant.linear
 
 
 def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
@@ -197,7 +213,11 @@ def _checked(held: Any) -> Scales:
     of = held.get("weight_type", INT8)  # which older files lack
     if of not in WEIGHTS:
         raise ValueError(f"weights of the type {str(of)[:20]!r}, this hires reads int8 and int4")
-    return Scales(network, observer, images, values, ranges, kept, noise, weights, source, of)
+    linear = held.get("linear", STATIC)
+    if linear not in LINEAR:
+        raise ValueError(f"linear layers of {str(linear)[:20]!r} scales, not {' or '.join(LINEAR)}")
+    rest = kept, noise, weights, source, of, linear
+    return Scales(network, observer, images, values, ranges, *rest)
 
 
 def _affine(name: str, held: Any) -> Affine:

@@ -22,14 +22,18 @@ NET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}}
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("weights", "most"), [("int8", 0.4), ("int4", 0.17)])
-def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, most):
+@pytest.mark.parametrize(
+    ("weights", "linear", "most"),
+    [("int8", "static", 0.4), ("int4", "static", 0.17), ("int4", "dynamic", 0.17)],
+)
+def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, linear, most):
     config = calibration(precision={"name": "fp32"}, **NET)
     path, _ = folder_of(tmp_path, config)
     run_ranks(run_folders, 1, [str(path)])
     place = path / "a0" / file_names.SCALES
     single = quantised_config(config, place)
-    single = dataclasses.replace(single, quant=dataclasses.replace(single.quant, weights=weights))
+    chosen = dataclasses.replace(single.quant, weights=weights, linear=linear)
+    single = dataclasses.replace(single, quant=chosen)
     file = tmp_path / "n8.safetensors"
     plan = plan_of(single)
     facts = write_quantised(single, plan, file)
@@ -40,10 +44,12 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, most):
     assert (facts["packed"] > 5) == (weights == "int4")
     assert (min(facts["weight_noise_db"].values()) < 30) == (weights == "int4")
     digest = find_weights(str(file)).digest()
-    scales = dataclasses.replace(read_scales(place), weights=digest, weight_type=weights)
+    facts = {"weights": digest, "weight_type": weights, "linear": linear}
+    scales = dataclasses.replace(read_scales(place), **facts)
     write_scales(file.with_suffix(".json"), scales)
     assert sorted(p.name for p in tmp_path.glob("n8*")) == ["n8.json", "n8.safetensors"]
-    quant = dataclasses.replace(single.quant, scales=None, weights="int8")  # the file has its own
+    # The file has its own.
+    quant = dataclasses.replace(single.quant, scales=None, weights="int8", linear="static")
     stored = dataclasses.replace(single, batch=4, weights=str(file), quant=quant)
     answers = []
     for tiles in ([1, 1], [2, 1]):
@@ -57,6 +63,8 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, most):
             makes = {(fact.recipe or {}).get("make") for fact in plan.graph.params.values()}
             assert ("quantized_multiplier" in makes) == (name == "made")
             assert ("unpacked_weight" in makes) == (weights == "int4")
+            kinds = {node.kind for node in plan.graph.nodes}
+            assert ("q_dynamic_linear" in kinds) == (linear == "dynamic")
             given.append((name, to_dict(one), plan.to_dict()))
         [answer, *_] = run_ranks(evaluate_each, tiles[0], given)
         answers += [answer["made"], answer["stored"]]

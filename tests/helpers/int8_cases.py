@@ -81,3 +81,33 @@ def cases(count: int, seed: int = 0) -> list[Case]:
     drawn = random.Random(seed)
     torch.manual_seed(seed)
     return [Case(drawn) for _ in range(count)]
+
+
+def rows_by_definition(
+    x: Tensor, weight: Tensor, multiplier: Tensor, offset: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Returns what ``multiply_rows`` makes, in float64 with the roundings of its definition.
+
+    An operation on numbers of fp32 that is rounded from float64 is rounded as fp32 rounds it.
+    """
+
+    def single(y: Tensor) -> Tensor:
+        return y.float().double()
+
+    known = torch.where(x.isfinite(), x, 0.0).double()
+    low, high = known.amin(-1, keepdim=True), known.amax(-1, keepdim=True)
+    low, high = torch.minimum(low, low * 0), torch.maximum(high, high * 0)
+    scale = single(single(high / 255) - single(low / 255))
+    empty = scale < 2.0**-126
+    scale = torch.where(empty, 1.0, scale)
+    factor = single(1 / scale)
+    zero_point = single(-low * factor).round().clamp(0, 255)
+    zero_point = torch.where(empty, 0.0, zero_point)
+    numbers = single(single(x.double() * factor) + zero_point).round().clamp(0, 255)
+    numbers = torch.where(x.isnan(), 0.0, numbers)
+    sums = numbers @ weight[:, :, 0, 0].double().t()
+    y = single(single(sums) * multiplier.double())
+    y = single(y + single(zero_point * offset.double()))
+    y = single(y * scale)
+    y = y if bias is None else single(y + bias.double())
+    return y.float()

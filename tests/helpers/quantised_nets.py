@@ -50,6 +50,7 @@ class QuantisedNet:
         x: Tensor,
         kept: Mapping[str, str] | None = None,
         weights: str = "int8",
+        linear: str = "static",
     ) -> None:
         torch.manual_seed(0)
         self.net, self.x = net.eval(), x.contiguous(memory_format=torch.channels_last)
@@ -63,7 +64,7 @@ class QuantisedNet:
             for name, value in self.float_values.items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
-        self.graph = quantised(self.float_graph, self.affines, kept or {}, weights)
+        self.graph = quantised(self.float_graph, self.affines, kept or {}, weights, linear)
         self.kept, self.weights = kept or {}, weights
 
     @property

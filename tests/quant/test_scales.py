@@ -55,6 +55,8 @@ DAMAGE = {
     "weights of 2 bits": {"weight_type": "int2"},
     "a number for a type": {"weight_type": 4},
     "a list for a type": {"weight_type": ["int4"]},
+    "scales of linear layers that are none": {"linear": "sometimes"},
+    "a list for those of linear layers": {"linear": ["dynamic"]},
 }
 
 
@@ -76,16 +78,17 @@ def test_every_truncated_file_is_refused(tmp_path):
             read_scales(tmp_path / "a.json")
 
 
-def test_weights_of_a_file_that_does_not_say_have_8_bits(tmp_path):
-    held = json.loads(dataclasses.replace(GOOD, weight_type="int4").text())
+def test_a_file_that_does_not_say_has_8_bits_and_static_scales(tmp_path):
+    new = dataclasses.replace(GOOD, weight_type="int4", linear="dynamic")
+    held = json.loads(new.text())
     (tmp_path / "new.json").write_text(json.dumps(held))
-    assert read_scales(tmp_path / "new.json").weight_type == "int4"
-    del held["weight_type"]  # as files were written before there were others
+    assert read_scales(tmp_path / "new.json") == new
+    del held["weight_type"], held["linear"]  # as files were written before there were others
     (tmp_path / "old.json").write_text(json.dumps(held))
     assert read_scales(tmp_path / "old.json") == GOOD
 
 
-@pytest.mark.parametrize("key", sorted({*json.loads(GOOD.text())} - {"weight_type"}))
+@pytest.mark.parametrize("key", sorted({*json.loads(GOOD.text())} - {"weight_type", "linear"}))
 def test_a_missing_key_is_named(tmp_path, key):
     held = json.loads(GOOD.text())
     del held[key]

@@ -14,6 +14,7 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible, with_classes
 from hires.cli.screens.screen import plural, print_config, print_table
+from hires.core.config.quant_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store.files import make_folder
@@ -35,6 +36,7 @@ PARSER = Parser(
         "hires quantize weights=net.pt data=digits out=n8.safetensors quant.images=64",
         "hires quantize weights=net.pt parallel=sp quant.observer=percentile out=n8.safetensors",
         "hires quantize weights=net.pt data=digits quant.weights=int4 out=n4.safetensors",
+        "hires quantize weights=vit.pt data=digits quant.linear=dynamic out=v8.safetensors",
         "hires quantize quant.calibration=noise out=fast.safetensors        to measure speed only",
         "hires run task=infer precision=int8 weights=n8.safetensors parallel=sp",
     ),
@@ -85,8 +87,8 @@ def _write(
     written = planner.write_quantised(single, plan, file)
     kept = {n: why for n, why in plan.graph.kept.items() if why.startswith("quant.")}
     digest = find_weights(str(file)).digest()
-    of = config.quant.weights
-    scales = dataclasses.replace(scales, kept=kept, weights=digest, weight_type=of)
+    of, linear = config.quant.weights, config.quant.linear
+    scales = dataclasses.replace(scales, kept=kept, weights=digest, weight_type=of, linear=linear)
     write_scales(out, scales)
     layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
     facts = {
@@ -132,6 +134,7 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
     bits = f", {facts['packed']} of them with weights of 4 bits" if facts["packed"] else ""
     layers = plural(facts["quantised"], "layer")
-    print(f"{scales.observer} calibrated {many}; {layers} in int8{bits}")
+    by_row = ", linear ones with a scale for each row" if scales.linear == DYNAMIC else ""
+    print(f"{scales.observer} calibrated {many}; {layers} in int8{bits}{by_row}")
     before, after = facts["float_bytes"] / MIB, facts["bytes"] / MIB
     print(f"weights: {before:.1f} -> {after:.1f} MiB in {facts['weights']}, scales in {out}")

@@ -14,6 +14,8 @@ OBSERVERS = ("entropy", "percentile", "min_max", "moving_average")
 CALIBRATIONS = ("data", "noise")
 INT4 = "int4"
 WEIGHTS = (INT8, INT4)
+STATIC, DYNAMIC = "static", "dynamic"
+LINEAR = (STATIC, DYNAMIC)
 _BOUND = re.compile(r"(\d+(?:\.\d+)?) ?dB", re.IGNORECASE)
 
 
@@ -43,6 +45,10 @@ class QuantConfig(Section, key="quant"):
     weights: str = choice(INT8, WEIGHTS)
     """In how many bits weights are stored: ``int8``, or ``int4``, half of that and less accurate.
     Ranks unpack those of 4 bits at their start. A file of weights has its own."""
+    linear: str = choice(STATIC, LINEAR)
+    """Where linear layers have the scale of their input from: ``static``, from the calibration, or
+    ``dynamic``, from the numbers of each row (sample, pixel or token) while it is computed. A file
+    of weights has its own."""
     observer: str = choice("entropy", OBSERVERS)
     """How the range of a value follows from calibration images: ``entropy`` (least loss of
     information, as TensorRT), ``percentile``, ``min_max``, or ``moving_average`` (of the smallest

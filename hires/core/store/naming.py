@@ -79,6 +79,7 @@ LATER: dict[str, Any] = {
     "data.validation": 0.1,
     "data.split_seed": 0,
     "quant.weights": "int8",
+    "quant.linear": "static",
     "quant.observer": "entropy",
     "quant.percentile": 99.99,
     "quant.images": 256,

@@ -65,9 +65,9 @@ def linear(node: Node, graph: Graph) -> Product:
 
 
 def quantized_linear(node: Node, graph: Graph) -> Product:
-    """As :func:`linear`, with a weight (out, in, 1, 1), and two vectors in the place of a bias."""
-    names = "input", "weight", "multiplier", "offset"
-    x, weight, *vectors = _refs(*(node.args[name] for name in names))
+    """As :func:`linear`, with a weight (out, in, 1, 1), and two vectors beside a bias, if any."""
+    names = "input", "weight", "multiplier", "offset", "bias"
+    x, weight, *vectors = _refs(*(node.args.get(name) for name in names))
     out: list[Hashable] = [*range(_rank(graph, x) - 1), "out"]
     terms = [Term(x, (*out[:-1], "in")), Term(weight, ("out", "in", "row", "col"))]
     return [*terms, *(Term(ref, ("out",)) for ref in vectors)], out, False

@@ -5,6 +5,8 @@ is planned is complete. What lies outside the image is the zero point. Operators
 among numbers (max-pool, slice, cat, PixelShuffle ...) are torch's own.
 
     numbers of a result = round(sum * factor + offset), clamped to low .. high
+
+``q_dynamic_linear`` takes and makes real numbers: it quantises the rows of its input itself.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ declare(
 )
 declare("q_interpolate", windowed(window=WindowFacts(resampled), quantized=True))
 declare(
-    "q_linear",
+    "q_linear q_dynamic_linear",
     OperatorFacts(
         ("product",),
         "samples",

@@ -6,9 +6,11 @@ Operators of single numbers are in :mod:`hires.plan.passes.int8_pointwise`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
+from hires.core.config.quant_config import DYNAMIC
 from hires.plan.graph import Node
 from hires.plan.operators.activations import Activation, unfused
 from hires.plan.operators.operator_table import has_stored_statistics
@@ -23,9 +25,9 @@ from hires.plan.passes.int8_arithmetic import (
     rescaled,
     sum_before,
 )
-from hires.plan.passes.int8_tensors import layer_tensors, weight_form
+from hires.plan.passes.int8_tensors import layer_tensors, row_tensors, weight_form
 from hires.plan.passes.quantise import FOLLOWS, RULES, QuantisedValue, Quantiser
-from hires.quant.affine import Affine
+from hires.quant.affine import MOST_PRODUCTS, Affine
 
 REAL = Affine(1.0, 0)
 """Of values that are computed as real numbers."""
@@ -187,9 +189,17 @@ def _by_channel(q: Quantiser, node: Node, weight: str, channels: int) -> str:
 @RULES.register("linear")
 @RULES.register("fused_linear")
 def _linear(q: Quantiser, node: Node) -> str:
-    x, weight = q.number(_value(node.args["input"])), node.args["weight"].get("param")
-    if x is None or weight is None:
-        return "its input has no scale" if x is None else "its weight is computed"
+    weight, bias = (node.args.get(name) or {} for name in ("weight", "bias"))
+    if "value" in weight or "value" in bias:
+        return f"its {'weight' if 'value' in weight else 'bias'} is computed"
+    weight = weight["param"]
+    if q.graph.params[weight].shape[-1] > MOST_PRODUCTS:
+        return "it sums more products than 32 bits hold"
+    if q.linear == DYNAMIC:
+        return _dynamic_linear(q, node, weight)
+    x = q.number(_value(node.args["input"]))
+    if x is None:
+        return "its input has no scale"
     shape = [*q.graph.params[weight].shape, 1, 1]
 
     def sums(to: Affine, bounds: dict[str, int], dtype: str = "uint8") -> dict[str, Any]:
@@ -200,6 +210,15 @@ def _linear(q: Quantiser, node: Node) -> str:
     if q.scale_of(node) is None or not q.wants_numbers(node.name):
         return _real(q, node, "q_linear", activation, sums(REAL, ALL, "float32"))
     return _activated(q, node, "q_linear", activation, sums)
+
+
+def _dynamic_linear(q: Quantiser, node: Node, weight: str) -> str:
+    """Adds a layer of real numbers, whose rows are quantised when they are there."""
+    if node.dtype != "float32":
+        return f"it computes in {node.dtype}"
+    made = {"input": {"value": q.real(_value(node.args["input"]))}, **row_tensors(q, node, weight)}
+    made["bias"] = node.args.get("bias")
+    return _real(q, node, "q_dynamic_linear", node.args.get("activation"), made)
 
 
 @RULES.register("avg_pool2d")
@@ -225,21 +244,20 @@ def _adaptive_pool(q: Quantiser, node: Node) -> str:
 
 @RULES.register("mean")
 def _mean(q: Quantiser, node: Node) -> str:
-    dims = node.args.get("dim")
-    pixels = isinstance(dims, list) and sorted(dim % 4 for dim in dims) == [2, 3]
-    if not pixels or len(q.graph.shape(node.inputs[0])) != 4:
+    dims, rank = node.args.get("dim"), len(q.graph.shape(node.inputs[0]))
+    of_pixels = {4: [2, 3], 3: [1]}.get(rank)  # of a map (n, C, H, W), or of tokens (n, H W, C)
+    if not isinstance(dims, list) or sorted(dim % rank for dim in dims) != of_pixels:
         return "it is no mean of all pixels"
-    return _mean_of(q, node, [2, 3], keepdim=bool(node.args.get("keepdim")))
+    return _mean_of(q, node, of_pixels, keepdim=bool(node.args.get("keepdim")))
 
 
 def _mean_of(q: Quantiser, node: Node, dims: list[int], keepdim: bool) -> str:
     x = own_numbers(q, node)
-    if x is None or len(q.graph.shape(node.inputs[0])) != 4:
+    if x is None:
         return FOLLOWS
-    affine = q.scale_of(node, x.affine) or x.affine
-    rows, cols = q.graph.shape(node.inputs[0])[2:]
+    affine, shape = q.scale_of(node, x.affine) or x.affine, q.graph.shape(node.inputs[0])
     how = rescaled(x.affine, affine)
-    how["factor"] /= rows * cols
+    how["factor"] /= math.prod(shape[dim] for dim in dims)
     made = {"input": x.ref, "dim": dims, "keepdim": keepdim, **how, **ALL}
     return q.made(node, "q_mean", made, affine)
 

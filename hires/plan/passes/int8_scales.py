@@ -16,7 +16,7 @@ from hires.plan.passes import (  # noqa: F401, they register the rules
     int8_rules,
 )
 from hires.plan.passes.quantise import quantised
-from hires.quant.scales import scales_of, weight_type
+from hires.quant.scales import linear_way, scales_of, weight_type
 
 
 def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
@@ -40,7 +40,8 @@ def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
             "calibrate this one with `hires quantize`"
         )
     kept = {**scales.kept, **kept_by_name(graph, config)}
-    return quantised(graph, scales.values, kept, weight_type(config, scales))
+    chosen = weight_type(config, scales), linear_way(config, scales)
+    return quantised(graph, scales.values, kept, *chosen)
 
 
 def kept_by_name(graph: Graph, config: RunConfig) -> dict[str, str]:

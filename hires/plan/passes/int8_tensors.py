@@ -37,11 +37,9 @@ def layer_tensors(
     ``form`` says in which form the weight is held; ``shape`` is that of this form.
     """
     shape = shape or {**q.graph.params, **q.params}[weight].shape
-    recipe: dict[str, Any] = {"make": "quantized_scale", "params": [weight], **form}
-    scale = q.param(f"{node.name}:scale8", shape[:1], "float64", recipe)["param"]
-    numbers = _numbers(q, node, shape, {"params": [weight, scale], **form})
+    scale, numbers = _scale_and_numbers(q, node, weight, shape, form)
     factor = x.affine.scale / to.scale
-    recipe = {"make": "quantized_multiplier", "params": [scale], "factor": factor}
+    recipe: dict[str, Any] = {"make": "quantized_multiplier", "params": [scale], "factor": factor}
     multiplier = q.param(f"{node.name}:multiplier8", shape[:1], "float32", recipe)
     bias = node.args.get("bias")
     recipe = {
@@ -52,6 +50,22 @@ def layer_tensors(
         "zero_point": x.affine.zero_point,
     }
     offset = q.param(f"{node.name}:offset8", shape[:1], "float32", recipe)
+    return {"weight": numbers, "multiplier": multiplier, "offset": offset}
+
+
+def row_tensors(q: Quantiser, node: Node, weight: str) -> dict[str, Any]:
+    """Adds the tensors of a linear layer whose rows have scales of their own; as arguments.
+
+    The offset is that of a zero point of 1. The bias is the layer's own.
+    """
+    shape = [*q.graph.params[weight].shape, 1, 1]
+    scale, numbers = _scale_and_numbers(q, node, weight, shape, {})
+    # Names of their own: a file of static layers has others in the place of these.
+    recipe: dict[str, Any] = {"make": "quantized_multiplier", "params": [scale], "factor": 1.0}
+    multiplier = q.param(f"{node.name}:row_multiplier8", shape[:1], "float32", recipe)
+    of = [numbers["param"], multiplier["param"]]
+    recipe = {"make": "quantized_offset", "params": of, "add": 0.0, "zero_point": 1}
+    offset = q.param(f"{node.name}:row_offset8", shape[:1], "float32", recipe)
     return {"weight": numbers, "multiplier": multiplier, "offset": offset}
 
 
@@ -74,6 +88,15 @@ def stored_params(graph: Graph) -> set[str]:
         recipe = fact.recipe or {}
         names |= {*recipe["params"]} if recipe.get("make") == UNPACKED else {name}
     return {name for name in names if not graph.params[name].is_constant}
+
+
+def _scale_and_numbers(
+    q: Quantiser, node: Node, weight: str, shape: list[int], form: dict[str, Any]
+) -> tuple[str, Any]:
+    # The name of the scales of a weight's channels, and its numbers as an argument.
+    recipe = {"make": "quantized_scale", "params": [weight], **form}
+    scale = q.param(f"{node.name}:scale8", shape[:1], "float64", recipe)["param"]
+    return scale, _numbers(q, node, shape, {"params": [weight, scale], **form})
 
 
 def _numbers(q: Quantiser, node: Node, shape: list[int], of_weight: dict[str, Any]) -> Any:

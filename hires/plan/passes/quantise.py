@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from hires.core.config.quant_config import DYNAMIC, STATIC
 from hires.core.precisions import INT8
 from hires.core.registry import Registry
 from hires.plan.conversions import renamed
@@ -27,6 +28,8 @@ from hires.quant.affine import Affine
 NUMBERS = "uint8"
 FOLLOWS = "its input is computed in float"
 """Why a node stays in float that could compute with numbers: others are to blame."""
+LINEAR = ("linear", "fused_linear")
+"""Operators that ``quant.linear`` is about."""
 
 
 class QuantisedValue(NamedTuple):
@@ -49,16 +52,21 @@ RULES: Registry[Rule] = Registry("int8 rule")
 
 
 def quantised(
-    graph: Graph, values: Mapping[str, Affine], kept: Mapping[str, str], weights: str = INT8
+    graph: Graph,
+    values: Mapping[str, Affine],
+    kept: Mapping[str, str],
+    weights: str = INT8,
+    linear: str = STATIC,
 ) -> Graph:
     """Returns a network that computes with numbers what it can; a second time it changes nothing.
 
     ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
-    float with the reason, ``weights`` in which type the numbers of weights are stored.
+    float with the reason, ``weights`` in which type the numbers of weights are stored, ``linear``
+    where linear layers have the scale of their input from.
     """
     if any(facts_of(node.kind).quantized for node in graph.nodes):
         return graph
-    return Quantiser(graph, values, kept, weights).run()
+    return Quantiser(graph, values, kept, weights, linear).run()
 
 
 class Quantiser:
@@ -70,8 +78,10 @@ class Quantiser:
         values: Mapping[str, Affine],
         kept: Mapping[str, str],
         weights: str = INT8,
+        linear: str = STATIC,
     ) -> None:
         self.graph, self.values, self.kept, self.weights = graph, values, dict(kept), weights
+        self.linear = linear
         self.nodes: list[Node] = []
         self.params: dict[str, Parameter] = {}
         self.numbers: dict[str, QuantisedValue] = {}
@@ -127,7 +137,7 @@ class Quantiser:
     def wants_numbers(self, value: str) -> bool:
         """Whether some reader of a value may compute with numbers."""
         readers = (self.graph.nodes[index] for index in self.graph.consumers.get(value, []))
-        return any(not self._why_float(reader) for reader in readers)
+        return any(not (self._why_float(node) or self._reads_real(node)) for node in readers)
 
     def scale_of(self, node: Node, like: Affine | None = None) -> Affine | None:
         """Returns the scale of a node's value: the given one, or else another's."""
@@ -178,6 +188,9 @@ class Quantiser:
         if node.shape is None or node.name not in self.graph.of_images:
             return "it is no map of the image"
         return "" if "float" in (node.dtype or "") else "it is no map of real numbers"
+
+    def _reads_real(self, node: Node) -> bool:
+        return self.linear == DYNAMIC and node.kind in LINEAR
 
     def _only_moves(self, node: Node) -> bool:
         facts = facts_of(node.kind)

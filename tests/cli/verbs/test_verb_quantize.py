@@ -270,6 +270,44 @@ def test_a_file_of_8_bits_is_not_read_as_one_of_4(hires):
     assert "which holds weights of 8 bits; leave it out" in answer.err
 
 
+@pytest.fixture
+def dynamic(hires, ranks):
+    answer = hires(*NET, "data=synthetic", "quant.linear=dynamic", "out=n8.safetensors")
+    assert answer.code == 0, answer.err
+    return answer
+
+
+@pytest.mark.parametrize("layout", ["single", "sp", "pp"])
+def test_a_file_of_dynamic_linear_layers_is_read_in_any_layout(hires, dynamic, layout):
+    assert "linear ones with a scale for each row" in dynamic.out
+    answer = hires(*INT8, f"parallel={layout}", "--json")
+    assert answer.code == 0, answer.err
+    graph = Plan.from_dict(json.loads(answer.out)).graph
+    assert graph.by_name["fc"].kind == "q_dynamic_linear"
+    tensors = load_file("n8.safetensors")
+    assert {n: list(one.shape) for n, one in tensors.items()} == {
+        name: fact.shape for name, fact in graph.params.items()
+    }
+    assert tensors["fc:weight8"].dtype == np.int8
+    assert hires(*INT8, f"parallel={layout}", "quant.linear=dynamic").code == 0
+
+
+@pytest.mark.usefixtures("dynamic")
+def test_calibrations_serve_linear_layers_of_either_kind(hires, ranks):
+    assert hires(*NET, "data=synthetic", "out=b.safetensors").code == 0
+    assert len(ranks) == 1
+    first, second = (read_scales(f"{name}.json") for name in ("n8", "b"))
+    assert first.values == second.values
+    assert (first.linear, second.linear) == ("dynamic", "static")
+
+
+@pytest.mark.usefixtures("quantised")
+def test_a_file_of_static_linear_layers_is_not_read_as_one_of_dynamic_ones(hires):
+    answer = hires(*INT8, "quant.linear=dynamic")
+    assert answer.code == 2
+    assert "which holds linear layers with static scales; leave it out, make another" in answer.err
+
+
 @pytest.mark.usefixtures("quantised")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_integers_need_int8(hires, precision):
