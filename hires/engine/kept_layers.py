@@ -31,7 +31,7 @@ from hires.parallel.context import Context
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8_tensors import weight_form
-from hires.plan.passes.quantise import LINEAR
+from hires.plan.passes.quantise import is_linear
 from hires.quant.row_scales import fake_quantized_rows
 from hires.quant.scales import Scales
 
@@ -69,7 +69,7 @@ def kept_layers(
 def _by_row(config: RunConfig, graph: Graph) -> dict[str, Node]:
     # The layers whose inputs are rounded while they are computed.
     dynamic = config.quant.linear == DYNAMIC
-    return {node.name: node for node in graph.nodes if dynamic and node.kind in LINEAR}
+    return {node.name: node for node in graph.nodes if dynamic and is_linear(node)}
 
 
 class OutputError:

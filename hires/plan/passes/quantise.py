@@ -28,8 +28,6 @@ from hires.quant.affine import Affine
 NUMBERS = "uint8"
 FOLLOWS = "its input is computed in float"
 """Why a node stays in float that could compute with numbers: others are to blame."""
-LINEAR = ("linear", "fused_linear")
-"""Operators that ``quant.linear`` is about."""
 
 
 class QuantisedValue(NamedTuple):
@@ -67,6 +65,12 @@ def quantised(
     if any(facts_of(node.kind).quantized for node in graph.nodes):
         return graph
     return Quantiser(graph, values, kept, weights, linear).run()
+
+
+def is_linear(node: Node) -> bool:
+    """Whether ``quant.linear`` is about a node: it is a product with a weight of its own."""
+    facts = facts_of(node.kind)
+    return facts.product is not None and facts.multiplies is not None
 
 
 class Quantiser:
@@ -190,7 +194,7 @@ class Quantiser:
         return "" if "float" in (node.dtype or "") else "it is no map of real numbers"
 
     def _reads_real(self, node: Node) -> bool:
-        return self.linear == DYNAMIC and node.kind in LINEAR
+        return self.linear == DYNAMIC and is_linear(node)
 
     def _only_moves(self, node: Node) -> bool:
         facts = facts_of(node.kind)
