@@ -13,6 +13,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import time
@@ -31,7 +32,9 @@ from hires.core.store.frozen import MOST_READ, sha256_of, source_file
 from hires.nets.build_network import NETS
 from hires.nets.network_call import on_images
 
-_STARTED_NS = time.time_ns()
+_started_ns = _parent_started_ns = time.time_ns()
+_of_parent: frozenset[str] = frozenset()
+"""Modules that a process was forked with: its parent has imported them, perhaps long ago."""
 _OWN = Path(hires.__file__).parent
 _PYTHON = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _GENERATED = ("_remote_module_non_scriptable",)
@@ -112,10 +115,20 @@ def source_hashes(read: Iterable[Path] = ()) -> dict[str, str] | None:
         except OSError:
             return None
         sha256 = sha256_of(path)
-        if sha256 is None or changed_ns >= _STARTED_NS:
+        since_ns = _parent_started_ns if name in _of_parent else _started_ns
+        if sha256 is None or changed_ns >= since_ns:
             return None
         hashes[str(path)] = sha256
     return hashes
+
+
+def _note_fork() -> None:
+    # The user's files are imported by the child of a warm process, and may be edited before that.
+    global _of_parent, _started_ns
+    _of_parent, _started_ns = frozenset(sys.modules), time.time_ns()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def _data_files(read: Iterable[Path]) -> list[Path]:

@@ -70,6 +70,25 @@ def test_edit_of_a_module_that_the_network_imports_is_never_stale(
     assert counted.count("tracing the network") == 2
 
 
+def test_edit_while_a_warm_process_waits_is_kept_with_its_trace(
+    cache, counted, tmp_path, monkeypatch
+):
+    """Its children import the file that is there when they begin, however old the process is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "net.py").write_text(NET)
+    config = RunConfig(image=8, batch=2, model=ModelConfig("custom", target="net:net"))
+    for width in (4, 5):  # the first trace starts the warm process
+        (tmp_path / "width.py").write_text(f"WIDTH = {width}\n")
+        time.sleep(0.1)  # longer than a tick of the file's clock
+        counted.clear()
+        for _ in range(2):
+            with TorchProcess() as process:
+                graph = process.trace(config)
+                assert graph.shape(graph.output)[1] == width
+    assert counted.count("tracing the network") == 1
+
+
 def test_damaged_entry_counts_as_absent(cache):
     assert tracing.cached("memory", "key") is None
     tracing.keep("memory", "key", [1])
