@@ -34,6 +34,7 @@ from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.device import RankDevice, open_device
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.region_calls import Compilation
 from hires.engine.region_compiler import compile_regions
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.verify import verify_rank
@@ -110,7 +111,8 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         if verify:
             weights = agreed_weights(config, run_dir)
             engine = build_rank(config, plan, world.rank, 1, device, as_planned(run_dir), weights)
-            compile_regions(engine, config)
+            metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
+            _note_compiled(metrics, world, compile_regions(engine, config))
             other = open_device(reference, world.local_rank) if reference else device
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt), other)
             comm.barrier()
@@ -138,9 +140,7 @@ def run_attempt(
     engine = build_rank(config, plan, world.rank, steps, device, check, weights, restores)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
-    compiled = compile_regions(engine, config)
-    if compiled is not None:
-        append_line(metrics, {"kind": "compiled", "rank": world.rank, **asdict(compiled)})
+    _note_compiled(metrics, world, compile_regions(engine, config))
     evaluates, source = config.task.name == "evaluate", open_data(config)
     evaluator = Evaluator(config, source, plan.graph) if evaluates else None
     calibrates = config.task.name == "calibrate"
@@ -160,6 +160,11 @@ def run_attempt(
         append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, world.attempt, "done")
     return 0
+
+
+def _note_compiled(metrics: Path, world: World, compiled: Compilation | None) -> None:
+    if compiled is not None:
+        append_line(metrics, {"kind": "compiled", "rank": world.rank, **asdict(compiled)})
 
 
 def as_planned(run_dir: Path) -> Callable[[dict[str, Tensor]], None]:

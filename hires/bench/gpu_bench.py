@@ -7,7 +7,7 @@ or ``simulated`` the script itself is rehearsed; what needs CUDA is then listed 
     parity     every family of layouts in float64 against one process on the CPU
     resume     a run that begins on the CPU and ends on the device, and the other way round
     precision  every precision against float64, within its bound; convolutions of 8 bits against the
-               CPU's, bit by bit
+               CPU's, bit by bit; engines of TensorRT, where it is installed
     streams    NCCL's communicators and the executor's posts on them, one rank in place of all;
                halos, sums and images with and without overlap; the time line of events
     memory     predicted and measured, of every layout; what cuDNN holds beside the maps of a
@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hires.bench import gpu_tensorrt
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results
 from hires.bench.device_name import device_name
 from hires.bench.frozen_runs import check_folder, run_folders
@@ -215,7 +216,10 @@ def _resumed(check: GpuCheck, begins: str, ends: str) -> tuple[bool, str]:
 
 
 def precision(check: GpuCheck) -> Iterator[PendingCheck]:
-    """Compares every precision with float64, in two tiles, and kernels of 8 bits with the CPU's."""
+    """Compares every precision with float64, in two tiles, and kernels of 8 bits with the CPU's.
+
+    Engines of TensorRT are compared where Torch-TensorRT is installed.
+    """
     for name in PRECISIONS:
 
         def compared(name: str = name) -> tuple[bool, str]:
@@ -232,6 +236,12 @@ def precision(check: GpuCheck) -> Iterator[PendingCheck]:
         return same_numbers(check.device)
 
     yield PendingCheck("precision", INT8_KERNELS, numbers)
+    for layout, name in itertools.product(gpu_tensorrt.LAYOUTS, gpu_tensorrt.PRECISIONS):
+
+        def engines(layout: str = layout, name: str = name) -> tuple[bool, str]:
+            return gpu_tensorrt.engines_of_layout(check.runs, layout, name)
+
+        yield PendingCheck("precision", f"TensorRT, {name}, {layout}", engines)
 
 
 def streams(check: GpuCheck) -> Iterator[PendingCheck]:

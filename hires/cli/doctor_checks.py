@@ -99,9 +99,12 @@ def torch_checks() -> list[Check]:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
     facts = json.loads(last(text))
     version = f"{facts['version']}, {facts['threads']} threads in one process"
-    code, text = 0, "not here, and not needed"
+    code, text = 0, "not here; only engine=tensorrt needs it: pip install 'hires[tensorrt]'"
     if util.find_spec("tensorrt") is not None:
         code, text = _python("import tensorrt; print(tensorrt.__version__)")
+        if util.find_spec("torch_tensorrt") is None:
+            text += ", without Torch-TensorRT, which engine=tensorrt needs: pip install"
+            text += " 'hires[tensorrt]'"
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)
     compiles = _compiles("cuda" if facts["devices"] else "cpu")

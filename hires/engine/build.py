@@ -245,7 +245,7 @@ def assemble(
 
 
 def _regions(config: RunConfig, context: Context) -> list[Region]:
-    return regions_of(context.plan, context.stage) if config.engine.compile == "stage" else []
+    return regions_of(context.plan, context.stage) if config.engine.compile != "off" else []
 
 
 def _loss_scale(config: RunConfig) -> LossScale:

@@ -8,7 +8,8 @@ is called; then each is compiled with zeros of the same shapes, forward and back
     steps         nothing is compiled while a step is measured
 
 All ranks compile at once, and none counts as stuck meanwhile. What torch has compiled stays in the
-user's cache, from which later attempts on such a machine take it.
+user's cache, from which later attempts on such a machine take it. With ``engine.compile=tensorrt``
+:mod:`hires.engine.region_engines` builds them in place of torch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import hashlib
 import logging
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +27,13 @@ from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks import compilers
+from hires.core.ranks.compilers import TENSORRT
 from hires.core.store import provenance
 from hires.core.store.files import cache_dir
 from hires.engine.build import RankEngine
 from hires.engine.device import HOST
-from hires.engine.footprint import rehearse
+from hires.engine.region_calls import Compilation, RegionCall, blank, calls_of
+from hires.engine.region_engines import build_engines
 from hires.parallel.compiled_region import CompiledRegion
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
@@ -45,36 +46,6 @@ PROGRESS_S = 20.0
 log = logging.getLogger(__name__)
 
 
-class Input(NamedTuple):
-    """A tensor that a region takes."""
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    needs_grad: bool
-
-
-class RegionCall(NamedTuple):
-    """With what a region is called."""
-
-    inputs: tuple[Any, ...]
-    """An :class:`Input` for each tensor; a list has a tuple of them."""
-    grad: bool
-    recomputing: bool
-    lowered: torch.dtype | None
-    """Type of autocast."""
-
-
-@dataclass
-class Compilation:
-    """What was compiled on one rank, as ``metrics.jsonl`` has it."""
-
-    compile_s: float
-    regions: int
-    failed: int
-    """Regions that run node by node."""
-
-
 def compile_regions(engine: RankEngine, config: RunConfig) -> Compilation | None:
     """Compiles what ``engine.compile`` says; all ranks call it together, before the first step."""
     if config.engine.compile == "off":
@@ -82,11 +53,15 @@ def compile_regions(engine: RankEngine, config: RunConfig) -> Compilation | None
     began_s = time.perf_counter()
     with comm.activity.may_stand_still(comm.PATIENCE_S):
         _prepare(engine, config)
-        regions = _compile_all(engine, config)
+        if config.engine.compile == TENSORRT:
+            made = build_engines(engine, config)
+        else:
+            regions = _compile_all(engine, config)
+            failed = sum(bool(region.failure) for region in regions)
+            made = Compilation(0.0, len(regions), failed)
         comm.max_all(0, patient=True)  # no rank waits for a message of one that still compiles
-    failed = sum(bool(region.failure) for region in regions)
-    made = Compilation(time.perf_counter() - began_s, len(regions), failed)
-    log.info("compiled %d regions in %.1f s", made.regions - failed, made.compile_s)
+    made.compile_s = time.perf_counter() - began_s
+    log.info("compiled %d regions in %.1f s", made.regions - made.failed, made.compile_s)
     return made
 
 
@@ -110,10 +85,12 @@ class LateGraphs:
 
 
 def _prepare(engine: RankEngine, config: RunConfig) -> None:
-    lacks = compilers.missing(engine.device.torch.type)
+    mode = config.engine.compile
+    lacks = compilers.missing(engine.device.torch.type, mode)
     if lacks is not None:  # on a node that the launcher has not seen
-        mode = config.engine.compile
         raise ConfigError(f"engine.compile={mode}: {lacks}, or use engine.compile=off")
+    if mode == TENSORRT:
+        return
     # Torch's own cache is in /tmp, where another user may have put a folder of that name.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache()))
     from torch._inductor import config as inductor
@@ -142,7 +119,7 @@ def _cache() -> Path:
 
 
 def _compile_all(engine: RankEngine, config: RunConfig) -> list[CompiledRegion]:
-    calls = _calls(engine, config)
+    calls = calls_of(engine, config)
     made: list[CompiledRegion] = []
     shown_s = time.monotonic()
     total = sum(len(module.regions) for module in engine.modules)
@@ -159,46 +136,6 @@ def _compile_all(engine: RankEngine, config: RunConfig) -> list[CompiledRegion]:
     return made
 
 
-def _calls(engine: RankEngine, config: RunConfig) -> dict[tuple[int, int], list[RegionCall]]:
-    # By direction and number of a region with what a step calls it, each once.
-    plan, found = engine.context.plan, dict[tuple[int, int], dict[RegionCall, None]]()
-
-    def watch(rehearsed: RankEngine) -> None:
-        for direction, module in enumerate(rehearsed.modules):
-            context = rehearsed.contexts[direction]
-            for number, region in enumerate(module.regions):
-                calls = found.setdefault((direction, number), {})
-
-                def note(
-                    values: list[Any],
-                    calls: dict[RegionCall, None] = calls,
-                    context: Context = context,
-                ) -> None:
-                    kind = context.device.type
-                    low = torch.get_autocast_dtype(kind)
-                    lowered = low if torch.is_autocast_enabled(kind) else None
-                    grad = torch.is_grad_enabled()
-                    calls[RegionCall(_seen(values), grad, context.recomputing, lowered)] = None
-
-                region.watch = note
-
-    rehearse(config, plan, engine.context.rank, engine.tensors, watch)
-    return {key: [*calls] for key, calls in found.items()}
-
-
-def _seen(item: Any) -> Any:
-    if isinstance(item, Tensor):
-        return Input(item.shape, item.stride(), item.dtype, item.requires_grad)
-    return tuple(map(_seen, item))
-
-
-def _blank(item: Any, device: torch.device) -> Any:
-    if not isinstance(item, Input):
-        return [_blank(one, device) for one in item]
-    made = torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=device).zero_()
-    return made.requires_grad_(item.needs_grad)
-
-
 def _compile(
     region: CompiledRegion, call: RegionCall, module: StageModule, context: Context
 ) -> None:
@@ -206,7 +143,7 @@ def _compile(
     tensors = [module.tensors[name] for name in region.params]
     buffers = [t for t in tensors if not isinstance(t, torch.nn.Parameter)]
     before, was_recomputing = [t.detach().clone() for t in buffers], context.recomputing
-    values = dict(zip(region.inputs, (_blank(i, context.device) for i in call.inputs), strict=True))
+    values = dict(zip(region.inputs, (blank(i, context.device) for i in call.inputs), strict=True))
     given, context.recomputing = [*values.values()], call.recomputing
     low, kind = call.lowered, context.device.type
     try:

@@ -119,4 +119,6 @@ def lowest(config: RunConfig) -> RunConfig:
 
 def in_float64(config: RunConfig) -> RunConfig:
     """Returns the config of the process with which a layout is compared."""
-    return replace(config, precision=PrecisionConfig("fp64"))
+    # Engines of TensorRT have no fp64, and the reference is computed without any.
+    engine = replace(config.engine, compile="off")
+    return replace(config, precision=PrecisionConfig("fp64"), engine=engine)

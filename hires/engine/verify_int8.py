@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
+from hires.core.ranks.compilers import TENSORRT
 from hires.engine.build import named_tensors, placement, whole_model
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.loader import image_dtype, whole_microbatches
@@ -30,11 +33,18 @@ from hires.plan.rules import CROP, GATHER, WHOLE
 def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
     """Returns the outputs of one process for all microbatches of a step, by ``output/index``.
 
-    Buffers of the network are there, too, as they are.
+    Buffers of the network are there, too, as they are. ConfigError: engines of TensorRT compute it,
+    which round in an order of their own.
     """
+    if config.engine.compile == TENSORRT:
+        raise ConfigError(
+            f"engine.compile={TENSORRT} with precision={INT8} has no bits to compare: TensorRT "
+            f"rounds in an order of its own; use engine.compile=off, or compare accuracies by "
+            f"task=evaluate"
+        )
     model = whole_model(config)
     own = named_tensors(model)
-    context = _alone(plan)
+    context = alone(plan)
     place = placement(image_dtype(config), context.plan.graph)
     derived = DerivedTensors([context], own, place).tensors
     module = StageModule(context, {**own, **derived})
@@ -46,7 +56,7 @@ def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
     return outputs | {f"running_stats/{name}": t for name, t in model.named_buffers()}
 
 
-def _alone(plan: Plan) -> Context:
+def alone(plan: Plan) -> Context:
     """Returns the only rank of a plan that has the same network and no other ranks."""
     graph = dataclasses.replace(plan.graph, nodes=[_as_whole(node) for node in plan.graph.nodes])
     layout = dict.fromkeys([INPUT, *graph.by_name], WHOLE)

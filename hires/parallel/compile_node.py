@@ -65,7 +65,7 @@ def compile_node(
         pack = _pack_of(node, context, None, fused)
         if pack is not None:
             _packed_later(node, context, tensors, pack, _input_shape(node, context))
-        bind = _binder(node, context.device, tensors)
+        bind = bind_arguments(node, context.device, tensors)
         return lambda values: fused(*bind(values).values())
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
@@ -73,11 +73,11 @@ def compile_node(
         node = on_tile(node, rule.fit.dims, rect)
     if rule.kind == "norm" and rule.fit is None:
         # Its operands are fitted when they are bound: joint norms run at the first of them.
-        bind, fit = _binder(node, context.device, tensors), _operand_fit(node, context)
+        bind, fit = bind_arguments(node, context.device, tensors), _operand_fit(node, context)
         fitted = bind if fit is None else lambda values: bind(fit(values))
         return IMAGE_KERNELS[node.kind](node, context, fitted)
     if rule.kind == "norm" or (rule.kind == "reduce" and rule.fit is None):
-        run = IMAGE_KERNELS[node.kind](node, context, _binder(node, context.device, tensors))
+        run = IMAGE_KERNELS[node.kind](node, context, bind_arguments(node, context.device, tensors))
     else:
         run = _alone(node, context, tensors, overwrites)
     both = used_both_ways(context.plan, stage) & {*node.params} if rule.result == WHOLE else set()
@@ -172,7 +172,7 @@ def _packed_later(
 ) -> None:
     # Lets a node keep its weight in the order of its kernel, once it has its values. ``shape`` is
     # that of the input that the kernel gets; ``pack`` makes it of that and the node's arguments.
-    args = _fixed_args(node, tensors)
+    args = fixed_arguments(node, tensors)
     if args["weight"] is not None:  # it is no value
         context.packers.append(Packer(node.args["weight"]["param"], lambda: pack(shape, args)))
 
@@ -202,10 +202,10 @@ def _input_shape(node: Node, context: Context, window: Window | None = None) -> 
 
 
 def _fused_linear(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    fused, args = FusedLinear(), _fixed_args(node, tensors)
+    fused, args = FusedLinear(), fixed_arguments(node, tensors)
     if args["weight"] is not None and args["weight"].dtype == context.dtype:
         context.packers.append(Packer(node.args["weight"]["param"], lambda: fused.pack(args)))
-    bind = _binder(node, context.device, tensors)
+    bind = bind_arguments(node, context.device, tensors)
     return lambda values: fused(**bind(values))
 
 
@@ -216,7 +216,7 @@ def _windowed(
     fused: FusedConvolution | None,
     overwrites: bool,
 ) -> Operator:
-    bind = _binder(node, context.device, tensors)
+    bind = bind_arguments(node, context.device, tensors)
     source, exchanges = node.inputs[0], _exchanges(node, context)
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
     window = Window(node, context, exchange, fused, overwrites=overwrites)
@@ -295,7 +295,7 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
         [source], index = node.inputs, node.args["index"]
         return lambda values: values[source][index]
     if node.op == "fused_norm.default":
-        bind = _binder(node, device, tensors)
+        bind = bind_arguments(node, device, tensors)
         return lambda values: fused_norm(**bind(values))
     name, overload = node.op.split(".", 1)
     if node.op == "bernoulli.float":  # x.bernoulli_(p), without the write
@@ -303,7 +303,7 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
     function = SUBSTITUTES.get(node.kind) or with_kernel(function)
-    bind = _binder(node, device, tensors)
+    bind = bind_arguments(node, device, tensors)
 
     def run(values: Values) -> Any:
         args = bind(values)
@@ -322,7 +322,7 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
 def _quantized(
     node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool
 ) -> Operator:
-    bind, [source, *_] = _binder(node, context.device, tensors), node.inputs
+    bind, [source, *_] = bind_arguments(node, context.device, tensors), node.inputs
     kernel = NODE_KERNELS[node.kind](node, context) if node.kind in NODE_KERNELS else None
     window = None
     if kernel is None:
@@ -336,10 +336,10 @@ def _quantized(
     return lambda values: window(values[source], None, bind(values))
 
 
-def _binder(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Bind:
-    # Constants are decoded only once.
+def bind_arguments(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Bind:
+    """Returns what collects a node's arguments by name; its constants are decoded only once."""
     from_values = [(key, arg) for key, arg in node.args.items() if _reads_value(arg)]
-    fixed = _fixed_args(node, tensors)
+    fixed = fixed_arguments(node, tensors)
     if "device" in fixed:  # of an operator that makes a tensor, perhaps without an operand
         fixed["device"] = device
 
@@ -349,8 +349,8 @@ def _binder(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Bin
     return bind
 
 
-def _fixed_args(node: Node, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    # Its arguments, None for those that are values.
+def fixed_arguments(node: Node, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Returns a node's arguments by name, None for those that are values."""
     args = node.args.items()
     return {k: None if _reads_value(arg) else _decode(arg, {}, tensors) for k, arg in args}
 

@@ -69,7 +69,12 @@ class CompiledRegion:
         """Why it runs node by node, if torch could not compile it."""
         self._dead = {name for _, _, dead in steps for name in dead} - made
         self._plain, self._steps = NodeSteps(steps), [(node.name, run) for node, run, _ in steps]
-        self._compiled: Callable[..., tuple[Any, ...]] | None = None
+        self._compiled: Callable[..., tuple[Any, ...] | None] | None = None
+
+    @property
+    def steps(self) -> list[tuple[Node, Operator]]:
+        """Its nodes with their callables, in order."""
+        return [*zip(self.nodes, (run for _, run in self._steps), strict=True)]
 
     @property
     def span(self) -> str:
@@ -92,6 +97,9 @@ class CompiledRegion:
             self.give_up(error)
             self._plain.run(values)
             return
+        if made is None:  # what was compiled is of other shapes
+            self._plain.run(values)
+            return
         values.update(zip(self.outputs, made, strict=True))
         for name in self._dead:
             del values[name]
@@ -112,14 +120,22 @@ class CompiledRegion:
         alone = types.FunctionType(code, globals(), code.co_name, None, region.__closure__)
         self._compiled = torch.compile(alone, fullgraph=True, dynamic=False)
 
-    def give_up(self, error: Exception) -> None:
-        """Runs node by node from now on, and logs why."""
+    def use(self, compiled: Callable[..., tuple[Any, ...] | None]) -> None:
+        """Runs a function of its inputs from now on, which returns its outputs.
+
+        It returns None for inputs that it does not take: then the nodes run one by one.
+        """
+        self._compiled = compiled
+
+    def give_up(self, error: Exception, by: str = "torch") -> None:
+        """Runs node by node from now on, and logs why; ``by`` is what cannot compile it."""
         self._compiled = None
         if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
             self.failure = "it met too many shapes or types"
         else:
             self.failure = error_line(getattr(error, "inner_exception", error))
-        log.warning("%s runs uncompiled, as torch cannot compile it: %s", self.span, self.failure)
+        why = f"{by} cannot compile it: {self.failure}"
+        log.warning("%s runs uncompiled, as %s", self.span, why)
 
 
 def _read(nodes: list[Node]) -> list[str]:

@@ -159,7 +159,7 @@ def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
     #
     #     kernel 4, stride 2     phase 0  o = 0 2 4 ..  taps 2 0  of input rows o/2 - 1, o/2
     #                            phase 1  o = 1 3 5 ..  taps 3 1
-    pads, crops = _phase_window(w, args["weight"])
+    pads, crops = phase_window(w, args["weight"])
     x = F.pad(x, (*pads[1], *pads[0]), value=args["zero_point"])
     y = convolve_int8(x, args["weight"], Geometry(groups=args["groups"]), _rescale(args))
     (rows, cols), (n, _, height, width) = (axis.stride for axis in w.axes), y.shape
@@ -171,13 +171,13 @@ def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
 @PACKERS.register("q_conv_transpose2d")
 def _pack_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
     assert w is not None
-    (rows, columns), _ = _phase_window(w, args["weight"])
+    (rows, columns), _ = phase_window(w, args["weight"])
     shape = [*shape[:2], shape[2] + sum(rows), shape[3] + sum(columns)]
     return pack_int8(shape, args["weight"], Geometry(groups=args["groups"]), args["multiplier"])
 
 
-def _phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list[slice]]:
-    # The pixels around the input that the phases read, and the outputs that are the tile's.
+def phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list[slice]]:
+    """Returns the pixels around the input that the phases read, and the outputs of the tile."""
     pads, crops = [], []
     for dim in (0, 1):
         axis, out = w.axes[dim], w.out[2 * dim : 2 * dim + 2]

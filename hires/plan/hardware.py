@@ -13,6 +13,7 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import compilers, gpus
+from hires.core.ranks.compilers import TENSORRT
 from hires.plan.plan import Finding
 from hires.plan.routes import MEMORY, STREAMED
 
@@ -106,16 +107,22 @@ def require_gpus(config: RunConfig) -> None:
 
 def require_compilers(config: RunConfig) -> None:
     """Refuses to start ranks here that lack a compiler they need; RunError: which one."""
-    lacks = compilers.missing(config.device) if config.engine.compile != "off" else None
+    mode = config.engine.compile
+    lacks = compilers.missing(config.device, mode) if mode != "off" else None
     if lacks is not None:
-        mode = config.engine.compile
         raise RunError(f"engine.compile={mode}: {lacks}, or use engine.compile=off")
 
 
 def check_hardware(config: RunConfig) -> Iterator[Finding]:
     """Yields how the device, the backend and the GPUs of a run's job do not fit together."""
     device, backend = device_of(config), backend_of(config)
-    if config.engine.compile != "off" and device == "simulated":
+    if config.engine.compile == TENSORRT and device != CUDA:
+        text = (
+            f"engine.compile={TENSORRT} builds engines for NVIDIA GPUs, and this run computes on "
+            f"device={device}; use device=cuda, or engine.compile=off"
+        )
+        yield Finding("error", "engine.compile", text)
+    elif config.engine.compile != "off" and device == "simulated":
         text = (
             "torch compiles nothing for device=simulated, which exists in Python only; use "
             "engine.compile=off or device=cpu"
@@ -156,8 +163,9 @@ def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
     is_here = config.launcher.is_here and not config.launcher.mpi_options
     if config.engine.compile == "off" or not is_here:
         return
-    if device == CPU or (device == CUDA and gpus.device_files()):
-        lacks = compilers.missing(device)
+    on_host = device == CPU and config.engine.compile != TENSORRT
+    if on_host or (device == CUDA and gpus.device_files()):
+        lacks = compilers.missing(device, config.engine.compile)
         if lacks is not None:
             yield Finding("error", "engine.compile", f"{lacks}, or use engine.compile=off")
 

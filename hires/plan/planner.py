@@ -103,7 +103,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += carriers(plan)
     plan.findings += exchange_notes(plan)
     if config.engine.compile != "off":
-        plan.findings += regions.findings(plan)
+        plan.findings += regions.findings(plan, config.engine.compile)
     plan.totals = totals(plan)
     return plan
 

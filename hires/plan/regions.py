@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hires.core.ranks.compilers import TENSORRT
 from hires.plan.graph import Node
 from hires.plan.hardware import CPU
 from hires.plan.operators.operator_facts import facts_of, is_random
@@ -51,18 +52,35 @@ def reasons(plan: Plan, stage: Stage) -> dict[str, str]:
     return found
 
 
-def findings(plan: Plan) -> Iterator[Finding]:
-    """Yields how many nodes are compiled, what keeps the others out, and where it does not pay."""
+def findings(plan: Plan, mode: str = "stage") -> Iterator[Finding]:
+    """Yields how many nodes are compiled, what keeps the others out, and where it does not pay.
+
+    ``mode`` is ``engine.compile``. Engines need stages without tiles.
+    """
+    tiled = [stage for stage in plan.stages if stage.num_tiles > 1]
+    if mode == TENSORRT and tiled:
+        rows, columns = tiled[0].tiles
+        text = (
+            f"engine.compile={TENSORRT}: stage {tiled[0].index} is cut into {rows} x {columns} "
+            f"tiles, which exchange messages between layers, and an engine exchanges none; use a "
+            f"layout without tiles (parallel=single, lp, pp or gems), or engine.compile=off"
+        )
+        yield Finding("error", "engine.compile", text)
+        return
     regions = [region for stage in plan.stages for region in regions_of(plan, stage)]
     inside = sum(region.last - region.first for region in regions)
     why = Counter(why for stage in plan.stages for why in reasons(plan, stage).values())
     others = "".join(f"; {count} not: each {reason}" for reason, count in why.most_common())
     areas = "1 region" if len(regions) == 1 else f"{len(regions)} regions"
+    more = (
+        "an engine holds its weights again, and room for its values"
+        if mode == TENSORRT
+        else "the compiler takes about 80 MiB more of a rank, and weights that are constants in "
+        "inference on a CPU take their size again"
+    )
     text = (
         f"{inside} of {inside + why.total()} nodes are compiled, in {areas}{others}; "
-        f"memory is predicted as with "
-        f"engine.compile=off: the compiler takes about 80 MiB more of a rank, and weights that are "
-        f"constants in inference on a CPU take their size again"
+        f"memory is predicted as with engine.compile=off: {more}"
     )
     yield Finding("note", "engine.compile", text)
     if plan.training and plan.device == CPU:

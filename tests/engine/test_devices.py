@@ -214,6 +214,8 @@ def test_cpu_moves_nothing():
 NAMES_DEVICES = {
     "engine/device.py": "is the home of devices",
     "engine/simulated_device.py": "is one",
+    "engine/tensorrt_library.py": "calls libraries of NVIDIA GPUs",
+    "bench/gpu_tensorrt.py": "compares a GPU's engines with the CPU",
     "engine/weights_file.py": "reads files in the memory of the host",
     "bench/gpu_workspaces.py": "measures cuDNN",
     "bench/thesis_memory.py": "replays a run on a GPU",

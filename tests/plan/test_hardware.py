@@ -246,3 +246,16 @@ def test_missing_compiler_is_an_error_of_the_plan_where_ranks_start_here(monkeyp
     assert ("error", "engine.compile") not in found(chosen)  # prepared for another machine
     monkeypatch.setattr(gpus, "device_files", lambda: 1)
     assert ("error", "engine.compile") in found(chosen)
+
+
+def test_missing_library_of_engines_is_named_with_its_remedy(monkeypatch):
+    keys = {"engine": {"compile": "tensorrt"}, "task": {"name": "infer"}}
+    chosen = config(device="cuda", cluster={"gpus": 1}, **keys)
+    monkeypatch.setattr(gpus, "device_files", lambda: 1)
+    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
+    texts = [one.text for one in check_hardware(chosen) if one.key == "engine.compile"]
+    assert texts == [
+        "Torch-TensorRT is not installed; pip install 'hires[tensorrt]', or use engine.compile=off"
+    ]
+    monkeypatch.setattr(compilers.util, "find_spec", lambda name: name)
+    assert ("error", "engine.compile") not in found(chosen)

@@ -41,7 +41,7 @@ def print_config(config: RunConfig) -> int:
 _MOST_CLASSES = 40  # that a screen shows
 COMPILED_NOTE = """\
 Memory was predicted as with engine.compile=off: the compiler takes about 80 MiB more of each rank,
-and in inference on a CPU the weights are held twice."""
+and in inference on a CPU, and in engines of TensorRT, the weights are held twice."""
 
 
 def print_record(record: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ Each value is checked as its field declares; the plan checks what only makes sen
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from hires.core.config.value_checks import (
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
+from hires.core.ranks.compilers import TENSORRT
 
 IMAGES = ("images", "image_list")
 """Words of ``model.inputs`` that stand for the images."""
@@ -174,10 +176,12 @@ class CheckpointConfig(Section, key="checkpoint"):
 class EngineConfig(Section, key="engine"):
     """``engine.*``: how a rank computes."""
 
-    compile: str = choice("off", ("off", "stage"))
-    """What torch compiles before the first step, with a C++ compiler, on GPUs with Triton:
-    ``stage``, the parts of each stage that exchange no messages (with one rank, all of the
-    network), or nothing (``off``), as always with ``precision=int8``."""
+    compile: str = choice("off", ("off", "stage", TENSORRT))
+    """What is compiled before the first step. ``stage``: torch compiles the parts of each stage
+    that exchange no messages (with one rank, all of the network), with a C++ compiler, on GPUs with
+    Triton. ``tensorrt``: the same parts become engines of TensorRT, for inference on NVIDIA GPUs
+    without tiles, and are kept in the user's cache. ``off``: nothing; so it is with
+    ``precision=int8``, but for ``tensorrt``."""
     fuse: str = choice("auto", ("auto", "off"))
     """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
     become part of the convolutions before them, for example; or the network as it is (``off``).
@@ -245,12 +249,14 @@ class RunConfig(Section):
                 f"precision={INT8} is for inference, and task=train learns real numbers; train in "
                 f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
             )
-        if self.precision.name == INT8 and self.engine.compile != "off":
+        if self.precision.name == INT8 and self.engine.compile == "stage":
             check.problems.append(
                 f"engine.compile={self.engine.compile} is for real numbers: precision={INT8} calls "
                 f"kernels that are compiled already and have rescaling, sum and ReLU in them; use "
-                f"engine.compile=off"
+                f"engine.compile=off, or engine.compile={TENSORRT} on NVIDIA GPUs"
             )
+        if self.engine.compile == TENSORRT:
+            check.problems += self._unfit_for_engines()
         if self.task.name == "train" and self.precision.weights in HALF:
             check.problems.append(
                 f"precision.weights={self.precision.weights} is for task=infer and evaluate: "
@@ -267,6 +273,25 @@ class RunConfig(Section):
             check.problems.append(
                 f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
                 f"{' or '.join(images)} or data=folder"
+            )
+
+    def _unfit_for_engines(self) -> Iterator[str]:
+        key = f"engine.compile={TENSORRT}"
+        if self.task.name not in ("infer", "evaluate"):
+            yield (
+                f"{key} is for inference: an engine has no gradients and shows no values inside, "
+                f"which task={self.task.name} needs; use task=infer or evaluate, or "
+                f"engine.compile=off"
+            )
+        if self.precision.name == "fp64":
+            yield (
+                f"{key} has no precision=fp64: TensorRT computes in fp32 at most; use "
+                f"precision=fp32 or lower, or engine.compile=off"
+            )
+        elif self.task.name != "train" and self.autocast_type is not None:
+            yield (
+                f"{key} computes each layer in the type of its weights, and precision.weights="
+                f"{self.precision.weights} leaves them in fp32; leave it out"
             )
 
     @property

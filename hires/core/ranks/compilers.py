@@ -1,4 +1,4 @@
-"""Looks for the compilers that torch.compile needs, without importing torch."""
+"""Looks for the compilers that ``engine.compile`` needs, without importing torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import sysconfig
 from importlib import util
 from pathlib import Path
 
+TENSORRT = "tensorrt"
+"""``engine.compile`` that builds engines of TensorRT."""
+ENGINE_PACKAGES = ("torch_tensorrt", "tensorrt")
 
-def missing(device: str) -> str | None:
+
+def missing(device: str, mode: str = "stage") -> str | None:
     """Returns what ``engine.compile`` lacks on this machine, and the remedy; None: nothing."""
+    if mode == TENSORRT:
+        if all(map(util.find_spec, ENGINE_PACKAGES)):
+            return None
+        return "Torch-TensorRT is not installed; pip install 'hires[tensorrt]'"
     if device == "cuda":
         if util.find_spec("triton") is None:
             return "Triton is not installed; install the triton that belongs to torch"

@@ -301,3 +301,29 @@ def test_pairs_have_no_classes():
         ConfigError, match=r"task\.loss=cross_entropy needs classes, .* task.loss=l1"
     ):
         from_dict({"data": {"name": "pairs"}, "task": {"loss": "cross_entropy"}})
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({}, "engine.compile=tensorrt is for inference.*task=train needs; use task=infer"),
+        (
+            {"task": {"name": "infer"}, "precision": {"name": "fp64"}},
+            "engine.compile=tensorrt has no precision=fp64.*use precision=fp32 or lower",
+        ),
+        (
+            {"task": {"name": "infer"}, "precision": {"name": "bf16", "weights": "fp32"}},
+            "precision.weights=fp32 leaves them in fp32; leave it out",
+        ),
+    ],
+)
+def test_engines_of_tensorrt_are_refused_where_they_cannot_be(keys, text):
+    with pytest.raises(ConfigError, match=text):
+        from_dict({"engine": {"compile": "tensorrt"}, **keys})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "int8"])
+def test_engines_of_tensorrt_compute_inference_in_every_other_precision(precision):
+    keys = {"task": {"name": "infer"}, "precision": {"name": precision}}
+    config = from_dict({"engine": {"compile": "tensorrt"}, **keys})
+    assert config.autocast_type is None

@@ -1,0 +1,69 @@
+"""Declares the two operators by which a graph says where numbers of 8 bits are: to them, and back.
+
+    quantize(x)              the nearest number from -128 to 127, ties to even
+    dequantize(q, scale)     q * scale; of a weight with a scale for each output channel
+
+A compiler of graphs, as TensorRT, finds them around a product and computes that with integers;
+torch computes what they say. The scale of ``quantize`` is 1: what enters it is scaled already.
+
+Both are tagged as random, although they are not. It keeps compilers from computing the dequantized
+weights beforehand, which would leave a product of real numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOWEST, HIGHEST = -128, 127
+
+_TAGS = (torch.Tag.nondeterministic_seeded,)
+_OPS = torch.library.Library("hires", "FRAGMENT")
+_OPS.define("quantize(Tensor x) -> Tensor", tags=_TAGS)
+_OPS.define("dequantize(Tensor numbers, Tensor scale) -> Tensor", tags=_TAGS)
+
+
+def quantize(x: Tensor) -> Tensor:
+    """Returns the nearest numbers of signed 8 bits, in the shape of ``x``."""
+    made: Tensor = torch.ops.hires.quantize(x)
+    return made
+
+
+def dequantize(numbers: Tensor, scale: Tensor) -> Tensor:
+    """Returns what signed numbers stand for, in fp32.
+
+    ``scale`` has one number, or one for each index of the first dim.
+    """
+    made: Tensor = torch.ops.hires.dequantize(numbers, scale)
+    return made
+
+
+def signed(numbers: Tensor) -> Tensor:
+    """Returns unsigned numbers of 8 bits less 128, and the other way round."""
+    if numbers.dtype == torch.uint8:
+        return numbers.bitwise_xor(128).view(torch.int8)
+    return numbers.view(torch.uint8).bitwise_xor(128)
+
+
+def _quantized(x: Tensor) -> Tensor:
+    return x.round().clamp(LOWEST, HIGHEST).to(torch.int8)
+
+
+def _dequantized(numbers: Tensor, scale: Tensor) -> Tensor:
+    if scale.dim():
+        scale = scale.view(-1, *[1] * (numbers.dim() - 1))
+    return numbers.float() * scale
+
+
+def _like_quantized(x: Tensor) -> Tensor:
+    return torch.empty_like(x, dtype=torch.int8)
+
+
+def _like_dequantized(numbers: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(numbers, dtype=torch.float32)
+
+
+_OPS.impl("quantize", _quantized, "CompositeExplicitAutograd")
+_OPS.impl("dequantize", _dequantized, "CompositeExplicitAutograd")
+_OPS.impl("quantize", _like_quantized, "Meta")
+_OPS.impl("dequantize", _like_dequantized, "Meta")
