@@ -75,7 +75,7 @@ def seen(item: Any) -> Any:
     """Returns what a call shows of its inputs: an :class:`Input` for each tensor."""
     if isinstance(item, Tensor):
         return Input(item.shape, item.stride(), item.dtype, item.requires_grad)
-    return tuple(map(_seen, item))
+    return tuple(map(seen, item))
 
 
 def blank(item: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""Runs layouts whose regions are engines of the stand-in: a function that ``run_ranks`` can name."""
+"""Runs layouts whose regions are engines of the stand-in: what ``run_ranks`` can name."""
 
 from __future__ import annotations
 
