@@ -53,6 +53,7 @@ def compile_regions(engine: RankEngine, config: RunConfig) -> Compilation | None
     began_s = time.perf_counter()
     with comm.activity.may_stand_still(comm.PATIENCE_S):
         _prepare(engine, config)
+        made: Compilation
         if config.engine.compile == TENSORRT:
             made = build_engines(engine, config)
         else:

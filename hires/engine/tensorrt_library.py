@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import unset_fake_temporarily
 
 from hires.engine.device import to_host
 

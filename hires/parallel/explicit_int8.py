@@ -224,10 +224,10 @@ def _mean(node: Node, context: Context, fixed: Args) -> Kernel:
 @EXPLICIT.register("avg_pool2d")
 def _real_avg_pool(node: Node, context: Context, fixed: Args) -> Kernel:
     # Of whole maps torch's own divides as the image's: TensorRT takes no divisor.
-    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-    size, stride, *rest = (fixed[name] for name in names)
-    last = fixed["divisor_override"]
-    return lambda args: F.avg_pool2d(args["self"], size, stride or None, *rest, last)
+    stride, divisor = fixed["stride"] or None, fixed["divisor_override"]
+    names = ("kernel_size", "padding", "ceil_mode", "count_include_pad")
+    how = {name: fixed[name] for name in names}
+    return lambda args: F.avg_pool2d(args["self"], stride=stride, divisor_override=divisor, **how)
 
 
 def _zero(fixed: Args) -> int:
@@ -249,7 +249,7 @@ def _bias(fixed: Args, other_factor: float = 0.0) -> Tensor:
 
 
 def _is_rounded(fixed: Args) -> bool:
-    return fixed.get("dtype", torch.uint8) == torch.uint8
+    return bool(fixed.get("dtype", torch.uint8) == torch.uint8)
 
 
 def _rounded(y: Tensor, fixed: Args) -> Tensor:

@@ -18,9 +18,9 @@ from torch import Tensor
 LOWEST, HIGHEST = -128, 127
 
 _TAGS = (torch.Tag.nondeterministic_seeded,)
-_OPS = torch.library.Library("hires", "FRAGMENT")
-_OPS.define("quantize(Tensor x) -> Tensor", tags=_TAGS)
-_OPS.define("dequantize(Tensor numbers, Tensor scale) -> Tensor", tags=_TAGS)
+_OPS = torch.library.Library("hires", "FRAGMENT")  # type: ignore[no-untyped-call]
+_OPS.define("quantize(Tensor x) -> Tensor", tags=_TAGS)  # type: ignore[no-untyped-call]
+_OPS.define("dequantize(Tensor numbers, Tensor scale) -> Tensor", tags=_TAGS)  # type: ignore[no-untyped-call]
 
 
 def quantize(x: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def _like_dequantized(numbers: Tensor, scale: Tensor) -> Tensor:
     return torch.empty_like(numbers, dtype=torch.float32)
 
 
-_OPS.impl("quantize", _quantized, "CompositeExplicitAutograd")
-_OPS.impl("dequantize", _dequantized, "CompositeExplicitAutograd")
-_OPS.impl("quantize", _like_quantized, "Meta")
-_OPS.impl("dequantize", _like_dequantized, "Meta")
+_OPS.impl("quantize", _quantized, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_OPS.impl("dequantize", _dequantized, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_OPS.impl("quantize", _like_quantized, "Meta")  # type: ignore[no-untyped-call]
+_OPS.impl("dequantize", _like_dequantized, "Meta")  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hires.engine.build import place_tensors
@@ -17,7 +18,7 @@ from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.explicit_int8 import EXPLICIT, explicit_operator
-from hires.plan.graph import INPUT
+from hires.plan.graph import INPUT, Node
 from hires.plan.plan import Plan
 from hires.quant.explicit_ops import dequantize, quantize, signed
 from tests.helpers.quantised_nets import QuantisedNet
@@ -95,3 +96,14 @@ def test_signed_numbers_are_128_below_and_come_back():
     numbers = torch.arange(256, dtype=torch.uint8)
     assert signed(numbers).tolist() == [*range(-128, 128)]
     assert torch.equal(signed(signed(numbers)), numbers)
+
+
+def test_average_pool_divides_as_torch_does():
+    how: dict[str, Any] = {"padding": [1, 1], "ceil_mode": False, "count_include_pad": False}
+    args = {"self": {"value": "x"}, "kernel_size": [3, 3], "stride": [2, 2], **how}
+    args["divisor_override"] = None
+    node = Node("pool", "avg_pool2d.default", args, [1, 2, 4, 5], "float32")
+    context: Any = SimpleNamespace(device=torch.device("cpu"))
+    x = torch.rand(1, 2, 7, 9)
+    made = explicit_operator(node, context, {}, lambda values: None)({"x": x})
+    assert torch.equal(made, F.avg_pool2d(x, 3, 2, **how))
