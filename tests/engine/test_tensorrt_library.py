@@ -49,10 +49,10 @@ class Recorder:
 def recorded(monkeypatch) -> Recorder:
     recorder = Recorder()
     trt = SimpleNamespace(DataType=SimpleNamespace(INT8="int8", FLOAT="float"))
-    of = {"tensorrt": trt}
-    monkeypatch.setattr(
-        tensorrt_library.importlib, "import_module", lambda name: of.get(name, recorder)
+    own = SimpleNamespace(
+        import_module=lambda name: recorder if name.startswith("torch_tensorrt") else trt
     )
+    monkeypatch.setattr(tensorrt_library, "importlib", own)
     monkeypatch.setattr(
         tensorrt_library.torch.cuda, "device", lambda device: contextlib.nullcontext()
     )
@@ -136,7 +136,8 @@ def runtime(recorded, monkeypatch) -> Loaded:
     )
     trt.Logger.WARNING = 1
     monkeypatch.setattr(tensorrt_library, "_logger", lambda: None)
-    monkeypatch.setattr(tensorrt_library.importlib, "import_module", lambda name: trt)
+    own = SimpleNamespace(import_module=lambda name: trt)
+    monkeypatch.setattr(tensorrt_library, "importlib", own)
     stream = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(tensorrt_library.torch.cuda, "current_stream", lambda device: stream)
     return loaded
