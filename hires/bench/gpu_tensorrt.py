@@ -85,7 +85,7 @@ def observed_scales(runs: Runs, *changes: dict[str, Any]) -> Path:
 
     plan, _ = _outputs(config, see)
     values = {name: affine_of(*ends) for name, ends in ranges.items()}
-    path = runs.folder / "scales.json"
+    path = runs.folder / file_names.SCALES
     facts = params_digest(plan.graph), "min_max", config.batch
     write_scales(path, Scales(*facts, values, ranges))
     return path
