@@ -121,6 +121,7 @@ class OutputError:
                 self._tensors[weight].data.copy_(held)
             self._pack()
 
+    @torch.no_grad()  # kernels of inference refuse weights that may be trained
     def _pack(self) -> None:
         # Fused operators keep their weights in the order of their kernels.
         packers = (packer for context in self._engine.contexts for packer in context.packers)

@@ -15,6 +15,7 @@ from hires.engine.build import whole_model
 from hires.engine.calibration_values import fake_quantized
 from hires.plan.calibrated_values import observed_values
 from hires.plan.operators.operator_facts import facts_of
+from hires.quant.affine import GROUP
 from hires.quant.scales import read_scales
 from tests.helpers.jobs import failing_folder, run_folders
 from tests.helpers.layouts import config_of, plan_of
@@ -177,6 +178,28 @@ def test_a_layer_alone_has_the_error_of_its_weights_and_values(tmp_path, weights
             layer.weight.copy_(before)
             wanted = -10 * math.log10(float(noise))
             assert found.kept[node.name] == f"quant.auto: {wanted:.1f} dB alone"
+
+
+@pytest.mark.dist
+def test_fused_layers_alone_have_the_error_of_their_rounded_weights(tmp_path):
+    """Their kernels hold the weights in an order of their own, which follows the rounded ones."""
+    alone = {}
+    for weights in ("int8", "int4"):
+        quant = {"auto": "150dB", "weights": weights, "observer": "min_max"}
+        config = calibration(quant=quant, precision={"name": "fp32"})
+        path, plan = folder_of(tmp_path / weights, config)
+        run_ranks(run_folders, 1, [str(path)])
+        alone[weights] = {n: float(why.split()[1]) for n, why in scales_in(path).kept.items()}
+    params, fused = plan.graph.params, []
+    for node in plan.graph.nodes:
+        if (
+            node.kind == "fused_conv2d"
+            and math.prod(params[node.args["weight"]["param"]].shape[1:]) >= GROUP
+        ):  # else the weights stay in 8 bits
+            fused.append(node.name)
+    assert len(fused) > 5
+    for name in fused:
+        assert alone["int4"][name] < alone["int8"][name] - 3, name
 
 
 @pytest.mark.dist

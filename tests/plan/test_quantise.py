@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
@@ -102,3 +103,36 @@ def test_int8_without_scales_is_refused():
     config = from_dict(to_dict(config_of(**INT8)))
     with pytest.raises(ConfigError, match=r"needs the scales of a calibration"):
         make_plan(config, trace_config(config))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_layers_whose_sums_32_bits_may_not_hold_stay_in_float(layer):
+    """Else a sum that is too large comes out with another sign, and nothing says so."""
+    channels = {7: 1353, 6: 1353}  # 7 x 7 x 1353 are 66,297 products, and 66,311 are the most
+    for more, kept in ((0, False), (1, True)):
+        net = nn.Sequential(layer(channels[7] + more, 2, 7, padding=3))
+        made = QuantisedNet(net, torch.rand(1, channels[7] + more, 8, 8))
+        assert ("it sums more products" in str(made.graph.kept)) is kept
+
+
+class Padded(nn.Module):
+    """A border far outside of what it surrounds."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.value = value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.pad(self.first(x).sigmoid(), (1, 1, 2, 2), value=self.value))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 50.0, -3.0])
+def test_a_border_keeps_its_value(value):
+    made = QuantisedNet(Padded(value), torch.rand(2, 3, 12, 11))
+    exact = made.float_values[made.float_graph.output]
+    noise = (made.output() - exact).square().sum() / exact.square().sum()
+    assert noise < 1e-3
+    [pad] = [node for node in made.graph.nodes if "pad" in node.op]
+    assert pad.dtype == ("uint8" if value in (0.0, 0.5) else "float32")
+    assert torch.equal(made.output((2, 2)), made.output())

@@ -27,8 +27,9 @@ from hires.plan.passes.int8_arithmetic import (
 )
 from hires.plan.passes.int8_tensors import layer_tensors, row_tensors, weight_form
 from hires.plan.passes.quantise import FOLLOWS, RULES, QuantisedValue, Quantiser
-from hires.quant.affine import MOST_PRODUCTS, Affine
+from hires.quant.affine import LAST, MOST_PRODUCTS, Affine
 
+TOO_MANY = "it sums more products than 32 bits hold"
 REAL = Affine(1.0, 0)
 """Of values that are computed as real numbers."""
 
@@ -44,6 +45,9 @@ def _convolution(q: Quantiser, node: Node) -> str:
         return "its weight is computed"
     if len(node.shape or []) != 4:
         return "its input has no batch"
+    held = q.graph.params.get(weight)  # else of a norm, which has one product for each number
+    if held is not None and math.prod(held.shape[1:]) > MOST_PRODUCTS:
+        return TOO_MANY
     other = None
     if args.get("other") is not None:
         other = q.number(_value(args["other"]))
@@ -117,6 +121,8 @@ def _transposed(q: Quantiser, node: Node) -> str:
     affine = q.scale_of(node) if q.wants_numbers(node.name) else None
     stride, padding, dilation = (pair(args[name]) for name in ("stride", "padding", "dilation"))
     channels, outputs, *kernel = q.graph.params[weight].shape
+    if math.prod([channels, *kernel]) // args["groups"] > MOST_PRODUCTS:
+        return TOO_MANY
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     taps = [-(-size // step) for size, step in zip(reach, stride, strict=True)]
     groups = args["groups"]
@@ -194,7 +200,7 @@ def _linear(q: Quantiser, node: Node) -> str:
         return f"its {'weight' if 'value' in weight else 'bias'} is computed"
     weight = weight["param"]
     if q.graph.params[weight].shape[-1] > MOST_PRODUCTS:
-        return "it sums more products than 32 bits hold"
+        return TOO_MANY
     if q.linear == DYNAMIC:
         return _dynamic_linear(q, node, weight)
     x = q.number(_value(node.args["input"]))
@@ -287,7 +293,10 @@ def _moved(q: Quantiser, node: Node) -> str:
     (key, _), *_ = node.args.items()
     args = {**node.args, key: x.ref}
     if "value" in args and args.get("mode", "constant") == "constant":
-        args["value"] = float(x.affine.quantized(args["value"] or 0.0))
+        fill, ends = args["value"] or 0.0, (x.affine.real(0), x.affine.real(LAST))
+        if not ends[0] <= fill <= ends[1]:
+            return f"it fills in {fill:g}, and its input has {ends[0]:.4g} to {ends[1]:.4g}"
+        args["value"] = float(x.affine.quantized(fill))
     name, _, overload = node.op.partition(".")
     q.made(node, name, args, x.affine)
     q.nodes[-1].op = f"{name}.{overload}"
