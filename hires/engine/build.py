@@ -187,6 +187,14 @@ def made_tensors(
     return tensors, own_values
 
 
+def filled_tensors(config: RunConfig, contexts: list[Context]) -> dict[str, Tensor]:
+    """Returns :func:`made_tensors` with the numbers of ``weights``, read by this process alone."""
+    tensors, _ = made_tensors(config, contexts)
+    if config.weights is not None:
+        open_weights(config.weights).fill_all({n: one.data for n, one in tensors.items()})
+    return tensors
+
+
 def contexts_of(plan: Plan, rank: int, device: torch.device = HOST) -> list[Context]:
     """Returns the slots of a rank, one a direction; all ranks call it together."""
     made = make_groups(groups(plan), num_tile_groups(plan))

@@ -52,8 +52,16 @@ def fake_quantized(x: Tensor, affine: Affine) -> Tensor:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Returns the ratio of two powers in dB; without noise, or without any signal, 200."""
-    return min(200.0, 10 * math.log10(signal / noise)) if signal and noise else 200.0
+    """Returns the ratio of two powers in dB, -200 to 200.
+
+    Without noise, or without any signal, it is 200; where a power is not finite, -200.
+    """
+    if not (math.isfinite(signal) and math.isfinite(noise)):
+        return -200.0
+    if not (signal and noise):
+        return 200.0
+    # Of logarithms: the quotient of two powers may be too large, or too small, for a number.
+    return max(-200.0, min(200.0, 10 * (math.log10(signal) - math.log10(noise))))
 
 
 def own_part(context: Context, name: str, value: Tensor) -> tuple[Tensor, int] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -84,7 +85,10 @@ class OutputError:
         self._exact = self._outputs(frozenset())
 
     def __call__(self, rounded: AbstractSet[str]) -> float:
-        """Returns the noise as a share of the output's power, the same on all ranks."""
+        """Returns the noise as a share of the output's power, the same on all ranks.
+
+        Of an output that is not finite it is infinite.
+        """
         powers = torch.zeros(2, dtype=torch.float64)
         with self._rounded_weights(rounded):
             outputs = self._outputs(rounded)
@@ -92,7 +96,8 @@ class OutputError:
             powers += torch.stack([exact.square().sum(), (made - exact).square().sum()])
         comm.all_reduce(powers)
         signal, noise = powers.tolist()
-        return float(noise / signal if signal else noise)
+        share = float(noise / signal if signal else noise)
+        return share if math.isfinite(share) else math.inf
 
     def _outputs(self, rounded: AbstractSet[str]) -> list[Tensor]:
         # This rank's own parts, microbatch after microbatch.

@@ -17,13 +17,12 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.files import cannot_write
 from hires.engine import tensorfile
-from hires.engine.build import made_tensors, placement
+from hires.engine.build import filled_tensors, placement
 from hires.engine.calibration_values import decibels
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST
 from hires.engine.loader import image_dtype
 from hires.engine.quantized_tensors import ROUNDS, rounded_weight
-from hires.engine.weights_file import open_weights
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
@@ -38,9 +37,7 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]
     cannot be written, or the weights not be read.
     """
     context = cast(Context, SimpleNamespace(plan=plan, stage=plan.stages[0], device=HOST))
-    tensors, _ = made_tensors(config, [context])
-    if config.weights is not None:
-        open_weights(config.weights).fill_all({n: one.data for n, one in tensors.items()})
+    tensors = filled_tensors(config, [context])
     before = sum(tensor.nbytes for tensor in tensors.values())
     place = placement(image_dtype(config), plan.graph)
     derived = DerivedTensors([context], tensors, place)

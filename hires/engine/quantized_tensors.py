@@ -22,12 +22,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from hires.core.errors import RunError
 from hires.engine.derived_tensors import RECIPES, row_pieces
 from hires.plan.passes.int8_tensors import UNPACKED
 from hires.quant.affine import packs
-from hires.quant.packed_weights import pack, unpack
+from hires.quant.packed_weights import pack, require_packed, unpack
 
 LARGEST = 127
 """Of a weight; -128 would make the range uneven."""
@@ -64,6 +65,8 @@ def packed_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 @RECIPES.register(UNPACKED)
 def _unpacked_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     try:
+        if not is_fake(tensors[0]):  # a rehearsal has no numbers that could be wrong
+            require_packed(tensors[0], recipe["shape"])
         return unpack(tensors[0], recipe["shape"])
     except ValueError as error:  # only a file that another program wrote
         name = recipe["params"][0]

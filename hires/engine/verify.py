@@ -349,7 +349,8 @@ def _error(
     if tensor.shape != expected.shape:
         return math.inf
     scale = max(_size(expected), bounds.floor * largest[name.split("/")[0]])
-    error = _size(tensor.double() - expected.double()) / scale if scale else 0.0
+    # Where all of a kind are zero, so is the scale, and an error is one all the same.
+    error = _size(tensor.double() - expected.double()) / (scale or 1.0)
     return error if error == error else math.inf
 
 

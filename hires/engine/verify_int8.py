@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.ranks.compilers import TENSORRT
-from hires.engine.build import named_tensors, placement, whole_model
+from hires.engine.build import filled_tensors, placement
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.loader import image_dtype, whole_microbatches
 from hires.parallel.context import Context
@@ -33,8 +33,8 @@ from hires.plan.rules import CROP, GATHER, WHOLE
 def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
     """Returns the outputs of one process for all microbatches of a step, by ``output/index``.
 
-    Buffers of the network are there, too, as they are. ConfigError: engines of TensorRT compute it,
-    which round in an order of their own.
+    Buffers of the network are there, too, as they are. ``weights`` may name the file of a quantised
+    network. ConfigError: engines of TensorRT compute it, which round in an order of their own.
     """
     if config.engine.compile == TENSORRT:
         raise ConfigError(
@@ -42,9 +42,8 @@ def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
             f"rounds in an order of its own; use engine.compile=off, or compare accuracies by "
             f"task=evaluate"
         )
-    model = whole_model(config)
-    own = named_tensors(model)
     context = alone(plan)
+    own = filled_tensors(config, [context])
     place = placement(image_dtype(config), context.plan.graph)
     derived = DerivedTensors([context], own, place).tensors
     module = StageModule(context, {**own, **derived})
@@ -53,7 +52,8 @@ def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
     batches = [batch for replica in replicas for batch in whole_microbatches(config, replica)]
     for index, (images, _) in enumerate(batches):
         outputs[f"output/{index}"] = module.forward({INPUT: images})[plan.graph.output]
-    return outputs | {f"running_stats/{name}": t for name, t in model.named_buffers()}
+    buffers = {name: t for name, t in own.items() if not isinstance(t, nn.Parameter)}
+    return outputs | {f"running_stats/{name}": t for name, t in buffers.items()}
 
 
 def alone(plan: Plan) -> Context:

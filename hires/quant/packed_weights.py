@@ -47,19 +47,32 @@ def pack(numbers: Tensor) -> Tensor:
 def unpack(packed: Tensor, shape: list[int]) -> Tensor:
     """Returns the int8 weights of a ``shape`` (K, ...) that :func:`pack` has packed, rounded.
 
-    ValueError: the bytes are not those of such weights.
+    It looks at no number (:func:`require_packed` does), so tensors without numbers have a result,
+    too. ValueError: the bytes are too many or too few.
     """
+    count = math.prod(shape[1:])
+    coarse, steps = _parts(packed, shape)
+    numbers: Tensor = _grouped(coarse[:, :count]) * steps[..., None].to(torch.int8)
+    return numbers.flatten(1)[:, :count].reshape(shape)
+
+
+def require_packed(packed: Tensor, shape: list[int]) -> None:
+    """Refuses bytes that :func:`pack` makes of no weights of a ``shape`` (K, ...): ValueError."""
+    coarse, steps = _parts(packed, shape)
+    if bool((coarse < -MOST).any()) or bool(coarse[:, math.prod(shape[1:]) :].any()):
+        raise ValueError("a weight of 4 bits lies outside -7 to 7")
+    if bool((steps < 1).any()) or bool((steps > LARGEST_STEP).any()):
+        raise ValueError(f"a step of 4-bit weights lies outside 1 to {LARGEST_STEP}")
+
+
+def _parts(packed: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
+    # (K, bytes) -> numbers of 4 bits (int8, an even number a channel) and steps (uint8)
     count = math.prod(shape[1:])
     if packed.dtype != torch.uint8 or list(packed.shape) != [shape[0], packed_bytes(count)]:
         raise ValueError(f"{packed.dtype} {list(packed.shape)} are no weights of {shape} in 4 bits")
     halves, steps = packed[:, : -(-count // 2)], packed[:, -(-count // 2) :]
     coarse = torch.stack((halves & 15, halves >> 4), dim=-1).flatten(1).to(torch.int8) - _MIDDLE
-    if bool((coarse < -MOST).any()) or bool(coarse[:, count:].any()):
-        raise ValueError("a weight of 4 bits lies outside -7 to 7")
-    if bool((steps < 1).any()) or bool((steps > LARGEST_STEP).any()):
-        raise ValueError(f"a step of 4-bit weights lies outside 1 to {LARGEST_STEP}")
-    numbers: Tensor = _grouped(coarse[:, :count]) * steps[..., None].to(torch.int8)
-    return numbers.flatten(1)[:, :count].reshape(shape)
+    return coarse, steps
 
 
 def _grouped(flat: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from hires.core.config.run_config import from_dict, to_dict
 from hires.core.store import file_names, rundir
 from hires.data.source import open_data, step_indices
 from hires.engine.build import whole_model
-from hires.engine.calibration_values import fake_quantized
+from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.calibrated_values import observed_values
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.affine import GROUP
@@ -255,3 +255,11 @@ def plainly_rounded(weight, how):
             numbers = torch.cat(best)
         rows.append(numbers * scale)
     return torch.stack(rows).view(weight.shape)
+
+
+def test_decibels_of_any_powers():
+    assert decibels(1.0, 0.001) == pytest.approx(30)
+    assert decibels(1.0, 0.0) == decibels(0.0, 1.0) == 200
+    assert decibels(1e-300, 1e300) == -200  # their quotient is 0
+    for powers in ((1.0, math.nan), (1.0, math.inf), (math.nan, 1.0), (math.nan, 0.0)):
+        assert decibels(*powers) == -200

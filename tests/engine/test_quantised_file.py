@@ -7,14 +7,17 @@ import dataclasses
 import pytest
 
 from hires.cli.calibration import quantised_config
+from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import to_dict
+from hires.core.config.value_checks import build
 from hires.core.store import file_names
 from hires.core.store.network_weights import find_weights
+from hires.engine.footprint import footprint
 from hires.engine.quantised_file import write_quantised
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales, write_scales
 from tests.engine.test_calibrate import calibration, folder_of
-from tests.helpers.jobs import evaluate_each, run_folders
+from tests.helpers.jobs import evaluate_each, run_folders, verify
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
 
@@ -66,6 +69,21 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, linear, mo
             kinds = {node.kind for node in plan.graph.nodes}
             assert ("q_dynamic_linear" in kinds) == (linear == "dynamic")
             given.append((name, to_dict(one), plan.to_dict()))
+            if name == "stored":
+                # The front end rehearses it, on tensors without numbers.
+                memory = footprint(one, plan)
+                assert len(memory) == tiles[0]
+                assert all(rank.params_bytes > 0 for rank in memory)
         [answer, *_] = run_ranks(evaluate_each, tiles[0], given)
         answers += [answer["made"], answer["stored"]]
     assert all(answer == answers[0] for answer in answers)
+    # It is compared with one process that reads the same file, which has no float weights.
+    for layout in ({"tiles": [2, 1]}, {"stages": 2, "microbatches": 2}):
+        task = dataclasses.replace(stored.task, name="infer")
+        parallel = build(ParallelConfig, layout)
+        one = dataclasses.replace(stored, task=task, parallel=parallel)
+        folder = tmp_path / str(layout)
+        folder.mkdir()
+        answer = run_ranks(verify, 2, to_dict(one), plan_of(one).to_dict(), str(folder))[0]
+        assert answer["verdict"] == "equal"
+        assert answer["errors"]["output"] == 0

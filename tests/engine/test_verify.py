@@ -12,7 +12,7 @@ from hires.core.config.run_config import from_dict
 from hires.engine import verify
 from hires.engine.device import RankDevice
 from hires.engine.verify import lowers, noise_of, reference_step, summary, words
-from hires.engine.verify_bounds import KINDS, LOWERED
+from hires.engine.verify_bounds import BITWISE, EXACT, KINDS, LOWERED
 from hires.engine.verify_reruns import Rerun
 from hires.nets.trace import trace
 
@@ -169,3 +169,12 @@ def test_network_that_computes_in_float32_has_its_noise(monkeypatch):
     assert max(noise.values()) < 1e-10
     *_, noise = noise_of(config, RankDevice(), clones, draws=False, lowers=True)
     assert 1e-9 < noise["gradients/0.weight"] < 1e-6
+
+
+@pytest.mark.parametrize("bounds", [EXACT, BITWISE])
+def test_an_output_that_should_be_zero_and_is_not_is_wrong(bounds):
+    # All of its kind are zero, so there is no scale that the error could be relative to.
+    zeros, held = torch.zeros(3), torch.tensor([0.0, 5.0, 0.0])
+    largest = {"output": 0.0}
+    assert verify._error(held, zeros, "output/0", largest, bounds) == 5
+    assert verify._error(zeros, zeros.clone(), "output/0", largest, bounds) == 0

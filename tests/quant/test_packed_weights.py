@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hires.quant.affine import GROUP, packed_bytes
-from hires.quant.packed_weights import LARGEST_STEP, MOST, pack, unpack
+from hires.quant.packed_weights import LARGEST_STEP, MOST, pack, require_packed, unpack
 
 COUNTS = (1, 2, GROUP - 1, GROUP, GROUP + 1, 147)
 
@@ -83,9 +83,9 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_that_are_no_weights_are_refused(name):
     packed = pack(numbers_of(65))
-    unpack(packed, [5, 65])
+    require_packed(packed, [5, 65])
     with pytest.raises(ValueError, match=r"4 bits|4-bit"):
-        unpack(damaged(packed, name), [5, 65])
+        require_packed(damaged(packed, name), [5, 65])
 
 
 def test_all_pairs_of_numbers_share_a_byte():
