@@ -21,6 +21,7 @@ from hires.data.start_check import require_readable
 from hires.engine import quantized_tensors  # noqa: F401, it registers recipes
 from hires.engine.derived_tensors import DerivedTensors, Place
 from hires.engine.device import HOST, RankDevice
+from hires.engine.finite_tensors import Look, look_of, no_look
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.engine.weight_sharing import reader_of, share_weights
@@ -68,6 +69,8 @@ class RankEngine:
     """Weights in the order of their kernels."""
     empties_weights: bool = False
     """Whether nothing but these kernels reads them: no gradient, and no calibration."""
+    look: Look = no_look
+    """Refuses tensors that an inference cannot compute with."""
 
     @property
     def context(self) -> Context:
@@ -84,7 +87,10 @@ class RankEngine:
         """Lets nodes keep what follows from their parameters' values, and returns it.
 
         In inference a weight is released once all nodes that read it keep it in another order.
+        RunError: a tensor is not finite (:mod:`hires.engine.finite_tensors`).
         """
+        for name, tensor in self.tensors.items():
+            self.look(name, tensor)
         self.derived.release()
         readers = collections.Counter(
             name
@@ -228,7 +234,8 @@ def assemble(
         context.seed = config.seed
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
     place = placement(image_dtype(config), contexts[0].plan.graph)
-    derived = DerivedTensors(contexts, tensors, place, releases)
+    look = look_of(config, contexts[0].plan.graph)
+    derived = DerivedTensors(contexts, tensors, place, releases, look)
     every = {**tensors, **derived.tensors}
     modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
     slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
@@ -248,6 +255,7 @@ def assemble(
     executor = Executor(slots, sync, optimizer, recorder, scale, published)
     done = executor, loaders, optimizer, recorder
     engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
+    engine.look = look
     engine.empties_weights = config.task.name in ("infer", "evaluate")
     return engine
 

@@ -21,6 +21,7 @@ from hires.engine.build import filled_tensors, placement
 from hires.engine.calibration_values import decibels
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST
+from hires.engine.finite_tensors import look_of
 from hires.engine.loader import image_dtype
 from hires.engine.quantized_tensors import ROUNDS, rounded_weight
 from hires.parallel.context import Context
@@ -40,10 +41,13 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]
     tensors = filled_tensors(config, [context])
     before = sum(tensor.nbytes for tensor in tensors.values())
     place = placement(image_dtype(config), plan.graph)
-    derived = DerivedTensors([context], tensors, place)
+    look = look_of(config, plan.graph)
+    derived = DerivedTensors([context], tensors, place, look=look)
     every = {**tensors, **derived.tensors}
     names = sorted(stored_params(plan.graph))
     held = {name: every[name] if name in every else derived.made(name) for name in names}
+    for name, tensor in held.items():
+        look(name, tensor)
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         tensorfile.write(hidden, held)

@@ -53,6 +53,33 @@ def test_random_networks_are_the_same_fused_and_not(seed: int):
             assert (got - wanted).abs().max() <= 1e-12 * wanted.abs().max()
 
 
+class TurnedClamp(torch.nn.Module):
+    """Clamps between ends that are the wrong way round: torch makes all numbers ``max``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).clamp(min=3.0, max=2.0).mean((2, 3))
+        return self.fc(x).clamp(min=float("nan"), max=1.0)  # type: ignore[no-any-return]
+
+
+def turned_clamp() -> torch.nn.Module:
+    return TurnedClamp()
+
+
+def test_a_clamp_that_no_kernel_takes_is_not_fused():
+    # oneDNN: RuntimeError: could not append an elementwise post-op.
+    config = config_of(
+        model={"name": "custom", "target": f"{__name__}:turned_clamp", "classes": 4},
+        precision={"name": "fp32"},
+        task={"name": "infer"},
+    )
+    assert {node.kind for node in plan_of(config).graph.nodes} >= {"conv2d", "clamp", "linear"}
+    assert all(made.isnan().all() for made in outputs(config))
+
+
 @pytest.fixture(scope="module")
 def quantised() -> QuantisedNet:
     net = torch.nn.Sequential(

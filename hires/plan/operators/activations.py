@@ -51,13 +51,18 @@ def gelu(node: Node) -> Activation | None:
 
 
 def clamp(node: Node) -> Activation | None:
-    """Returns a clamp between two numbers; one that starts at zero and has no end is a ReLU."""
+    """Returns a clamp between two numbers; one that starts at zero and has no end is a ReLU.
+
+    One whose ends are the wrong way round, which makes all numbers ``max``, or NaN, is none: no
+    kernel of oneDNN takes it.
+    """
     args = {"min_val": 0.0, "max_val": 6.0} if node.kind == "relu6" else node.args
     low, high = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
     if high is None and isinstance(low, (int, float)) and low == 0:
         return ["relu"]
-    numbers = all(isinstance(number, (int, float)) for number in (low, high))
-    return ["clamp", low, high] if numbers else None
+    if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):
+        return None
+    return ["clamp", low, high] if low <= high else None
 
 
 def unfused(activation: Activation, value: dict[str, str]) -> tuple[str, dict[str, Any]]:
