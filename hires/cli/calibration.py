@@ -41,6 +41,7 @@ from hires.quant.scales import (
     calibration_key,
     read_scales,
     scales_place,
+    stored_scales,
     write_scales,
 )
 
@@ -57,6 +58,8 @@ def with_scales(
     ``words`` are the overrides that the user typed, ``argv`` the whole command. ConfigError: there
     are no images to calibrate on; RunError: the calibration failed.
     """
+    if config.precision.name == INT8:
+        stored_scales(config)  # those of a quantised network that are missing cost no calibration
     if config.precision.name != INT8 or scales_place(config) is not None:
         return config
     own = calibration_of(config, words)
@@ -79,6 +82,8 @@ def with_assumed_scales(
     Where it would calibrate first, a file in ``folder`` has a scale for each value that stands for
     none: the plan is the same but for its numbers.
     """
+    if config.precision.name == INT8:
+        stored_scales(config)  # which are an error where they are missing
     if config.precision.name != INT8 or scales_place(config) is not None:
         return config, None
     try:

@@ -35,7 +35,7 @@ PEAK = 4.0
 
 Numbers = Sequence[float]
 Counts = Mapping[tuple[int, int], int]
-"""(class, predicted class) -> pixels or images."""
+"""(class, predicted class) -> pixels or images; -1 is predicted where the output is not finite."""
 
 
 def one_pass(length: int, batch: int) -> int:
@@ -79,6 +79,7 @@ def summary(
     if kind == IMAGES:
         ratios = signal_ratios(columns["squared_error"], numbers)
         loss = fsum(columns["loss"]) / (len(samples) * numbers)
+        made["not_finite"] = sum(map(math.isnan, columns["squared_error"]))
         return made | {"loss": finite(loss), "psnr": finite(fsum(ratios) / len(samples))}
     if kind == CLASSES:
         total, places = len(samples), columns["place"]
@@ -87,10 +88,10 @@ def summary(
         made |= {"top1": top1 / total, "top1_ci95": wilson(top1, total), "top5": None}
         if len(names) > TOP:
             made["top5"] = sum(place < TOP for place in places) / total
-        made["not_finite"] = sum(predicted < 0 for predicted in columns["predicted"])
     else:
         total, top1 = sum(columns["pixels"]), sum(columns["correct"])
         made |= {"pixels": total, "top1": top1 / total, "top5": None}
+    made["not_finite"] = sum(count for (_, predicted), count in counts.items() if predicted < 0)
     made["loss"] = finite(fsum(columns["loss"]) / total)
     made["classes"] = by_class(counts, names, overlaps=kind == PIXELS)
     present = [one for one in made["classes"] if one["count"]]

@@ -49,6 +49,7 @@ class Counted:
     rows: list[Numbers] = field(default_factory=list)
     """Number of the sample, then what ``evaluation_summary.ROWS`` names."""
     pixels: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    """The predicted class is -1 where the output is not finite."""
 
     def add(self, values: dict[str, Any]) -> None:
         """Adds what :meth:`to_dict` returned elsewhere."""
@@ -112,14 +113,16 @@ class Evaluator:
             wanted = torch.from_numpy(target).to(output)
             loss = plain_loss(self._config.loss, output[None], wanted[None], "none")
             error = output.clamp(-2, 2).sub_(wanted).double().square_()
+            error.masked_fill_(~output.isfinite(), math.nan)  # infinity is no white
             return [float(error.sum()), float(loss.double().sum())]
         labels = torch.as_tensor(target, device=output.device)
         loss = plain_loss(self._config.loss, output[None], labels[None], "none")
-        classes, made = len(output), output.argmax(0).flatten()
+        made = output.argmax(0).masked_fill(~output.isfinite().all(0), -1).flatten()
         labels = labels.flatten().expand(made.numel())
-        counts = torch.bincount(labels * classes + made, minlength=classes**2)
+        columns = len(output) + 1  # the first one of pixels that are not finite
+        counts = torch.bincount(labels * columns + made + 1, minlength=len(output) * columns)
         for key in counts.nonzero().flatten().tolist():
-            self.counted.pixels[(sample, key // classes, key % classes)] += int(counts[key])
+            self.counted.pixels[(sample, key // columns, key % columns - 1)] += int(counts[key])
         return [made.numel(), int((made == labels).sum()), float(loss.double().sum())]
 
 

@@ -47,13 +47,14 @@ def overlap_intervals(
 ) -> dict[str, Interval]:
     """Returns those of the share of right pixels and of the means of IoU and Dice over classes.
 
-    ``counts`` are pixels by (image, class, predicted class).
+    ``counts`` are pixels by (image, class, predicted class, or -1).
     """
     table = np.zeros((num_images, 3, num_classes))  # right ones, actual, predicted
     for (image, actual, predicted), number in counts.items():
         table[image, 0, actual] += number * (actual == predicted)
         table[image, 1, actual] += number
-        table[image, 2, predicted] += number
+        if predicted >= 0:
+            table[image, 2, predicted] += number
 
     def shares(sums: Floats) -> Floats:
         right, actual, predicted = sums.reshape(-1, 3, num_classes).transpose(1, 0, 2)

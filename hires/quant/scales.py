@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +30,14 @@ from hires.core.precisions import INT8
 from hires.core.store.file_names import MIB, StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import identity, plain
-from hires.core.store.network_weights import SAFETENSORS
+from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.store.reading import read_named
 from hires.quant.affine import LAST, Affine
 
 VERSION = 1
 SUFFIX = ".json"
+_NUMBERS = (":weight8", ":weight4")
+"""How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
 _MOST_BYTES = 64 * MIB
 _REMEDY = "make it again with `hires quantize`"
 
@@ -139,12 +142,26 @@ def scales_of(config: RunConfig) -> Scales | None:
 def stored_scales(config: RunConfig) -> Scales | None:
     """Returns the scales of a run whose ``weights`` are the file of a quantised network.
 
-    ConfigError: that file needs another precision, or ``quant.scales`` names others.
+    ConfigError: that file needs another precision, its scales are missing or damaged, or
+    ``quant.scales`` names others. Another JSON file beside float weights is none of its business.
     """
     file = Path(config.weights or "")
-    if file.suffix not in SAFETENSORS or not file.with_suffix(SUFFIX).is_file():
+    if file.suffix not in SAFETENSORS:
         return None
-    scales = read_scales(file.with_suffix(SUFFIX), f"weights={file}: {file.with_suffix(SUFFIX)}")
+    beside, holds_numbers = file.with_suffix(SUFFIX), _holds_numbers(file)
+    if holds_numbers and not beside.is_file():
+        raise ConfigError(
+            f"weights={file} holds a network of 8 bits, and {beside} with its scales is missing; "
+            f"copy it from where `hires quantize` wrote both, or make both again"
+        )
+    if not beside.is_file():
+        return None
+    try:
+        scales = read_scales(beside, f"weights={file}: {beside}")
+    except ConfigError:
+        if holds_numbers:
+            raise
+        return None
     if not scales.weights:
         return None
     if config.precision.name != INT8 or config.task.name in ("train", "calibrate"):
@@ -172,6 +189,26 @@ def stored_scales(config: RunConfig) -> Scales | None:
     return scales
 
 
+def require_own(file: Path, key: str) -> None:
+    """Refuses to write a pair of files over others; ``file`` is that of the weights.
+
+    ConfigError: one of the two is there and `hires quantize` has not written them together.
+    """
+    beside = file.with_suffix(SUFFIX)
+    there = next((one for one in (file, beside) if os.path.lexists(one)), None)
+    if there is None:
+        return
+    try:
+        if find_weights(str(file)).digest() == read_scales(beside).weights:
+            return
+    except ConfigError:
+        pass
+    raise ConfigError(
+        f"{key} would overwrite {there}, which `hires quantize` has not written; name another "
+        f"file, or remove it"
+    )
+
+
 def weight_type(config: RunConfig, scales: Scales) -> str:
     """Returns in which type weights are stored: that of a run's file, or ``quant.weights``."""
     return scales.weight_type if scales.weights else config.quant.weights
@@ -194,6 +231,14 @@ def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
     kept |= {"quant": quant, "fuse": config.engine.fuse}
     of = {name: digests.get(name) for name in ("network", "data", "weights")}
     return hashlib.sha256(json.dumps([kept, of], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _holds_numbers(file: Path) -> bool:
+    # Whether it is there, whole, and has weights of 8 or 4 bits.
+    try:
+        return any(name.endswith(_NUMBERS) for name in find_weights(str(file)).shapes())
+    except ConfigError:
+        return False
 
 
 def _checked(held: Any) -> Scales:

@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -14,10 +15,11 @@ from torch.nn import functional
 from hires.cli.planning import with_classes
 from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
-from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS
+from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, summary
 from hires.core.store import file_names, records, rundir
 from hires.data.source import open_data
 from hires.engine.build import whole_model
+from hires.engine.evaluate import Evaluator
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from tests.helpers.jobs import evaluate_each, evaluate_while_training
 from tests.helpers.layouts import config_of, plan_of
@@ -175,3 +177,37 @@ def test_steps_of_an_evaluation_are_those_of_one_pass():
     config = evaluation(steps=99, measure={"warmup": 7})
     assert [config.steps, config.measure.warmup, config.shuffles] == [3, 2, False]
     assert evaluation(data={"split": "validation", "length": 40, "classes": 4}).steps == 1
+
+
+def counted_alone(output, target, **keys):
+    """What an evaluator counts of one sample on one process, and its summary."""
+    config = evaluation(**keys)
+    source, graph = open_data(config), plan_of(config).graph
+    evaluator = Evaluator(config, source, graph)
+    row = evaluator._map_row(0, output, target)
+    return row, evaluator
+
+
+def test_pixels_that_are_not_finite_are_wrong():
+    output = torch.zeros(4, 2, 3)
+    output[0] = 1.0  # class 0 everywhere, which is the label
+    output[:, 0, 0], output[2, 1, 1] = math.nan, math.inf
+    row, evaluator = counted_alone(output, 0, **UNET)
+    assert row[:2] == [6, 4]
+    assert evaluator.counted.pixels == {(0, 0, 0): 4, (0, 0, -1): 2}
+    facts = summary(PIXELS, [row], Counter({(0, 0): 4, (0, -1): 2}), list("abcd"))
+    assert facts["top1"] == facts["mean_iou"] == facts["mean_recall"] == pytest.approx(4 / 6)
+    assert facts["not_finite"] == 2
+    counts = {(i, a, p): n for i in (0, 1) for (_, a, p), n in evaluator.counted.pixels.items()}
+    intervals = overlap_intervals(counts, 2, 4)
+    assert intervals["mean_iou_ci95"] == pytest.approx([4 / 6, 4 / 6])
+
+
+def test_a_pixel_of_an_image_that_is_infinite_is_no_white():
+    white = np.full((3, 24, 20), 2.0)
+    output = torch.full((3, 24, 20), 2.0)
+    assert counted_alone(output, white, **EDSR)[0][0] == 0
+    output[0, 0, 0] = math.inf
+    row, _ = counted_alone(output, white, **EDSR)
+    facts = summary(IMAGES, [row, [0.0, 0.0]], {}, [], output.numel())
+    assert (facts["psnr"], facts["not_finite"]) == (None, 1)

@@ -22,7 +22,7 @@ from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.units import MIB
 from hires.launcher.ranks import spawn
 from hires.plan.operators.operator_facts import facts_of
-from hires.quant.scales import SUFFIX, Scales, read_scales, write_scales
+from hires.quant.scales import SUFFIX, Scales, read_scales, require_own, write_scales
 from hires.report.columns import Column
 
 OUT = "out="
@@ -55,6 +55,7 @@ def main(args: Namespace) -> int:
     if args.cfg:
         return print_config(config)
     out = _out([*outs, *([args.out] if args.out else [])])
+    require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{out}")
     if config.weights is None:
         text = "warning: no weights=PATH: these are the scales of first weights from the seed"
         print(text, file=sys.stderr)

@@ -314,3 +314,46 @@ def test_integers_need_int8(hires, precision):
     answer = hires(*INT8, f"precision={precision}")
     assert answer.code == 2
     assert "holds a network of 8 bits; use it with task=infer or evaluate" in answer.err
+
+
+@pytest.mark.parametrize("name", ["net.safetensors", "net.json"])
+def test_files_of_others_are_not_overwritten(hires, ranks, name):
+    if name == "net.json":
+        Path(name).write_text('{"mine": 1}')
+    else:
+        save_file({"conv1.weight": np.zeros(3, np.float32)}, name)
+    before = Path(name).read_bytes()
+    answer = hires(*NET, "data=synthetic", "out=net.safetensors")
+    assert answer.code == 2
+    assert f"{name}, which `hires quantize` has not written; name another file" in answer.err
+    assert ranks == []
+    assert [path.name for path in Path().glob("net*")] == [name]
+    assert Path(name).read_bytes() == before
+
+
+@pytest.mark.usefixtures("quantised")
+def test_an_earlier_pair_is_overwritten(hires):
+    answer = hires(*NET, "data=synthetic", "out=n8.safetensors")
+    assert answer.code == 0, answer.err
+    assert read_scales("n8.json").kept == {}
+
+
+@pytest.mark.usefixtures("quantised")
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_scales_that_are_missing_are_named_and_not_made(hires, ranks, verb):
+    Path("n8.json").unlink()
+    before = len(ranks)
+    answer = hires(verb, *INT8[1:], "data=synthetic")
+    assert answer.code == 2
+    assert "n8.json with its scales is missing; copy it from where" in answer.err
+    assert "calibrating" not in answer.err
+    assert len(ranks) == before
+
+
+def test_another_json_beside_float_weights_is_left_alone(hires, traced):
+    names = traced.own_params(name for node in traced.nodes for name in node.params)
+    facts = {name: traced.params[name] for name in names}
+    save_file({n: np.zeros(f.shape, f.dtype) for n, f in facts.items()}, "mine.safetensors")
+    Path("mine.json").write_text('{"epochs": 90}')
+    answer = hires("plan", *SMALL, "task=infer", "weights=mine.safetensors")
+    assert answer.code == 0, answer.err
