@@ -29,6 +29,7 @@ from hires.engine.kept_layers import kept_layers
 from hires.engine.loader import Data
 from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.graph import INPUT, describe
+from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.affine import Affine, affine_of
 from hires.quant.observers import WITH_COUNTS, Observed, reduce_all
 from hires.quant.scales import Scales, calibration_key, write_scales
@@ -56,22 +57,29 @@ class Calibrator:
         """Returns what all ranks have found, the same on each; all ranks call it together.
 
         ``source`` is the digest of what decides them (``hires.quant.scales.calibration_key``).
-        RunError: a value was not finite, which is named.
+        A layer of ``quant.keep`` whose value is not finite has no scale. RunError: another value is
+        not finite, which is named.
         """
         self.close()
         reduce_all(self._observed, self.names, _reduce)
-        quant, ranges = self._config.quant, {}
+        quant, ranges, values = self._config.quant, {}, {}
+        kept = kept_by_name(self.graph, self._config)
         for name in self.names:
             try:
-                ranges[name] = self._observed[name].range(quant.observer, quant.percentile)
-                affine_of(*ranges[name])
+                ends = self._observed[name].range(quant.observer, quant.percentile)
+                values[name] = affine_of(*ends)
+                ranges[name] = ends
             except ValueError as error:
-                where = "the images" if name == INPUT else describe(self.graph.by_name[name])
+                if name in kept:
+                    continue
+                where, keep = "the images", ""
+                if name != INPUT:
+                    where = describe(self.graph.by_name[name])
+                    keep = f", or keep it in float with quant.keep=[{name}]"
                 raise RunError(
                     f"{where} cannot be calibrated: {error}; name the weights of a network that "
-                    f"was trained (weights=PATH), or keep it in float"
+                    f"was trained (weights=PATH){keep}"
                 ) from None
-        values = {name: affine_of(*ends) for name, ends in ranges.items()}
         facts = params_digest(self.graph), quant.observer, quant.images
         return Scales(*facts, values, ranges, source=source)
 
@@ -80,7 +88,8 @@ class Calibrator:
 
         It is measured on the first batch; all ranks call it together.
         """
-        place = {name: k for k, name in enumerate(self.names)}
+        names = [name for name in self.names if name in values]
+        place = {name: k for k, name in enumerate(names)}
         powers = torch.zeros(len(place), 2, dtype=torch.float64)
 
         def add(name: str, x: Tensor, image: int) -> None:
@@ -88,7 +97,7 @@ class Calibrator:
             error = x - fake_quantized(x, values[name])
             powers[place[name]] += torch.stack([x.square().sum(), error.square().sum()]).cpu()
 
-        watch_values(self.engine, self.names, add)
+        watch_values(self.engine, names, add)
         one_step(self._config, self.engine, source)
         self.close()
         _reduce(powers, "sum")

@@ -144,6 +144,16 @@ class Graph:
                 found.add(name)
         return found
 
+    def modules(self, node: Node) -> list[str]:
+        """Returns the modules whose parameters a node reads, also those that were fused into it."""
+        modules = {name.rpartition(".")[0] for name in self.own_params(node.params)}
+        return sorted(modules - {"", node.name})
+
+    def described(self, name: str) -> str:
+        """Returns how a table names a node: ``relu (bn1, conv1)``, with what was fused into it."""
+        modules = self.modules(self.by_name[name])
+        return f"{name} ({', '.join(modules)})" if modules else name
+
     @functools.cached_property
     def of_images(self) -> set[str]:
         """Values that depend on the images, the images included; others come from parameters."""

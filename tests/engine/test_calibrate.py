@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from hires.core.config.run_config import from_dict, to_dict
+from hires.core.errors import ConfigError
 from hires.core.store import file_names, rundir
 from hires.data.source import open_data, step_indices
 from hires.engine.build import whole_model
 from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.calibrated_values import observed_values
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.affine import GROUP
 from hires.quant.scales import read_scales
 from tests.helpers.jobs import failing_folder, run_folders
@@ -130,6 +132,17 @@ def test_a_layer_that_makes_nan_is_named(tmp_path):
     [text] = run_ranks(failing_folder, 1, str(path))
     assert "mul (mul) cannot be calibrated: 10 images have nan or infinite numbers there" in text
     assert not (path / "a0" / file_names.SCALES).exists()
+
+
+@pytest.mark.dist
+def test_layers_kept_in_float_need_no_finite_values(tmp_path):
+    net = {"name": "custom", "target": "tests.helpers.custom_nets:overflows"}
+    path, _ = folder_of(tmp_path / "all", calibration(model=net, quant={"keep": ["*"]}))
+    run_ranks(run_folders, 1, [str(path)])
+    found = scales_in(path)
+    assert "input" in found.values
+    assert "mul" not in found.values
+    assert found.noise.keys() == found.values.keys()
 
 
 @pytest.mark.dist
@@ -263,3 +276,15 @@ def test_decibels_of_any_powers():
     assert decibels(1e-300, 1e300) == -200  # their quotient is 0
     for powers in ((1.0, math.nan), (1.0, math.inf), (math.nan, 1.0), (math.nan, 0.0)):
         assert decibels(*powers) == -200
+
+
+def test_a_layer_is_kept_by_the_name_of_a_module_that_is_fused_into_it():
+    net = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": 32}
+    config = calibration(**net, quant={"keep": ["conv1", "layer4.1.c*1"]})
+    graph = plan_of(config).graph
+    kept = kept_by_name(graph, config)
+    assert kept["relu"] == "quant.keep=conv1"
+    assert sorted(kept.values()) == ["quant.keep=conv1", "quant.keep=layer4.1.c*1"]
+    assert graph.described("relu") == "relu (bn1, conv1)"
+    with pytest.raises(ConfigError, match="did you mean conv1"):
+        kept_by_name(graph, calibration(**net, quant={"keep": ["conv11"]}))

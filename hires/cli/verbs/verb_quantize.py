@@ -99,6 +99,7 @@ def _write(
         "values": len(scales.values),
         "quantised": len({*layers}),
         "kept": dict(plan.graph.kept),
+        "kept_modules": {name: plan.graph.described(name) for name in plan.graph.kept},
         "noise_db": dict(scales.noise),
         **written,
     }
@@ -131,7 +132,8 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
         lines = [(layer, f"{ratio:.1f}") for layer, ratio in of_weights]
         print_table("Layers whose weights are rounded most", ("layer", ends[1]), lines)
     if facts["kept"]:
-        print_table("Layers that stay in float", ("layer", "why"), [*facts["kept"].items()])
+        kept = [(facts["kept_modules"][name], why) for name, why in facts["kept"].items()]
+        print_table("Layers that stay in float", ("layer", "why"), kept)
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
     bits = f", {facts['packed']} of them with weights of 4 bits" if facts["packed"] else ""
     layers = plural(facts["quantised"], "layer")

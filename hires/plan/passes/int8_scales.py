@@ -45,12 +45,16 @@ def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
 
 
 def kept_by_name(graph: Graph, config: RunConfig) -> dict[str, str]:
-    """Returns the layers of ``quant.keep`` with the reason; ConfigError: a name means none."""
+    """Returns the layers of ``quant.keep`` with the reason; ConfigError: a name means none.
+
+    A layer has its own name, and those of the modules that were fused into it.
+    """
     kept: dict[str, str] = {}
+    named = [(node.name, [node.name, *graph.modules(node)]) for node in graph.nodes]
     for pattern in config.quant.keep:
-        found = fnmatch.filter(graph.by_name, pattern)
+        found = [name for name, every in named if fnmatch.filter(every, pattern)]
         if not found:
-            known = offer(pattern, graph.by_name)
+            known = offer(pattern, dict.fromkeys(one for _, every in named for one in every))
             raise ConfigError(f"quant.keep={pattern} names no layer of the network; {known}")
         kept |= dict.fromkeys(found, f"quant.keep={pattern}")
     return kept
