@@ -39,7 +39,7 @@ from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
 from hires.plan.search.advice import fewer_on_a_node, offered, would_fit
 from hires.plan.search.layout_search import DEADLINE_S, Budget
-from hires.quant.scales import scales_of, stored_scales
+from hires.quant.scales import require_pair, scales_of, stored_scales
 
 FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a
@@ -127,9 +127,11 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Returns the network that the ranks of a config compute; errors are those of a trace."""
         return rewritten(config, self._traced(config))
 
-    def write_quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]:
+    def write_quantised(
+        self, config: RunConfig, plan: Plan, path: Path, mark: str
+    ) -> dict[str, Any]:
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
-        return self._process.quantised(config, plan, path)
+        return self._process.quantised(config, plan, path, mark)
 
     def packed(self, config: RunConfig) -> PackedPlan:
         """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
@@ -224,6 +226,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
                 f"weights={config.weights} is not the file that the scales beside it were written "
                 f"with; copy both again, or make them again with `hires quantize`"
             )
+        if stored is not None:
+            types = {name: one.dtype for name, one in self.graph(config).params.items()}
+            require_pair(find_weights(config.weights or ""), stored, types)
         needed = shapes_of(self._traced(config) if stored is None else self.graph(config))
         key = json.dumps([config.weights, self._weights(config), trace_key(config)])
         if key in self._fitting:

@@ -86,12 +86,13 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         answer = self._ask("reading the weights", {"weights": str(path)})
         return cast("dict[str, list[int]]", answer["shapes"])
 
-    def quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]:
+    def quantised(self, config: RunConfig, plan: Plan, path: Path, mark: str) -> dict[str, Any]:
         """Writes the tensors of a quantised network, planned for one process, into a file.
 
         Returns their bytes, and those of the network before (``write_quantised``).
         """
         question = {"config": to_dict(config), "plan": plan.to_dict(), "path": str(path)}
+        question["mark"] = mark
         return self._ask("writing the weights", {"quantised": question})
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:

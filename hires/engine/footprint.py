@@ -401,7 +401,7 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
 
     These are ``{"build": config}`` of a network of the user's, ``{"trace": config}``,
     ``{"memory": {"config": config, "plan": plan}}``, ``{"weights": path}`` and
-    ``{"quantised": {"config": config, "plan": plan, "path": path}}``.
+    ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``.
     """
     [(name, values)], own = request.items(), own or OwnNetwork()
     try:
@@ -410,7 +410,7 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
         config = from_dict(values.get("config", values))
         if name == "quantised":
             plan = Plan.from_dict(values["plan"])
-            return write_quantised(config, plan, Path(values["path"]))
+            return write_quantised(config, plan, Path(values["path"]), values["mark"])
         is_custom = config.model.name == "custom"
         if name == "build":
             return own.describe(config)

@@ -28,13 +28,15 @@ from hires.parallel.context import Context
 from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
 from hires.plan.plan import Plan
+from hires.quant.scales import MARK
 
 
-def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]:
+def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dict[str, Any]:
     """Writes a file that is there as a whole or not at all; returns the bytes of its tensors.
 
     ``noise_db`` is the signal over the noise that rounding adds to each layer's weights, and
-    ``packed`` says how many of them have 4 bits. ``plan`` is of one process. RunError: the file
+    ``packed`` says how many of them have 4 bits. ``plan`` is of one process, ``mark`` that of the
+    scales beside the file (``Scales.mark``). RunError: the file
     cannot be written, or the weights not be read.
     """
     context = cast(Context, SimpleNamespace(plan=plan, stage=plan.stages[0], device=HOST))
@@ -50,7 +52,7 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path) -> dict[str, Any]
         look(name, tensor)
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        tensorfile.write(hidden, held)
+        tensorfile.write(hidden, held, {MARK: mark})
         os.replace(hidden, path)  # noqa: PTH105, as it is atomic
     except OSError as error:
         raise RunError(str(cannot_write(path, error, "out=FILE"))) from None

@@ -18,6 +18,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -74,14 +75,19 @@ class TensorFile:
                 raise DamagedError(f"{self.path} is damaged: {name} is not what was written")
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Writes tensors of any memory order into a new file, which is on the disk when this returns.
+
+    ``facts`` are further metadata.
 
     OSError: the file cannot be written; RunError: safetensors has no name for a tensor's type.
     """
     # Wide numbers come first, so that all of them are aligned.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    header: dict[str, Any] = {"__metadata__": {n: _check_sum(t) for n, t in ordered.items()}}
+    sums = {name: _check_sum(tensor) for name, tensor in ordered.items()}
+    header: dict[str, Any] = {"__metadata__": sums | dict(facts)}
     end = 0
     for name, tensor in ordered.items():
         if tensor.dtype not in _NAMES:

@@ -27,10 +27,11 @@ from hires.core.config.quant_config import DYNAMIC, INT4, LINEAR, STATIC, WEIGHT
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
+from hires.core.store.checkpoints import first_of
 from hires.core.store.file_names import MIB, StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import identity, plain
-from hires.core.store.network_weights import SAFETENSORS, find_weights
+from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
 from hires.quant.affine import LAST, Affine
 
@@ -39,6 +40,8 @@ SUFFIX = ".json"
 _NUMBERS = (":weight8", ":weight4")
 """How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
 _MOST_BYTES = 64 * MIB
+MARK = "hires.scales"
+"""Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
 _REMEDY = "make it again with `hires quantize`"
 
 
@@ -90,6 +93,17 @@ class Scales:
     def digest(self) -> str:
         """16 digits that differ where the scales do."""
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
+
+    @property
+    def mark(self) -> str:
+        """16 digits of all but the file beside them, which holds them so that both belong together.
+
+        The order of the names makes no difference.
+        """
+        facts = json.loads(self.text())
+        del facts["weights"]
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_scales(path: StrPath, scales: Scales, option: str = "out=FILE") -> None:
@@ -207,6 +221,30 @@ def require_own(file: Path, key: str) -> None:
         f"{key} would overwrite {there}, which `hires quantize` has not written; name another "
         f"file, or remove it"
     )
+
+
+def require_pair(place: WeightsPlace, scales: Scales, types: Mapping[str, str]) -> None:
+    """Refuses the file of a quantised network whose scales, or types of tensors, are not its own.
+
+    ``types`` are those of the network, by name; ConfigError names what differs.
+    """
+    held, again = place.metadata().get(MARK), "make both again with `hires quantize`"
+    if held is None:
+        text = "does not say which scales belong to it, as one of an older hires"
+        raise ConfigError(f"{place.key} {text}; {again}")
+    if held != scales.mark:
+        raise ConfigError(
+            f"{place.key}: the scales beside it are not those that it was written with (their "
+            f"digest is {scales.mark}, and {held[:16]!r} in its header); copy both, or {again}"
+        )
+    wrong = []
+    for name, dtype in place.dtypes().items():
+        asked = types.get(name, dtype)
+        # Layers that stayed in float are converted, as those of any file of weights.
+        if dtype != asked and not {dtype, asked} <= FLOATS:
+            wrong.append(f"{name} is {dtype} there and {asked} here")
+    if wrong:
+        raise ConfigError(f"{place.key} has tensors of other types: {first_of(wrong)}; {again}")
 
 
 def weight_type(config: RunConfig, scales: Scales) -> str:

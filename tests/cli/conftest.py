@@ -19,6 +19,7 @@ from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.passes.int8_tensors import stored_params
 from hires.plan.plan import Plan
+from hires.quant.scales import MARK
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
 """Overrides whose network ``traced`` holds, for one microbatch of four."""
@@ -47,9 +48,12 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
             memory = RankMemory(1 << 18, 1 << 17, 1 << 17, 1 << 18, 1 << 18)
             return [memory.to_dict()] * plan.ranks_per_replica
 
-        def quantised(self, config: RunConfig, plan: Plan, path: Path) -> dict[str, object]:
+        def quantised(
+            self, config: RunConfig, plan: Plan, path: Path, mark: str
+        ) -> dict[str, object]:
             facts = {name: plan.graph.params[name] for name in stored_params(plan.graph)}
-            save_file({n: np.zeros(one.shape, one.dtype) for n, one in facts.items()}, path)
+            zeros = {n: np.zeros(one.shape, one.dtype) for n, one in facts.items()}
+            save_file(zeros, path, {MARK: mark})
             packed = sum(one.dtype == "uint8" for one in facts.values())
             of_weights = {"weight_noise_db": {"conv1": 40.25}, "packed": packed}
             return {"bytes": 10 * 2**20, "float_bytes": 40 * 2**20, **of_weights}

@@ -85,11 +85,11 @@ def _write(
     plan = planner.plan(single, memory=False)
     require_feasible(plan)
     file = out.with_suffix(SAFETENSORS[0])
-    written = planner.write_quantised(single, plan, file)
     kept = {n: why for n, why in plan.graph.kept.items() if why.startswith("quant.")}
-    digest = find_weights(str(file)).digest()
     of, linear = config.quant.weights, config.quant.linear
-    scales = dataclasses.replace(scales, kept=kept, weights=digest, weight_type=of, linear=linear)
+    scales = dataclasses.replace(scales, kept=kept, weight_type=of, linear=linear)
+    written = planner.write_quantised(single, plan, file, scales.mark)
+    scales = dataclasses.replace(scales, weights=find_weights(str(file)).digest())
     write_scales(out, scales)
     layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
     facts = {

@@ -23,6 +23,11 @@ from hires.core.store import checkpoints, frozen, reading
 from hires.core.store.checkpoints import DamagedError, Shape, differences, first_of
 
 SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
+FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
+_TYPES |= {
+    f"{kind[0].upper()}{n}": f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)
+}
 COUNTER = "num_batches_tracked"
 """Of batch norms: files of older versions of torch lack it, and no layer computes with it."""
 
@@ -62,6 +67,25 @@ class WeightsPlace:
     def shapes(self) -> dict[str, Shape]:
         """Returns the shapes of all tensors but those of a pickle; ConfigError: it is damaged."""
         return {name: shape for name, shape, _ in self._held()}
+
+    def metadata(self) -> dict[str, str]:
+        """Returns what the header of its only file says beside the tensors; ConfigError: damaged.
+
+        Nothing of a pickle or a checkpoint.
+        """
+        if self.is_pickle or self.is_checkpoint:
+            return {}
+        with self._opened(self.path) as file:
+            return dict(file.metadata() or {})
+
+    def dtypes(self) -> dict[str, str]:
+        """Returns the types of the tensors of its only file, as torch names them, by name.
+
+        A type that hires never writes has the name that the file has for it.
+        """
+        with self._opened(self.path) as file:
+            names = {name: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
+        return {name: _TYPES.get(dtype, dtype) for name, dtype in names.items()}
 
     def _held(self) -> Iterator[tuple[str, Shape, str]]:
         for path in self.files:

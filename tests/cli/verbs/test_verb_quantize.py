@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from hires.core.store import frozen, records
@@ -152,6 +153,53 @@ def test_a_layer_that_does_not_exist_is_refused(hires, ranks):
     assert not list(Path().glob("n8*"))
 
 
+def saved(tensors):
+    with safe_open("n8.safetensors", framework="np") as file:
+        facts = file.metadata()
+    save_file(tensors, "n8.safetensors", facts)
+
+
+def with_digest(**changed):
+    """Makes the scales name the file that is there now."""
+    held = json.loads(Path("n8.json").read_text())
+    held["weights"] = find_weights("n8.safetensors").digest()
+    Path("n8.json").write_text(json.dumps({**held, **changed}))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.uint8])
+@pytest.mark.usefixtures("quantised")
+def test_numbers_of_another_type_are_refused_though_their_digest_fits(hires, dtype):
+    tensors = load_file("n8.safetensors")
+    name = next(n for n, one in tensors.items() if one.dtype == np.int8)
+    saved({**tensors, name: tensors[name].astype(dtype)})
+    with_digest()
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert f"other types: {name} is {np.dtype(dtype).name} there and int8 here" in answer.err
+
+
+@pytest.mark.usefixtures("quantised")
+def test_scales_with_which_the_weights_were_not_written_are_refused(hires):
+    held = json.loads(Path("n8.json").read_text())
+    with_digest(values=dict(reversed(held["values"].items())))
+    assert hires(*INT8).code == 0  # the order makes no difference
+    scale, zero_point = held["values"]["input"]
+    with_digest(values={**held["values"], "input": [3 * scale, zero_point]})
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert "the scales beside it are not those that it was written with" in answer.err
+
+
+@pytest.mark.usefixtures("quantised")
+def test_a_file_that_names_no_scales_is_refused(hires):
+    save_file(load_file("n8.safetensors"), "n8.safetensors")
+    with_digest()
+    answer = hires(*INT8)
+    assert answer.code == 2
+    assert "does not say which scales belong to it" in answer.err
+    assert "make both again with `hires quantize`" in answer.err
+
+
 def damage(name, dtype=np.int8):
     tensors, file = load_file("n8.safetensors"), Path("n8.safetensors")
     weight = next(n for n, one in tensors.items() if one.dtype == dtype)
@@ -161,7 +209,7 @@ def damage(name, dtype=np.int8):
         save_file({**tensors, weight: tensors[weight] + dtype(1)}, file)
     elif name == "a tensor less":
         del tensors[weight]
-        save_file(tensors, file)
+        saved(tensors)
     elif name == "another network":
         held = json.loads(Path("n8.json").read_text())
         Path("n8.json").write_text(json.dumps({**held, "network": "0" * 16}))
@@ -192,9 +240,7 @@ def test_files_that_do_not_belong_together_are_refused(hires, name, text):
 @pytest.mark.usefixtures("quantised")
 def test_a_file_that_lacks_a_tensor_is_refused_though_its_digest_fits(hires):
     damage("a tensor less")
-    held = json.loads(Path("n8.json").read_text())
-    held["weights"] = find_weights("n8.safetensors").digest()
-    Path("n8.json").write_text(json.dumps(held))
+    with_digest()
     answer = hires(*INT8)
     assert answer.code == 2
     assert "is of another network: it has no" in answer.err
@@ -254,10 +300,8 @@ def test_a_file_of_4_bits_that_was_changed_is_refused(hires, name):
 def test_numbers_of_another_width_are_refused_though_their_digest_fits(hires):
     tensors = load_file("n8.safetensors")
     name = next(n for n, one in tensors.items() if one.dtype == np.uint8)
-    save_file({**tensors, name: np.ascontiguousarray(tensors[name][:, 1:])}, "n8.safetensors")
-    held = json.loads(Path("n8.json").read_text())
-    held["weights"] = find_weights("n8.safetensors").digest()
-    Path("n8.json").write_text(json.dumps(held))
+    saved({**tensors, name: np.ascontiguousarray(tensors[name][:, 1:])})
+    with_digest()
     answer = hires(*INT8)
     assert answer.code == 2
     assert f"is of another network: {name} is [64, 76] there and [64, 77] here" in answer.err
