@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.bench import gpu_bench, gpu_runs
+from hires.bench import gpu_bench, gpu_runs, gpu_tensorrt
 from hires.bench.gpu_runs import FAMILIES
 from hires.core.errors import ConfigError, LateError, RunError
 from hires.core.ranks import gpus
@@ -153,7 +153,9 @@ def test_first_check_of_every_section_comes_first():
     others = [section for section in gpu_bench.SECTIONS if section != "runs"]
     assert {*others} == {*gpu_bench.PARTS} - {"runs", "speed"}
     assert sections[: 2 * len(others)] == [*others, *others]
-    precisions = (*gpu_bench.PRECISIONS, gpu_bench.INT8_KERNELS)
+    layouts, names = gpu_tensorrt.LAYOUTS, gpu_tensorrt.PRECISIONS
+    engines = [f"TensorRT, {name}, {layout}" for layout in layouts for name in names]
+    precisions = (*gpu_bench.PRECISIONS, gpu_bench.INT8_KERNELS, *engines)
     for section, names in (("parity", FAMILIES), ("precision", precisions)):
         assert [check.name for check in checks if check.section == section] == [*names]
 
