@@ -17,7 +17,11 @@ from hires.core.precisions import PRECISIONS
 
 EVERY = sorted(conf_dir().glob("*/*.yaml"))
 FILES = [path for path in EVERY if path.parent.name != EXPERIMENTS]
-NEEDED = {"custom": ["model.target=package.module:function"], "int8": ["task=infer"]}
+NEEDED = {
+    "custom": ["model.target=package.module:function"],
+    "int8": ["task=infer"],
+    "tensorrt": ["task=infer"],
+}
 """Overrides without which a choice rightly refuses."""
 
 

@@ -85,7 +85,7 @@ def test_row_that_fails_says_why_and_stops_no_other(tiny, monkeypatch, contestan
     def broken(*args: object) -> TimedStep:
         raise RuntimeError("no C++ compiler")
 
-    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind: None)
+    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind, mode="stage": None)
     monkeypatch.setitem(CONTESTANTS, contestant, broken)
     assert row(contestant, "infer")["state"] == f"{state}RuntimeError: no C++ compiler"
 
@@ -98,21 +98,23 @@ def test_compiler_has_its_own_options_after_a_row_of_hires(tiny, monkeypatch):
         raise RuntimeError("no region is compiled")
 
     before = inductor.get_config_copy()
-    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind: None)
+    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind, mode="stage": None)
     monkeypatch.setattr(gpu_steps, "compile_regions", changed)
     assert row("hires compiled", "infer")["state"] == "FAILED: RuntimeError: no region is compiled"
     assert inductor.get_config_copy() == before
 
 
 def test_contestant_without_its_compiler_is_not_run(tiny, monkeypatch):
-    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind: "there is no C compiler")
+    monkeypatch.setattr(
+        gpu_speed.compilers, "missing", lambda kind, mode="stage": "there is no C compiler"
+    )
     for contestant in ("compiled", "hires compiled"):
         assert row(contestant, "infer")["state"] == "not run: there is no C compiler"
 
 
 def test_regions_that_torch_cannot_compile_are_no_compiled_row(tiny, monkeypatch):
     made = Compilation(1.0, 3, 2)
-    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind: None)
+    monkeypatch.setattr(gpu_speed.compilers, "missing", lambda kind, mode="stage": None)
     monkeypatch.setattr(gpu_steps, "compile_regions", lambda engine, config: made)
     state = "FAILED: RunError: torch cannot compile 2 of 3 regions"
     assert row("hires compiled", "infer")["state"] == state

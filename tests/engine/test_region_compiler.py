@@ -194,7 +194,7 @@ def test_compiler_is_set_for_device_and_task(monkeypatch, device, keys, constant
     before = {"freezing": not constant, "deterministic": not deterministic}
     before |= {"joint_custom_post_pass": None, "compile_threads": 1}
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/anywhere")
-    monkeypatch.setattr(compilers, "missing", lambda device: None)
+    monkeypatch.setattr(compilers, "missing", lambda device, mode="stage": None)
     engine: Any = types.SimpleNamespace(device=types.SimpleNamespace(torch=torch.device(device)))
     with (
         inductor.patch(before),
