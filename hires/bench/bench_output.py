@@ -39,7 +39,7 @@ Result = dict[str, Any]
 Results = Generator[Result, None, None]
 
 ORIGIN = ("git", "hires", "torch", "python", "hardware")
-"""What must be the same, besides the options, where a benchmark goes on with an earlier result."""
+"""What must be the same, besides the options, before a benchmark reuses an earlier result."""
 
 
 @dataclass(frozen=True)

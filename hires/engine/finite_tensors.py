@@ -6,7 +6,7 @@ tensors are looked at when they are read or made, and the kernels need not look 
 
     own tensor   weights=FILE  --look-->  recipe  --look-->  made tensor, cast  --look-->  kernels
 
-A training goes on with what it has: its loss shows what is not finite.
+Training is not checked here: its loss shows that a tensor is not finite.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def ranks_of(folder: Path, times: int = 1, **keys: Any) -> list[dict[str, Any]]:
 def test_engines_compute_what_their_regions_do(tmp_path, name):
     exact = "bf16" not in name
     for rank in ranks_of(tmp_path, **LAYOUTS[name]):
-        assert [one["failed"] for one in rank["told"]] == [0]
-        assert rank["told"][0]["engines"]
+        assert [one["failed"] for one in rank["builds"]] == [0]
+        assert rank["builds"][0]["engines"]
         assert rank["errors"]
         assert max(rank["errors"]) < (1e-5 if exact else 0.05)
         assert not [name for name in rank["operators"] if not name.startswith("aten.")]
@@ -73,7 +73,7 @@ def test_stages_in_8_bits_are_engines_with_explicit_roundings(tmp_path):
     keys["parallel"] = {"stages": 2, "microbatches": 2, "schedule": "gpipe"}
     first, last = ranks_of(tmp_path, 2, **keys)
     for rank in (first, last):
-        built, read = rank["told"]
+        built, read = rank["builds"]
         assert (built["failed"], read["failed"]) == (0, 0)
         assert {one["state"] for one in built["engines"]} == {"built"}
         assert {one["state"] for one in read["engines"]} == {"read"}

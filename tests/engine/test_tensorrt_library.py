@@ -1,4 +1,4 @@
-"""What is asked of Torch-TensorRT and TensorRT, recorded by stand-ins; no engine runs here."""
+"""Stand-ins record how hires calls Torch-TensorRT and TensorRT; no engine runs here."""
 
 from __future__ import annotations
 

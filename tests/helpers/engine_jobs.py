@@ -34,11 +34,11 @@ def engines(
     comm.init(world=world, timeout_s=60, host_empty=device.host_empty)
     weights = agreed_weights(settings, Path(folder))
     engine = build_rank(settings, made, world.rank, 1, device, weights=weights)
-    library, told = ExportLibrary(gpu="none"), []
+    library, builds = ExportLibrary(gpu="none"), []
     for _ in range(times):
         built = build_engines(engine, settings, library, Path(folder) / "engines")
-        told.append({"failed": built.failed, "engines": built.engines})
-    answer: dict[str, Any] = {"told": told, **_compared(engine, settings)}
+        builds.append({"failed": built.failed, "engines": built.engines})
+    answer: dict[str, Any] = {"builds": builds, **_compared(engine, settings)}
     nodes = [node for program in library.programs for node in program.graph.nodes]
     answer["operators"] = sorted({str(n.target) for n in nodes if n.op == "call_function"})
     if settings.precision.name != "int8":
