@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hires.core.config.run_config import from_dict
 from hires.engine.build import place_tensors
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.quantized_tensors import rounded_weight
@@ -26,19 +28,18 @@ from hires.plan.calibrated_values import params_digest
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.activations import unfused
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.drop_identities import drop_identities
-from hires.plan.passes.fold_constants import fold_constants
-from hires.plan.passes.fold_norms import fold_norms
-from hires.plan.passes.fuse_convolutions import fuse_convolutions
-from hires.plan.passes.fuse_norms import fuse_norms
-from hires.plan.passes.int8_scales import quantised
-from hires.plan.passes.quantise import Quantiser
+from hires.plan.passes.quantise import Quantiser, quantised
+from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
 from hires.plan.rules import TILED
 from hires.plan.tiling import own_rects
 from hires.quant.affine import LAST, Affine, affine_of
 from hires.quant.scales import Scales, write_scales
 from tests.helpers.simulated_tiles import FUSED, Gathers, laid_out
+from tests.helpers.small_nets8 import SIZES, network
+
+IN_FLOAT = from_dict({"task": {"name": "infer"}, "precision": {"name": "fp32"}})
+"""An inference whose network the passes fuse, before it is quantised."""
 
 
 class QuantisedNet:
@@ -55,9 +56,7 @@ class QuantisedNet:
         torch.manual_seed(0)
         self.net, self.x = net.eval(), x.contiguous(memory_format=torch.channels_last)
         self.own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-        traced = trace(net, list(x.shape), False)
-        plain = fold_constants(drop_identities(traced), "float32")
-        self.float_graph = fuse_convolutions(fuse_norms(fold_norms(plain)))
+        self.float_graph = rewritten(IN_FLOAT, trace(net, list(x.shape), False))
         self.float_values = self.run(self.float_graph)[0]
         self.affines = {
             name: affine_of(float(value.min()), float(value.max()))
@@ -207,6 +206,14 @@ class QuantisedNet:
                 scale = weight.abs().amax([*range(1, weight.dim())], keepdim=True) / 127
                 held[name] = (weight / scale).round() * scale
         return held
+
+
+@functools.cache
+def small_quantised(name: str, weights: str = "int8") -> QuantisedNet:
+    """Returns a small network of every operator with a rule, for two random images of its size."""
+    torch.manual_seed(2)
+    net = network(name, SIZES[name])
+    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]), weights=weights)
 
 
 def _steps(y: Tensor, affine: Affine, numbers: Tensor) -> float:

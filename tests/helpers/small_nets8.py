@@ -9,6 +9,20 @@ from torch import Tensor, nn
 from hires.core.config.run_config import ModelConfig
 from hires.nets.build_network import build_model, materialise
 
+SLOW = "resnet"
+"""The network whose tests take longest; ``preact_resnet`` has the same kinds of nodes."""
+SIZES = {
+    SLOW: (45, 39),
+    "preact_resnet": (19, 22),
+    "amoebanet": (38, 35),
+    "unet": (37, 45),
+    "edsr": (19, 22),
+    "mobile": (45, 37),
+    "efficient": (41, 38),
+    "mixed": (29, 31),
+}
+"""Name -> rows and columns of its images, whose quotients by the strides leave remainders."""
+
 
 class Inverted(nn.Module):
     """MobileNet-V2's block: wide depthwise convolutions between narrow maps."""

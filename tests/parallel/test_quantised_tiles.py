@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 
 import pytest
@@ -10,39 +9,21 @@ import torch
 
 from hires.parallel import quantized_kernels
 from hires.quant import int8_kernels
-from tests.helpers.quantised_nets import QuantisedNet
-from tests.helpers.small_nets8 import network
+from tests.helpers.quantised_nets import QuantisedNet, small_quantised
+from tests.helpers.small_nets8 import SIZES, SLOW
 
-SIZES = {
-    "resnet": (45, 39),
-    "preact_resnet": (19, 22),
-    "amoebanet": (38, 35),
-    "unet": (37, 45),
-    "edsr": (19, 22),
-    "mobile": (45, 37),
-    "efficient": (41, 38),
-    "mixed": (29, 31),
-}
 GRIDS = ((2, 1), (1, 2), (2, 2))
 """No map has fewer rows or columns than these: tiles get all pixels with those of the image."""
 
 
-SLOW = "resnet"
 NETS = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == SLOW else n for n in SIZES]
 )
 
 
-@functools.cache
-def net_of(name: str, weights: str = "int8") -> QuantisedNet:
-    torch.manual_seed(2)
-    net = network(name, SIZES[name])
-    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]), weights=weights)
-
-
 @NETS
 def test_tiles_have_the_bits_of_one_process(name):
-    net = net_of(name)
+    net = small_quantised(name)
     whole = net.output()
     for grid in GRIDS:
         assert torch.equal(net.output(grid), whole), grid
@@ -50,7 +31,7 @@ def test_tiles_have_the_bits_of_one_process(name):
 
 @pytest.mark.parametrize("name", ["preact_resnet", "mobile", "efficient", "amoebanet"])
 def test_sums_written_over_an_operand_have_the_same_bits(monkeypatch, name):
-    net, seen, added = net_of(name), [], quantized_kernels.Added
+    net, seen, added = small_quantised(name), [], quantized_kernels.Added
 
     def spy(*given):
         seen.append(given[2:] == (True,))
@@ -63,8 +44,8 @@ def test_sums_written_over_an_operand_have_the_same_bits(monkeypatch, name):
 
 @NETS
 def test_layers_are_within_one_step_of_float64(name):
-    errors = net_of(name).layer_errors()
-    graph = net_of(name).graph
+    errors = small_quantised(name).layer_errors()
+    graph = small_quantised(name).graph
     steps = {
         n: e for n, e in errors.items() if graph.by_name[n].dtype == "uint8" or n == graph.output
     }
@@ -76,11 +57,11 @@ def test_layers_are_within_one_step_of_float64(name):
 
 @pytest.mark.parametrize("name", ["preact_resnet", "unet", "edsr"])
 def test_weights_of_4_bits_keep_tiles_exact_and_layers_within_a_step(name):
-    net = net_of(name, "int4")
+    net = small_quantised(name, "int4")
     packed = [n for n, fact in net.graph.params.items() if fact.dtype == "uint8"]
     assert len(packed) > 2
     whole = net.output()
-    assert not torch.equal(whole, net_of(name).output())
+    assert not torch.equal(whole, small_quantised(name).output())
     for grid in GRIDS[:2]:
         assert torch.equal(net.output(grid), whole), grid
     made, errors = net.graph.by_name, net.layer_errors()
@@ -90,19 +71,19 @@ def test_weights_of_4_bits_keep_tiles_exact_and_layers_within_a_step(name):
 
 @NETS
 def test_output_is_near_that_in_float(name):
-    net = net_of(name)
+    net = small_quantised(name)
     exact = net.float_values[net.float_graph.output]
     assert float((net.output() - exact).abs().max() / exact.abs().max()) < 0.12
 
 
 def test_whole_networks_are_quantised():
     for name in set(SIZES) - {"mixed", SLOW}:
-        net = net_of(name)
+        net = small_quantised(name)
         assert not net.graph.kept, net.graph.kept
         real = {n.name for n in net.graph.nodes if n.dtype != "uint8"}
         real -= {f"{net.graph.output}.sum"}  # before an activation of real numbers
         assert len(real) <= 1 + net.kinds["dequantize"], real
-    mixed = net_of("mixed")
+    mixed = small_quantised("mixed")
     assert set(mixed.graph.kept.values()) == {
         "elu has no rule for numbers of 8 bits",
         "softshrink has no rule for numbers of 8 bits",
@@ -110,7 +91,7 @@ def test_whole_networks_are_quantised():
 
 
 def test_every_rule_is_tried():
-    kinds = {kind for name in set(SIZES) - {SLOW} for kind in net_of(name).kinds}
+    kinds = {kind for name in set(SIZES) - {SLOW} for kind in small_quantised(name).kinds}
     assert kinds >= {
         "quantize", "dequantize", "q_conv2d", "q_conv_transpose2d", "q_linear", "q_add", "q_mean",
         "q_requantize", "q_avg_pool2d", "q_interpolate", "q_table", "q_mul", "max_pool2d",
@@ -120,7 +101,7 @@ def test_every_rule_is_tried():
 
 @pytest.mark.parametrize("name", ["mobile", "efficient"])
 def test_processors_that_saturate_have_the_same_bits(monkeypatch, name):
-    net = net_of(name)
+    net = small_quantised(name)
     whole = net.output()
     monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
     with warnings.catch_warnings():
@@ -128,7 +109,7 @@ def test_processors_that_saturate_have_the_same_bits(monkeypatch, name):
 
 
 def test_nodes_that_are_kept_stay_in_float():
-    net = net_of("mobile")
+    net = small_quantised("mobile")
     [name] = [n.name for n in net.graph.nodes if n.kind == "q_linear"]
     kept = QuantisedNet(net.net, net.x, {name: "by name"})
     assert kept.graph.by_name[name].kind == "linear"
