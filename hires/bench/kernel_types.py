@@ -18,8 +18,12 @@ from typing import Any
 
 import torch
 
-TYPES = {"fp32": {"f32"}, "bf16": {"bf16"}, "int8": {"u8", "s8"}}
+from hires.core.precisions import INT8
+
+TYPES = {"fp32": {"f32"}, "bf16": {"bf16"}, INT8: {"u8", "s8"}}
 """oneDNN's names of the types that the kernels of a precision read."""
+LEFT_IN_FLOAT = "f32 ConvTranspose"
+"""Kernels that a quantised network has in float: ONNX Runtime has no int8 kernel for them."""
 _EXECUTED = re.compile(
     r"onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
     r",[^,]+,[^,]*,.*?src[^:]*:(\w+):"
@@ -62,15 +66,20 @@ def count_kernels(text: str) -> dict[str, int]:
 
 
 def count_profile(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns how many convolutions and products a profile of ONNX Runtime lists, by type."""
-    found = [
-        next(iter(event["args"]["input_type_shape"][0]))
-        for event in events
-        if event.get("cat") == "Node"
-        and event["name"].endswith("_kernel_time")
-        and _HEAVY.search(event["args"]["op_name"])
-    ]
-    return dict(collections.Counter(_NAMES.get(kind, kind) for kind in found))
+    """Returns how many convolutions and products a profile of ONNX Runtime lists, by type.
+
+    Transposed convolutions are counted apart, as :data:`LEFT_IN_FLOAT` names them.
+    """
+    counts = collections.Counter[str]()
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        operator, shapes = event["args"]["op_name"], event["args"]["input_type_shape"]
+        if _HEAVY.search(operator):
+            read = next(iter(shapes[0]))
+            kind = _NAMES.get(read, read)
+            counts[f"{kind} {operator}" if operator == "ConvTranspose" else kind] += 1
+    return dict(counts)
 
 
 def count_graph(nodes: Iterable[Mapping[str, str]]) -> dict[str, int]:
@@ -89,6 +98,10 @@ def count_graph(nodes: Iterable[Mapping[str, str]]) -> dict[str, int]:
 
 
 def ran_as(precision: str, kernels: Mapping[str, int]) -> bool:
-    """Returns whether most kernels read numbers of this precision."""
-    right = sum(count for kind, count in kernels.items() if kind in TYPES[precision])
-    return 2 * right > sum(kernels.values())
+    """Returns whether all kernels read a type of this precision, and there are some.
+
+    A quantised network may have :data:`LEFT_IN_FLOAT` beside them.
+    """
+    left = {LEFT_IN_FLOAT} if precision == INT8 else set()
+    types = {kind.partition(" ")[0] for kind in kernels.keys() - left}
+    return bool(types) and types <= TYPES[precision]

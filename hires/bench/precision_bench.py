@@ -3,8 +3,9 @@
 Rows of hires are one thread and two tiles of one thread each; torch, eager and compiled with
 freezing, ONNX Runtime and OpenVINO have processes of their own with one thread (the latter two need
 pip install 'hires[peers]'). All compute the same network on the same images in turns, round by
-round, and calibrate 8 bits on the same images. Each row says which kernels ran, and is wrong if
-most of them read another type than its precision, or it kept more cores busy than it has threads.
+round, and calibrate 8 bits on the same images. Each row says which kernels ran, and is wrong if one
+of them reads another type than its precision (but for operators that the library only has in
+float), or if it kept more cores busy than it has threads.
 Exit codes: 0 done, 1 a row is wrong, 2 bad options.
 """
 
@@ -113,7 +114,7 @@ def _row(case: PrecisionCase, name: str, facts: dict[str, Any], samples: Samples
 def what_is_wrong(row: Row) -> str:
     """Returns why a row is not what its name says; empty if it is."""
     if not ran_as(row["precision"], row["kernels"]):
-        return f"few kernels read {row['precision']}"
+        return f"kernels of another type than {row['precision']}"
     if row["cores"] > MOST_CORES * (NUM_RANKS if row["who"] == TILES else 1):
         return f"{row['cores']:.1f} cores"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hires.bench.bench_output import BenchTable, Result
@@ -15,12 +16,12 @@ NOTES = """\
 Medians of rounds in which all rows took turns. `best peer` is the speed beside the fastest library
 of that precision, its ratios taken round by round. `cpu ms` is the processor time of all threads
 and ranks: other work on the machine adds less to it. `kernels` counts the convolutions and products
-that ran, by the type that they read. `agrees` is the share of classes (pixels, for a U-Net) that
-are those of fp32 on the same images, `signal` the outputs over their error. Without `--weights` the
-network is random, with the statistics of two of the images; without `--data` the images are made
-up, and 8 bits are calibrated on those that are measured, among others. Peaks of memory are of one
-step and the weights, without the libraries, of the fullest process; what a compiler leaves in it
-counts."""
+that ran, by the type that they read (ONNX Runtime has transposed convolutions in float only).
+`agrees` is the share of classes (pixels, for a U-Net) that are those of fp32 on the same images,
+`signal` the outputs over their error. Without `--weights` the network is random, with the
+statistics of two of the images; without `--data` the images are made up, and 8 bits are calibrated
+on those that are measured, among others. Peaks of memory are of one step and the weights, without
+the libraries, of the fullest process; what a compiler leaves in it counts."""
 TILES = "hires, 2 tiles"
 PEER_AIM, TILES_AIM, INT8_AIM = 1.0, 1.7, 4.0
 """Least speed beside the best peer, of two tiles beside one thread, of 8 bits beside our fp32."""
@@ -32,43 +33,83 @@ def tables(result: Result) -> list[BenchTable]:
     made = []
     for title, rows in result["cases"].items():
         made.append(BenchTable(title, [_cells(row, rows) for row in rows]))
-        made.append(BenchTable(f"{title}: aims", [*map(_aim_cells, aims(rows))]))
+        made.append(BenchTable(f"{title}: aims", [aim.cells() for aim in aims(rows)]))
     return made
 
 
 def best_peer(rows: Sequence[Row], precision: str) -> Row | None:
     """Returns the fastest row of another library at a precision; None: there is none."""
-    peers = [r for r in rows if r["who"] not in OURS and r["precision"] == precision]
-    ran = [row for row in peers if row["ok"] and "step_s" in row]
+    ran = [row for row in _peers(rows, precision) if row["ok"] and "step_s" in row]
     return min(ran, key=lambda row: row["step_s"]["median"], default=None)
 
 
-def aims(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
-    """Returns what is aimed at, the least ratio, and the measured one."""
-    named = {row["name"]: row for row in rows if "step_s" in row}
-    found = []
+def _peers(rows: Sequence[Row], precision: str) -> list[Row]:
+    return [row for row in rows if row["who"] not in OURS and row["precision"] == precision]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A ratio of two speeds, and the least that it should be."""
+
+    what: str
+    least: float
+    measured: float | None
+    """None: it was not measured."""
+    reason: str = ""
+    """Why it was not."""
+
+    def cells(self) -> dict[str, str]:
+        """Returns a line of the table of aims."""
+        shown, verdict = "-", f"not measured: {self.reason}"
+        if self.measured is not None:
+            shown = f"{self.measured:.2f}"
+            verdict = "met" if round(self.measured, 2) >= self.least else "short"  # as it is shown
+        return {"what": self.what, "measured": shown, "aim": f"{self.least:.1f}", "": verdict}
+
+
+def aims(rows: Sequence[Row]) -> list[Aim]:
+    """Returns what is aimed at and the measured ratios; peers that did not run have aims too."""
+    found: list[Aim] = []
     for precision in dict.fromkeys(row["precision"] for row in rows):
-        ours, peer = named.get(row_name("hires", precision)), best_peer(rows, precision)
-        tiles = named.get(row_name(TILES, precision))
-        if ours and peer:
+        ours, best = row_name("hires", precision), best_peer(rows, precision)
+        missing = [r for r in _peers(rows, precision) if _why_not(rows, r["name"])]
+        for peer in ([best] if best else []) + missing:
             what = f"{precision} beside {peer['name']}"
-            found.append((what, PEER_AIM, _ratio(peer, ours)))
-        if ours and tiles:
-            found.append((f"{precision}, two tiles beside one", TILES_AIM, _ratio(ours, tiles)))
-    eight, plain = named.get(row_name("hires", INT8)), named.get(row_name("hires", "fp32"))
-    if eight and plain:
-        found.append((f"{INT8} beside fp32 of hires", INT8_AIM, _ratio(plain, eight)))
+            found.append(_aim(what, PEER_AIM, rows, peer["name"], ours))
+        if not best and not missing:
+            reason = f"no library of --peers runs {precision}"
+            found.append(Aim(f"{precision} beside the best peer", PEER_AIM, None, reason))
+        what = f"{precision}, two tiles beside one"
+        found.append(_aim(what, TILES_AIM, rows, ours, row_name(TILES, precision)))
+        if precision == INT8:
+            what, plain = f"{INT8} beside fp32 of hires", row_name("hires", "fp32")
+            found.append(_aim(what, INT8_AIM, rows, plain, ours))
     return found
+
+
+def _aim(what: str, least: float, rows: Sequence[Row], over: str, under: str) -> Aim:
+    # The speed of the row `under` in units of that of the row `over`.
+    reasons = [why for name in (over, under) if (why := _why_not(rows, name))]
+    if reasons:
+        return Aim(what, least, None, "; ".join(reasons))
+    named = {row["name"]: row for row in rows}
+    return Aim(what, least, _ratio(named[over], named[under]))
+
+
+def _why_not(rows: Sequence[Row], name: str) -> str:
+    # Why a row has no speed to compare; empty: it has one.
+    row = next((row for row in rows if row["name"] == name), None)
+    if row is None:
+        return f"there is no row {name}"
+    if "not_run" in row:
+        return str(row["not_run"])
+    if "step_s" not in row:
+        return f"{name} has no sample"
+    return "" if row["ok"] else f"{name} is wrong: {row['wrong']}"
 
 
 def _ratio(over: Row, under: Row) -> float:
     return ratios(over["samples_s"], under["samples_s"])["median"]
-
-
-def _aim_cells(aim: tuple[str, float, float]) -> dict[str, str]:
-    what, least, measured = aim
-    met = "met" if round(measured, 2) >= least else "short"  # as it is shown
-    return {"what": what, "measured": f"{measured:.2f}", "aim": f"{least:.1f}", "": met}
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
