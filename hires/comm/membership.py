@@ -40,7 +40,8 @@ def init(
             those of an MPI's launcher.
         timeout_s: longest wait for another rank, now and later.
         table: chooses the route of every operation that names none.
-        shared_memory: whether groups of :func:`make_groups` may send small messages through it.
+        shared_memory: whether groups of :func:`hires.comm.make_groups` may send small messages
+            through it.
         host_empty: allocates what tensors of a device go through where it is not reached.
         algorithms: those of several stages that routes name beside the table's, as
             ``hierarchical``: groups get communicators for them.

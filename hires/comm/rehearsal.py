@@ -80,7 +80,7 @@ class _SilentStaged(Staged):
 
 
 class SilentMemory:
-    """Stands for the :class:`SharedMemory` and :class:`PeerMemory` of a group.
+    """Stands for the memory of a group, shared or attached (:mod:`hires.comm.backends`).
 
     A page counts once it is touched, so ``largest`` holds the bytes of the largest message of each
     kind to or from each peer.

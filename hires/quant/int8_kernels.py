@@ -5,9 +5,9 @@ number, with one factor and one offset for each output channel:
 
     y = round_to_even(fma(other, other_factor, float(sum) * multiplier + offset)), then clamped
 
-All scales and zero points are in these (``hires.quant.rescaling``). So oneDNN gets scales of 1 and
-zero points of 0: its kernels apply scales, bias and zero points one by one, and in different
-orders, which now and then round differently.
+All scales and zero points are in these (:mod:`hires.plan.passes.int8_arithmetic`). So oneDNN gets
+scales of 1 and zero points of 0: its kernels apply scales, bias and zero points one by one, and in
+different orders, which now and then round differently.
 
 What the kernels of oneDNN get wrong is not asked of them. Measured on torch 2.13 against exact sums
 for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:

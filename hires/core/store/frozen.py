@@ -2,8 +2,9 @@
 
 A run is its config, a network of the user's (its source, the files that it reads, and what they
 build), and the images of a folder. The name of a run holds the digests of the files and images, so
-a run of others has another folder; what was built is compared (:func:`rundir.run_path`).
-``frozen.json`` keeps all that, and digests of the frozen files (:mod:`.edits`).
+a run of others has another folder; what was built is compared
+(:func:`hires.core.store.rundir.run_path`). ``frozen.json`` keeps all that, and digests of the
+frozen files (:mod:`.edits`).
 """
 
 from __future__ import annotations
