@@ -9,6 +9,7 @@ Layers are found by their names, so any layout reads what any other, or plain to
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ from hires.engine.tensorfile import TensorFile
 
 _NESTED = ("state_dict", "model")
 """Keys under which training scripts keep a state dict."""
+_UNSAFE = re.compile("weights.only", re.IGNORECASE)
+"""In every text in which torch says how to read a file by running its code."""
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class WeightsFile:
@@ -115,9 +119,8 @@ def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:
     try:
         held: Any = torch.load(place.path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a hostile file makes the unpickler raise nearly anything
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"{place.key} cannot be read without running code from it ({why}); {advice}"
+            f"{place.key} cannot be read without running code from it ({_why(error)}); {advice}"
         ) from None
     for key in _NESTED:
         if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
@@ -126,6 +129,15 @@ def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:
     if not named or not all(isinstance(n, str) and _is_plain(t) for n, t in held.items()):
         raise ConfigError(f"{place.key} holds something else than tensors by name; {advice}")
     return dict(held)
+
+
+def _why(error: Exception) -> str:
+    # Never torch's own advice, which is to trust the file and run its code.
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if not _UNSAFE.search(str(error)):
+        return lines[0]
+    names = _GLOBAL.search(str(error))
+    return f"it holds {names[1] if names else 'more than tensors'}"
 
 
 def _is_plain(tensor: Any) -> bool:
