@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, repeat
 from typing import Any
 
@@ -12,6 +12,7 @@ from hires.core.screen_table import screen_lines
 from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room, device_bytes
+from hires.plan.passes.int8_tensors import UNPACKED
 from hires.plan.plan import Plan
 from hires.plan.proof.semantics import ROUTES
 
@@ -62,7 +63,8 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         "messages of a step, all ranks": message_lines(plan.get("totals", {})),
     }
     if plan.get("memory"):
-        sections["memory of a rank"] = memory_lines(plan["memory"], limit)
+        why = start_reason(plan["graph"]["params"])
+        sections["memory of a rank"] = memory_lines(plan["memory"], limit, why)
     sections["findings"] = findings + ([plan["verdict"]] if plan.get("verdict") else [])
     if "proofs" in plan:  # asked for with --prove
         routes = [p["backends"] for p in plan["proofs"] if p["semantics"] == ROUTES]
@@ -157,8 +159,23 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
     return [*shown, *note]
 
 
-def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
-    """Returns a bar for each rank of a replica at the fullest moment, alike ones on one line."""
+def start_reason(params: Mapping[str, Facts]) -> str:
+    """Returns what a rank does with its weights, of these parameters, before it computes."""
+    makes = {one["recipe"]["make"] for one in params.values() if one.get("recipe")}
+    if makes - {UNPACKED}:
+        return "weights are computed from others there"
+    if makes:
+        return "weights are unpacked there from 4 bits"
+    return "weights are brought into the order of their kernels there"
+
+
+def memory_lines(
+    memory: Sequence[dict[str, Any]], limit: int | None = None, why: str = ""
+) -> list[str]:
+    """Returns a bar for each rank of a replica at the fullest moment, alike ones on one line.
+
+    ``why`` says for what the start may need more (:func:`start_reason`).
+    """
     if not memory:
         return []
     full = limit or max(map(device_bytes, memory))
@@ -177,7 +194,7 @@ def memory_lines(memory: Sequence[dict[str, Any]], limit: int | None = None) -> 
     names = [", ".join(some) for some in (named[: len(_PARTS)], named[len(_PARTS) :]) if some]
     start = max(entry.get("start_bytes", 0) for entry in memory)
     more = start > max(map(device_bytes, memory))
-    note = f"the start needs up to {size(start)}: weights are computed from others there"
+    note = ": ".join(filter(None, (f"the start needs up to {size(start)}", why)))
     return [*lines, *names, f"MiB, predicted; a full bar is {scale}", *([note] if more else [])]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.cli.screens.show_plan import bar, memory_lines
+from hires.cli.screens.show_plan import bar, memory_lines, start_reason
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
 
@@ -40,3 +40,17 @@ def test_limit_is_a_full_bar():
 
 def test_nothing_known_is_nothing_drawn():
     assert memory_lines([]) == []
+
+
+def test_a_start_that_needs_most_says_for_what():
+    more = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB, start_bytes=32 * MIB).to_dict()
+    own, made = {"recipe": None}, {"recipe": {"make": "folded_weight"}}
+    packed = {"recipe": {"make": "unpacked_weight"}}
+    reasons = {
+        "weights are brought into the order of their kernels there": {"a": own},
+        "weights are unpacked there from 4 bits": {"a": own, "b": packed},
+        "weights are computed from others there": {"a": own, "b": packed, "c": made},
+    }
+    for why, params in reasons.items():
+        lines = memory_lines([more], why=start_reason(params))
+        assert lines[-1] == f"the start needs up to 32.0 MiB: {why}"
