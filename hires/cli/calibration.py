@@ -48,6 +48,8 @@ from hires.quant.scales import (
 CAMPAIGN = "calibrations"
 """Where they are kept: the tables of the run's own campaign are without them."""
 MADE_UP = "synthetic"
+_OF_CALIBRATION = ("observer", "percentile", "images", "calibration", "data")
+"""Keys of ``quant`` that a run with scales does not read."""
 
 
 def with_scales(
@@ -56,11 +58,13 @@ def with_scales(
     """Returns the config with scales if it needs some: those it names, found ones, or new ones.
 
     ``words`` are the overrides that the user typed, ``argv`` the whole command. ConfigError: there
-    are no images to calibrate on; RunError: the calibration failed.
+    are no images to calibrate on, or ``quant.auto`` comes with scales; RunError: the calibration
+    failed.
     """
-    if config.precision.name == INT8:
-        stored_scales(config)  # those of a quantised network that are missing cost no calibration
-    if config.precision.name != INT8 or scales_place(config) is not None:
+    has_scales, note = _given(config, words)
+    if note is not None:
+        print(f"note: {note.text}", file=sys.stderr)
+    if config.precision.name != INT8 or has_scales:
         return config
     own = calibration_of(config, words)
     found = found_scales(own, planner)
@@ -82,10 +86,9 @@ def with_assumed_scales(
     Where it would calibrate first, a file in ``folder`` has a scale for each value that stands for
     none: the plan is the same but for its numbers.
     """
-    if config.precision.name == INT8:
-        stored_scales(config)  # which are an error where they are missing
-    if config.precision.name != INT8 or scales_place(config) is not None:
-        return config, None
+    has_scales, note = _given(config, words)
+    if config.precision.name != INT8 or has_scales:
+        return config, note
     try:
         own = calibration_of(config, words)
         found, severity = found_scales(own, planner), "note"
@@ -140,7 +143,7 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
     return own
 
 
-def quantised_config(config: RunConfig, scales: Path) -> RunConfig:
+def quantised_config(config: RunConfig, scales: Path | None) -> RunConfig:
     """Returns the config of one process that computes a network with some scales."""
     return dataclasses.replace(
         config,
@@ -150,17 +153,24 @@ def quantised_config(config: RunConfig, scales: Path) -> RunConfig:
         parallel=ParallelConfig(),
         comm=CommConfig(backend="gloo"),
         device="cpu",
-        quant=dataclasses.replace(config.quant, scales=str(scales)),
+        quant=dataclasses.replace(config.quant, scales=None if scales is None else str(scales)),
     )
 
 
 def found_scales(config: RunConfig, planner: Planner) -> Path | None:
-    """Returns scales that a calibration of the same network and images has left; None: none."""
+    """Returns scales that a calibration of the same network and images has left; None: none.
+
+    Those of one that kept layers in float, whose values it could not calibrate, serve no network
+    that has them in 8 bits.
+    """
+    graph = planner.graph(config)
+    wanted = {*observed_values(graph)} - kept_by_name(graph, config).keys()
     key = calibration_key(config, planner.inputs(config).digests)
     for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
         with contextlib.suppress(HiresError):
             held = read_scales(path)
-            if held.source == key and held.network == params_digest(planner.graph(config)):
+            whole = wanted <= held.values.keys()
+            if whole and held.source == key and held.network == params_digest(graph):
                 return path
     return None
 
@@ -184,9 +194,43 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
     return scales
 
 
+def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | None]:
+    """Returns whether a run of ``precision=int8`` has scales, and which typed keys do nothing then.
+
+    ConfigError: ``quant.auto`` is among them, or the scales of a quantised network are missing.
+    """
+    if config.precision.name != INT8:
+        return False, None
+    stored_scales(config)  # those that are missing are an error, and cost no calibration
+    place = scales_place(config)
+    if place is None:
+        return False, None
+    if config.quant.auto is not None:
+        raise ConfigError(
+            f"quant.auto={config.quant.auto} chooses layers while it calibrates, and {place[1]} "
+            f"has scales already; leave quant.auto out, or quantise the float weights again with "
+            f"`hires quantize quant.auto={config.quant.auto}`"
+        )
+    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    idle = sorted(
+        key for key in typed if key.startswith("quant.") and key.split(".")[1] in _OF_CALIBRATION
+    )
+    if not idle:
+        return True, None
+    does = "does" if len(idle) == 1 else "do"
+    text = f"{', '.join(idle)} {does} nothing: {place[1]} has scales already, and they are taken"
+    return True, Finding("note", "quant.scales", text)
+
+
 def _data_of(config: RunConfig, words: set[str]) -> DataConfig:
     quant, own = config.quant, config.data
     if quant.calibration == "noise":
+        if quant.data:
+            keys = ", ".join(f"quant.data.{key}" for key in quant.data)
+            raise ConfigError(
+                f"quant.calibration=noise makes its images up, and {keys} names others; leave one "
+                f"of the two out"
+            )
         print(
             "warning: quant.calibration=noise: scales of made-up images fit no real ones",
             file=sys.stderr,

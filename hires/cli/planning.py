@@ -56,6 +56,7 @@ _DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "m
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""
+_AS_QUANTISED = "use the model, model.classes and engine.fuse with which it was quantised"
 _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
 
 
@@ -238,7 +239,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         built = None
         if config.model.name == "custom":  # it may hold tensors that no layer reads
             built = self._process.networks[trace_key(config)].built
-        require_fit(place.key, shapes, needed, built.tensors if built else ())
+        how = _AS_QUANTISED if stored is not None else ""
+        require_fit(place.key, shapes, needed, built.tensors if built else (), how)
         self._fitting.add(key)
 
     def _weights(self, config: RunConfig) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -14,18 +16,27 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible, with_classes
 from hires.cli.screens.screen import plural, print_config, print_table
-from hires.core.config.quant_config import DYNAMIC
+from hires.core.config.quant_config import DYNAMIC, QuantConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
-from hires.core.store.files import make_folder
+from hires.core.errors import ConfigError, HiresError
+from hires.core.precisions import INT8
+from hires.core.store.files import cannot_write, make_folder
 from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.units import MIB
 from hires.launcher.ranks import spawn
 from hires.plan.operators.operator_facts import facts_of
-from hires.quant.scales import SUFFIX, Scales, read_scales, require_own, write_scales
+from hires.quant.scales import (
+    SUFFIX,
+    Scales,
+    read_scales,
+    require_own,
+    stored_scales,
+    write_scales,
+)
 from hires.report.columns import Column
 
 OUT = "out="
+OPTION = "out=FILE"
 _SHOWN = 8
 """Layers of the table, the worst ones."""
 
@@ -51,30 +62,57 @@ def main(args: Namespace) -> int:
     """Writes the scales and the weights of a quantised network; returns the exit code."""
     words = [word for word in args.overrides if not word.startswith(OUT)]
     outs = [word.removeprefix(OUT) for word in args.overrides if word.startswith(OUT)]
-    config = compose(words, args.config_dir)
+    config = compose(_of_inference(words), args.config_dir)
     if args.cfg:
         return print_config(config)
     out = _out([*outs, *([args.out] if args.out else [])])
     require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{out}")
+    _refuse_quantised(config)
     if config.weights is None:
         text = "warning: no weights=PATH: these are the scales of first weights from the seed"
         print(text, file=sys.stderr)
     config = with_classes(config)
     with spawn.warm(config.launcher.threads), Planner() as planner:
         own = calibration_of(config, words)
+        _require_folder(out.parent)
         place = None if args.again else found_scales(own, planner)
         if place is None:
             place = calibrate(own, planner, args.argv)
         else:
             print(f"calibrated at an earlier time: {place} (--again repeats it)", file=sys.stderr)
         scales = read_scales(place)
-        make_folder(out.parent)
         scales, facts = _write(config, place, scales, out, planner)
     if args.json:
         print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))
     else:
         _print(out, scales, facts)
     return 0
+
+
+def _of_inference(words: list[str]) -> list[str]:
+    # precision=int8 is what the file is for, and without a task it would be a training's.
+    names = {word.partition("=")[0] for word in words}
+    asked = {f"precision={INT8}", f"precision.name={INT8}"} & {*words}
+    return ["task=infer", *words] if asked and not names & {"task", "task.name"} else words
+
+
+def _refuse_quantised(config: RunConfig) -> None:
+    """Raises a ConfigError if there are scales, or weights of 8 bits, already."""
+    if config.quant.scales:
+        raise ConfigError(
+            f"quant.scales={config.quant.scales} does not go with `hires quantize`, which makes "
+            f"scales of its own; leave it out (a run of precision={INT8} reads it)"
+        )
+    stored = None
+    if config.weights is not None:
+        plain = dataclasses.replace(config, quant=QuantConfig())
+        stored = stored_scales(quantised_config(plain, None))
+    if stored is not None:
+        keep = f" quant.keep=[{','.join(config.quant.keep)}]" if config.quant.keep else ""
+        raise ConfigError(
+            f"weights={config.weights} holds a network of 8 bits already; quantise the float "
+            f"weights that it was made from, as `hires quantize weights=FLOAT{keep} {OUT}...`"
+        )
 
 
 def _write(
@@ -90,7 +128,11 @@ def _write(
     scales = dataclasses.replace(scales, kept=kept, weight_type=of, linear=linear)
     written = planner.write_quantised(single, plan, file, scales.mark)
     scales = dataclasses.replace(scales, weights=find_weights(str(file)).digest())
-    write_scales(out, scales)
+    try:
+        write_scales(out, scales)
+    except HiresError:
+        file.unlink(missing_ok=True)  # one without the other is no network
+        raise
     layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
     facts = {
         "weights": str(file),
@@ -114,6 +156,13 @@ def _out(names: list[str]) -> Path:
         good = f"{path.stem}{SAFETENSORS[0]}"
         raise ConfigError(f"out={names[0]} must end in {SAFETENSORS[0]}, as out={good}")
     return path.with_suffix(SUFFIX)
+
+
+def _require_folder(folder: Path) -> None:
+    # A calibration takes long: what cannot be written is refused before it.
+    make_folder(folder, OPTION)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise cannot_write(folder, PermissionError(errno.EACCES, "Permission denied"), OPTION)
 
 
 def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:

@@ -151,18 +151,23 @@ def _checkpoint_at(path: Path, key: str) -> checkpoints.Checkpoint:
 
 
 def require_fit(
-    key: str, held: Mapping[str, Shape], needed: Mapping[str, Shape], others: Collection[str] = ()
+    key: str,
+    held: Mapping[str, Shape],
+    needed: Mapping[str, Shape],
+    others: Collection[str] = (),
+    how: str = "",
 ) -> None:
     """Refuses tensors that are not those of a network, all in one ConfigError.
 
-    ``needed`` are the shapes of what its layers read, ``others`` the names of what none reads.
+    ``needed`` are the shapes of what its layers read, ``others`` the names of what none reads,
+    ``how`` a remedy that fits better than the common one.
     """
     wrong = differences(held, needed)
     extra = [name for name in held if name not in needed and name not in others]
     wrong += [f"{name} is of no layer" for name in extra if name.rpartition(".")[2] != COUNTER]
     if wrong:
         prefix = _common_prefix(held, needed)
-        how = "use the model and model.classes that the weights were trained with"
+        how = how or "use the model and model.classes that the weights were trained with"
         if prefix:
             how = f"all names begin with {prefix!r}: save the state dict without that"
         raise ConfigError(f"{key} is of another network: {first_of(wrong)}; {how}")

@@ -16,13 +16,14 @@ from hires.plan.passes import (  # noqa: F401, they register the rules
     int8_rules,
 )
 from hires.plan.passes.quantise import quantised
-from hires.quant.scales import linear_way, scales_of, weight_type
+from hires.quant.scales import linear_way, scales_of, stored_scales, weight_type
 
 
 def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
     """Returns the network as ``precision=int8`` computes it; another precision leaves it as it is.
 
-    ConfigError: there are no scales, or they are of another network.
+    ConfigError: there are no scales, they are of another network, or the file of a quantised one
+    lacks what ``quant.keep`` asks for.
     """
     if config.precision.name != INT8:
         return graph
@@ -39,9 +40,24 @@ def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
             "the scales are of another network: its parameters have other names or sizes; "
             "calibrate this one with `hires quantize`"
         )
-    kept = {**scales.kept, **kept_by_name(graph, config)}
+    named = kept_by_name(graph, config)
+    if stored_scales(config) is not None:
+        _require_float(graph, config, {n: why for n, why in named.items() if n not in scales.kept})
+    kept = {**scales.kept, **named}
     chosen = weight_type(config, scales), linear_way(config, scales)
     return quantised(graph, scales.values, kept, *chosen)
+
+
+def _require_float(graph: Graph, config: RunConfig, named: dict[str, str]) -> None:
+    # What a file holds was made for its own kept layers: others change the scale of a neighbour.
+    if named:
+        name, key = next(iter(named.items()))
+        every = ",".join(config.quant.keep)
+        raise ConfigError(
+            f"{key}: weights={config.weights} was quantised with {graph.described(name)} in 8 "
+            f"bits; quantise the float weights again, with `hires quantize quant.keep=[{every}]`, "
+            f"or leave quant.keep out"
+        )
 
 
 def kept_by_name(graph: Graph, config: RunConfig) -> dict[str, str]:
