@@ -29,6 +29,7 @@ from hires.core.store.frozen import DataContent, RunInputs, frozen_of
 from hires.core.store.network_weights import find_weights, require_fit
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
+from hires.plan.checks import has_weights
 from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory, Room, rooms_of
@@ -136,7 +137,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def packed(self, config: RunConfig) -> PackedPlan:
         """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
-        key = json.dumps(deciding(config), sort_keys=True)
+        key = json.dumps([deciding(config), has_weights(config)], sort_keys=True)
         if key in self._plans:
             self._check_begin(config)  # it is no part of the plan, so not of the key
             return self._plans[key]

@@ -21,6 +21,8 @@ FP16_FLAGS = ("avx512_fp16", "amx_fp16")
 """Of /proc/cpuinfo: such a CPU multiplies numbers of fp16."""
 SHOWN = 8
 """Most parameters that one finding names."""
+WEIGHTS = "weights"
+"""Key of the finding that an evaluation has none."""
 
 
 def check_numbers(config: RunConfig) -> list[Finding]:
@@ -189,6 +191,22 @@ def check_precision(config: RunConfig) -> Iterator[Finding]:
             f"which takes longer than precision=fp32"
         )
         yield Finding("warning", "precision", text)
+
+
+def has_weights(config: RunConfig) -> bool:
+    """Whether a run begins with numbers that another one, or a file, gives it."""
+    return config.weights is not None or config.checkpoint.source is not None
+
+
+def check_weights(config: RunConfig) -> list[Finding]:
+    """Returns a warning if an evaluation has no weights that were trained."""
+    if config.task.name != "evaluate" or has_weights(config):
+        return []
+    has = "first weights from the seed, so its accuracy is that of guessing"
+    if config.model.name == "custom":
+        has = "the numbers that the code of model.target gives it, and only trained ones mean much"
+    text = f"no weights=PATH: the network that is evaluated has {has}"
+    return [Finding("warning", WEIGHTS, text)]
 
 
 def check_trace(graph: Graph) -> list[Finding]:

@@ -63,6 +63,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             *checks.check_kept(graph),
             *checks.check_types(config, graph),
             *checks.check_precision(config),
+            *checks.check_weights(config),
             *check_hardware(config),
             *check_table(config),
         ],

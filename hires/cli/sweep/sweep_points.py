@@ -27,6 +27,7 @@ from hires.core.store.frozen import RunInputs
 from hires.core.store.rundir import done_attempts, run_path
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
+from hires.plan.checks import WEIGHTS
 from hires.report.columns import RANKS, RUN, Column, Table
 
 INFEASIBLE, COMPLETE, READY = "infeasible", "complete", "ready"
@@ -66,6 +67,12 @@ class SweepPoint:
     """Why it cannot run; nothing if it can."""
     nearest: str | None = None
     """What to change to come to the nearest point that can run."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Those of its plan, which lacks the weights of a run before it until that has ended."""
+        texts = self.planned.warnings
+        return [one for one in texts if self.before is None or not one.endswith(f"[{WEIGHTS}]")]
 
     @property
     def ready(self) -> RunConfig:
@@ -265,7 +272,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
                 "state": point.state if ends is None else end_of(point, attempts, repeat),
                 "ranks": point.ready.parallel.num_ranks,
                 "peak_bytes": point.planned.peak_bytes,
-                "warnings": point.planned.warnings,
+                "warnings": point.warnings,
                 "notes": point.notes,
                 "complete_attempts": point.done,
                 "attempts": attempts,
@@ -317,8 +324,7 @@ def _nearest(point: SweepPoint, valid: list[SweepPoint]) -> str | None:
 
 
 def _print_counts(points: Points) -> None:
-    plans = (point.planned for point in points.valid)
-    texts = collections.Counter(text for plan in plans for text in plan.warnings)
+    texts = collections.Counter(text for point in points.valid for text in point.warnings)
     for text, count in texts.items():
         print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
     names = collections.defaultdict(list)
