@@ -31,7 +31,7 @@ from hires.report.columns import (
     texts,
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
-from hires.report.load.evaluation_rows import AGREEMENT
+from hires.report.load.evaluation_rows import AGREEMENT, QUANT
 from hires.report.load.measured_points import efficiency, single_speeds
 from hires.report.message_tables import CAPTION
 from hires.report.templates import rendered
@@ -229,11 +229,12 @@ _TABLES = (
     Table(
         "evaluations",
         "Accuracy",
-        (*POINT, *texts(data="data"), *ACCURACY, *AGREEMENT),
+        (*POINT, QUANT, *texts(data="data"), *ACCURACY, *AGREEMENT),
         caption="Of every evaluation: shares of images or pixels, means over the classes that "
-        "occur, and for how many images the class is the one that the most exact precision "
-        "predicts. Intervals are Wilson's. Published: Table 2.2 of the thesis, of its own network "
-        "and split.",
+        "occur, for how many images the class is the one that the most exact precision predicts, "
+        "and top-1 less that of that precision. Intervals of shares are Wilson's, those of "
+        "differences are of pairs (Bonett and Price). Published: Table 2.2 of the thesis, of its "
+        "own network and split.",
         missing="No run evaluated (task=evaluate).",
     ),
     Table(

@@ -13,6 +13,7 @@ from hires.core.evaluation_summary import (
     PIXELS,
     by_class,
     by_sample,
+    paired_difference,
     summary,
     wilson,
 )
@@ -88,3 +89,18 @@ def test_interval_of_a_share_is_wilsons():
     assert wilson(81, 263) == pytest.approx([0.2553, 0.3662], abs=5e-5)
     assert wilson(0, 20) == pytest.approx([0.0, 0.1611], abs=5e-5)
     assert wilson(0, 0) is None
+
+
+def test_interval_of_a_difference_by_hand():
+    # 4 gained, 1 lost of 98: shares 5/100 and 2/100, variance (0.07 - 0.0009) / 100
+    low, high = paired_difference(4, 1, 98)
+    half = 1.959963984540054 * math.sqrt(0.000691)
+    assert (low, high) == pytest.approx((0.03 - half, 0.03 + half))
+    assert paired_difference(1, 4, 98) == pytest.approx((-high, -low))
+    assert paired_difference(0, 0, 0) is None
+
+
+def test_units_that_agree_narrow_the_interval_of_a_difference():
+    ends = [paired_difference(0, 0, total)[1] for total in (100, 1000, 10000)]
+    assert ends == pytest.approx([0.0272, 0.00277, 0.000277], rel=0.01)
+    assert paired_difference(500, 500, 1000)[1] == pytest.approx(0.0619, rel=0.01)

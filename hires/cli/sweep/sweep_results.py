@@ -11,7 +11,7 @@ from hires.cli.sweep.sweep_points import INFEASIBLE, Points, SweepPoint, attempt
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.report.columns import ACCURACY, POINT, RANKS, RUN, Column, Table, keys, table_of
-from hires.report.load.evaluation_rows import AGREEMENT, evaluation_rows
+from hires.report.load.evaluation_rows import AGREEMENT, QUANT, evaluation_rows
 from hires.report.load.measured_points import median_speed
 from hires.report.load.plain_values import dicts
 from hires.report.load.rows import largest
@@ -23,6 +23,8 @@ _MEMORY = (
     Column("peak", "fullest rank", "MiB", 1 / MIB, 1),
     Column("predicted", "predicted", "MiB", 1 / MIB, 1),
 )
+_SHOWN = ("precision", QUANT.key, "data", "top1", "difference", "difference_low", "difference_high")
+"""Columns of an accuracy that stay where the terminal is narrow."""
 
 
 def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bool) -> None:
@@ -48,10 +50,10 @@ def _print_accuracy(points: Points) -> None:
     paths = [point.path for point in points.valid if point.ready.task.name == "evaluate"]
     rows = [*evaluation_rows(read_runs(paths))] if paths else []
     if rows:
-        columns = [*POINT, Column("data", "data"), *ACCURACY, *AGREEMENT]
-        optional = keys(ACCURACY, AGREEMENT)
+        columns = [*POINT, QUANT, Column("data", "data"), *ACCURACY, *AGREEMENT]
+        optional = keys([QUANT], ACCURACY, AGREEMENT)
         table = table_of("accuracy", "Accuracy", columns, rows, optional=optional).trimmed()
-        print_table(table.title, table.columns, table.text_rows(), ("precision", "top1"))
+        print_table(table.title, table.columns, table.text_rows(), _SHOWN)
 
 
 def _numbers(point: SweepPoint, repeat: int) -> tuple[float | None, float | None, int | None]:

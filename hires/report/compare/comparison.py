@@ -146,13 +146,15 @@ def _agreements(shared: Sequence[tuple[str, ComparedPoint, ComparedPoint]]) -> I
     """Yields in words for how many images evaluations of both sides predict the same class."""
     for label, *both in shared:
         ours, theirs = ([run for run in point.runs if evaluated(run)][-1:] for point in both)
-        same = agreement(ours[0], theirs[0]) if ours and theirs else None
+        same = agreement(theirs[0], ours[0]) if ours and theirs else None
         if same is not None:
-            low, high = (100 * end for end in same.ci95)
+            low, high, less, more = (100 * end for end in (*same.ci95, *same.difference_ci95))
             where = f"{label}: " if len(shared) > 1 else ""
             yield (
                 f"{where}A and B predict the same class for {same.same} of {same.images} images, "
-                f"{100 * same.share:.2f} % (95 %: {low:.2f} to {high:.2f} %)"
+                f"{100 * same.share:.2f} % (95 %: {low:.2f} to {high:.2f} %); the accuracy "
+                f"of B less that of A is {100 * same.difference:+.2f} points (95 %: {less:+.2f} "
+                f"to {more:+.2f})"
             )
 
 

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.evaluation_summary import wilson
+from hires.core.evaluation_summary import paired_difference, wilson
 from hires.core.store import file_names, reading
 from hires.core.store.reading import Note, Values
 from hires.report.load.plain_values import dig
@@ -14,10 +14,14 @@ from hires.report.load.runs import Run
 
 
 class SamePredictions(NamedTuple):
-    """For how many images two evaluations predict the same class."""
+    """For how many images two evaluations predict the same class, and how often one is right."""
 
     same: int
     images: int
+    gained: int
+    """Images for which only the first is right."""
+    lost: int
+    """Images for which only the second is right."""
 
     @property
     def share(self) -> float:
@@ -29,6 +33,16 @@ class SamePredictions(NamedTuple):
         """Between which shares it lies with 95 % confidence."""
         low, high = wilson(self.same, self.images) or (0.0, 1.0)
         return low, high
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the first less that of the second, from -1 to 1."""
+        return (self.gained - self.lost) / self.images
+
+    @property
+    def difference_ci95(self) -> tuple[float, float]:
+        """Between which differences it lies with 95 % confidence."""
+        return paired_difference(self.gained, self.lost, self.images) or (-1.0, 1.0)
 
 
 def evaluated(run: Run) -> bool:
@@ -44,8 +58,12 @@ def agreement(a: Run, b: Run) -> SamePredictions | None:
     ours, theirs = (_predicted(run.shown.folder) for run in (a, b))
     if ours is None or theirs is None or ours[0] != theirs[0] or not ours[1]:
         return None
+    both = [*zip(ours[1], theirs[1], (label for _, label in ours[0]), strict=True)]
     return SamePredictions(
-        sum(x == y for x, y in zip(ours[1], theirs[1], strict=True)), len(ours[1])
+        sum(x == y for x, y, _ in both),
+        len(both),
+        gained=sum(x == label != y for x, y, label in both),
+        lost=sum(y == label != x for x, y, label in both),
     )
 
 

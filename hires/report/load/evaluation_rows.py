@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
+from hires.core.precisions import INT8
 from hires.core.published import TABLE_2_2
 from hires.core.store.reading import text
 from hires.report.columns import ACCURACY, Column, Row, keys, texts, values
 from hires.report.load.agreement import agreement, evaluated
+from hires.report.load.measured_points import defaults
 from hires.report.load.plain_values import dig
 from hires.report.load.rows import most_exact, precision_mates, what
 from hires.report.load.runs import Run
@@ -18,13 +20,21 @@ AGREEMENT = (
     Column("agreement", "the same", "%", 100.0, 2),
     Column("agreement_low", "95 % from", "%", 100.0, 2),
     Column("agreement_high", "to", "%", 100.0, 2),
+    Column("difference", "difference", "points", 100.0, 2),
+    Column("difference_low", "95 % from", "points", 100.0, 2),
+    Column("difference_high", "to", "points", 100.0, 2),
     Column("published", "published", "%", digits=2),
 )
-"""``published``: what the thesis has for the data and precision, of its own network and split."""
+"""``difference``: of top-1, on the same images. ``published``: what the thesis has for the data and
+precision, of its own network and split."""
+QUANT = Column("quant", "quant")
+"""Keys of ``quant`` that an evaluation in 8 bits sets, as ``weights=int4``."""
 COLUMNS = (
-    "campaign", "run", "model", "image", "layout", "precision", "data", *keys(ACCURACY),
+    "campaign", "run", "model", "image", "layout", "precision", QUANT.key, "data", *keys(ACCURACY),
     *keys(AGREEMENT), "reproduce",
 )  # fmt: skip
+
+_SECTION = "quant."
 
 
 def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
@@ -33,14 +43,19 @@ def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
         best = most_exact(run, mates)
         same = None if best is None else agreement(run, best)
         low, high = (None, None) if same is None else same.ci95
+        less, more = (None, None) if same is None else same.difference_ci95
         yield {
             **what(run),
+            QUANT.key: _quantised(run),
             "data": data_label(run),
             **values(ACCURACY, run.record),
             "reference": None if best is None else text(best.record.get("precision"), 30),
             "agreement": None if same is None else same.share,
             "agreement_low": low,
             "agreement_high": high,
+            "difference": None if same is None else same.difference,
+            "difference_low": less,
+            "difference_high": more,
             "published": _published(run),
         }
 
@@ -51,6 +66,15 @@ def data_label(run: Run) -> str:
     name, path, split = (text(dig(data, key), 60) for key in ("name", "path", "split"))
     name = PurePath(path).name or name if path and name in ("folder", "pairs") else name
     return f"{name}, {split}" if split not in (None, "all") else name or "?"
+
+
+def _quantised(run: Run) -> str | None:
+    """Returns the keys of ``quant`` that are not as they are by default; None: all are."""
+    if text(run.record.get("precision"), 30) != INT8:
+        return None
+    own = {k: v for k, v in run.identity().items() if k.startswith(_SECTION)}
+    words = (f"{k.removeprefix(_SECTION)}={v}" for k, v in own.items() if defaults().get(k) != v)
+    return text(", ".join(sorted(words)), 60) or None
 
 
 def _published(run: Run) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.quant_config import QuantConfig
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
@@ -36,7 +37,10 @@ from hires.report.load.repeats import attempt_origin
 from hires.report.load.runs import Run, end_of
 
 _EXACTNESS = tuple(PRECISIONS)  # the most exact first
-_ARITHMETIC = tuple(f"precision.{field.name}" for field in fields(PrecisionConfig))
+_ARITHMETIC = (
+    *(f"precision.{field.name}" for field in fields(PrecisionConfig)),
+    *(f"quant.{field.name}" for field in fields(QuantConfig)),
+)
 _NOT_PLANNED = ("seed", "steps", "task.lr")  # keys that change no message of the plan
 
 _RUN = ("campaign", "run", "model", "image", "layout", "precision")
@@ -231,7 +235,7 @@ def _has_loss(run: Run) -> bool:
 def precision_mates(
     runs: Iterable[Run], has: Callable[[Run], bool] = _has_loss
 ) -> Iterator[tuple[Run, list[Run]]]:
-    """Yields every run that ``has`` a result, and those like it in all but precision, itself too.
+    """Yields every run that ``has`` a result, and those like it in all but arithmetic, itself too.
 
     They have its campaign or its commit: a campaign may be of other code, which is no precision.
     """

@@ -12,7 +12,7 @@ from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import Composer
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
-from hires.cli.sweep.sweep_points import compose_all
+from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.errors import ConfigError
 from hires.data.source import open_data
 from tests.helpers.commands import hires
@@ -20,9 +20,10 @@ from tests.helpers.commands import hires
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
 
 
-def made(*words, first=SAVED):
+def made(*words, first=SAVED, where=None):
     composer = Composer(None)
-    points = compose_all(axes_of([*words], [], groups()), composer, None)
+    kept = where and Where(where, groups())
+    points = compose_all(axes_of([*words], [], groups()), composer, kept)
     return points, preceding(points, first, composer), composer
 
 
@@ -76,19 +77,28 @@ def test_point_begins_with_the_weights_of_its_complete_run(tmp_path):
     assert points.listed[0].words[-1] == f"weights={tmp_path}/run 0"
 
 
-def test_table_2_2_trains_once_for_each_data_set():
+def table_2_2():
     _, stored = stored_sweep(["experiment=table2.2"], None)
-    points, before, _ = made(*stored.words, first=stored.options["first"])
-    assert len(points.listed) == 4 * len(before.listed) == 12
+    first, where = (stored.options[name] for name in ("first", "where"))
+    points, before, _ = made(*stored.words, first=first, where=where)
+    return points, before
+
+
+def test_table_2_2_trains_once_for_each_data_set():
+    points, before = table_2_2()
+    assert len(points.listed) == 5 * len(before.listed) == 15
+    arithmetic = [(p.config.precision.name, p.config.quant.weights) for p in points.listed[:5]]
+    assert arithmetic == [
+        ("fp32", "int8"), ("fp16", "int8"), ("bf16", "int8"), ("int8", "int8"), ("int8", "int4"),
+    ]  # fmt: skip
     assert {point.config.data.split for point in before.listed} == {"train"}
     assert {point.config.data.split for point in points.listed} == {"validation"}
 
 
 def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
-    _, stored = stored_sweep(["experiment=table2.2"], None)
-    points, *_ = made(*stored.words, first=stored.options["first"])
+    points, _ = table_2_2()
     quantised = [one for one in points.listed if one.config.precision.name == "int8"]
-    assert len(quantised) == 3
+    assert len(quantised) == 6
     for point in quantised:
         own = calibration_of(point.config, point.words)
         assert own.data.split == "train"
@@ -97,7 +107,7 @@ def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
             for source in (open_data(own), open_data(point.config))
         )
         assert len(calibrated) >= own.quant.images
-        assert len(evaluated) > 100
+        assert len(evaluated) > 1000
         assert calibrated.isdisjoint(evaluated)
 
 
@@ -122,3 +132,4 @@ def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path, monke
     answer, _ = hires(tmp_path, "compare", str(exact), str(low), "--metric", "accuracy", code=None)
     assert "A and B predict the same class for" in answer
     assert "of 179 images" in answer
+    assert "the accuracy of B less that of A is" in answer

@@ -1,0 +1,54 @@
+"""Do evaluations stand beside the most exact one of the same images?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hires.core.evaluation_summary import paired_difference
+from hires.report.load.evaluation_rows import evaluation_rows
+from hires.report.load.runs import read_runs
+from tests.helpers.compared_runs import compared_run
+
+LABELS = [0, 1, 2, 3] * 25
+
+
+def evaluated_run(results, predicted, precision, **changes):
+    """Makes the folder of an evaluation that predicted these classes."""
+    changes = {"task": {"name": "evaluate"}, "weights": "net.pt", **changes}
+    run = compared_run(results, [[0.5] * 3], precision={"name": precision}, **changes)
+    for path in (run, run / "a0"):
+        record = json.loads((path / "record.json").read_text())
+        record["evaluation"] = {"images": len(predicted)}
+        (path / "record.json").write_text(json.dumps(record))
+    samples = {"id": [*range(len(predicted))], "label": LABELS, "predicted": predicted}
+    (run / "a0" / "evaluation.json").write_text(json.dumps({"samples": samples}))
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """An evaluation in fp32 that is wrong for 6 images, and two in 8 bits beside it."""
+    exact = [9] * 6 + LABELS[6:]
+    low = [9] * 4 + LABELS[4:90] + [8] * 10  # right for 2 more and wrong for 10 more
+    runs = [
+        evaluated_run(tmp_path, exact, "fp32"),
+        evaluated_run(tmp_path, low, "int8"),
+        evaluated_run(tmp_path, exact, "int8", quant={"weights": "int4", "images": 64}),
+    ]
+    return [*evaluation_rows(read_runs(runs))]
+
+
+def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(rows):
+    exact, low, same = rows
+    assert [row["reference"] for row in rows] == [None, "fp32", "fp32"]
+    assert [exact[key] for key in ("agreement", "difference", "difference_low")] == [None] * 3
+    assert low["agreement"] == 0.88
+    assert low["difference"] == pytest.approx(-0.08)
+    assert (low["difference_low"], low["difference_high"]) == paired_difference(2, 10, 100)
+    assert (same["agreement"], same["difference"]) == (1, 0)
+
+
+def test_evaluations_that_differ_in_quantisation_are_told_apart(rows):
+    assert [row["quant"] for row in rows] == [None, None, "images=64, weights=int4"]
