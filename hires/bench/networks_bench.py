@@ -104,7 +104,7 @@ def measure(options: NetworksOptions) -> Results:
     preload(_DATA["preload"])
     rows: list[Row] = []
     for network in networks:
-        rows.append(compared(network, options))
+        rows.append(compared(network, options.timeout, options.memory))
         yield {"tolerance": TOLERANCE, "ok": all(row["ok"] for row in rows), "rows": rows}
         log.info(
             "network %d of %d: %s/%s, %.0f s, %s",
@@ -155,22 +155,22 @@ def _override(word: str) -> tuple[str, Any]:
     return key, yaml.safe_load(value)
 
 
-def compared(network: BenchedNetwork, options: NetworksOptions) -> Row:
+def compared(network: BenchedNetwork, timeout_s: float, memory_gib: float) -> Row:
     """Returns the row of a network: what it is, and each layout's answer."""
     start = time.monotonic()
     row: Row = {"library": network.library, "network": network.name, "layouts": {}}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         row["version"] = importlib.metadata.version(network.library)
-    limit = int(options.memory * GIB)
+    limit = int(memory_gib * GIB)
     try:
         settings = {name: network.in_layout(keys) for name, keys in network.layouts.items()}
         configs = {name: config_from(keys) for name, keys in settings.items()}
-        facts, plans = run_ranks(plan_all, 1, options.timeout, configs, limit)
+        facts, plans = run_ranks(plan_all, 1, timeout_s, configs, limit)
     except HiresError as error:
         facts, plans = {"failure": reason_of(error)}, {}
     for name, plan in plans.items():
         begin = time.monotonic()
-        answer = compare_step(configs[name], plan, options.timeout, limit)
+        answer = compare_step(configs[name], plan, timeout_s, limit)
         row["layouts"][name] = {
             **answer,
             "gathered": gathered(plan),

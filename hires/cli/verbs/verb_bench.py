@@ -20,6 +20,7 @@ BENCHMARKS = {
     "plan": "time and memory to plan and prove up to 4096 ranks",
     "parity": "random layouts against one process in float64",
     "networks": "public networks in several layouts against one process in float64",
+    "int8": "networks in 8 bits in several layouts against one process, bit by bit",
     "comm": "messages through every backend and raw libraries, a sweep or recorded mixes",
     "halo": "halo exchanges of ResNet and AmoebaNet by backend, beside plain copies",
     "gpu": "all that needs a GPU: parity, precisions, streams, memory and speed on one",
