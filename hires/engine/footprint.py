@@ -108,7 +108,8 @@ _FUSED.impl(  # type: ignore[no-untyped-call]
     "_convolution_pointwise_.binary", lambda other, *rest: other
 )
 _ONEDNN = torch.library.Library("onednn", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-_ONEDNN.impl("qconv_prepack", lambda weight, *rest: torch.empty_like(weight))  # type: ignore[no-untyped-call]
+for _kernel in ("qconv_prepack", "qlinear_prepack"):
+    _ONEDNN.impl(_kernel, lambda weight, *rest: torch.empty_like(weight))  # type: ignore[no-untyped-call]
 
 
 def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> list[RankMemory]:

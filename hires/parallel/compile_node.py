@@ -31,7 +31,7 @@ from hires.parallel.fused_linear import FusedLinear
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.missing_kernels import with_kernel
-from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS
+from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS, whole_convolution
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.window import Window
 from hires.plan.factor_rules import on_tile
@@ -66,7 +66,7 @@ def compile_node(
         if pack is not None:
             _packed_later(node, context, tensors, pack, _input_shape(node, context))
         bind = bind_arguments(node, context.device, tensors)
-        return lambda values: fused(*bind(values).values())
+        return fused.bound(node, fixed_arguments(node, tensors), bind)
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
@@ -182,7 +182,8 @@ def _pack_of(
 ) -> Callable[[list[int], dict[str, Any]], Tensor | None] | None:
     if fused is not None:
         padding = {} if window is None else {"padding": window.padding}
-        return lambda shape, args: fused.pack(shape, {**args, **padding}, context.dtype)
+        adds = node.args.get(facts_of(node.kind).beside) is not None
+        return lambda shape, args: fused.pack(shape, {**args, **padding}, context.dtype, adds)
     packer = PACKERS.get(node.kind)
     return None if packer is None else lambda shape, args: packer(window, shape, args)
 
@@ -333,6 +334,8 @@ def _quantized(
     if kernel is not None:
         return lambda values: kernel(bind(values))
     assert window is not None
+    if node.kind == "q_conv2d":
+        return whole_convolution(node, window, fixed_arguments(node, tensors), bind)
     return lambda values: window(values[source], None, bind(values))
 
 
@@ -342,9 +345,16 @@ def bind_arguments(node: Node, device: torch.device, tensors: dict[str, Tensor])
     fixed = fixed_arguments(node, tensors)
     if "device" in fixed:  # of an operator that makes a tensor, perhaps without an operand
         fixed["device"] = device
+    single = [(key, arg["value"]) for key, arg in from_values if isinstance(arg, dict)]
+    lists = [(key, arg) for key, arg in from_values if isinstance(arg, list)]
 
     def bind(values: Values) -> dict[str, Any]:
-        return fixed | {key: _decode(arg, values, tensors) for key, arg in from_values}
+        args = fixed.copy()
+        for key, name in single:
+            args[key] = values[name]
+        for key, arg in lists:
+            args[key] = _decode(arg, values, tensors)
+        return args
 
     return bind
 

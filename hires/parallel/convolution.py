@@ -200,7 +200,7 @@ def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns:
 def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size | str) -> bool:
     # The second fault: strided 1x1 kernels in fp32.
     narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
-    strided = tuple(pair(stride)) != (1, 1) and _is_pointwise(weight, padding)
+    strided = tuple(pair(stride)) != (1, 1) and is_pointwise(weight, padding)
     return narrow and strided and by_onednn(weight)
 
 
@@ -209,10 +209,11 @@ def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: Size 
     # another way through the library.
     if dtype == torch.float64 or not by_onednn(weight) or isinstance(padding, str):
         return False
-    return pair(stride)[0] > weight.shape[2] and not _is_pointwise(weight, padding)
+    return pair(stride)[0] > weight.shape[2] and not is_pointwise(weight, padding)
 
 
-def _is_pointwise(weight: Tensor, padding: Size | str) -> bool:
+def is_pointwise(weight: Tensor, padding: Size | str) -> bool:
+    """Whether a kernel is of one pixel, without a border."""
     unpadded = not isinstance(padding, str) and tuple(pair(padding)) == (0, 0)
     return unpadded and tuple(weight.shape[2:]) == (1, 1)
 

@@ -7,23 +7,65 @@ the same in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.parallel.convolution import SUBSTITUTES, convolve, is_safe
+from hires.parallel.convolution import SUBSTITUTES, convolve, is_pointwise, is_safe
+from hires.parallel.image_kernels import Bind, Operator, Values
+from hires.parallel.kernel_choice import fastest, random_numbers, sample_shape
 from hires.parallel.wide_convolution import (
     Size,
     by_plain_onednn,
     numeric_padding,
     product_type,
 )
+from hires.plan.graph import Node
 from hires.plan.operators.activations import POST_OPERATIONS
 from hires.plan.operators.windows import pair
 from hires.quant.emptied_weights import is_emptied
+
+WHOLE_MAP, PICKED = "whole map", "picked pixels"
+"""What a strided 1x1 kernel reads, as choices are kept."""
+
+
+class _Packed(NamedTuple):
+    # What follows from the shape of an input, found once.
+    weight: Tensor
+    """In the order in which oneDNN reads it."""
+    how: tuple[list[int], list[int], list[int], int]
+    """Padding, stride, dilation and groups."""
+    picks: list[int] | None
+    """Strides in which pixels are picked first."""
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def fits(self, x: Tensor, other: Tensor | None) -> bool:
+        """Whether its kernel computes with these operands; with gradients torch's own do."""
+        dtype = self.dtype
+        return (
+            x.shape == self.shape
+            and x.dtype == dtype
+            and (other is None or other.dtype == dtype)
+            and product_type(x) == dtype
+            and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        )
+
+    def run(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        other: Tensor | None,
+        activation: list[Any] | None,
+        overwrites: bool,
+    ) -> Tensor:
+        if self.picks is not None:
+            x = x[:, :, :: self.picks[0], :: self.picks[1]]
+        return _by_onednn(x, self.weight, bias, self.how, other, activation, overwrites)
 
 
 class FusedConvolution:
@@ -34,7 +76,7 @@ class FusedConvolution:
 
     def __init__(self, overwrites: bool = False) -> None:
         self.overwrites = overwrites
-        self._packed: dict[tuple[int, ...], Tensor] = {}
+        self._packed: _Packed | None = None
 
     def __call__(
         self,
@@ -52,22 +94,43 @@ class FusedConvolution:
 
         ``other`` has the shape of the result or is None. There is no gradient.
         """
+        packed = self._packed
+        if isinstance(padding, str):
+            x, padding = numeric_padding(x, weight, padding, dilation)
+        if packed is not None and packed.fits(x, other):
+            return packed.run(x, bias, other, activation, self.overwrites)
         operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
+        assert not is_emptied(weight), f"packed for {packed and packed.shape}, used for {x.shape}"
         if by_fused_kernel(operands, activation) and is_safe(x, weight, stride, padding, dilation):
-            x, pads = numeric_padding(x, weight, padding, dilation)
-            how = pads, pair(stride), pair(dilation), groups
-            weight = self._packed.get(tuple(x.shape), weight)
-            assert not is_emptied(weight), f"packed for {[*self._packed]}, used for {x.shape}"
+            how = pair(padding), pair(stride), pair(dilation), groups
             return _by_onednn(x, weight, bias, how, other, activation, self.overwrites)
-        assert not is_emptied(weight), "a packed weight is used by another kernel"
         y = convolve(x, weight, bias, stride, padding, dilation, groups)
         return with_sum_and_activation(y, other, activation)
 
-    def pack(self, shape: Sequence[int], args: dict[str, Any], dtype: torch.dtype) -> Tensor | None:
+    def bound(self, node: Node, args: dict[str, Any], bind: Bind) -> Operator:
+        """Returns what computes a node from values; ``args`` are its fixed arguments."""
+        source, other = node.inputs[0], node.args["other"]
+        beside = None if other is None else other["value"]
+        # A bias, or weight, may be computed: then it is not among the fixed ones.
+        bias, is_fixed = args["bias"], (args["bias"] is None) == (node.args["bias"] is None)
+
+        def run(values: Values) -> Tensor:
+            x, packed = values[source], self._packed
+            added = None if beside is None else values[beside]
+            if packed is not None and is_fixed and packed.fits(x, added):
+                return packed.run(x, bias, added, args["activation"], self.overwrites)
+            return self(*bind(values).values())
+
+        return run
+
+    def pack(
+        self, shape: Sequence[int], args: dict[str, Any], dtype: torch.dtype, adds: bool = False
+    ) -> Tensor | None:
         """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
 
         ``shape`` and ``dtype`` are those of its input; ``args`` are its arguments, of which it
-        reads no values.
+        reads no values; ``adds``: one of them is a map that is added. A strided 1x1 kernel may
+        have the pixels picked first that it reads, as is faster.
         """
         weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
         known = weight.dtype == dtype and isinstance(weight, nn.Parameter)
@@ -77,10 +140,51 @@ class FusedConvolution:
         if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
             return None
         x, pads = numeric_padding(x, weight, padding, dilation)
-        how = pads, pair(args["stride"]), pair(dilation), args["groups"], list(x.shape)
-        packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how)
-        self._packed = {tuple(x.shape): packed}
-        return packed
+        how = pads, pair(args["stride"]), pair(dilation), args["groups"]
+        names = [WHOLE_MAP]
+        if is_pointwise(weight, pads) and tuple(how[1]) != (1, 1):
+            names.append(PICKED)
+        tried = sample_shape(x.shape, len(weight))
+        made = [-(-size // step) for size, step in zip(tried[2:], how[1], strict=True)]
+
+        def build(name: str) -> Callable[[], Tensor]:
+            packed = _pack(weight, tried, dtype, how, picks=name == PICKED)
+            image = random_numbers(tried).to(dtype)
+            other = random_numbers([tried[0], len(weight), *made]).to(dtype) if adds else None
+            bias, activation = args["bias"], args["activation"]
+            return lambda: packed.run(image, bias, other, activation, False)
+
+        what = {
+            "operator": "fused_conv2d",
+            "type": str(dtype),
+            "input": tried,
+            "weight": [*weight.shape],
+            "geometry": [[*one] for one in how[:3]] + [how[3]],
+            "adds": adds,
+            "activation": args["activation"],
+        }
+        work = tried[0] * math.prod(made) * weight.numel()
+        picks = fastest(what, work, names, build) == PICKED
+        self._packed = _pack(weight, x.shape, dtype, how, picks=picks)
+        return self._packed.weight
+
+
+def _pack(
+    weight: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    how: tuple[list[int], list[int], list[int], int],
+    *,
+    picks: bool,
+) -> _Packed:
+    pads, stride, dilation, groups = how
+    inner, step = [*shape], stride
+    if picks:
+        step = [1, 1]
+        inner[2:] = [-(-size // one) for size, one in zip(shape[2:], stride, strict=True)]
+    place = pads, step, dilation, groups
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place, inner)
+    return _Packed(packed, place, stride if picks else None, torch.Size(shape), dtype)
 
 
 @SUBSTITUTES.register("fused_conv2d")

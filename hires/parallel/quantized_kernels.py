@@ -17,6 +17,8 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
+from hires.parallel.image_kernels import Bind, Operator, Values
+from hires.parallel.kernel_choice import fastest, random_numbers, sample_shape
 from hires.parallel.reductions import Reduced, declare
 from hires.parallel.window import WINDOW_KERNELS, Window, pool_divisors, resampled
 from hires.plan.graph import Node
@@ -25,17 +27,22 @@ from hires.plan.rules import reduced_dims
 from hires.quant.int8_kernels import (
     Added,
     Geometry,
+    OnednnProduct,
     Rescale,
     Rescaling,
     convolve_int8,
+    is_matrix,
+    is_packed,
     multiply_add_int8,
     multiply_int8,
     nearest_numbers,
-    pack_int8,
+    product_of,
 )
 from hires.quant.row_scales import multiply_rows
 
 Args = dict[str, Any]
+CONVOLUTION, BY_ROWS = "convolution", "rows"
+"""Kernels of a convolution, as choices of them are kept."""
 
 Packer = Callable[[Window | None, list[int], Args], Tensor | None]
 PACKERS: Registry[Packer] = Registry("packer")
@@ -122,8 +129,8 @@ def _linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
 @PACKERS.register("q_linear")
 @PACKERS.register("q_dynamic_linear")
 def _pack_linear(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
-    column = [1, shape[-1], math.prod(shape[:-1]), 1]
-    return pack_int8(column, args["weight"], Geometry(), args["multiplier"])
+    column, weight = [1, shape[-1], math.prod(shape[:-1]), 1], args["weight"]
+    return product_of(weight, column, Geometry()).packed if is_packed(column, weight) else None
 
 
 @NODE_KERNELS.register("q_dynamic_linear")
@@ -134,17 +141,68 @@ def _dynamic_linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
 
 @WINDOW_KERNELS.register("q_conv2d")
 def _convolution(w: Window, x: Tensor, args: Args) -> Tensor:
-    how = _geometry(w, args)
     other, factor = args["other"], args["other_factor"]
     added = None if other is None else Added(other, factor, w.overwrites)
+    if w.product is not None and w.product.shape == x.shape:
+        return w.product(x, _rescale(args), added)
+    how = _geometry(w, args)
     return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
+
+
+def whole_convolution(node: Node, w: Window, args: Args, bind: Bind) -> Operator:
+    """Returns what computes a convolution of whole maps; ``args`` are its fixed arguments.
+
+    It goes straight to the product that is packed, without what a window on a tile looks at.
+    """
+    source, other = node.inputs[0], node.args["other"]
+    beside, factor = None if other is None else other["value"], args["other_factor"]
+    rescale, overwrites = _rescale(args), w.overwrites
+
+    def run(values: Values) -> Tensor:
+        x, product = values[source], w.product
+        if product is None or product.shape != x.shape:
+            return w(x, None, bind(values))
+        added = None if beside is None else Added(values[beside], factor, overwrites)
+        return product(x, rescale, added)
+
+    return run
 
 
 @PACKERS.register("q_conv2d")
 def _pack_convolution(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
     assert w is not None
-    how, border = _geometry(w, args), args["zero_point"]
-    return pack_int8(shape, args["weight"], how, args["multiplier"], border)
+    how, weight = _geometry(w, args), args["weight"]
+    if not is_packed(shape, weight):
+        return None
+    w.product = _fastest_product(w, shape, how, args)
+    return w.product.packed
+
+
+def _fastest_product(w: Window, shape: list[int], how: Geometry, args: Args) -> OnednnProduct:
+    weight, border, names = args["weight"], args["zero_point"], [CONVOLUTION]
+    if is_matrix(weight, how):  # sums by rows first: torch copies what its convolution adds to
+        names = [BY_ROWS, CONVOLUTION] if w.adds else [CONVOLUTION, BY_ROWS]
+    tried = sample_shape(shape, len(weight))
+    sizes = zip(tried[2:], how.padding, how.dilation, weight.shape[2:], how.stride, strict=True)
+    made = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, p, d, k, s in sizes]
+
+    def build(name: str) -> Callable[[], Tensor]:
+        product = OnednnProduct(weight, tried, how, border, by_rows=name == BY_ROWS)
+        x, other = random_numbers(tried), random_numbers([tried[0], len(weight), *made])
+        added = Added(other, 0.5) if w.adds else None
+        return lambda: product(x, _rescale(args), added)
+
+    what = {
+        "operator": "q_conv2d",
+        "input": tried,
+        "weight": [*weight.shape],
+        "geometry": [[*one] for one in how[:3]] + [how.groups],
+        "border": border != 0,
+        "adds": w.adds,
+    }
+    work = tried[0] * math.prod(made) * weight.numel()
+    name = fastest(what, work, names, build)
+    return product_of(weight, shape, how, border, by_rows=name == BY_ROWS)
 
 
 def _geometry(w: Window, args: Args) -> Geometry:
@@ -173,7 +231,9 @@ def _pack_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor |
     assert w is not None
     (rows, columns), _ = phase_window(w, args["weight"])
     shape = [*shape[:2], shape[2] + sum(rows), shape[3] + sum(columns)]
-    return pack_int8(shape, args["weight"], Geometry(groups=args["groups"]), args["multiplier"])
+    if not is_packed(shape, args["weight"]):
+        return None
+    return product_of(args["weight"], shape, Geometry(groups=args["groups"])).packed
 
 
 def phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list[slice]]:
@@ -210,7 +270,9 @@ DIGITS = 12
 
 
 def _digits(x: Tensor, r: Reduced) -> Tensor:
-    total = x.sum(r.dims, r.keep, dtype=torch.int64)
+    most = 255 * math.prod(x.shape[dim] for dim in r.dims)
+    wide = torch.int32 if most < 2**31 else torch.int64  # which takes four times as long
+    total = x.sum(r.dims, r.keep, dtype=wide).long()
     return torch.stack([total >> DIGITS, total & (2**DIGITS - 1)]).float()
 
 

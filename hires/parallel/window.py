@@ -36,6 +36,7 @@ from hires.plan.operators.windows import pair
 from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
+from hires.quant.int8_kernels import OnednnProduct
 from hires.quant.number_pools import max_pool_int8
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
@@ -66,6 +67,8 @@ class Window:
         self.multiplies = facts_of(node.kind).multiplies
         self.fused = fused  # with what follows the window
         self.overwrites = overwrites
+        self.adds = node.args.get(facts_of(node.kind).beside) is not None  # another map
+        self.product: OnednnProduct | None = None  # of 8 bits, for the window's own shape
         assert axes is not None
         assert facts is not None
         assert node.shape is not None
@@ -143,7 +146,7 @@ class Window:
         # is read again for the borders: nothing is written over it.
         def compute(window: Tensor, padding: list[int], out: Rect) -> Tensor:
             one, other = copy.copy(self), args["other"]
-            one.padding, one.overwrites = padding, False
+            one.padding, one.overwrites, one.product = padding, False, None
             other = None if other is None else part(other, self.out, out)
             return self.kernel(one, window, {**args, "other": other})
 

@@ -29,6 +29,7 @@ at a time that every sum is exact; those of cuDNN, which may transform the input
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -92,43 +93,136 @@ def convolve_int8(
         from hires.quant import int8_triton  # imports Triton, which CPUs do without
 
         return int8_triton.convolve(x, weight, how, rescale, border, added)
-    onednn = by_onednn(x)
-    pads, columns, how = _arranged(x.shape, weight, how, border, onednn)
-    if any(pads):
-        x = _bordered(x, border, pads)
-    if not onednn:
-        return _rescaled(_exact_sums(x, weight, how), rescale, added)
-    return _by_onednn(x[:, :, :, :columns], weight, how, rescale, added)
+    if by_onednn(x):
+        return product_of(weight, x.shape, how, border)(x, rescale, added)
+    if any(how.padding):
+        x, how = _bordered(x, border, how.padding), how._replace(padding=(0, 0))
+    return _rescaled(_exact_sums(x, weight, how), rescale, added)
 
 
-def pack_int8(
-    shape: Sizes, weight: Tensor, how: Geometry, multiplier: Tensor, border: int = 0
-) -> Tensor | None:
-    """Returns a weight as :func:`convolve_int8` reads it for inputs of a shape, and keeps it.
+class OnednnProduct:
+    """A convolution by oneDNN for inputs of one shape: all that follows from it is found once.
 
-    None: its sums are not oneDNN's on this processor, or not of tensors there.
+    A 1x1 kernel without a border is also a product of matrices, ``by_rows``: one row a pixel, which
+    torch adds to in place, whereas its convolution copies what it has added. Both have the same
+    bits.
     """
-    if not (by_onednn(weight) and all(shape)):
-        return None
-    pads, columns, how = _arranged(shape, weight, how, border, onednn=True)
-    n, channels, height, width = shape
-    columns = width + 2 * pads[1] if columns is None else columns
-    packed, _ = _packed(weight, [n, channels, height + 2 * pads[0], columns], how, multiplier)
-    return packed
+
+    def __init__(
+        self, weight: Tensor, shape: Sizes, how: Geometry, border: int, *, by_rows: bool = False
+    ) -> None:
+        self.shape, self._border = torch.Size(shape), border
+        self._pads, self._columns, how = _arranged(shape, weight, how, border)
+        n, channels, height, width = shape
+        width = width + 2 * self._pads[1] if self._columns is None else self._columns
+        inner = [n, channels, height + 2 * self._pads[0], width]
+        self._picks = tuple(how.stride) if by_rows and any(one > 1 for one in how.stride) else None
+        self._place = (*map(list, how[:3]), how.groups)
+        self._zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+        self._arranges = any(self._pads) or self._columns is not None or self._picks is not None
+        self.by_rows = by_rows
+        if by_rows:
+            rows = n * math.prod(
+                -(-size // step) for size, step in zip(inner[2:], how.stride, strict=True)
+            )
+            matrix = weight.detach().flatten(1)
+            self.packed: Tensor = torch.ops.onednn.qlinear_prepack(matrix, [rows, channels])
+        else:
+            ones = torch.ones(weight.shape[0])  # the packed numbers do not depend on scales
+            self.packed = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, 0, *self._place, inner)
+
+    def __call__(self, x: Tensor, rescale: Rescale, added: Added | None) -> Tensor:
+        """Returns the numbers (n, K, rows, columns) of an input of its shape."""
+        if self._arranges:
+            x = self._arrange(x)
+        order = torch.channels_last
+        x = x.contiguous(memory_format=order)
+        compute = self._rows if self.by_rows else self._convolution
+        if added is None:
+            made = compute(x, rescale, None, 1.0)
+        else:  # the kernel writes its result over what it adds
+            other, factor, overwrites = added
+            if not (overwrites and other.is_contiguous(memory_format=order)):
+                other = other.clone(memory_format=order)
+            made = compute(x, rescale, other, factor)
+        if rescale.dtype != torch.uint8 or (rescale.low, rescale.high) == (0, 255):
+            return made
+        return made.clamp_(rescale.low, rescale.high)
+
+    def _arrange(self, x: Tensor) -> Tensor:
+        if any(self._pads):
+            x = _bordered(x, self._border, self._pads)
+        if self._columns is not None:
+            x = x[:, :, :, : self._columns]
+        return x if self._picks is None else x[:, :, :: self._picks[0], :: self._picks[1]]
+
+    def _convolution(
+        self, x: Tensor, rescale: Rescale, other: Tensor | None, factor: float
+    ) -> Tensor:
+        given = x, 1.0, 0, self.packed, rescale.multiplier, self._zeros
+        rest = rescale.offset, *self._place, 1.0, 0, rescale.dtype
+        kernel = torch.ops.onednn.qconv2d_pointwise
+        if other is None:
+            return kernel.default(*given, *rest, "none", [], "")  # type: ignore[no-any-return]
+        kernel.binary(*given, other, *rest, factor, 0, "sum", 1.0, None, [], "")
+        return other  # torch returns a copy of it
+
+    def _rows(self, x: Tensor, rescale: Rescale, other: Tensor | None, factor: float) -> Tensor:
+        n, channels, height, width = x.shape
+        matrix = x.permute(0, 2, 3, 1).view(-1, channels)
+        given = matrix, 1.0, 0, self.packed, rescale.multiplier, self._zeros
+        rest = rescale.offset, 1.0, 0, rescale.dtype
+        kernel = torch.ops.onednn.qlinear_pointwise
+        if other is not None:
+            rows = other.permute(0, 2, 3, 1).view(-1, other.shape[1])
+            kernel.binary(*given, rows, *rest, factor, 0, "sum", 1.0, "none", [], "")
+            return other
+        made: Tensor = kernel.default(*given, *rest, "none", [], "")
+        return made.view(n, height, width, -1).permute(0, 3, 1, 2)
+
+
+_PRODUCTS: Any = WeakIdKeyDictionary()  # weight -> its products, by what they are made for
+
+
+def product_of(
+    weight: Tensor, shape: Sizes, how: Geometry, border: int = 0, *, by_rows: bool | None = None
+) -> OnednnProduct:
+    """Returns oneDNN's product of a weight with inputs of a shape, which is kept with the weight.
+
+    ``by_rows`` None: the one that is kept, else a convolution.
+    """
+    key = (weight._version, tuple(shape), *map(tuple, how[:3]), how.groups, border)
+    held = _PRODUCTS.get(weight)
+    if held is None:
+        held = _PRODUCTS[weight] = {}
+    if key not in held or by_rows not in (None, held[key].by_rows):
+        assert not is_emptied(weight), f"a weight is packed for {[*held]}, and needed for {key}"
+        held[key] = OnednnProduct(weight, shape, how, border, by_rows=bool(by_rows))
+    return held[key]  # type: ignore[no-any-return]
+
+
+def is_packed(shape: Sizes, weight: Tensor) -> bool:
+    """Whether products of a weight with inputs of a shape are those of oneDNN, which packs it."""
+    return by_onednn(weight) and all(shape)
+
+
+def is_matrix(weight: Tensor, how: Geometry) -> bool:
+    """Whether a convolution is a product of matrices, too."""
+    return tuple(weight.shape[2:]) == (1, 1) and how.groups == 1 and not any(how.padding)
 
 
 def _arranged(
-    shape: Sizes, weight: Tensor, how: Geometry, border: int, onednn: bool
+    shape: Sizes, weight: Tensor, how: Geometry, border: int
 ) -> tuple[Sizes, int | None, Geometry]:
     # The pixels that are copied around the input, the columns of that which the kernel gets (None:
     # all), and the kernel's geometry.
     columns = how.dilation[1] * (weight.shape[3] - 1) + 1
     made = (shape[3] + 2 * how.padding[1] - columns) // how.stride[1] + 1
     one_column, pads = made == 1 and how.stride[1] > 1, (0, 0)
-    pads_itself = border == 0 and tuple(how.dilation) == (1, 1) and onednn
+    pads_itself = border == 0 and tuple(how.dilation) == (1, 1)
     if any(how.padding) and (one_column or not pads_itself):
         pads, how = (how.padding[0], how.padding[1]), how._replace(padding=(0, 0))
-    if not (one_column and onednn):
+    if not one_column:
         return pads, None, how
     return pads, columns, how._replace(stride=(how.stride[0], 1))
 
@@ -162,8 +256,10 @@ def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
 def nearest_numbers(
     scaled: Tensor, offset: Tensor | float, low: int = 0, high: int = 255
 ) -> Tensor:
-    """Returns the numbers nearest to ``scaled + offset``, uint8; ``scaled`` is used up."""
-    return scaled.add_(offset).round_().clamp_(low, high).to(torch.uint8)
+    """Returns the numbers nearest to ``scaled + offset``, uint8; ``scaled``, fp32, is used up."""
+    whole = scaled.add_(offset).round_().clamp_(low, high)
+    # In the same memory first: torch narrows integers to 8 bits several times as fast as fp32.
+    return whole.view(torch.int32).copy_(whole).to(torch.uint8)
 
 
 class Rescaling:
@@ -205,7 +301,8 @@ def has_exact_sums() -> bool:
         weight = torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
         # The largest sums that there are: saturated ones would lose a part of them.
         factor = torch.full((16,), 200.0 / (64 * 9 * 255 * 127))
-        made = _by_onednn(x, weight, Geometry(), Rescale(factor, torch.zeros(16)), None)
+        product = OnednnProduct(weight, x.shape, Geometry(), 0)
+        made = product(x, Rescale(factor, torch.zeros(16)), None)
         return bool((made == 200).all())
 
 
@@ -227,48 +324,6 @@ def _can_compile() -> bool:
 def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
     rows, columns = padding
     return F.pad(x, (columns, columns, rows, rows), value=border)
-
-
-_PACKED: Any = WeakIdKeyDictionary()  # weight -> what of it is packed for which input
-
-
-def _packed(weight: Tensor, shape: Sizes, how: Geometry, scales: Tensor) -> tuple[Tensor, Tensor]:
-    # The weight in the order of the kernel, and zeros in the place of its zero points.
-    key = (weight._version, tuple(shape), *map(tuple, how[:3]), how.groups)
-    held = _PACKED.get(weight)
-    if held is None:
-        held = _PACKED[weight] = {}
-    if key not in held:
-        assert not is_emptied(weight), f"a weight is packed for {[*held]}, and needed for {key}"
-        place = (*map(list, how[:3]), how.groups, [*shape])
-        packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *place)
-        held[key] = packed, torch.zeros(weight.shape[0], dtype=torch.int32)
-    return held[key]  # type: ignore[no-any-return]
-
-
-def _by_onednn(
-    x: Tensor, weight: Tensor, how: Geometry, rescale: Rescale, added: Added | None
-) -> Tensor:
-    x = x.contiguous(memory_format=torch.channels_last)
-    scales, place = rescale.multiplier, (*map(list, how[:3]), how.groups)
-    packed, zeros = _packed(weight, x.shape, how, scales)
-    given, out = (x, 1.0, 0, packed, scales, zeros), (1.0, 0, rescale.dtype)
-    kernel = torch.ops.onednn.qconv2d_pointwise
-    if added is None:
-        made = kernel(*given, rescale.offset, *place, *out, "none", [], "")
-    else:
-        # The kernel writes its result over what it adds.
-        other, order = added.numbers, torch.channels_last
-        if not (added.overwrites and other.is_contiguous(memory_format=order)):
-            other = other.clone(memory_format=order)
-        adding: tuple[Any, ...] = added.factor, 0, "sum", 1.0, None, [], ""
-        made = kernel.binary(*given, other, rescale.offset, *place, *out, *adding)
-    return _clamped(made, rescale)
-
-
-def _clamped(made: Tensor, rescale: Rescale) -> Tensor:
-    wide = rescale.dtype != torch.uint8 or (rescale.low, rescale.high) == (0, 255)
-    return made if wide else made.clamp_(rescale.low, rescale.high)
 
 
 def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:

@@ -7,8 +7,17 @@ import random
 import pytest
 import torch
 
+from hires.parallel.kernel_choice import random_numbers
 from hires.quant import int8_kernels
-from hires.quant.int8_kernels import Added, Rescaling, convolve_int8
+from hires.quant.int8_kernels import (
+    Added,
+    Geometry,
+    OnednnProduct,
+    Rescale,
+    Rescaling,
+    convolve_int8,
+    is_matrix,
+)
 from tests.helpers.int8_cases import Case, cases
 
 NEEDS_VNNI = pytest.mark.skipif(
@@ -57,6 +66,32 @@ def test_gpus_without_triton_compute_the_same_bits(monkeypatch):
     for case in cases(40, seed=5):
         assert torch.equal(case.computed(), case.expected()), str(case)
     assert types == {torch.float64}
+
+
+@NEEDS_VNNI
+def test_products_of_matrices_have_the_bits_of_convolutions():
+    matrices = [case for case in cases(600, seed=6) if is_matrix(case.weight, case.how)]
+    assert len(matrices) > 20
+    assert any(case.added for case in matrices)
+    assert any(case.how.stride != [1, 1] for case in matrices)
+    for case in matrices:
+        product = OnednnProduct(case.weight, case.x.shape, case.how, case.border, by_rows=True)
+        assert torch.equal(product(case.x, case.rescale, case.added), case.expected()), str(case)
+
+
+@NEEDS_VNNI
+def test_sums_are_written_over_what_is_added_if_they_may_be():
+    torch.manual_seed(7)
+    weight = torch.randint(-127, 128, (32, 16, 1, 1), dtype=torch.int8)
+    x, other = (random_numbers([2, channels, 5, 5]) for channels in (16, 32))
+    for by_rows in (False, True):
+        product = OnednnProduct(weight, x.shape, Geometry(), 0, by_rows=by_rows)
+        rescale, mine = Rescale(torch.full((32,), 1e-3), torch.zeros(32)), other.clone()
+        expected = product(x, rescale, Added(mine, 0.5))
+        assert torch.equal(mine, other)
+        made = product(x, rescale, Added(mine, 0.5, overwrites=True))
+        assert torch.equal(made, expected)
+        assert made.data_ptr() == mine.data_ptr(), "the sum is a copy"
 
 
 @NEEDS_VNNI
