@@ -226,6 +226,7 @@ class _Trial:
 
         def step(images: Tensor) -> Tensor:
             module.buffers.begin_step()
+            images = images.contiguous(memory_format=torch.channels_last)  # as ranks hold them
             output = module.forward({INPUT: images})[graph.output]
             module.buffers.end_step()
             return output
@@ -273,16 +274,15 @@ class _Trial:
 
     def _computed(self, call: Callable[[Tensor], Tensor], backward: bool = True) -> Tensors:
         buffers = {n: t.clone() for n, t in self.tensors.items() if not isinstance(t, nn.Parameter)}
-        images = self.images.contiguous(memory_format=torch.channels_last)
         same = SameRandomNumbers()  # type: ignore[no-untyped-call]
-        draws = Draws(0, 0, 0, len(images))  # what the random operators of a graph draw
+        draws = Draws(0, 0, 0, len(self.images))  # what the random operators of a graph draw
         with (
             same,
             draws,
             without_checkpoints(),
             torch.enable_grad(),
         ):  # also in inference: a network may register hooks
-            output = call(images.clone())
+            output = call(self.images.clone())
             if self.training and backward and output.requires_grad:
                 torch.autograd.backward([output], [self.factor])
         found = {"output": output.detach()}

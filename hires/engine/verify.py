@@ -224,7 +224,8 @@ def reference_step(
         for index, batch in enumerate(microbatches):
             images, target = map(device.place, batch)
             order = rerun.order(len(images)).to(images.device)
-            images, target = rerun.moved(images)[order], target[order]
+            # Not channels-last: torch's own norms fail there (hires.parallel.local_norms).
+            images, target = rerun.moved(images)[order].contiguous(), target[order]
             draws = Draws(config.seed, 0, index * len(images), len(images))
             places = _foreign_tensors_named(device)
             with draws, without_checkpoints(), device.autocast(low), places:

@@ -54,10 +54,8 @@ class SampleNorms(nn.Module):
         self.plain_group = nn.GroupNorm(1, 6, affine=False)
         self.twice = nn.GroupNorm(2, 6)
         self.tracked_twice = nn.InstanceNorm2d(6, track_running_stats=True)
-        # They share no message: no gradient reaches through one (a group norm of torch 2.13 that
-        # needs none for a map that lies channels-last ends its process), the weight of one is a
-        # value.
-        self.still = nn.InstanceNorm2d(6, affine=True)
+        # They share no message: no gradient reaches through one, the weight of one is a value.
+        self.still = nn.GroupNorm(3, 6)
         self.raw = None if maps else nn.Parameter(torch.linspace(-1, 1, 6))
         self.head = nn.Linear(6, classes)
         for parameter in (p for p in self.parameters() if p.dim() == 1 or p.shape[-2:] == (*half,)):
@@ -82,3 +80,25 @@ class SampleNorms(nn.Module):
 def sample_norms(size: tuple[int, int], classes: int = 4) -> nn.Module:
     """Returns the network whose norms of samples can share messages."""
     return SampleNorms(size, classes)
+
+
+class NormFirst(nn.Module):
+    """A group norm of the images, which have no gradient, and an instance norm behind it."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.first = nn.GroupNorm(3, 3)
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
+        self.head = nn.Linear(6, classes)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, H, W) -> logits (n, classes)."""
+        y = F.relu(self.norm(self.conv(self.first(x))))
+        return self.head(y.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def norm_first(classes: int = 4) -> nn.Module:
+    """Returns the network whose first layer is a norm of samples."""
+    return NormFirst(classes)

@@ -28,10 +28,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-# Microbatches of 2 samples: the gradients of torch 2.13 are wrong where an instance norm reads one
-# sample that lies channels-last.
 OF_SAMPLES: dict[str, dict[str, Any]] = {
-    "sp": {"batch": 4, "parallel": {"tiles": [2, 2], "microbatches": 2}},
+    "sp": {"batch": 4, "parallel": {"tiles": [2, 2], "microbatches": 4}},
     "a tile without pixels": {"image": [5, 8], "parallel": {"tiles": [4, 1]}},
     "sp+gems, recomputed": {
         "batch": 8,

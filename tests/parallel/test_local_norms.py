@@ -1,0 +1,86 @@
+"""Have norms of whole maps the gradients that torch's own lack on a CPU?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import hires.parallel  # noqa: F401, it registers the substitutes
+from hires.parallel.convolution import SUBSTITUTES
+from tests.helpers.layouts import verified
+
+ROOT = Path(__file__).resolve().parents[2]
+NORM_FIRST = {"name": "custom", "target": "tests.helpers.norm_nets:norm_first", "classes": 4}
+GROUP_NORM = """
+import torch
+import hires.parallel
+from hires.engine.trace_check import check_trace
+from hires.nets.trace import trace
+from hires.parallel.convolution import SUBSTITUTES
+from tests.helpers.norm_nets import norm_first
+
+x = torch.randn(2, 6, 5, 7).contiguous(memory_format=torch.channels_last)
+weight = torch.ones(6, requires_grad=True)
+SUBSTITUTES["group_norm"](x, 3, weight, None).sum().backward()
+print(weight.grad.shape)
+net = norm_first()
+print("compared", check_trace(net, trace(net, [2, 3, 10, 12], True), True))
+"""
+"""The first layer's, of a map that lies channels-last, and in a comparison of graph and module."""
+
+
+def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
+    parts = x.reshape(len(x), groups, -1)
+    means, variances = parts.mean(2, keepdim=True), parts.var(2, unbiased=False, keepdim=True)
+    y = ((parts - means) * (variances + 1e-5).rsqrt()).view(x.shape)
+    return y * weight[:, None, None] + bias[:, None, None]
+
+
+def test_group_norm_of_images_does_not_end_the_process():
+    command = [sys.executable, "-c", GROUP_NORM]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.endswith("compared \n")
+    assert "Size([6])" in answer.stdout
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "needs"), [("group_norm", True), ("instance_norm", True), ("instance_norm", False)]
+)
+def test_gradients_are_those_of_the_definition(kind, samples, needs):
+    torch.manual_seed(samples)
+    x = torch.randn(samples, 6, 5, 7, dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_(needs)
+    weight, bias = (torch.randn(6, dtype=torch.float64).requires_grad_() for _ in range(2))
+    mean, var = torch.zeros(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    if kind == "group_norm":
+        made = SUBSTITUTES["group_norm"](x, 3, weight, bias)
+    else:
+        args = mean, var, True, 0.3, 1e-5, False
+        made = SUBSTITUTES["instance_norm"](x, weight, bias, *args)
+    expected = defined(x, weight, bias, 3 if kind == "group_norm" else 6)
+    assert torch.allclose(made, expected, rtol=0, atol=1e-12)
+    grad = torch.randn_like(made)  # channels-last, as the next layer's
+    leaves = [weight, bias, *([x] if needs else [])]
+    found, wanted = (torch.autograd.grad(y, leaves, grad) for y in (made, expected))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-11)
+    if kind == "instance_norm":  # moved, by the mean over the samples
+        pixels = x.detach().flatten(2)
+        assert torch.allclose(mean, 0.3 * pixels.mean((0, 2)))
+        assert torch.allclose(var, 0.7 + 0.3 * pixels.var(2).mean(0))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("parallel", [{"microbatches": 4}, {"stages": 2}, {"tiles": [2, 1]}])
+def test_network_that_begins_with_a_norm_trains_in_microbatches_of_one(parallel, tmp_path: Path):
+    keys = {"image": [10, 12], "batch": 4, "model": NORM_FIRST}
+    answer = verified(tmp_path, **keys, parallel={"microbatches": 4, **parallel})
+    assert answer["ok"], answer["worst"]
+    assert answer["max_rel_err"] < 1e-10
