@@ -12,10 +12,12 @@ import functools
 import gc
 import itertools
 import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +25,11 @@ import torch
 from hires.bench.bench_output import BenchTable
 from hires.bench.gpu_runs import FAILED, GRACE_S, NOT_RUN, OK
 from hires.bench.gpu_steps import CONTESTANTS, MakeStep
+from hires.bench.gpu_tensorrt import write_observed_scales
 from hires.bench.ranks import stream_ranks
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import LateError
+from hires.core.precisions import INT8
 from hires.core.published import TABLE_2_1
 from hires.core.ranks import compilers
 from hires.engine.device import RankDevice, open_device
@@ -41,7 +45,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "MPI4DL ResNet": {"name": "mpi4dl_resnet", "n": 12, "classes": 10},
     "AmoebaNet-D": {"name": "amoebanet", "layers": 18, "filters": 208, "classes": 1000},
 }
-PRECISIONS = ("fp32", "bf16", "tf32", "fp16")
+PRECISIONS = ("fp32", "bf16", INT8, "tf32", "fp16")
 PIXELS = {"infer": 64 * 256 * 256, "train": 16 * 256 * 256}
 """Of a batch, by task: in inference 64 images of 256x256, as in Table 2.1."""
 STEPS, WARMUP = 5, 2
@@ -51,6 +55,8 @@ COMPILED, COMPILED_FIRST = ("compiled", "hires compiled"), ("fp32", "bf16")
 COMPILE_S = 60.0
 """Guess of a first row that compiles."""
 LATE = "not run: time"
+SMALL = 64
+"""Pixels of a side of the images on which scales of 8 bits are found."""
 SIDE = 4096
 """Of the product whose speed is the roof."""
 
@@ -84,7 +90,7 @@ def rows_in_order(speed: Speed) -> list[SpeedRow]:
     else is compiled.
     """
     on_gpu = speed.device == "cuda"
-    names = PRECISIONS if on_gpu else PRECISIONS[:2]
+    names = PRECISIONS if on_gpu else PRECISIONS[:3]
     contestants = [name for name in CONTESTANTS if on_gpu or name not in COMPILED]
     rows = itertools.product(speed.images, speed.tasks, names, NETWORKS, contestants)
 
@@ -94,7 +100,12 @@ def rows_in_order(speed: Speed) -> list[SpeedRow]:
             return 0 if not compiled else 1 if one.precision in COMPILED_FIRST else 3
         return 3 if compiled else 2
 
-    return sorted(itertools.starmap(SpeedRow, rows), key=priority)
+    return sorted(filter(_exists, itertools.starmap(SpeedRow, rows)), key=priority)
+
+
+def _exists(one: SpeedRow) -> bool:
+    # Plain torch has no 8 bits on GPUs, and hires computes them in its own kernels.
+    return one.precision != INT8 or (one.task, one.contestant) == ("infer", "hires")
 
 
 def speeds(speed: Speed) -> Iterator[Row]:
@@ -131,6 +142,11 @@ def speed_table(rows: list[Row]) -> BenchTable:
 
 
 def _rows(rank: int, speed: Speed, wanted: list[SpeedRow]) -> Iterator[list[Row]]:
+    with tempfile.TemporaryDirectory(prefix="hires-scales-") as scales:
+        yield from _rows_with(speed, wanted, Path(scales))
+
+
+def _rows_with(speed: Speed, wanted: list[SpeedRow], scales: Path) -> Iterator[list[Row]]:
     device, rows = open_device(speed.device, 0), []
     # A row takes as long as that of another size: all sizes have as many pixels in a batch.
     longest_s: dict[tuple[str, ...], float] = {}
@@ -141,7 +157,7 @@ def _rows(rank: int, speed: Speed, wanted: list[SpeedRow]) -> Iterator[list[Row]
         if began_s + guess_s > speed.deadline_s:
             rows.append(_left_out(one, LATE))
         else:
-            rows.append(_row(device, speed.device, one))
+            rows.append(_row(device, speed.device, one, scales))
             longest_s[kind] = max(longest_s.get(kind, 0.0), time.monotonic() - began_s)
         yield rows
     yield rows
@@ -157,7 +173,7 @@ def _longest_alike(longest_s: dict[tuple[str, ...], float], one: SpeedRow) -> fl
     return max(alike, default=COMPILE_S if one.contestant in COMPILED else 0.0)
 
 
-def _row(device: RankDevice, kind: str, one: SpeedRow) -> Row:
+def _row(device: RankDevice, kind: str, one: SpeedRow, scales: Path) -> Row:
     config = config_of(kind, one)
     compiles = one.contestant in COMPILED
     if compiles and (lacks := compilers.missing(kind)) is not None:
@@ -167,6 +183,8 @@ def _row(device: RankDevice, kind: str, one: SpeedRow) -> Row:
     torch.backends.cudnn.deterministic = one.contestant in OURS
     device.reset_peak()
     try:
+        if one.precision == INT8:
+            config = _with_scales(config, one, scales)
         plan = make_plan(config, trace_config(config))
         with compiler_as_before() if compiles else contextlib.nullcontext():
             step_s, split = _timed(CONTESTANTS[one.contestant], config, plan, device)
@@ -258,6 +276,15 @@ def config_of(kind: str, one: SpeedRow) -> RunConfig:
     )
 
 
+def _with_scales(config: RunConfig, one: SpeedRow, folder: Path) -> RunConfig:
+    # Of small images: the speed does not depend on the scales.
+    path = folder / f"{one.network}.json"
+    if not path.exists():
+        small = config_of("cpu", one._replace(image=SMALL, precision="fp32"))
+        write_observed_scales(small, path)
+    return replace(config, quant=replace(config.quant, scales=str(path)))
+
+
 def _median_s(device: RankDevice, step: Callable[[], object]) -> float:
     taken = []
     for index in range(WARMUP + STEPS):
@@ -273,10 +300,11 @@ def _median_s(device: RankDevice, step: Callable[[], object]) -> float:
 @functools.cache
 def _roof(device: RankDevice, precision: str) -> Device:
     """Returns the speed of a large product in a precision, and that of a copy."""
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    side = SIDE if device.memory() else SIDE // 8
-    a = device.place(torch.randn(side, side, dtype=low))
-    product_s = _median_s(device, lambda: a @ a)
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16, INT8: torch.int8}
+    low, side = types.get(precision, torch.float32), SIDE if device.memory() else SIDE // 8
+    a = device.place(torch.randn(side, side).to(low))
+    product = torch._int_mm if precision == INT8 else torch.matmul
+    product_s = _median_s(device, lambda: product(a, a))
     copied = device.place(torch.empty(2 * side, 2 * side))
     target = torch.empty_like(copied)
     copy_s = _median_s(device, lambda: target.copy_(copied))

@@ -77,6 +77,14 @@ def engines_of_layout(runs: Runs, layout: str, precision: str) -> tuple[bool, st
 def observed_scales(runs: Runs, *changes: dict[str, Any]) -> Path:
     """Writes the scales of the checks' network, from the ranges of its values for one batch."""
     config = runs.config("ranges", INFERENCE, _in("fp32"), {"device": "cpu"}, *changes)
+    return write_observed_scales(config, runs.folder / file_names.SCALES)
+
+
+def write_observed_scales(config: RunConfig, path: Path) -> Path:
+    """Writes the scales of a config's network, from the ranges of its values for its first batch.
+
+    The config is of fp32, on the CPU; its images may be smaller than those that are computed then.
+    """
     ranges: dict[str, tuple[float, float]] = {}
 
     def see(name: str, value: Any) -> None:
@@ -85,7 +93,6 @@ def observed_scales(runs: Runs, *changes: dict[str, Any]) -> Path:
 
     plan, _ = _outputs(config, see)
     values = {name: affine_of(*ends) for name, ends in ranges.items()}
-    path = runs.folder / file_names.SCALES
     facts = params_digest(plan.graph), "min_max", config.batch
     write_scales(path, Scales(*facts, values, ranges))
     return path

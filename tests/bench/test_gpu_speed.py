@@ -6,6 +6,7 @@ import gc
 import math
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from hires.bench.gpu_steps import TimedStep
 from hires.bench.ranks import run_ranks
 from hires.comm import rehearsal
 from hires.core.errors import LateError
+from hires.core.precisions import INT8
 from hires.core.ranks import compilers
 from hires.engine.build import RankEngine
 from hires.engine.device import RankDevice
@@ -45,8 +47,11 @@ def tiny(monkeypatch):
         yield
 
 
-def row(contestant: str, task: str, precision: str = "fp32") -> dict[str, str]:
-    return gpu_speed._row(RankDevice(), "cpu", SpeedRow(32, task, precision, "tiny", contestant))
+def row(
+    contestant: str, task: str, precision: str = "fp32", scales: Path = Path()
+) -> dict[str, str]:
+    one = SpeedRow(32, task, precision, "tiny", contestant)
+    return gpu_speed._row(RankDevice(), "cpu", one, scales)
 
 
 @pytest.mark.parametrize(("task", "precision"), [("infer", "fp32"), ("train", "bf16")])
@@ -61,6 +66,27 @@ def test_rows_of_both_tasks_are_timed_beside_plain_torch(tiny, task, precision):
     passes = ["data", "forward", "backward"] if task == "train" else ["data", "forward"]
     assert kinds[: len(passes)] == passes
     assert ("optimiser" in kinds) == (task == "train")
+
+
+def test_row_of_8_bits_runs_quantised_kernels(tiny, tmp_path, monkeypatch):
+    configs, make = [], CONTESTANTS["hires"]
+    monkeypatch.setitem(
+        CONTESTANTS, "hires", lambda config, *rest: configs.append(config) or make(config, *rest)
+    )
+    made = row("hires", "infer", INT8, tmp_path)
+    assert made["state"] == "ok"
+    assert float(made["images/s"]) > 0
+    assert made["share"].endswith("%")
+    kinds = {node.kind for node in make_plan(configs[0], trace_config(configs[0])).graph.nodes}
+    assert "q_conv2d" in kinds
+    assert not kinds & {"conv2d", "fused_conv2d"}
+
+
+def test_8_bits_are_rows_of_inference_in_hires_alone():
+    rows = rows_in_order(Speed("cuda", (256,), TASKS, 0.0))
+    quantised = [one for one in rows if one.precision == INT8]
+    assert {(one.task, one.contestant) for one in quantised} == {("infer", "hires")}
+    assert {one.network for one in quantised} == {*NETWORKS}
 
 
 def test_hires_computes_on_the_device_that_is_timed(tiny, monkeypatch):
@@ -143,6 +169,7 @@ def test_row_that_does_not_fit_into_the_memory_says_so(tiny, monkeypatch):
 
 def test_table_of_the_thesis_comes_first_and_compilation_last():
     rows = rows_in_order(Speed("cuda", (256, 1024), TASKS, 0.0))
+    rows = [one for one in rows if one.precision != INT8]  # hires alone has them
     assert len(rows) == len({*rows}) == 2 * 2 * 4 * len(NETWORKS) * len(CONTESTANTS)
     first = rows[: 2 * 4 * len(NETWORKS) * 2]
     assert {one.image for one in first} == {256}
@@ -158,7 +185,7 @@ def test_rows_for_which_no_time_is_left_are_listed(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
 
-    def timed(device: object, kind: str, one: SpeedRow) -> dict[str, str]:
+    def timed(device: object, kind: str, one: SpeedRow, scales: Path) -> dict[str, str]:
         now_s[0] += 30.0
         return gpu_speed._left_out(one, "ok")
 
@@ -168,11 +195,11 @@ def test_rows_for_which_no_time_is_left_are_listed(monkeypatch):
     states = [one["state"] for one in rows]
     # The fourth row would begin before the end; one of another network was too long for that.
     assert states.index(LATE) == 3
-    assert len(states) == 2 * 2 * len(NETWORKS) * 2
+    assert len(states) == 2 * len(NETWORKS) * (2 * 2 + 1)
     assert {*states[3:]} == {LATE}
     table = speed_table(rows)
     assert len(table.rows) == 3
-    assert "time was over: 9 of infer at 256 pixels, 12 of infer at 512 pixels." in table.fact
+    assert "time was over: 12 of infer at 256 pixels, 15 of infer at 512 pixels." in table.fact
 
 
 def test_row_that_is_under_way_at_the_end_is_not_run(monkeypatch):
