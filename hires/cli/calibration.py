@@ -37,6 +37,7 @@ from hires.plan.passes.int8_scales import kept_by_name
 from hires.plan.plan import Finding
 from hires.quant.affine import affine_of
 from hires.quant.scales import (
+    AUTO,
     Scales,
     calibration_key,
     read_scales,
@@ -75,7 +76,26 @@ def with_scales(
         found = calibrate(own, planner, argv)
     else:
         print(f"scales of an earlier calibration: {found}", file=sys.stderr)
+    for line in auto_lines(config, read_scales(found)):
+        print(line, file=sys.stderr)
     return dataclasses.replace(config, quant=dataclasses.replace(config.quant, scales=str(found)))
+
+
+def auto_lines(config: RunConfig, scales: Scales) -> list[str]:
+    """Returns what ``quant.auto`` asked for and what the int8 network has of it, if it is set."""
+    key = f"quant.auto={config.quant.auto}"
+    if config.quant.auto is None:
+        return []
+    if not scales.auto:
+        why = "the log of the calibration's rank 0 says why"
+        return [f"warning: {key}: the int8 network itself could not be measured; {why}"]
+    asked, signal, images = (scales.auto[name] for name in AUTO)
+    count = f"{images:.0f} image" + ("s" if images > 1 else "")
+    text = f"the int8 network itself has {signal:.1f} dB of signal over noise on the first {count}"
+    if signal >= asked:
+        return [f"{key}: {text}, {asked:.1f} were asked"]
+    rest = "every layer that multiplies by weights stays in float, so other operators make the rest"
+    return [f"warning: {key} was not reached: {text}, {asked - signal:.1f} dB less; {rest}"]
 
 
 def with_assumed_scales(
@@ -169,7 +189,7 @@ def found_scales(config: RunConfig, planner: Planner) -> Path | None:
     for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
         with contextlib.suppress(HiresError):
             held = read_scales(path)
-            whole = wanted <= held.values.keys()
+            whole = wanted <= held.values.keys() and (config.quant.auto is None or held.auto)
             if whole and held.source == key and held.network == params_digest(graph):
                 return path
     return None

@@ -113,8 +113,8 @@ def write_calibration(
     scales = calibrator.scales(calibration_key(config, digests))
     noise = calibrator.noise(source, dict(scales.values))
     if config.quant.auto is not None:
-        kept = kept_layers(config, calibrator.engine, source, scales)
-        scales = dataclasses.replace(scales, kept=kept)
+        kept, auto = kept_layers(config, calibrator.engine, source, scales)
+        scales = dataclasses.replace(scales, kept=kept, auto=auto)
     if comm.get_rank() == 0:
         path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
         write_scales(path, dataclasses.replace(scales, noise=noise), OPTION)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import RankEngine
 from hires.engine.loader import Data, slot_loader
@@ -62,6 +64,20 @@ def decibels(signal: float, noise: float) -> float:
         return 200.0
     # Of logarithms: the quotient of two powers may be too large, or too small, for a number.
     return max(-200.0, min(200.0, 10 * (math.log10(signal) - math.log10(noise))))
+
+
+def noise_share(exact: Sequence[Tensor], made: Sequence[Tensor]) -> float:
+    """Returns the noise of tensors as a share of the exact ones' power, the same on all ranks.
+
+    All call it together, each with its own parts. Where a number is not finite it is infinite.
+    """
+    powers = torch.zeros(2, dtype=torch.float64)
+    for one, other in zip(exact, made, strict=True):
+        powers += torch.stack([one.square().sum(), (other - one).square().sum()])
+    comm.all_reduce(powers)
+    signal, noise = powers.tolist()
+    share = float(noise / signal if signal else noise)
+    return share if math.isfinite(share) else math.inf
 
 
 def own_part(context: Context, name: str, value: Tensor) -> tuple[Tensor, int] | None:

@@ -5,7 +5,8 @@
                          "ranges": {value: [low, high]},
                          "kept": {node: reason}, "noise": {value: dB},
                          "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4",
-                         "linear": "static" or "dynamic"}
+                         "linear": "static" or "dynamic",
+                         "auto": {"asked_db", "signal_db", "images"}, of quant.auto only}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -42,6 +43,8 @@ _NUMBERS = (":weight8", ":weight4")
 _MOST_BYTES = 64 * MIB
 MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
+AUTO = ("asked_db", "signal_db", "images")
+"""Names of :attr:`Scales.auto`."""
 _REMEDY = "make it again with `hires quantize`"
 
 
@@ -70,6 +73,9 @@ class Scales:
     """In which type that file holds weights: int8 or int4."""
     linear: str = STATIC
     """For which linear layers it holds tensors: with static or dynamic scales of their input."""
+    auto: Mapping[str, float] = field(default_factory=dict)
+    """What ``quant.auto`` asked for (``asked_db``) and what the int8 network has of it, as measured
+    on its first ``images``: the signal of its output over the noise (``signal_db``); or nothing."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -87,6 +93,7 @@ class Scales:
             "weight_type": self.weight_type,
             "linear": self.linear,
         }
+        facts |= {"auto": dict(self.auto)} if self.auto else {}  # files of an older hires lack it
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
@@ -265,7 +272,9 @@ def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
     """
     values = identity(plain(config))
     kept = {key: values.get(key) for key in ("model", "data", "image", "seed", "precision")}
-    quant = {key: one for key, one in (values.get("quant") or {}).items() if key != "keep"}
+    # Ranges are the same whatever is kept by name, and what quant.auto chooses is not.
+    every = (values.get("quant") or {}).items()
+    quant = {key: one for key, one in every if key != "keep" or config.quant.auto is not None}
     kept |= {"quant": quant, "fuse": config.engine.fuse}
     of = {name: digests.get(name) for name in ("network", "data", "weights")}
     return hashlib.sha256(json.dumps([kept, of], sort_keys=True).encode()).hexdigest()[:16]
@@ -299,7 +308,8 @@ def _checked(held: Any) -> Scales:
     linear = held.get("linear", STATIC)
     if linear not in LINEAR:
         raise ValueError(f"linear layers of {str(linear)[:20]!r} scales, not {' or '.join(LINEAR)}")
-    rest = kept, noise, weights, source, of, linear
+    auto = {name: _finite(held["auto"][name]) for name in AUTO} if "auto" in held else {}
+    rest = kept, noise, weights, source, of, linear, auto
     return Scales(network, observer, images, values, ranges, *rest)
 
 

@@ -57,6 +57,8 @@ DAMAGE = {
     "a list for a type": {"weight_type": ["int4"]},
     "scales of linear layers that are none": {"linear": "sometimes"},
     "a list for those of linear layers": {"linear": ["dynamic"]},
+    "a signal that is none": {"auto": {"asked_db": 30, "signal_db": "31", "images": 4}},
+    "half a signal": {"auto": {"asked_db": 30}},
 }
 
 
@@ -68,6 +70,15 @@ def test_wrong_numbers_are_refused(tmp_path, damage):
         read_scales(tmp_path / "a.json")
     assert "\x1b" not in str(refused.value)
     assert len(str(refused.value)) < 600
+
+
+def test_what_the_network_has_is_kept_and_changes_no_older_mark(tmp_path):
+    auto = {"asked_db": 30.0, "signal_db": 31.5, "images": 4.0}
+    new = dataclasses.replace(GOOD, auto=auto)
+    write_scales(tmp_path / "a.json", new)
+    assert read_scales(tmp_path / "a.json") == new
+    assert "auto" not in GOOD.text()
+    assert new.mark != GOOD.mark
 
 
 def test_every_truncated_file_is_refused(tmp_path):

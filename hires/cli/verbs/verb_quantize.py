@@ -11,7 +11,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from hires.cli.calibration import calibrate, calibration_of, found_scales, quantised_config
+from hires.cli.calibration import (
+    auto_lines,
+    calibrate,
+    calibration_of,
+    found_scales,
+    quantised_config,
+)
 from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible, with_classes
@@ -86,6 +92,8 @@ def main(args: Namespace) -> int:
         print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))
     else:
         _print(out, scales, facts)
+    for line in auto_lines(config, scales):
+        print(line, file=sys.stderr if args.json or line.startswith("warning") else sys.stdout)
     return 0
 
 
@@ -143,6 +151,7 @@ def _write(
         "kept": dict(plan.graph.kept),
         "kept_modules": {name: plan.graph.described(name) for name in plan.graph.kept},
         "noise_db": dict(scales.noise),
+        "auto": dict(scales.auto),
         **written,
     }
     return scales, facts

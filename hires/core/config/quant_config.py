@@ -67,7 +67,8 @@ class QuantConfig(Section, key="quant"):
     """Layers that stay in float, by name or pattern, as ``[conv1,layer4.*]``."""
     auto: Any = field(default=None, metadata={"check": _check_auto})
     """Bound of the output's error, as ``30dB`` or ``0.001``: the layers whose quantisation costs
-    most stay in float until it is met; unset: all are quantised that can be."""
+    most stay in float until the int8 network meets it on the first batch; unset: all are quantised
+    that can be."""
 
     def _check_more(self, check: Checks) -> None:
         for name in self.keep:

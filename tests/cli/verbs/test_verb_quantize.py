@@ -8,48 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from hires.core.errors import ConfigError
-from hires.core.store import frozen, records
 from hires.core.store.network_weights import find_weights
-from hires.core.store.run_index import write_exit
 from hires.launcher.local.local_launcher import Outcome
-from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.plan import Plan
 from hires.quant.affine import affine_of
-from hires.quant.scales import Scales, calibration_key, read_scales, write_scales
+from hires.quant.scales import read_scales
 from tests.cli.conftest import SMALL
+from tests.cli.verbs.conftest import INT8, NET
 
 pytestmark = pytest.mark.usefixtures("traced")
-
-NET = ("quantize", *SMALL, "quant.images=10")
-
-
-@pytest.fixture
-def ranks(monkeypatch, traced):
-    """Stands for the ranks: writes the scales that ranks would, and keeps the frozen configs."""
-    seen = []
-
-    def launch(path, attempt, *, args, on_line):
-        assert args == ()
-        config = yaml.safe_load((path / "config.yaml").read_text())
-        seen.append(config)
-        key = calibration_key(records.read_config(path), frozen.read(path).inputs.digests)
-        graph = Plan.from_dict(records.read_plan(path)).graph
-        ranges = dict.fromkeys(observed_values(graph), (-2.0, 2.0))
-        values = {name: affine_of(*ends) for name, ends in ranges.items()}
-        noise = {name: 60.0 - k for k, name in enumerate(values)}
-        facts = params_digest(graph), config["quant"]["observer"], config["quant"]["images"]
-        scales = Scales(*facts, values, ranges, noise=noise, source=key)
-        write_scales(path / f"a{attempt}" / "scales.json", scales)
-        write_exit(path, attempt, None, {"state": "done", "cause": None, "exit_codes": {0: 0}})
-        return Outcome("done", None, {0: 0}, [])
-
-    monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
-    return seen
 
 
 def test_scales_are_written_and_the_worst_values_shown(hires, ranks):
@@ -130,16 +100,6 @@ def test_a_calibration_that_fails_leaves_no_file(hires, monkeypatch):
     assert answer.code == 1
     assert "conv1 cannot be calibrated" in answer.err
     assert not Path("net.json").exists()
-
-
-INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
-
-
-@pytest.fixture
-def quantised(hires, ranks):
-    answer = hires(*NET, "data=synthetic", "quant.keep=[fc]", "out=n8.safetensors")
-    assert answer.code == 0, answer.err
-    return answer
 
 
 def test_a_layer_kept_by_name_stays_in_float_where_the_file_is_read(hires, quantised):
@@ -408,90 +368,3 @@ def test_another_json_beside_float_weights_is_left_alone(hires, traced):
     Path("mine.json").write_text('{"epochs": 90}')
     answer = hires("plan", *SMALL, "task=infer", "weights=mine.safetensors")
     assert answer.code == 0, answer.err
-
-
-def test_precision_int8_is_what_the_file_is_for(hires, ranks):
-    answer = hires(*NET, "data=synthetic", "precision=int8", "out=a.safetensors")
-    assert answer.code == 0, answer.err
-    assert ranks[0]["precision"]["name"] == "fp32"
-    answer = hires(*NET, "data=synthetic", "precision=int8", "task=train", "out=a.safetensors")
-    assert answer.code == 2
-    assert "task=train learns real numbers" in answer.err
-
-
-def test_a_place_that_cannot_be_written_costs_no_calibration(hires, ranks, monkeypatch):
-    Path("n8.json").write_text("{}")
-    answer = hires(*NET, "data=synthetic", "out=n8.json/x.safetensors")
-    assert answer.code == 2
-    assert "a file is where a folder should be: move it, or choose out=FILE" in answer.err
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
-    answer = hires(*NET, "data=synthetic", "out=closed/x.safetensors")
-    assert answer.code == 2
-    assert "Permission denied; choose a folder that you may write to with out=FILE" in answer.err
-    assert ranks == []
-
-
-def test_weights_whose_scales_cannot_be_written_are_removed(hires, ranks, monkeypatch):
-    def full(path, scales):
-        raise ConfigError("cannot write n8.json: No space left on device")
-
-    monkeypatch.setattr("hires.cli.verbs.verb_quantize.write_scales", full)
-    answer = hires(*NET, "data=synthetic", "out=n8.safetensors")
-    assert answer.code == 2
-    assert "No space left" in answer.err
-    assert not list(Path().glob("n8*"))
-
-
-@pytest.mark.usefixtures("quantised")
-def test_a_quantised_file_is_not_quantised_again(hires, ranks):
-    words = "weights=n8.safetensors", "quant.keep=[conv1]", "out=b.safetensors"
-    answer = hires(*NET, "data=synthetic", *words)
-    assert answer.code == 2
-    assert "n8.safetensors holds a network of 8 bits already" in answer.err
-    assert "`hires quantize weights=FLOAT quant.keep=[conv1] out=...`" in answer.err
-    assert len(ranks) == 1
-
-
-@pytest.mark.usefixtures("quantised")
-@pytest.mark.parametrize("name", ["conv1", "maxpool"])
-def test_layers_that_a_file_holds_in_8_bits_are_not_kept_in_float(hires, name):
-    """Also one without tensors: its neighbour then has another scale, under the same name."""
-    answer = hires(*INT8, f"quant.keep=[fc,{name}]")
-    assert answer.code == 2
-    assert f"quant.keep={name}: weights=" in answer.err
-    assert f"was quantised with {name} in 8 bits; quantise the float weights" in answer.err
-    assert f"`hires quantize quant.keep=[fc,{name}]`, or leave quant.keep out" in answer.err
-    assert hires(*INT8, "quant.keep=[fc]").code == 0
-
-
-@pytest.mark.usefixtures("quantised")
-@pytest.mark.parametrize("verb", ["plan", "run"])
-def test_layers_are_not_chosen_where_scales_are_given(hires, ranks, verb):
-    answer = hires(verb, *INT8[1:], "data=synthetic", "quant.auto=30dB")
-    assert answer.code == 2
-    assert "quant.auto=30dB chooses layers while it calibrates" in answer.err
-    assert "n8.json has scales already; leave quant.auto out" in answer.err
-    assert len(ranks) == 1
-
-
-@pytest.mark.usefixtures("quantised")
-def test_keys_of_a_calibration_that_do_nothing_are_named(hires):
-    answer = hires(*INT8, "quant.observer=min_max", "quant.data.split=train", "quant.keep=[fc]")
-    assert answer.code == 0, answer.err
-    assert "note: quant.data.split, quant.observer do nothing: weights=" in answer.out
-
-
-def test_scales_that_lack_a_value_serve_only_who_keeps_it(hires, ranks, traced):
-    """A calibration leaves out the values of kept layers that are not finite."""
-    words = *NET, "data=synthetic", "quant.keep=[fc]"
-    assert hires(*words, "out=a.json").code == 0
-    [place] = Path("results").glob("calibrations/*/a0/scales.json")
-    held = json.loads(place.read_text())
-    for name in ("values", "ranges", "noise"):
-        del held[name]["fc"]
-    place.write_text(json.dumps(held))
-    assert hires(*words, "out=b.json").code == 0
-    assert len(ranks) == 1
-    assert hires(*NET, "data=synthetic", "out=c.json").code == 0
-    assert len(ranks) == 2
-    assert "fc" in read_scales("c.json").values

@@ -1,0 +1,146 @@
+"""Which keys go with ``hires quantize``, and with scales that are there already?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hires.cli.calibration import auto_lines
+from hires.cli.compose.compose_config import compose
+from hires.core.errors import ConfigError
+from hires.quant.scales import read_scales
+from tests.cli.conftest import SMALL
+from tests.cli.verbs.conftest import INT8, NET
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+def test_precision_int8_is_what_the_file_is_for(hires, ranks):
+    answer = hires(*NET, "data=synthetic", "precision=int8", "out=a.safetensors")
+    assert answer.code == 0, answer.err
+    assert ranks[0]["precision"]["name"] == "fp32"
+    answer = hires(*NET, "data=synthetic", "precision=int8", "task=train", "out=a.safetensors")
+    assert answer.code == 2
+    assert "task=train learns real numbers" in answer.err
+
+
+def test_a_place_that_cannot_be_written_costs_no_calibration(hires, ranks, monkeypatch):
+    Path("n8.json").write_text("{}")
+    answer = hires(*NET, "data=synthetic", "out=n8.json/x.safetensors")
+    assert answer.code == 2
+    assert "a file is where a folder should be: move it, or choose out=FILE" in answer.err
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    answer = hires(*NET, "data=synthetic", "out=closed/x.safetensors")
+    assert answer.code == 2
+    assert "Permission denied; choose a folder that you may write to with out=FILE" in answer.err
+    assert ranks == []
+
+
+def test_weights_whose_scales_cannot_be_written_are_removed(hires, ranks, monkeypatch):
+    def full(path, scales):
+        raise ConfigError("cannot write n8.json: No space left on device")
+
+    monkeypatch.setattr("hires.cli.verbs.verb_quantize.write_scales", full)
+    answer = hires(*NET, "data=synthetic", "out=n8.safetensors")
+    assert answer.code == 2
+    assert "No space left" in answer.err
+    assert not list(Path().glob("n8*"))
+
+
+@pytest.mark.usefixtures("quantised")
+def test_a_quantised_file_is_not_quantised_again(hires, ranks):
+    words = "weights=n8.safetensors", "quant.keep=[conv1]", "out=b.safetensors"
+    answer = hires(*NET, "data=synthetic", *words)
+    assert answer.code == 2
+    assert "n8.safetensors holds a network of 8 bits already" in answer.err
+    assert "`hires quantize weights=FLOAT quant.keep=[conv1] out=...`" in answer.err
+    assert len(ranks) == 1
+
+
+@pytest.mark.usefixtures("quantised")
+@pytest.mark.parametrize("name", ["conv1", "maxpool"])
+def test_layers_that_a_file_holds_in_8_bits_are_not_kept_in_float(hires, name):
+    """Also one without tensors: its neighbour then has another scale, under the same name."""
+    answer = hires(*INT8, f"quant.keep=[fc,{name}]")
+    assert answer.code == 2
+    assert f"quant.keep={name}: weights=" in answer.err
+    assert f"was quantised with {name} in 8 bits; quantise the float weights" in answer.err
+    assert f"`hires quantize quant.keep=[fc,{name}]`, or leave quant.keep out" in answer.err
+    assert hires(*INT8, "quant.keep=[fc]").code == 0
+
+
+@pytest.mark.usefixtures("quantised")
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_layers_are_not_chosen_where_scales_are_given(hires, ranks, verb):
+    answer = hires(verb, *INT8[1:], "data=synthetic", "quant.auto=30dB")
+    assert answer.code == 2
+    assert "quant.auto=30dB chooses layers while it calibrates" in answer.err
+    assert "n8.json has scales already; leave quant.auto out" in answer.err
+    assert len(ranks) == 1
+
+
+@pytest.mark.usefixtures("quantised")
+def test_keys_of_a_calibration_that_do_nothing_are_named(hires):
+    answer = hires(*INT8, "quant.observer=min_max", "quant.data.split=train", "quant.keep=[fc]")
+    assert answer.code == 0, answer.err
+    assert "note: quant.data.split, quant.observer do nothing: weights=" in answer.out
+
+
+def test_scales_that_lack_a_value_serve_only_who_keeps_it(hires, ranks, traced):
+    """A calibration leaves out the values of kept layers that are not finite."""
+    words = *NET, "data=synthetic", "quant.keep=[fc]"
+    assert hires(*words, "out=a.json").code == 0
+    [place] = Path("results").glob("calibrations/*/a0/scales.json")
+    held = json.loads(place.read_text())
+    for name in ("values", "ranges", "noise"):
+        del held[name]["fc"]
+    place.write_text(json.dumps(held))
+    assert hires(*words, "out=b.json").code == 0
+    assert len(ranks) == 1
+    assert hires(*NET, "data=synthetic", "out=c.json").code == 0
+    assert len(ranks) == 2
+    assert "fc" in read_scales("c.json").values
+
+
+AUTO = "data=synthetic", "quant.auto=30dB"
+
+
+def test_the_signal_of_the_int8_network_is_shown_and_kept(hires, ranks):
+    answer = hires(*NET, *AUTO, "out=a.safetensors")
+    assert answer.code == 0, answer.err
+    text = "the int8 network itself has 31.5 dB of signal over noise on the first 4 images"
+    assert f"quant.auto=30dB: {text}, 30.0 were asked" in answer.out
+    assert read_scales("a.json").auto["signal_db"] == 31.5
+    facts = json.loads(hires(*NET, *AUTO, "out=a.safetensors", "--json").out)
+    assert facts["auto"] == {"asked_db": 30, "signal_db": 31.5, "images": 4}
+    assert len(ranks) == 1
+    hires(*NET, *AUTO, "quant.keep=[fc]", "out=a.safetensors")
+    assert len(ranks) == 2  # what is kept by name decides what else has to be
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_signal_below_what_was_asked_is_a_warning(hires, ranks):
+    ranks.signal_db = 26.25
+    answer = hires(*NET, *AUTO, "out=a.safetensors")
+    assert answer.code == 0, answer.err
+    assert (
+        "warning: quant.auto=30dB was not reached: the int8 network itself has 26.2" in answer.err
+    )
+    assert "3.8 dB less; every layer that multiplies by weights stays in float" in answer.err
+
+
+def test_choices_that_were_not_measured_are_no_earlier_calibration(hires, ranks):
+    assert hires(*NET, *AUTO, "out=a.json").code == 0
+    [place] = Path("results").glob("calibrations/*/a0/scales.json")
+    held = json.loads(place.read_text())
+    del held["auto"]
+    place.write_text(json.dumps(held))
+    assert hires(*NET, *AUTO, "out=a.json").code == 0
+    assert len(ranks) == 2
+    lines = auto_lines(compose([*SMALL, *AUTO]), read_scales(place))
+    assert lines == [
+        "warning: quant.auto=30dB: the int8 network itself could not be measured; the log of the "
+        "calibration's rank 0 says why"
+    ]

@@ -1,0 +1,127 @@
+"""Does the int8 network itself keep the bound of ``quant.auto``, in any layout, as it says?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from hires.core.config.precision_config import PrecisionConfig
+from hires.core.store import file_names, rundir
+from hires.data.source import open_data, step_indices
+from hires.engine.build import whole_model
+from hires.engine.kept_layers import enough_kept
+from hires.engine.verify_int8 import quantised_step
+from hires.plan.operators.operator_facts import facts_of
+from hires.quant.scales import read_scales
+from tests.helpers.jobs import run_folders
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.ranks import run_ranks
+
+KEYS = {
+    "task": {"name": "calibrate"},
+    "batch": 4,
+    "steps": 1,
+    "measure": {"warmup": 0},
+    "data": {"length": 16, "classes": 4},
+    "precision": {"name": "fp32"},
+}
+MIXER = {
+    "model": {
+        "name": "custom",
+        "target": "tests.helpers.linear_nets:mixer",
+        "args": {"size": [18, 15]},
+    },
+    "image": [18, 15],
+}
+LAYOUTS = {
+    "single": {},
+    "tiles": {"parallel": {"tiles": [2, 1]}},
+    "stages and microbatches": {"parallel": {"stages": 2, "microbatches": 2}},
+    "gathered": {**MIXER, "parallel": {"tiles": [2, 1]}},
+    "gathered, alone": MIXER,
+}
+
+
+def chosen(folder, auto, layouts, keep=()):
+    """Returns config and scales of calibrations that choose layers, by name."""
+    quant, worlds, found = {"images": 4, "observer": "min_max", "auto": auto}, {}, {}
+    for name, keys in layouts.items():
+        config = config_of(**{**KEYS, **keys}, quant={**quant, "keep": [*keep]})
+        plan = plan_of(config)
+        assert plan.ok, plan.findings
+        config = dataclasses.replace(config, results=str(folder / name))
+        path = rundir.create(config, plan.to_dict(), ["hires", "run"]).path
+        worlds.setdefault(plan.world, []).append(str(path))
+        found[name] = config, path / "a0" / file_names.SCALES
+    for world, paths in worlds.items():
+        run_ranks(run_folders, world, paths)
+    return found
+
+
+@pytest.mark.dist
+def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
+    """Layers that were rounded one by one kept the bound, and the network did not."""
+    found = {}
+    for name, (config, place) in chosen(tmp_path, "40dB", LAYOUTS).items():
+        scales = found[name] = read_scales(place)
+        asked, signal, images = scales.auto.values()
+        assert (asked, images) == (40, 4)
+        assert signal >= 40, name
+        quant = dataclasses.replace(config.quant, scales=str(place), auto=None)
+        task = dataclasses.replace(config.task, name="infer")
+        precision = PrecisionConfig("int8")
+        itself = dataclasses.replace(config, quant=quant, task=task, precision=precision)
+        plan = plan_of(itself)
+        assert any(facts_of(node.kind).quantized for node in plan.graph.nodes)
+        made = quantised_step(itself, plan)
+        model, source = whole_model(config), open_data(config)
+        size = (0, config.height), (0, config.width)
+        order = step_indices(0, 4, 16, config.seed, True)
+        with torch.no_grad():
+            images = [torch.from_numpy(source.window(i, *size)) for i in order]
+            exact = model(torch.stack(images)).double()
+        made = torch.cat([t for n, t in made.items() if n.startswith("output/")]).double()
+        noise = float((made - exact).square().sum() / exact.square().sum())
+        assert signal == pytest.approx(-10 * math.log10(noise), abs=0.01), name
+    few = found["single"].kept
+    assert len(few) > 0
+    assert found["tiles"].kept == found["stages and microbatches"].kept == few
+    assert found["gathered"].kept == found["gathered, alone"].kept
+
+
+@pytest.mark.dist
+def test_layers_of_quant_keep_are_no_choice(tmp_path):
+    [(config, place)] = chosen(tmp_path, "200dB", {"": {}}, keep=["conv1"]).values()
+    graph = plan_of(config).graph
+    layers = {node.name for node in graph.nodes if facts_of(node.kind).multiplies}
+    [first] = [node.name for node in graph.nodes if "conv1" in graph.modules(node)][:1]
+    scales = read_scales(place)
+    assert set(scales.kept) == layers - {first}
+    assert scales.auto["signal_db"] == 200
+
+
+def search(shares, first=2, bound=0.01):
+    """Which counts were measured, and what :func:`enough_kept` returns."""
+    asked = []
+
+    def measure(kept):
+        asked.append(len(kept))
+        return shares[len(kept)]
+
+    reasons = {f"layer{k}": "" for k in range(len(shares) - 1)}
+    return asked, enough_kept(measure, reasons, first, bound)
+
+
+def test_more_are_kept_until_the_network_keeps_the_bound():
+    shares = [0.5, 0.4, 0.3, 0.2, 0.1, 0.009, 0.008, 0.001, 0.0]
+    assert search(shares) == ([2, 5, 4], (5, 0.009))
+    assert search(shares, first=6) == ([6], (6, 0.008))
+    assert search([0.5] * 6, first=2) == ([2, 4, 5], (5, 0.5))  # even all are too few
+    assert search([0.5] * 3, first=2) == ([2], (2, 0.5))
+
+
+def test_a_network_that_cannot_be_measured_ends_the_search():
+    assert search([None] * 6, first=3) == ([3], (3, None))
