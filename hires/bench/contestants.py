@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from hires.bench.bench_output import names_of, option
-from hires.core.config.run_config import ModelConfig, RunConfig, from_dict
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.engine.device import DEVICES
 from hires.nets.trace import trace_config

@@ -25,17 +25,14 @@ import dataclasses
 import json
 import os
 import sys
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from hires.comm import rehearsal
 from hires.comm.backends import attach
@@ -51,7 +48,8 @@ from hires.engine.build import (
     names_of,
     place_tensors,
 )
-from hires.engine.caching_allocator import Block, CachingAllocator
+from hires.engine.caching_allocator import CachingAllocator
+from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
 from hires.engine.own_network import OwnNetwork
@@ -70,25 +68,20 @@ from hires.plan.gpu_memory import (
     nccl_bytes,
     pinned_bytes,
 )
-from hires.plan.graph import Graph, Node, Parameter, Rect
+from hires.plan.graph import Graph, Parameter, Rect
 from hires.plan.hardware import CUDA, MPI
 from hires.plan.memory import MPI_BYTES, RankMemory
 from hires.plan.message_routes import has_memory, joined_backends
-from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
 
-PARTS = ("params", "grads", "optimizer", "activations", "buffers")
-"""What memory is for. Every storage is an activation until it is assigned to another part."""
 PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20, "evaluate": 2 * 2**20}
 PROCESS_BYTES["calibrate"] = 128 * 2**20  # a histogram of each value
 """What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
 and by 1 MiB in inference."""
-SMALL_ELEMENTS = 20480
-"""Largest input of one image that ATen computes without oneDNN (``use_mkldnn``)."""
 
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These have none in torch.
@@ -214,99 +207,6 @@ def traced(config: RunConfig) -> Graph:
     return OwnNetwork().graph(config)
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes that are alive at once while the mode is active, by what they are for.
-
-    The storage of every tensor that an operator returns counts until the last tensor on it is gone.
-    """
-
-    def __init__(self, allocator: CachingAllocator | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.allocator = allocator
-        """The allocator of the GPU on which all this would lie; None: it lies in host memory."""
-        self._blocks: dict[int, Block] = {}
-        self.now = dict.fromkeys(PARTS, 0)  # bytes that are alive, by part
-        self.at_peak = dict(self.now)  # the same when their sum was largest
-        self._peak = 0
-        self._part: dict[int, tuple[str, int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Runs an operator and counts the storages of its results."""
-        results = func(*args, **(kwargs or {}))
-        for item in tree_iter(results):
-            if isinstance(item, Tensor):
-                self._count(item)
-        if self.allocator is not None:
-            scratch = _workspace_bytes(func, args)
-            if scratch:
-                self.allocator.free(self.allocator.allocate(scratch))
-        else:
-            scratch = _scratch_bytes(func, args, results)
-        if scratch:
-            self._update_peak(scratch)
-        return results
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest sum of all parts so far."""
-        return self._peak
-
-    def assign(self, tensors: Iterable[Tensor | None], part: str) -> None:
-        """Moves the storages of tensors to a part; new ones are counted now."""
-        for tensor in tensors:
-            if tensor is not None:
-                self._count(tensor)
-                key = tensor.untyped_storage()._cdata
-                if key in self._part:
-                    before, size = self._part[key]
-                    self._part[key] = part, size
-                    self.now[before] -= size
-                    self.now[part] += size
-
-    def keep_workspaces(self, nodes: Iterable[Node], sizes: Sequence[int]) -> None:
-        """Adds what cuBLAS keeps from its first products on; convolutions are those of cuDNN."""
-        facts = map(facts_of, {node.kind for node in nodes})
-        if self.allocator is not None and any(f.multiplies and not f.window for f in facts):
-            self.now["workspace"] = sum(sizes)
-            for num_bytes in sizes:
-                self.allocator.allocate(num_bytes)
-
-    def forget_peak(self) -> None:
-        """Begins a new search for the largest sum."""
-        self._peak = 0
-        self._update_peak(0)
-
-    def _count(self, tensor: Tensor) -> None:
-        if tensor.device.type == "meta":
-            return
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._part or not size:  # a view, or the result of an operator in place
-            return
-        self._part[key] = "activations", size
-        self.now["activations"] += size
-        if self.allocator is not None:
-            self._blocks[key] = self.allocator.allocate(size)
-        # Also while a message is under way: SilentBackend's handles keep its tensor.
-        weakref.finalize(storage, self._forget, key).atexit = False
-        self._update_peak(0)
-
-    def _forget(self, key: int) -> None:
-        part, size = self._part.pop(key)
-        self.now[part] -= size
-        if self.allocator is not None:
-            self.allocator.free(self._blocks.pop(key))
-
-    def _update_peak(self, scratch: int) -> None:
-        total = sum(self.now.values()) + scratch
-        if total > self._peak:
-            self._peak = total
-            kind = "buffers" if self.allocator is None else "workspace"
-            self.at_peak = {**self.now, kind: self.now.get(kind, 0) + scratch}
-
-
 def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterator[Batch]:
     # Microbatches of the right shape, as many ahead as the loader would have read.
     needs, dtype = needs_of(config, context), image_dtype(config)
@@ -350,37 +250,6 @@ def _blank(tensor: Tensor | None, fact: Parameter | None) -> Tensor:
     blank = torch.empty(tensor.shape, dtype=tensor.dtype)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(blank, requires_grad=tensor.requires_grad) if is_parameter else blank
-
-
-def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
-    # A convolution through oneDNN holds a copy of its weights in oneDNN's own order, forward and
-    # for the gradient of its input, and one of the weights' gradient. These come one after the
-    # other and no operator of torch makes them, so the weights' size is added while it runs.
-    # Without oneDNN every window is written out as a column: not in float64, nor of a small image.
-    if not facts_of(func._opname).copies_weight:
-        return 0
-    backward = func is torch.ops.aten.convolution_backward.default
-    sum_before = func._overloadname == "binary"
-    weight, output = (args[2], args[0]) if backward else (args[1 + sum_before], result)
-    x, kernel = args[1] if backward else args[0], tuple(weight.shape[2:])
-    large = x.shape[0] > 1 or x.numel() > SMALL_ELEMENTS
-    suits = large or weight.dtype != torch.float32 or min(kernel, default=1) > 3
-    if suits and weight.dtype != torch.float64:
-        return int(weight.nbytes)
-    if kernel == (1, 1):
-        return 0
-    pixels = output.numel() // output.shape[1]
-    return int(pixels * weight[0].numel() * weight.element_size())
-
-
-def _workspace_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    # cuDNN chooses its algorithms by rules of its own. Those for channels-last maps hold copies of
-    # the weights in an order of theirs, and of the weights' gradient in single precision.
-    if not facts_of(func._opname).copies_weight:
-        return 0
-    backward = func is torch.ops.aten.convolution_backward.default
-    weight = args[2] if backward else args[1]
-    return int(weight.nbytes + backward * 4 * weight.numel())
 
 
 def main() -> int:

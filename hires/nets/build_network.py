@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.run_config import ModelConfig
+from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.registry import Registry
 

@@ -24,7 +24,7 @@ from unittest import mock
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from hires.core.config.run_config import IMAGES
+from hires.core.config.model_config import IMAGES
 from hires.core.errors import ConfigError
 
 NEWER_CHECKPOINT = "_checkpoint_without_reentrant_generator"

@@ -9,8 +9,9 @@ import pytest
 from hires.bench.plan_bench import BENCHMARK, PlanOptions, judged
 from hires.bench.plan_bench import measure as measure_plans
 from hires.bench.plan_size import measure
+from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.nets.trace import trace_config
 from tests.conftest import REPOSITORY
 

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from hires.cli.sweep import execution
 from hires.cli.tracing import TorchProcess
-from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig
 from hires.launcher.kinds import this_machine
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory

@@ -13,7 +13,8 @@ import pytest
 
 from hires.cli import tracing
 from hires.cli.tracing import TorchProcess
-from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NET = "from torch import nn\nfrom width import WIDTH\n\ndef net():\n"

@@ -9,7 +9,8 @@ import pytest
 
 from hires.cli.planning import Planner
 from hires.cli.tracing import cache_dir
-from hires.core.config.run_config import MemoryConfig, ModelConfig, RunConfig
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.units import MIB

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hires.cli.tracing import TorchProcess
-from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.store.frozen import RunInputs, network_changes
 from hires.core.store.rundir import create, run_path
 from tests.helpers.new_runs import ARGV, PLAN

@@ -16,7 +16,8 @@ from hires.comm.backends import counters
 from hires.comm.message_log import ALL_GATHER, SEND, MessageLog, way
 from hires.core.store import message_entries
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
-from hires.engine.footprint import LiveBytes, _blank, _blank_feed
+from hires.engine.footprint import _blank, _blank_feed
+from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype
 from hires.nets.build_network import build_model
 from hires.plan import traffic

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import api_jobs
+from tests.helpers import api_jobs, disagreements
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import make
@@ -72,7 +72,7 @@ def test_rank_that_begins_with_other_backends_or_another_plan_is_named_on_all(
     backends: list[str], plan: str
 ):
     facts = f"backends {', '.join(backends)}; algorithms none; table none; plan {plan}"
-    for error in run_ranks(api_jobs.different_begins, 3, backends, plan):
+    for error in run_ranks(disagreements.different_begins, 3, backends, plan):
         assert error.startswith(f"rank 1 has begun with {facts}, and rank 0 with backends gloo; ")
 
 
@@ -80,7 +80,7 @@ def test_rank_that_begins_with_other_backends_or_another_plan_is_named_on_all(
 def test_nodes_with_different_plans_end_with_the_rank_that_differs(tmp_path: Path):
     """Each node reads the plan itself, and ranks of two plans would wait for each other."""
     folders = [make(tmp_path, parallel={"tiles": tiles}) for tiles in ([2, 1], [1, 2])]
-    for error in run_ranks(api_jobs.own_folders, 2, [str(folder) for folder in folders]):
+    for error in run_ranks(disagreements.own_folders, 2, [str(folder) for folder in folders]):
         assert error.startswith("rank 1 has begun with backends gloo; ")
         assert "all ranks need the same" in error
 

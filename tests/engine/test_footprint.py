@@ -18,7 +18,8 @@ from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.store.records import read_record
 from hires.core.store.rundir import create
 from hires.engine.caching_allocator import CachingAllocator
-from hires.engine.footprint import LiveBytes, footprint
+from hires.engine.footprint import footprint
+from hires.engine.live_bytes import LiveBytes
 from hires.launcher.local.local_launcher import launch
 from hires.nets.build_network import build_model, materialise
 from hires.plan.gpu_memory import CUBLAS_BYTES

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hires.core.errors import RunError
 from hires.core.store.checkpoints import DamagedError
 from hires.engine import tensorfile
-from hires.engine.footprint import LiveBytes
+from hires.engine.live_bytes import LiveBytes
 from hires.engine.tensorfile import TensorFile, write
 
 TENSORS = {

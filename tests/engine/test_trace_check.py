@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError
 from hires.engine import trace_check
 from hires.engine.build import place_tensors

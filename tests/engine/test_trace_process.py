@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.engine.footprint import reply_to
 from hires.plan.graph import Graph, describe
 from hires.plan.planner import make_plan

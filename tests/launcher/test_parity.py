@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.store import rundir
 from hires.launcher.local import local_launcher
 from tests.helpers.traces import plan_of

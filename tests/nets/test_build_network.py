@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.run_config import ModelConfig
+from hires.core.config.model_config import ModelConfig
 from hires.nets.build_network import NETS, build_model, first_values, materialise
 
 SMALL = ModelConfig(name="preact_resnet", n=1, classes=4)

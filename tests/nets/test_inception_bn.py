@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hires.core.config.run_config import ModelConfig
+from hires.core.config.model_config import ModelConfig
 from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.core.config.run_config import ModelConfig
+from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace

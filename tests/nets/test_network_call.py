@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.run_config import ModelConfig
+from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.store.naming import run_name
 from hires.nets.network_call import chosen, on_images

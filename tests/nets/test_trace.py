@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from hires.core.config.run_config import ModelConfig, RunConfig
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig
 from hires.nets.build_network import build_model
 from hires.nets.constants import constant_tensor
 from hires.nets.trace import trace, trace_config

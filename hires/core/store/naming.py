@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from hires.core.config.launcher_config import HERE
-from hires.core.config.run_config import ModelConfig, RunConfig, to_dict
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError
 
 SCHEMA = 1

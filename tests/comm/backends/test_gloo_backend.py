@@ -17,7 +17,7 @@ from hires.comm.backends.local_sums import COMBINE, reduce_in_order
 from hires.comm.backends.waiting_threads import WaitingThreads
 from hires.core.ranks import ports
 from hires.core.ranks.world import World
-from tests.helpers import api_jobs
+from tests.helpers import disagreements
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.ranks import run_ranks
 from tests.helpers.thread_ranks import run_threads
@@ -82,8 +82,8 @@ def test_tags_and_sizes_of_messages_have_slots_of_their_own():
 @pytest.mark.dist
 def test_sums_of_unequal_sizes_are_named_and_kill_no_rank():
     # gloo ended the process of the rank that gives less.
-    told = run_ranks(api_jobs.unequal_sums, 2)
-    words = "rank 0 calls all_reduce of 20 B float32 (sum) over gloo at api_jobs.py:"
+    told = run_ranks(disagreements.unequal_sums, 2)
+    words = "rank 0 calls all_reduce of 20 B float32 (sum) over gloo at disagreements.py:"
     assert any(
         words in text and "where rank 1 calls all_reduce of 16000 B" in text for text in told
     )
@@ -91,22 +91,22 @@ def test_sums_of_unequal_sizes_are_named_and_kill_no_rank():
 
 @pytest.mark.dist
 def test_message_larger_than_its_receive_names_both_sizes_and_kills_no_rank():
-    for text in run_ranks(api_jobs.unequal_sides, 2, {"numel": [4, 2]}):
-        assert "rank 0 calls send of 16 B float32 over gloo at api_jobs.py:" in text
-        assert "rank 1 calls recv of 8 B float32 over gloo at api_jobs.py:" in text
+    for text in run_ranks(disagreements.unequal_sides, 2, {"numel": [4, 2]}):
+        assert "rank 0 calls send of 16 B float32 over gloo at disagreements.py:" in text
+        assert "rank 1 calls recv of 8 B float32 over gloo at disagreements.py:" in text
 
 
 @pytest.mark.dist
 def test_wrong_tag_names_the_tags_of_both_sides():
-    for text in run_ranks(api_jobs.unequal_sides, 2, {"tags": [3, 4]}):
+    for text in run_ranks(disagreements.unequal_sides, 2, {"tags": [3, 4]}):
         assert "rank 0 sends tag 3, and rank 1 waits for tag 4" in text
 
 
 @pytest.mark.dist
 def test_operation_in_a_callback_that_another_rank_does_not_call_is_an_error_within_the_limit():
     # As PowerSGD's hook has them, where ranks come to their callbacks in different orders.
-    text, _ = run_ranks(api_jobs.callback_alone, 2)
-    assert "rank 0 waits in all_reduce of 20 B float32 (sum) over gloo at api_jobs.py:" in text
+    text, _ = run_ranks(disagreements.callback_alone, 2)
+    assert "rank 0 waits in all_reduce of 20 B float32 (sum) over gloo at disagreements.py:" in text
     assert "to which rank 1 has not come" in text
 
 

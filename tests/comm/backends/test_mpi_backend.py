@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import mpi_jobs
+from tests.helpers import mpi_disagreements, mpi_jobs
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 
@@ -58,7 +58,7 @@ def test_rank_whose_messages_are_complete_still_serves_the_others(mpi: str, tmp_
 
 
 def test_late_ranks_are_named_and_what_mpi_cannot_carry_is_refused(mpi: str, tmp_path: Path):
-    errors, _ = run_mpi(mpi, mpi_jobs.refusals, 2, str(tmp_path), folder=tmp_path)
+    errors, _ = run_mpi(mpi, mpi_disagreements.refusals, 2, str(tmp_path), folder=tmp_path)
     received, sent, met, strided, complex_sum, tag = errors
     assert received.startswith(
         "a receive from rank 1 over mpi failed: the message of rank 1 with tag 5 took over 1 s"
@@ -111,14 +111,14 @@ def test_ranks_with_equal_parts_may_leave_sizes_out(mpi: str, tmp_path: Path):
 
 # A call with counts left the third row as it was, without an error.
 def test_rows_that_are_missing_are_an_error(mpi: str, tmp_path: Path):
-    error, other = run_mpi(mpi, mpi_jobs.rows_of_another_number, 2, folder=tmp_path)
+    error, other = run_mpi(mpi, mpi_disagreements.rows_of_another_number, 2, folder=tmp_path)
     assert "has 8 bytes, and its receive 12" in error
     assert not other
 
 
 # Both entered, and waited in Allreduce and Bcast for each other beyond any time limit.
 def test_large_calls_that_differ_end_in_time(mpi: str, tmp_path: Path):
-    first, second = run_mpi(mpi, mpi_jobs.different_calls, 2, folder=tmp_path)
+    first, second = run_mpi(mpi, mpi_disagreements.different_calls, 2, folder=tmp_path)
     # The others may end without one: a root has sent, and MPICH takes less than it has room for.
     assert any(error.startswith("operation: ") for error in first + second), (first, second)
 
@@ -126,7 +126,7 @@ def test_large_calls_that_differ_end_in_time(mpi: str, tmp_path: Path):
 # The library accepts one that is too short; and rank 0, which keeps the calls, is leaving already.
 def test_message_of_another_size_is_named_with_both_calls(mpi: str, tmp_path: Path):
     for sent, taken in ((40, 4000), (8000, 4000)):
-        ends = run_mpi(mpi, mpi_jobs.other_sizes, 2, sent, taken, folder=tmp_path)
+        ends = run_mpi(mpi, mpi_disagreements.other_sizes, 2, sent, taken, folder=tmp_path)
         assert f"and its receive {taken}" in ends[1][0] or "longer than its rec" in ends[1][0]
         for text in (ends[1][0], ends[0][1]):
             assert "calls send of" in text
@@ -135,7 +135,7 @@ def test_message_of_another_size_is_named_with_both_calls(mpi: str, tmp_path: Pa
 
 # The MPI calls that make two communicators met at no rank, and have no time limit.
 def test_ranks_that_make_different_groups_are_named_and_none_waits(mpi: str, tmp_path: Path):
-    found = run_mpi(mpi, mpi_jobs.different_groups, 3, folder=tmp_path)
+    found = run_mpi(mpi, mpi_disagreements.different_groups, 3, folder=tmp_path)
     for rank, (first, error, last) in enumerate(found):
         assert (first, last) == ("[0, 2]", "[0, 1, 2]")
         assert "make different groups at the same time, and this rank one of" in error

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
+from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import ModelConfig, RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
 
 
