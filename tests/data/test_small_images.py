@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from hires.data.content import KnownFiles, content_of
 from hires.data.overlapping import OVERLAP
 from hires.data.small_images import CIFAR10_RECORD, DIGITS
 from hires.data.source import open_source
+from tests.helpers.cifar10_files import cifar10_folder
 
 
 def opened(size=(8, 8), channels=1, seed=0, **keys):
@@ -46,19 +45,8 @@ def test_digits_of_another_size_are_refused_if_asked_for():
         opened((9, 8), name="digits", fit="error")
 
 
-def cifar(folder: Path, train=5, each=4) -> Path:
-    """Writes files in the format of the authors; returns their folder."""
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    for name in [*(f"data_batch_{n + 1}" for n in range(train)), "test_batch"]:
-        records = random.integers(0, 256, (each, CIFAR10_RECORD), dtype=np.uint8)
-        records[:, 0] = np.arange(each) % 10
-        (folder / f"{name}.bin").write_bytes(records.tobytes())
-    return folder
-
-
 def test_record_is_a_label_then_red_green_and_blue_row_by_row(tmp_path):
-    folder = cifar(tmp_path / "c")
+    folder = cifar10_folder(tmp_path / "c")
     source = opened((32, 32), 3, name="cifar10", path=str(folder), split="train")
     assert len(source) == 20
     raw = (folder / "data_batch_2.bin").read_bytes()[CIFAR10_RECORD : 2 * CIFAR10_RECORD]
@@ -69,7 +57,7 @@ def test_record_is_a_label_then_red_green_and_blue_row_by_row(tmp_path):
 
 
 def test_files_are_the_division_and_their_archive_s_folder_is_found(tmp_path):
-    cifar(tmp_path / "cifar-10-batches-bin")
+    cifar10_folder(tmp_path / "cifar-10-batches-bin")
     of = {"name": "cifar10", "path": str(tmp_path)}
     sizes = [len(opened((32, 32), 3, **of, split=s)) for s in ("all", "train", "validation")]
     assert sizes == [24, 20, 4]
@@ -94,7 +82,7 @@ def test_files_are_the_division_and_their_archive_s_folder_is_found(tmp_path):
     ],
 )
 def test_files_that_are_not_cifar_10_are_refused(tmp_path, harm, text):
-    folder = cifar(tmp_path / "c")
+    folder = cifar10_folder(tmp_path / "c")
     harm(folder)
     with pytest.raises(ConfigError, match=text):
         opened((32, 32), 3, name="cifar10", path=str(folder))

@@ -15,6 +15,8 @@ from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
 from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.errors import ConfigError
 from hires.data.source import open_data
+from hires.data.textures import make_folder
+from tests.helpers.cifar10_files import cifar10_folder
 from tests.helpers.commands import hires
 
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
@@ -77,10 +79,10 @@ def test_point_begins_with_the_weights_of_its_complete_run(tmp_path):
     assert points.listed[0].words[-1] == f"weights={tmp_path}/run 0"
 
 
-def table_2_2():
+def table_2_2(*typed):
     _, stored = stored_sweep(["experiment=table2.2"], None)
     first, where = (stored.options[name] for name in ("first", "where"))
-    points, before, _ = made(*stored.words, first=first, where=where)
+    points, before, _ = made(*stored.words, *typed, first=first, where=where)
     return points, before
 
 
@@ -109,6 +111,22 @@ def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
         assert len(calibrated) >= own.quant.images
         assert len(evaluated) > 1000
         assert calibrated.isdisjoint(evaluated)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "folder"])
+def test_table_2_2_takes_data_of_a_local_path(tmp_path, data):
+    if data == "cifar10":
+        cifar10_folder(tmp_path / "images", each=60)
+    else:
+        make_folder(tmp_path / "images" / "train", 3, 300, (8, 8), 0)
+        make_folder(tmp_path / "images" / "val", 3, 60, (8, 8), 1)
+    points, before = table_2_2(f"data={data}", f"data.path={tmp_path / 'images'}")
+    assert len(points.listed) == 5
+    [trained] = [len(open_data(point.config)) for point in before.listed]
+    assert trained == 300
+    assert {len(open_data(point.config)) for point in points.listed} == {60}
+    last = points.listed[-1]
+    assert len(open_data(calibration_of(last.config, last.words))) == 300
 
 
 @pytest.mark.dist

@@ -52,3 +52,19 @@ def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(rows):
 
 def test_evaluations_that_differ_in_quantisation_are_told_apart(rows):
     assert [row["quant"] for row in rows] == [None, None, "images=64, weights=int4"]
+
+
+@pytest.mark.parametrize(
+    ("data", "published"),
+    [
+        ({"name": "cifar10", "path": "any"}, 85.99),
+        ({"name": "folder", "path": "data/imagenette2-160"}, 75.13),
+        ({"name": "folder", "path": "data/ImageNet"}, 76.85),
+        ({"name": "folder", "path": "CAMELYON16_patches"}, 70.26),
+        ({"name": "digits"}, None),
+    ],
+)
+def test_value_of_the_thesis_stands_beside_its_data(tmp_path, data, published):
+    data = {**data, "split": "validation"}
+    runs = [evaluated_run(tmp_path, LABELS, "int8", data=data)]
+    assert [row["published"] for row in evaluation_rows(read_runs(runs))] == [published]
