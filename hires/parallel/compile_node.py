@@ -54,7 +54,11 @@ def compile_node(
     """
     stage = context.stage
     facts = facts_of(node.kind)
-    fused = FusedConvolution(overwrites) if facts.beside and not facts.quantized else None
+    fuses = facts.beside and not facts.quantized
+    # Without gradients any other convolution can keep its weight packed, too.
+    batch = node.kind == "conv2d" and len(node.shape or []) == 4
+    fuses = fuses or (batch and not context.plan.training)
+    fused = FusedConvolution(overwrites) if fuses else None
     rule = rule_in(stage, node, context.plan.graph)
     assert rule is not None, f"{node.name} was planned without a rule"
     if rule.kind in CONVERSIONS:

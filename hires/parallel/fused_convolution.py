@@ -69,7 +69,7 @@ class _Packed(NamedTuple):
 
 
 class FusedConvolution:
-    """A convolution with a sum and an activation, as a node of a network computes it.
+    """A convolution with a sum and an activation, or without, as a node of a network computes it.
 
     ``overwrites``: its value may be written over ``other``, which nothing reads afterwards.
     """
@@ -87,8 +87,8 @@ class FusedConvolution:
         padding: Size | str,
         dilation: Size,
         groups: int,
-        other: Tensor | None,
-        activation: list[Any] | None,
+        other: Tensor | None = None,
+        activation: list[Any] | None = None,
     ) -> Tensor:
         """Returns ``activation(conv2d(x, weight, bias) + other)``, (n, K, rows, cols).
 
@@ -109,8 +109,9 @@ class FusedConvolution:
 
     def bound(self, node: Node, args: dict[str, Any], bind: Bind) -> Operator:
         """Returns what computes a node from values; ``args`` are its fixed arguments."""
-        source, other = node.inputs[0], node.args["other"]
+        source, other = node.inputs[0], node.args.get("other")
         beside = None if other is None else other["value"]
+        activation = args.get("activation")
         # A bias, or weight, may be computed: then it is not among the fixed ones.
         bias, is_fixed = args["bias"], (args["bias"] is None) == (node.args["bias"] is None)
 
@@ -118,7 +119,7 @@ class FusedConvolution:
             x, packed = values[source], self._packed
             added = None if beside is None else values[beside]
             if packed is not None and is_fixed and packed.fits(x, added):
-                return packed.run(x, bias, added, args["activation"], self.overwrites)
+                return packed.run(x, bias, added, activation, self.overwrites)
             return self(*bind(values).values())
 
         return run
@@ -133,8 +134,9 @@ class FusedConvolution:
         have the pixels picked first that it reads, as is faster.
         """
         weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
+        activation = args.get("activation")
         known = weight.dtype == dtype and isinstance(weight, nn.Parameter)
-        if not (known and by_fused_kernel([weight], args["activation"])):
+        if not (known and by_fused_kernel([weight], activation)):
             return None
         x = weight.new_empty(1).expand(*shape)  # of that shape, without memory
         if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
@@ -151,8 +153,7 @@ class FusedConvolution:
             packed = _pack(weight, tried, dtype, how, picks=name == PICKED)
             image = random_numbers(tried).to(dtype)
             other = random_numbers([tried[0], len(weight), *made]).to(dtype) if adds else None
-            bias, activation = args["bias"], args["activation"]
-            return lambda: packed.run(image, bias, other, activation, False)
+            return lambda: packed.run(image, args["bias"], other, activation, False)
 
         what = {
             "operator": "fused_conv2d",
@@ -161,7 +162,7 @@ class FusedConvolution:
             "weight": [*weight.shape],
             "geometry": [[*one] for one in how[:3]] + [how[3]],
             "adds": adds,
-            "activation": args["activation"],
+            "activation": activation,
         }
         work = tried[0] * math.prod(made) * weight.numel()
         picks = fastest(what, work, names, build) == PICKED

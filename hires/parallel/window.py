@@ -28,8 +28,9 @@ from hires.parallel.context import Context
 from hires.parallel.convolution import SUBSTITUTES, convolve, convolve_transposed
 from hires.parallel.fused_convolution import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
+from hires.parallel.row_pools import max_pool_by_rows
 from hires.parallel.strips import Strips, by_strips, strip_convolution, strips_of
-from hires.parallel.wide_convolution import Size, product_type
+from hires.parallel.wide_convolution import Size, by_plain_onednn, product_type
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.windows import pair
@@ -37,10 +38,11 @@ from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
 from hires.quant.int8_kernels import OnednnProduct
-from hires.quant.number_pools import max_pool_int8
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
 
+ROWS_FROM = 2**17
+"""Numbers of a map from which pools by rows are faster."""
 WINDOW_KERNELS: Registry[Kernel] = Registry("window kernel")
 """ATen name -> computes an operator on the pixels of its window, from its arguments by name."""
 
@@ -157,7 +159,7 @@ class Window:
         # What a fused operator does behind its window.
         if self.fused is None:
             return y
-        return with_sum_and_activation(y, args["other"], args["activation"])
+        return with_sum_and_activation(y, args.get("other"), args.get("activation"))
 
     @functools.cached_property
     def taps(self) -> dict[int, list[Taps]]:
@@ -192,6 +194,8 @@ def _all_of(size: tuple[int, int]) -> Rect:
 
 @WINDOW_KERNELS.register("conv2d")
 def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
+    if w.fused is not None:
+        return _fused_convolution(w, x, args)
     weight, bias, stride = args["weight"], args["bias"], args["stride"]
     return convolve(x, weight, bias, stride, w.padding, args["dilation"], args["groups"])
 
@@ -222,9 +226,16 @@ def max_pool(
     size, step, pads, apart = (
         pair(one) for one in (kernel_size, stride or kernel_size, padding, dilation)
     )
-    if x.dtype != torch.uint8:
-        return F.max_pool2d(x, size, step, pads, apart, ceil_mode)
-    return max_pool_int8(x, size, step, pads, apart, ceil_mode=ceil_mode)
+    if x.dtype == torch.uint8 or _is_pooled_by_rows(x):
+        return max_pool_by_rows(x, size, step, pads, apart, ceil_mode=ceil_mode)
+    return F.max_pool2d(x, size, step, pads, apart, ceil_mode)
+
+
+def _is_pooled_by_rows(x: Tensor) -> bool:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dim() != 4:
+        return False
+    dense = x.is_contiguous(memory_format=torch.channels_last)
+    return dense and by_plain_onednn(x) and x.numel() >= ROWS_FROM
 
 
 @WINDOW_KERNELS.register("avg_pool2d")

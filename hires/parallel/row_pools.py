@@ -1,18 +1,26 @@
-"""Pools unsigned numbers of 8 bits: torch's kernel for maxima of them takes no large maps."""
+"""Takes maxima of windows one dim after the other, in whole rows: any type, also 8 bits.
+
+    kernel 3 x 3    3 + 3 comparisons of whole rows of channels, in place of 9 of single pixels
+
+torch's own kernel also finds where each maximum lies, for gradients: it takes up to 3.5 times as
+long for maps in channels-last order, and takes no large maps of 8 bits.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 
-def max_pool_int8(
+def max_pool_by_rows(
     x: Tensor, size: list[int], stride: list[int], padding: list[int], dilation: list[int],
     *, ceil_mode: bool,
 ) -> Tensor:  # fmt: skip
-    """Returns the largest uint8 of each window of (n, C, H, W), one dim after the other.
+    """Returns the largest number of each window of (n, C, H, W), without a gradient.
 
-    Each argument holds rows and columns. Numbers around the image are 0.
+    Each argument holds rows and columns. Around the image numbers are the least of their type.
     """
     for dim, k, s, p, d in zip((2, 3), size, stride, padding, dilation, strict=True):
         length, reach = x.shape[dim] + 2 * p, d * (k - 1) + 1
@@ -38,7 +46,8 @@ def _largest(x: Tensor, dim: int, count: int, taps: list[int], step: int) -> Ten
             whole.append(rows) if everywhere else parts.append((first, rows))
     if not whole:
         shape = [count if one == dim else size for one, size in enumerate(x.shape)]
-        most = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        least = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        most = torch.full(shape, least, dtype=x.dtype, device=x.device)
         most = most.contiguous(memory_format=torch.channels_last)
     elif len(whole) == 1:
         most = whole[0].clone(memory_format=torch.channels_last) if parts else whole[0]
