@@ -6,7 +6,7 @@ or ``simulated`` the script itself is rehearsed; what needs CUDA is then listed 
     runs       copies of run folders that ``hires run --dry-run`` froze elsewhere (--runs)
     parity     every family of layouts in float64 against one process on the CPU
     resume     a run that begins on the CPU and ends on the device, and the other way round
-    precision  every precision against float64, within its bound; convolutions of 8 bits against the
+    precision  every precision against float64, within its bound; int8 convolutions against the
                CPU's, bit by bit; engines of TensorRT, where it is installed
     streams    NCCL's communicators and the executor's posts on them, one rank in place of all;
                halos, sums and images with and without overlap; the time line of events
@@ -216,7 +216,7 @@ def _resumed(check: GpuCheck, begins: str, ends: str) -> tuple[bool, str]:
 
 
 def precision(check: GpuCheck) -> Iterator[PendingCheck]:
-    """Compares every precision with float64, in two tiles, and kernels of 8 bits with the CPU's.
+    """Compares every precision with float64, in two tiles, and int8 kernels with the CPU's.
 
     Engines of TensorRT are compared where Torch-TensorRT is installed.
     """

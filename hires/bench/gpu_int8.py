@@ -1,4 +1,4 @@
-"""Compares convolutions of 8 bits on a GPU with those of the CPU, bit by bit.
+"""Compares int8 convolutions on a GPU with those of the CPU, bit by bit.
 
 They are random: of all kernels' sizes, strides, paddings, dilations and groups, also of odd
 channels; some add another map. Their sums are exact on both (:mod:`hires.quant.int8_kernels`).

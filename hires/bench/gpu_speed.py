@@ -56,7 +56,7 @@ COMPILE_S = 60.0
 """Guess of a first row that compiles."""
 LATE = "not run: time"
 SMALL = 64
-"""Pixels of a side of the images on which scales of 8 bits are found."""
+"""Pixels of a side of the images on which int8 scales are found."""
 SIDE = 4096
 """Of the product whose speed is the roof."""
 

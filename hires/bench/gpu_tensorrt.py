@@ -1,7 +1,7 @@
 """Compares engines of TensorRT on a GPU with hires' own kernels.
 
 fp16 and bf16 are compared with one process in float64, within the bound of the precision. In int8
-bits differ, so the engine of a whole network is compared with hires' kernels of 8 bits: it may
+bits differ, so the engine of a whole network is compared with hires' int8 kernels: it may
 differ from these by no more than these differ from the network in float.
 """
 

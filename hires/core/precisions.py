@@ -11,8 +11,8 @@ PRECISIONS = {
     "int8": "float32",
 }
 """Name -> the type of what a network computes, the most exact first. ``tf32`` holds fp32 numbers,
-whose matrix products a GPU computes with 10 bits of each factor. ``int8`` computes with integers of
-8 bits what it can, and the rest in fp32."""
+whose matrix products a GPU computes with 10 bits of each factor. ``int8`` computes with 8-bit
+integers what it can, and the rest in fp32."""
 
 INT8 = "int8"
 

@@ -23,7 +23,7 @@ def prepare(config: RunConfig, device: RankDevice, rank: int) -> None:
     """Lets a device use TF32 or forbids it; ConfigError: it has none.
 
     Rank 0 logs a warning if its CPU is slower in the run's precision than in fp32, and if its GPU
-    has no kernels of 8 bits.
+    has no int8 kernels.
     """
     name = config.precision.name
     if name == "tf32" and not device.has_tf32:

@@ -48,7 +48,7 @@ def one_step(config: RunConfig, engine: RankEngine, source: Data, **options: Any
 
 
 def fake_quantized(x: Tensor, affine: Affine) -> Tensor:
-    """Returns what the 8-bit numbers of a tensor stand for, in its own type."""
+    """Returns a tensor after rounding to 8-bit integers, in its own type."""
     numbers = (x / affine.scale).round_().add_(affine.zero_point).clamp_(0, LAST)
     return numbers.sub_(affine.zero_point).mul_(affine.scale)
 
@@ -69,7 +69,7 @@ def decibels(signal: float, noise: float) -> float:
 def noise_share(exact: Sequence[Tensor], made: Sequence[Tensor]) -> float:
     """Returns the noise of tensors as a share of the exact ones' power, the same on all ranks.
 
-    All call it together, each with its own parts. Where a number is not finite it is infinite.
+    All call it together, each with its own parts. Where an element is not finite it is infinite.
     """
     powers = torch.zeros(2, dtype=torch.float64)
     for one, other in zip(exact, made, strict=True):

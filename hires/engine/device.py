@@ -53,7 +53,7 @@ class RankDevice:
     has_tf32 = False
     """Whether float32 products may be computed in TF32."""
     lacks_for_int8: str | None = None
-    """What its kernels of 8 bits need and this machine does not have."""
+    """What its int8 kernels need and this machine does not have."""
 
     def place(self, tensor: T) -> T:
         """Returns a tensor, perhaps a parameter, on the device, of the same strides."""

@@ -1,6 +1,6 @@
 """Refuses tensors of an inference that are not finite, or that a quantised file cannot hold.
 
-Kernels that activate hide them: oneDNN's ReLU of NaN is 0, and so is the number of 8 bits that a
+Kernels that activate hide them: oneDNN's ReLU of NaN is 0, and so is the 8-bit integer that a
 scale of infinity leaves. A damaged network would then be evaluated like a healthy one, so the
 tensors are looked at when they are read or made, and the kernels need not look at all.
 
@@ -84,7 +84,7 @@ def look_of(config: RunConfig, graph: Graph) -> Look:
 def _unusable(part: str, low: float, high: float) -> str:
     # A tensor of a quantised layer that a file holds.
     if part == "weight":
-        return "is of no weight of 8 bits (-127 to 127)" if low < -127 else ""
+        return "is of no 8-bit weight (-127 to 127)" if low < -127 else ""
     wide = high >= FACTOR_LIMIT or low <= -FACTOR_LIMIT
     if part == "multiplier":
         wide = wide or low < 0

@@ -65,7 +65,7 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
 
 
 def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:
-    # Layer -> signal over noise, of the weights whose numbers are held.
+    # Layer -> signal over noise, of the weights whose integers are held.
     found = {}
     for name in held:
         recipe = graph.params[name].recipe or {}

@@ -1,13 +1,13 @@
-"""Computes the tensors of quantised layers: weights of 8 bits, factors and offsets.
+"""Computes the tensors of quantised layers: 8-bit weights, factors and offsets.
 
-    weight  -> numbers      round(weight / scale), a scale for each output channel, -127 to 127
+    weight  -> integers     round(weight / scale), a scale for each output channel, -127 to 127
             -> multiplier   s_in * scale / s_out
-    bias    -> offset       bias / s_out + z_out - z_in * multiplier * sum(its numbers)
+    bias    -> offset       bias / s_out + z_out - z_in * multiplier * sum(its integers)
 
-Of ``quant.weights=int4``, ``packed_weight`` is what the file holds, and the numbers are unpacked
+Of ``quant.weights=int4``, ``packed_weight`` is what the file holds, and the integers are unpacked
 from it (:mod:`hires.quant.packed_weights`).
 
-So a layer is sum(numbers * x_q) * multiplier + offset. The s and z of its input and output stand
+So a layer is sum(integers * x_q) * multiplier + offset. The s and z of its input and output stand
 in the recipes, as ``factor`` (s_in / s_out), ``bias_factor`` (1 / s_out), ``add`` and
 ``zero_point``.
 
@@ -46,7 +46,7 @@ def quantized_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 
 @RECIPES.register(NUMBERS)
 def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    """Returns the numbers of a weight, int8: (K, C / groups, rows, columns)."""
+    """Returns the integers of a weight, int8: (K, C / groups, rows, columns)."""
     weight, scales = tensors
     weight = _weight(recipe, weight)
     numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
@@ -58,7 +58,7 @@ def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 
 @RECIPES.register(PACKED)
 def packed_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    """Returns the numbers of a weight in 4 bits, uint8: (K, bytes of a channel)."""
+    """Returns the integers of a weight in 4 bits, uint8: (K, bytes of a channel)."""
     return pack(quantized_weight(recipe, tensors))
 
 
@@ -74,9 +74,9 @@ def _unpacked_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 
 
 def rounded_weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:
-    """Returns what the numbers of a float weight stand for, in float64 and in its own shape.
+    """Returns a float weight after rounding, in float64 and in its own shape.
 
-    ``recipe`` is that of the numbers in 8 bits, or of those that are packed into 4 bits; of the
+    ``recipe`` is that of the integers in 8 bits, or of those that are packed into 4 bits; of the
     latter, channels that are too short for it keep 8 bits.
     """
     scales = _scales(recipe, _weight(recipe, weight))
@@ -104,7 +104,7 @@ def quantized_multiplier(recipe: dict[str, Any], tensors: list[Tensor]) -> Tenso
 
 @RECIPES.register("quantized_offset")
 def quantized_offset(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    """Returns the offset of each output channel, in fp32: of its numbers, factor and bias."""
+    """Returns the offset of each output channel, in fp32: of its integers, factor and bias."""
     numbers, multiplier, *bias = tensors
     sums = torch.cat([numbers[r].sum((1, 2, 3), dtype=torch.int64) for r in row_pieces(numbers)])
     of_zeros = recipe["zero_point"] * sums.double() * multiplier

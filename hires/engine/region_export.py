@@ -3,7 +3,7 @@
     region     conv2d  bn  relu  conv2d  add      callables of hires
     exported   aten.conv2d(x, w) aten.relu ...    torch.export, weights as constants
 
-Numbers of 8 bits enter and leave it signed, with explicit roundings around products
+8-bit integers enter and leave it signed, with explicit roundings around products
 (:mod:`hires.parallel.explicit_int8`).
 """
 
@@ -59,7 +59,7 @@ def entering(tensor: Tensor) -> Tensor:
 
 
 def leaving(tensor: Tensor) -> Tensor:
-    """Returns what an engine's output is in hires: its signed numbers are unsigned."""
+    """Returns what an engine's output is in hires: its signed integers are unsigned."""
     return signed(tensor) if tensor.dtype == torch.int8 else tensor
 
 

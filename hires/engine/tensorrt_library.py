@@ -4,7 +4,7 @@
     serialized engine  --> TensorRT's runtime --> a function          at the start of each rank
 
 Types are those of the graph: TensorRT computes each layer in the type of its operands. Products
-between ``hires::quantize`` and ``hires::dequantize`` become layers of 8 bits. No engine has been
+between ``hires::quantize`` and ``hires::dequantize`` become int8 layers. No engine has been
 built or run yet: this is written from the libraries' documentation and source (2.13 and 2.14).
 """
 

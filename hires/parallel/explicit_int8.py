@@ -4,7 +4,7 @@
     explicit   s8 -> dequantize -> product of real numbers -> quantize -> s8
                      weight8 -> dequantize --^   the multipliers are the scales of the weight
 
-A number is less 128 here: signed, as TensorRT's are. Scales, zero points and weights are those of
+An integer is 128 less here: signed, as TensorRT's are. Scales, zero points and weights are those of
 the quantised network, so each layer is within one step of hires' own kernels. Such a compiler
 rounds in another order where it fuses, so bits are not the same. Values that are real stay so.
 
@@ -34,21 +34,21 @@ from hires.plan.rules import reduced_dims
 from hires.quant.explicit_ops import HIGHEST, LOWEST, dequantize, quantize
 
 MIDDLE = 128
-"""What an unsigned number is above its signed one."""
+"""What an unsigned integer is above its signed one."""
 NUMBERS = "uint8"
 
 Args = dict[str, Any]
 Kernel = Callable[[Args], Tensor]
 
 EXPLICIT: Registry[Callable[[Node, Context, Args], Kernel]] = Registry("explicit operator")
-"""Operator -> makes the function of its arguments, in which numbers are signed, from the node, its
+"""Operator -> makes the function of its arguments, in which integers are signed, from the node, its
 rank and those of its arguments that are no values."""
 
 
 def explicit_operator(
     node: Node, context: Context, tensors: dict[str, Tensor], own: Operator
 ) -> Operator:
-    """Returns the callable of a node whose numbers are signed, int8; ``own`` is hires' own."""
+    """Returns the callable of a node whose integers are signed, int8; ``own`` is hires' own."""
     if node.kind in EXPLICIT:
         bind = bind_arguments(node, context.device, tensors)
         kernel = EXPLICIT[node.kind](node, context, fixed_arguments(node, tensors))
@@ -57,8 +57,8 @@ def explicit_operator(
 
 
 def _moved(node: Node, context: Context, own: Operator) -> Operator:
-    """What chooses among numbers does so among real ones of the same values."""
-    # An operator that sets numbers of its own, around a map, has unsigned ones.
+    """Operators that select integers select real numbers of the same values."""
+    # An operator that pads a map does so with unsigned integers.
     shift, unit = MIDDLE if "value" in node.args else 0, _scalar(1.0, context)
 
     def real(item: Any) -> Any:
@@ -231,17 +231,17 @@ def _real_avg_pool(node: Node, context: Context, fixed: Args) -> Kernel:
 
 
 def _zero(fixed: Args) -> int:
-    """Returns the zero point of the input as a signed number."""
+    """Returns the zero point of the input as a signed integer."""
     return int(fixed["zero_point"]) - MIDDLE
 
 
 def _offset(fixed: Args, factor: float = 0.0) -> float:
-    """Returns the offset between signed numbers, of which the inputs' are times ``factor``."""
+    """Returns the offset between signed integers, of which the inputs' are times ``factor``."""
     return float(fixed["offset"] + MIDDLE * factor - MIDDLE)
 
 
 def _bias(fixed: Args, other_factor: float = 0.0) -> Tensor:
-    """Returns the offset of each channel, by which signed sums become signed numbers."""
+    """Returns the offset of each channel, by which signed sums become signed integers."""
     sums = fixed["weight"].double().sum((1, 2, 3))
     bias = fixed["offset"].double() + MIDDLE * (sums * fixed["multiplier"].double() + other_factor)
     whole: Tensor = bias - MIDDLE if _is_rounded(fixed) else bias
@@ -253,7 +253,7 @@ def _is_rounded(fixed: Args) -> bool:
 
 
 def _rounded(y: Tensor, fixed: Args) -> Tensor:
-    """Returns the numbers of sums between their bounds; of a layer that makes real ones, these."""
+    """Returns the integers of sums between their bounds; of a layer whose output is real, that."""
     if not _is_rounded(fixed):
         return y
     low, high = fixed["low"] - MIDDLE, fixed["high"] - MIDDLE
@@ -263,7 +263,7 @@ def _rounded(y: Tensor, fixed: Args) -> Tensor:
 
 
 def _again(x: Tensor, unit: Tensor) -> Tensor:
-    """Returns numbers that were padded as a product reads them: behind a rounding."""
+    """Returns padded real numbers as a product reads them: after rounding."""
     return dequantize(quantize(x), unit)
 
 

@@ -1,8 +1,8 @@
 """Computes the operators of quantised networks, on a tile as on all of the image.
 
 A rank that computes a whole value goes the same way as a tile, with a window that is all of the
-image: so every number has the same bits on every grid. Sums of products are exact
-(:mod:`hires.quant.int8_kernels`); all other arithmetic is of single numbers, in one order.
+image: so every element has the same bits on every grid. Sums of products are exact
+(:mod:`hires.quant.int8_kernels`); all other arithmetic is elementwise, in one order.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _add(node: Node, context: Context) -> Callable[[Args], Tensor]:
 @NODE_KERNELS.register("q_mul")
 def _product(node: Node, context: Context) -> Callable[[Args], Tensor]:
     def run(args: Args) -> Tensor:
-        # y = x * factor + offset for each channel, or each number, of the other operand.
+        # y = x * factor + offset for each channel, or each element, of the other operand.
         factor = args["other"].float().sub_(args["other_zero_point"]).mul_(args["factor"])
         offset = (factor * -args["zero_point"]).add_(args["offset"])
         return multiply_add_int8(args["input"], factor, offset)
@@ -109,7 +109,7 @@ def _looked_up(node: Node, context: Context) -> Callable[[Args], Tensor]:
 
     def run(args: Args) -> Tensor:
         x = args["input"]
-        if x.dim() == 4:  # in the order in which its numbers lie
+        if x.dim() == 4:  # in the order of its memory
             rows = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
             return _looked_up_in(table, rows).permute(0, 3, 1, 2)
         return _looked_up_in(table, x)
@@ -265,7 +265,7 @@ def _interpolate(w: Window, x: Tensor, args: Args) -> Tensor:
     return nearest_numbers(mixed * args["factor"], args["offset"], args["low"], args["high"])
 
 
-# Sums of unsigned numbers need up to 36 bits, which travel as two fp32 numbers of 24 bits or fewer.
+# Sums of unsigned integers need up to 36 bits, which travel as two fp32 numbers of up to 24 bits.
 DIGITS = 12
 
 

@@ -323,7 +323,7 @@ def resampled(w: Window, x: Tensor) -> Tensor:
         rows = [wide.index_select(dim, row) for row in _rows(taps, x)]
         mixed = rows[0] * parts[0]
         for row, weight in zip(rows[1:], parts[1:], strict=True):
-            # Of numbers of 8 bits every rank makes the same: no addition may be fused here alone.
+            # Of 8-bit integers every rank makes the same: no addition may be fused here alone.
             exact = x.dtype == torch.uint8
             mixed = mixed + row * weight if exact else torch.addcmul(mixed, row, weight)
         wide = mixed

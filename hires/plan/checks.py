@@ -229,7 +229,7 @@ def check_kept(graph: Graph) -> list[Finding]:
     for reason, names in by_reason.items():
         more = len(names) - SHOWN
         shown = ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-        text = f"computed in fp32, not with numbers of 8 bits: {shown} ({reason})"
+        text = f"computed in fp32, not with 8-bit integers: {shown} ({reason})"
         found.append(Finding("note", "precision", text))
     return found
 

@@ -117,7 +117,7 @@ def cut_costs(graph: Graph) -> list[int | None]:
     """Returns what a cut before each node costs, in numbers that cross it; None where it cannot be.
 
     A tensor that crosses costs as much as ``MESSAGE`` numbers beside its own. Only floating-point
-    tensors and numbers of 8 bits may cross: no lists of tensors, masks or indices.
+    tensors and 8-bit integers may cross: no lists of tensors, masks or indices.
     """
 
     def refused(node: Node | None) -> bool:

@@ -5,16 +5,17 @@ r"""Maps real numbers to integers of a few bits and back (equations 2.1 to 2.3 o
     x_q = clip(round(x * s + z), -2^(b-1), 2^(b-1) - 1)                  (2.3)
 
 (2.2) is printed there as -round(alpha * s - 2^b - 1), which maps alpha to neither end of the range.
-``scale`` is 1 / s here, the distance of two neighbouring numbers, as libraries and files have it:
+``scale`` is 1 / s here, the distance of two neighbouring integers in real numbers, as libraries and
+files have it:
 
     real      alpha ........ 0 ........ beta
     signed    -128 ......... z ......... 127        x = (x_q - z) * scale
     unsigned     0 ...... z + 128 ...... 255        the same steps, counted from alpha
 
-Activations are unsigned, as oneDNN multiplies u8 by s8; every number is 128 above its signed one,
+Activations are unsigned, as oneDNN multiplies u8 by s8; every integer is 128 above its signed one,
 so differences to the zero point are the same. Ranges contain 0: padding is exact. Weights are
 signed and symmetric, z = 0, from -127 on, with a scale for each output channel. Weights that are
-stored in 4 bits are such numbers, too (:mod:`hires.quant.packed_weights`).
+stored in 4 bits are such integers, too (:mod:`hires.quant.packed_weights`).
 
 Source:
     Gulhane, "Accelerated and memory-efficient distributed deep learning", thesis, section 2.3.1.
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 BITS = 8
 LAST = 255
-"""The largest unsigned number."""
+"""The largest unsigned integer."""
 MOST_PRODUCTS = (2**31 - 1) // (255 * 127)
 """Products of an activation and a weight of which 32 bits hold any sum."""
 GROUP = 64
@@ -35,25 +36,25 @@ GROUP = 64
 
 
 class Affine(NamedTuple):
-    """How a tensor's unsigned numbers stand for real ones: x = (x_q - zero_point) * scale."""
+    """How a tensor's unsigned integers stand for real numbers: x = (x_q - zero_point) * scale."""
 
     scale: float
     zero_point: int
 
     def quantized(self, x: float) -> int:
-        """Returns the number of a real one, the nearest in the range."""
+        """Returns the integer that is nearest to a real number, within the range."""
         number: int = min(max(round(x / self.scale) + self.zero_point, 0), LAST)
         return number
 
     def real(self, number: int) -> float:
-        """Returns what a number stands for."""
+        """Returns the real number of an integer."""
         return (number - self.zero_point) * self.scale
 
 
 def signed_affine(low: float, high: float, bits: int = BITS) -> Affine:
     """Returns the scale and the signed zero point of a range, after it was widened to hold 0.
 
-    A range of one number has the scale 1.
+    A range of one real number has the scale 1.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if not math.isfinite(high - low):
@@ -65,7 +66,7 @@ def signed_affine(low: float, high: float, bits: int = BITS) -> Affine:
 
 
 def affine_of(low: float, high: float) -> Affine:
-    """Returns how unsigned numbers of 8 bits stand for a range of activations."""
+    """Returns how unsigned 8-bit integers stand for a range of activations."""
     scale, zero_point = signed_affine(low, high)
     return Affine(scale, zero_point + 2 ** (BITS - 1))
 

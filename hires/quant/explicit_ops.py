@@ -1,12 +1,12 @@
-"""Declares the two operators by which a graph says where numbers of 8 bits are: to them, and back.
+"""Declares the operators that turn real numbers into 8-bit integers in a graph, and back.
 
-    quantize(x)              the nearest number from -128 to 127, ties to even
+    quantize(x)              the nearest integer from -128 to 127, ties to even
     dequantize(q, scale)     q * scale; of a weight with a scale for each output channel
 
 A compiler of graphs, as TensorRT, finds them around a product and computes that with integers;
 torch computes what they say. The scale of ``quantize`` is 1: what enters it is scaled already.
 
-Both are tagged as random, although they are not. It keeps compilers from computing the dequantized
+Both are tagged as random, although they are not. It keeps compilers from computing the dequantised
 weights beforehand, which would leave a product of real numbers.
 """
 
@@ -24,22 +24,22 @@ _OPS.define("dequantize(Tensor numbers, Tensor scale) -> Tensor", tags=_TAGS)  #
 
 
 def quantize(x: Tensor) -> Tensor:
-    """Returns the nearest numbers of signed 8 bits, in the shape of ``x``."""
+    """Returns the nearest signed 8-bit integers, in the shape of ``x``."""
     made: Tensor = torch.ops.hires.quantize(x)
     return made
 
 
 def dequantize(numbers: Tensor, scale: Tensor) -> Tensor:
-    """Returns what signed numbers stand for, in fp32.
+    """Returns the real numbers of signed integers, in fp32.
 
-    ``scale`` has one number, or one for each index of the first dim.
+    ``scale`` has one element, or one for each index of the first dim.
     """
     made: Tensor = torch.ops.hires.dequantize(numbers, scale)
     return made
 
 
 def signed(numbers: Tensor) -> Tensor:
-    """Returns unsigned numbers of 8 bits less 128, and the other way round."""
+    """Returns unsigned 8-bit integers as signed ones, 128 less, and signed ones as unsigned."""
     if numbers.dtype == torch.uint8:
         return numbers.bitwise_xor(128).view(torch.int8)
     return numbers.view(torch.uint8).bitwise_xor(128)

@@ -1,7 +1,7 @@
 r"""Multiplies unsigned 8-bit activations by signed 8-bit weights, on any device to the same bits.
 
 Products are summed exactly, in int32. What follows is one sequence of fp32 operations for each
-number, with one factor and one offset for each output channel:
+element, with one factor and one offset for each output channel:
 
     y = round_to_even(fma(other, other_factor, float(sum) * multiplier + offset)), then clamped
 
@@ -17,7 +17,7 @@ for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
 * Zero points of the input, where it is padded, and with more than 16 channels in each of several
   groups: they are in the offset.
 * Zeros around an input that is shorter than a dilated kernel, which end the process: such borders,
-  like those of other numbers, are copied around the input.
+  like those of other integers, are copied around the input.
 * Without VNNI, sums of two products saturate at 16 bits. One product at the start finds out
   (:func:`by_onednn`).
 
@@ -43,12 +43,12 @@ from hires.core.ranks import compilers
 from hires.quant.emptied_weights import is_emptied
 
 EXACT_PRODUCTS = 2**24 // (255 * 127)
-"""Products of 8 bits of which fp32 holds any sum exactly."""
+"""8-bit products of which fp32 holds any sum exactly."""
 Sizes = Sequence[int]
 
 
 class Rescale(NamedTuple):
-    """How sums of products become the numbers of the result."""
+    """How sums of products become the integers of the result."""
 
     multiplier: Tensor
     """fp32, (channels,)."""
@@ -87,7 +87,7 @@ def convolve_int8(
 ) -> Tensor:
     """Returns a convolution of uint8 (n, C, H, W) with int8 (K, C / groups, rows, columns).
 
-    ``border`` is the number around ``x``: its zero point.
+    ``border`` is the padding of ``x``: its zero point.
     """
     if by_triton(x):
         from hires.quant import int8_triton  # imports Triton, which CPUs do without
@@ -128,11 +128,11 @@ class OnednnProduct:
             matrix = weight.detach().flatten(1)
             self.packed: Tensor = torch.ops.onednn.qlinear_prepack(matrix, [rows, channels])
         else:
-            ones = torch.ones(weight.shape[0])  # the packed numbers do not depend on scales
+            ones = torch.ones(weight.shape[0])  # the packed integers do not depend on scales
             self.packed = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, 0, *self._place, inner)
 
     def __call__(self, x: Tensor, rescale: Rescale, added: Added | None) -> Tensor:
-        """Returns the numbers (n, K, rows, columns) of an input of its shape."""
+        """Returns the integers (n, K, rows, columns) of an input of its shape."""
         if self._arranges:
             x = self._arrange(x)
         order = torch.channels_last
@@ -236,7 +236,7 @@ def multiply_int8(x: Tensor, weight: Tensor, rescale: Rescale) -> Tensor:
 
 
 def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
-    """Returns the numbers nearest to ``x * factor + offset``; x: uint8 (n, C, H, W).
+    """Returns the integers nearest to ``x * factor + offset``; x: uint8 (n, C, H, W).
 
     ``factor`` and ``offset`` are fp32 of equal shapes, which broadcast to that of ``x``.
     """
@@ -256,14 +256,14 @@ def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
 def nearest_numbers(
     scaled: Tensor, offset: Tensor | float, low: int = 0, high: int = 255
 ) -> Tensor:
-    """Returns the numbers nearest to ``scaled + offset``, uint8; ``scaled``, fp32, is used up."""
+    """Returns the integers nearest to ``scaled + offset``, uint8; ``scaled``, fp32, is used up."""
     whole = scaled.add_(offset).round_().clamp_(low, high)
     # In the same memory first: torch narrows integers to 8 bits several times as fast as fp32.
     return whole.view(torch.int32).copy_(whole).to(torch.uint8)
 
 
 class Rescaling:
-    """Gives numbers of uint8 another scale and zero point, and may add others to them.
+    """Rescales uint8 integers to another scale and zero point, and may add others to them.
 
     A convolution of every channel with a weight of one: y = round(x * factor + offset),
     with the same operations as behind any other sum.
@@ -280,7 +280,7 @@ class Rescaling:
         self.rescale = Rescale(factors, offsets)
 
     def __call__(self, x: Tensor, low: int, high: int, added: Added | None = None) -> Tensor:
-        """Returns the numbers (n, C, H, W), or (..., C) of any other number of dims."""
+        """Returns the integers (n, C, H, W), or (..., C) with any other number of dims."""
         shape, rescale = x.shape, self.rescale._replace(low=low, high=high)
         if x.dim() != 4:
             x = x.reshape(-1, shape[-1], 1, 1)
@@ -293,7 +293,7 @@ class Rescaling:
 
 @functools.cache
 def has_exact_sums() -> bool:
-    """Whether oneDNN sums products of 8 bits without saturating at 16 bits on this processor."""
+    """Whether oneDNN sums 8-bit products without saturating at 16 bits on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     with _disable_current_modes():  # the rehearsal of a rank computes shapes only
@@ -307,7 +307,7 @@ def has_exact_sums() -> bool:
 
 
 def by_onednn(x: Tensor) -> bool:
-    """Whether a tensor is computed with by oneDNN's kernels of 8 bits, or by the exact path."""
+    """Whether oneDNN's int8 kernels compute with a tensor, and not the exact path."""
     return x.device.type in ("cpu", "meta") and has_exact_sums()
 
 

@@ -1,4 +1,4 @@
-"""Convolutions of 8 bits on an NVIDIA GPU, in Triton: one kernel from numbers to numbers.
+"""Int8 convolutions on an NVIDIA GPU, in Triton: one kernel from integers to integers.
 
 Sums of products are exact in int32, and what follows is the sequence of operations of
 :mod:`hires.quant.int8_kernels`, so the bits are those of a CPU. **Never run on a GPU**: tests run
@@ -9,9 +9,9 @@ the kernels in Triton's interpreter and compile them for compute capabilities 8.
         pixels | x, as it is read |  times  taps x | weights |  BLOCK_K at a time
                +------------------+       channels +---------+
 
-Tensor cores multiply s8 by s8: 128 is taken off every number, and sums begin with 128 times the
-weights. What lies outside the image is read as its zero point, so no border is copied around it.
-Where a group has a single channel, its few products are added one by one.
+Tensor cores multiply s8 by s8: 128 is subtracted from every integer, and sums begin with 128 times
+the weights. What lies outside the image is read as its zero point, so no border is copied around
+it. Where a group has a single channel, its few products are added one by one.
 
 Importing this module imports Triton.
 
@@ -111,7 +111,7 @@ def launch_of(
         wide = min(_power(outputs), 64)
         blocks = {"BLOCK_M": min(_power(pixels), 4096 // wide), "BLOCK_N": wide, "BLOCK_K": 1}
         return KernelLaunch(_add_products, constants | blocks, 4)
-    # The least sizes of a product of 8 bits are 16 x 16 x 32.
+    # The least sizes of an 8-bit product are 16 x 16 x 32.
     wide = min(max(_power(constants["GROUP"]), 16), 128)
     high = min(max(_power(pixels), 16), 128)
     deep = 64 if share % 64 == 0 else 32

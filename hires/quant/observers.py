@@ -1,4 +1,4 @@
-"""Observes the numbers of a value over calibration images, and derives the range to quantise.
+"""Observes the elements of a value over calibration images, and derives its range.
 
 What is kept of a value merges exactly, by minima, maxima and sums of integers, so that ranges are
 the same however images were divided over tiles, shards, replicas and stages:
@@ -8,8 +8,8 @@ the same however images were divided over tiles, shards, replicas and stages:
     high     1.2   0.9   1.5           level 2: bins of 4 / 4        0 0 1 2 | 4 1 0 0
                                                                     -4       0       4
 The histogram needs no pass of its own to find its range: bins are powers of two wide and begin at
-0, so two neighbours become one bin of twice the width when a number beyond the last one comes, and
-the counts are those that the wide bins would have had from the first image on.
+0, so two neighbours become one bin of twice the width when an element beyond the last one comes,
+and the counts are those that the wide bins would have had from the first image on.
 
 Source:
     entropy: Migacz, "8-bit inference with TensorRT", GTC 2017, as in ONNX Runtime's calibrate.py;
@@ -28,18 +28,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 HALF = 2**13
-"""Bins on either side of 0, of which the largest number lies in the outer half."""
+"""Bins on either side of 0, of which the largest element lies in the outer half."""
 LEAST_LEVEL = -100
-"""Numbers below 2 ** -100 count as 0: their scale would not be a normal number of float32."""
+"""Elements below 2 ** -100 count as 0: their scale would not be a normal number of float32."""
 AVERAGING = 0.01
 """Weight of each further image in ``moving_average``, torch's default for batches."""
 ENTROPY_BINS = 2**11
 """Bins on either side of 0 that ``entropy`` compares, as TensorRT does."""
 MOST_CLIPPED = 0.05
-"""Share of the numbers besides 0 that ``entropy`` may clip."""
+"""Share of the elements besides 0 that ``entropy`` may clip."""
 _THRESHOLDS = 128
 _LEVELS = 256
-_PIECE = 2**22  # numbers that are counted at once: their indices take 8 bytes each
+_PIECE = 2**22  # elements that are counted at once: their indices take 8 bytes each
 
 WITH_COUNTS = ("entropy", "percentile")
 """Observers that need a histogram."""
@@ -52,8 +52,8 @@ class Observed:
     def __init__(self, num_images: int, counting: bool) -> None:
         self.lows = torch.full((num_images,), math.inf, dtype=torch.float64)
         self.highs = -self.lows
-        self.broken = 0  # images with nan or an infinite number
-        self.level = LEAST_LEVEL  # all numbers lie within 2 ** level
+        self.broken = 0  # images with a NaN or an infinite element
+        self.level = LEAST_LEVEL  # all elements lie within 2 ** level
         self.counts = torch.zeros(2 * HALF, dtype=torch.int64) if counting else None
 
     def add(self, part: Tensor, first: int) -> None:
@@ -96,10 +96,10 @@ class Observed:
     def range(self, observer: str, percentile: float) -> tuple[float, float]:
         """Returns the range that an observer chooses; ValueError: nan, infinite, or nothing seen.
 
-        It lies within that of the numbers, and may be a single one.
+        It lies within that of the elements, and may be a single number.
         """
         if self.broken:
-            raise ValueError(f"{self.broken} images have nan or infinite numbers there")
+            raise ValueError(f"{self.broken} images have NaN or infinite elements there")
         if not bool((self.lows <= self.highs).all()):
             seen = int((self.lows <= self.highs).sum())
             raise ValueError(f"{seen} of {len(self.lows)} images were seen there")
@@ -138,7 +138,7 @@ def reduce_all(
 
 
 def percentile_range(counts: Counts, width: float, percentile: float) -> tuple[float, float]:
-    """Returns a range with this percentage of the numbers, cut alike on both sides.
+    """Returns a range with this percentage of the elements, cut equally on both sides.
 
     ``counts`` are those of bins as wide as ``width``, half of them below 0.
     """
@@ -151,7 +151,7 @@ def percentile_range(counts: Counts, width: float, percentile: float) -> tuple[f
 
 
 def entropy_range(counts: Counts, width: float, low: float, high: float) -> tuple[float, float]:
-    """Returns the range whose 256 numbers lose least information of what lies in [low, high].
+    """Returns the range whose 256 integers lose least information of what lies in [low, high].
 
     Of the ranges [-t, t], within [low, high], it is the one with the smallest divergence of the
     quantised distribution from the clipped one (Kullback and Leibler).
@@ -161,7 +161,7 @@ def entropy_range(counts: Counts, width: float, low: float, high: float) -> tupl
         counts, width = counts.reshape(-1, 2).sum(1), 2 * width
         half //= 2
     bins = counts.astype(np.float64)
-    # Zeros, perhaps most numbers behind a ReLU, cost nothing in any range: they would hide the
+    # Zeros, perhaps most elements behind a ReLU, cost nothing in any range: they would hide the
     # others, so their bin counts as its neighbour does (as in NVIDIA's pytorch-quantization).
     bins[half] = min(bins[half], bins[half + 1])
     first, last = math.floor(low / width) + half, math.floor(high / width) + half + 1
@@ -172,7 +172,7 @@ def entropy_range(counts: Counts, width: float, low: float, high: float) -> tupl
     for t in np.unique(np.linspace(begin, furthest, _THRESHOLDS).round().astype(int))[::-1]:
         ends = max(first, half - t), min(last, half + t)
         if total - bins[slice(*ends)].sum() > MOST_CLIPPED * total:
-            break  # narrower ones clip more: where all numbers are alike, 0 distance means nothing
+            break  # narrower ones clip more: where all elements are equal, 0 distance means nothing
         loss = _divergence(bins, *ends)
         if loss < least:
             chosen, least = int(t), loss
@@ -180,8 +180,8 @@ def entropy_range(counts: Counts, width: float, low: float, high: float) -> tupl
 
 
 def _divergence(bins: NDArray[np.float64], first: int, last: int) -> float:
-    # Of the numbers in bins first to last, shared evenly by the filled bins of each of 256 groups,
-    # from all numbers, those outside in the outer bins.
+    # Of the elements in bins first to last, shared evenly by the filled bins of each of 256 groups,
+    # from all elements, those outside in the outer bins.
     inner = bins[first:last]
     clipped = inner.copy()
     clipped[0] += bins[:first].sum()
@@ -201,7 +201,7 @@ def _divergence(bins: NDArray[np.float64], first: int, last: int) -> float:
 
 
 def _level(largest: float) -> int:
-    # The least power of two above all numbers.
+    # The least power of two above all elements.
     return max(math.frexp(largest)[1], LEAST_LEVEL) if largest > 0 else LEAST_LEVEL
 
 

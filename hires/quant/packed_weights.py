@@ -1,11 +1,11 @@
-"""Packs weights of 8 bits into 4 bits and unpacks them: numbers of -7 to 7 times a step of a group.
+"""Packs 8-bit weights into 4 bits and unpacks them: integers of -7 to 7 times the step of a group.
 
-    8 bits    channel of n numbers            -91  13   52 ...  |  6  -2 ...      groups of 64
+    8 bits    channel of n integers           -91  13   52 ...  |  6  -2 ...      groups of 64
     steps     one for each group               13               |  1
-    4 bits    number = 8 bits / step           -7   1    4 ...  |  6  -2 ...      -7 to 7
-    stored    (K, bytes) of uint8             [two numbers a byte, each 8 above | steps]
+    4 bits    integer = 8 bits / step          -7   1    4 ...  |  6  -2 ...      -7 to 7
+    stored    (K, bytes) of uint8             [two integers a byte, each 8 above | steps]
 
-Steps are whole numbers of 1 to 18, so unpacked weights are again numbers of 8 bits with the scale
+Steps are integers of 1 to 18, so unpacked weights are again 8-bit integers with the scale
 of their channel: kernels, and their exact sums, are those of 8 bits. A group takes the step with
 the least squared error, which may clip its largest weights. All is computed in integers, so that
 every processor packs alike.
@@ -26,11 +26,11 @@ from torch import Tensor
 from hires.quant.affine import GROUP, packed_bytes
 
 MOST = 7
-"""The largest number of 4 bits; -8 would make the range uneven."""
+"""The largest 4-bit integer; -8 would make the range uneven."""
 LARGEST_STEP = 18
 """7 * 18 is the most that 8 bits hold."""
 _MIDDLE = 8
-_PIECE = 4096  # groups that are packed at once: their numbers stay in a core's cache
+_PIECE = 4096  # groups that are packed at once: their integers stay in a core's cache
 
 
 def pack(numbers: Tensor) -> Tensor:
@@ -60,13 +60,13 @@ def require_packed(packed: Tensor, shape: list[int]) -> None:
     """Refuses bytes that :func:`pack` makes of no weights of a ``shape`` (K, ...): ValueError."""
     coarse, steps = _parts(packed, shape)
     if bool((coarse < -MOST).any()) or bool(coarse[:, math.prod(shape[1:]) :].any()):
-        raise ValueError("a weight of 4 bits lies outside -7 to 7")
+        raise ValueError("a 4-bit weight lies outside -7 to 7")
     if bool((steps < 1).any()) or bool((steps > LARGEST_STEP).any()):
         raise ValueError(f"a step of 4-bit weights lies outside 1 to {LARGEST_STEP}")
 
 
 def _parts(packed: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
-    # (K, bytes) -> numbers of 4 bits (int8, an even number a channel) and steps (uint8)
+    # (K, bytes) -> 4-bit integers (int8, an even number a channel) and steps (uint8)
     count = math.prod(shape[1:])
     if packed.dtype != torch.uint8 or list(packed.shape) != [shape[0], packed_bytes(count)]:
         raise ValueError(f"{packed.dtype} {list(packed.shape)} are no weights of {shape} in 4 bits")
@@ -81,7 +81,7 @@ def _grouped(flat: Tensor) -> Tensor:
 
 
 def _packed_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
-    # (n, GROUP) -> numbers of 4 bits (int8) and the step of each group (uint8)
+    # (n, GROUP) -> 4-bit integers (int8) and the step of each group (uint8)
     groups = groups.float()  # which holds all squares and their sums exactly
     steps = groups.new_ones((len(groups), 1))
     least = torch.full_like(steps, torch.inf)

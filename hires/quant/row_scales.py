@@ -7,17 +7,17 @@
     y (rows, outputs)       = ((float(sum) * multiplier) + zero_point * offset) * scale + bias
 
 A row is what the layer sums over: one sample, pixel or token. A tile, stage, replica, shard or
-microbatch holds a row as a whole or not at all, whereas the numbers of a batch, or of an image in
+microbatch holds a row as a whole or not at all, whereas the elements of a batch, or of an image in
 tiles, are on several ranks: so a scale of a row costs no message and has the bits of one process,
 and no image changes the scores of the one beside it in its batch.
 
 Sums of products are exact, in int32 (:mod:`hires.quant.int8_kernels`). All else is the sequence of
-fp32 operations above, each rounded once, of single numbers: a kernel that fuses two of them would
+fp32 operations above, each rounded once, of single elements: a kernel that fuses two of them would
 round the ends of a vector otherwise than its middle. ``multiplier`` is the scale of an output's
 weights and ``offset`` is -multiplier * (the sum of its weights).
 
-A row of zeros has the scale 1 and makes the bias. A range is of finite numbers: infinite ones are
-clamped to its ends and NaN to its low one, as by a scale that a calibration has found.
+A row of zeros has the scale 1 and its output is the bias. A range is of finite elements: infinite
+ones are clamped to its ends and NaN to its low one, as by a scale that a calibration has found.
 
 Source:
     Dettmers et al., "LLM.int8()", NeurIPS 2022: vector-wise quantisation; here with a zero point.
@@ -38,18 +38,18 @@ LEAST_SCALE = 2.0**-126
 
 
 class RowNumbers(NamedTuple):
-    """Rows as unsigned numbers: x = (x_q - zero_point) * scale."""
+    """Rows as unsigned integers: x = (x_q - zero_point) * scale."""
 
     numbers: Tensor
     """uint8, (..., features)."""
     scale: Tensor
     """fp32, (..., 1)."""
     zero_point: Tensor
-    """Whole numbers of 0 to 255 in fp32, (..., 1)."""
+    """Integers of 0 to 255 in fp32, (..., 1)."""
 
 
 def quantized_rows(x: Tensor) -> RowNumbers:
-    """Returns rows (..., features) of fp32 as numbers with a scale and zero point for each."""
+    """Returns rows (..., features) of fp32 as integers with a scale and zero point for each."""
     low, high = x.nan_to_num(0.0, 0.0, 0.0).aminmax(dim=-1, keepdim=True)
     # Divided first: the distance of two ends may be more than fp32 holds.
     scale = high.clamp_(min=0).div_(LAST).sub_(low.clamp_(max=0) / LAST)
@@ -61,7 +61,7 @@ def quantized_rows(x: Tensor) -> RowNumbers:
 
 
 def fake_quantized_rows(x: Tensor) -> Tensor:
-    """Returns what the numbers of rows (..., features) stand for, in fp32."""
+    """Returns the real numbers of quantised rows (..., features), in fp32."""
     rows = quantized_rows(x.float())
     return rows.numbers.float().sub_(rows.zero_point).mul_(rows.scale)
 

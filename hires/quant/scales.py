@@ -57,7 +57,7 @@ class Scales:
     observer: str
     images: int
     values: Mapping[str, Affine]
-    """How the unsigned numbers of each value stand for real ones."""
+    """How the unsigned integers of each value stand for real numbers."""
     ranges: Mapping[str, tuple[float, float]]
     """The ranges that these scales cover."""
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def stored_scales(config: RunConfig) -> Scales | None:
     beside, holds_numbers = file.with_suffix(SUFFIX), _holds_numbers(file)
     if holds_numbers and not beside.is_file():
         raise ConfigError(
-            f"weights={file} holds a network of 8 bits, and {beside} with its scales is missing; "
+            f"weights={file} holds a quantised network, and {beside} with its scales is missing; "
             f"copy it from where `hires quantize` wrote both, or make both again"
         )
     if not beside.is_file():
@@ -187,12 +187,12 @@ def stored_scales(config: RunConfig) -> Scales | None:
         return None
     if config.precision.name != INT8 or config.task.name in ("train", "calibrate"):
         raise ConfigError(
-            f"weights={file} holds a network of 8 bits; use it with task=infer or evaluate and "
+            f"weights={file} holds a quantised network; use it with task=infer or evaluate and "
             f"precision={INT8}, and the file that it was made from for everything else"
         )
     if config.quant.weights == INT4 != scales.weight_type:
         raise ConfigError(
-            f"quant.weights={INT4} does not go with weights={file}, which holds weights of 8 bits; "
+            f"quant.weights={INT4} does not go with weights={file}, which holds 8-bit weights; "
             f"leave it out, or make another file with `hires quantize quant.weights={INT4}`"
         )
     if config.quant.linear == DYNAMIC != scales.linear:

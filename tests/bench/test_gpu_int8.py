@@ -1,4 +1,4 @@
-"""The check of convolutions of 8 bits on a GPU finds what differs by one bit; here on the CPU."""
+"""The check of int8 convolutions on a GPU finds what differs by one bit; here on the CPU."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_layer_that_makes_nan_is_named(tmp_path):
     config = calibration(model={"name": "custom", "target": "tests.helpers.custom_nets:overflows"})
     path, _ = folder_of(tmp_path, config)
     [text] = run_ranks(failing_folder, 1, str(path))
-    assert "mul (mul) cannot be calibrated: 10 images have nan or infinite numbers there" in text
+    assert "mul (mul) cannot be calibrated: 10 images have NaN or infinite elements there" in text
     assert not (path / "a0" / file_names.SCALES).exists()
 
 

@@ -78,7 +78,7 @@ def test_stages_in_8_bits_are_engines_with_explicit_roundings(tmp_path):
         assert {one["state"] for one in built["engines"]} == {"built"}
         assert {one["state"] for one in read["engines"]} == {"read"}
         assert {"hires.quantize.default", "hires.dequantize.default"} <= {*rank["operators"]}
-    assert first["off"], "numbers of 8 bits travel to the second stage"
+    assert first["off"], "8-bit integers travel to the second stage"
     # Each layer is within one step; a whole stage of random images is nearly always the same.
     assert max(first["off"]) < 0.1
     assert max(last["errors"]) < 0.05

@@ -1,4 +1,4 @@
-"""Random convolutions of 8 bits, and what they are by definition."""
+"""Random int8 convolutions, and what they are by definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small networks that hold every operator with a rule for numbers of 8 bits."""
+"""Small networks that hold every operator with a rule for 8-bit integers."""
 
 from __future__ import annotations
 

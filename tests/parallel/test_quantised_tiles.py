@@ -1,4 +1,4 @@
-"""Networks of 8 bits: tiles make the bits of one process, layers are within a step of float64."""
+"""Quantised networks: tiles make the bits of one process, layers are within a step of float64."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_whole_networks_are_quantised():
         assert len(real) <= 1 + net.kinds["dequantize"], real
     mixed = small_quantised("mixed")
     assert set(mixed.graph.kept.values()) == {
-        "elu has no rule for numbers of 8 bits",
-        "softshrink has no rule for numbers of 8 bits",
+        "elu has no rule for 8-bit integers",
+        "softshrink has no rule for 8-bit integers",
     }
 
 

@@ -73,7 +73,7 @@ def test_without_fusion_norms_are_quantised_alone(scales):
 def test_layers_that_are_kept_are_named(scales):
     plan = planned(scales, quant={"scales": str(scales), "keep": ["group2*", "fc"]})
     notes = [f.text for f in plan.findings if f.key == "precision"]
-    assert "computed in fp32, not with numbers of 8 bits: fc (quant.keep=fc)" in notes
+    assert "computed in fp32, not with 8-bit integers: fc (quant.keep=fc)" in notes
     assert plan.graph.by_name["fc"].kind == "linear"
 
 

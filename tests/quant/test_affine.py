@@ -1,4 +1,4 @@
-"""Equations 2.1 to 2.3 of the thesis, and the signed and unsigned numbers that follow from them."""
+"""Equations 2.1 to 2.3 of the thesis, and the signed and unsigned integers that follow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_ends_of_the_range_are_the_ends_of_the_numbers(bits):
 
 
 def test_unsigned_numbers_are_the_signed_ones_plus_128():
-    """The thesis quantises to signed numbers, oneDNN multiplies unsigned activations."""
+    """The thesis quantises to signed integers, oneDNN multiplies unsigned activations."""
     drawn = random.Random(1)
     for low, high in ranges(200):
         signed, unsigned = signed_affine(low, high), affine_of(low, high)

@@ -1,4 +1,4 @@
-"""Convolutions of 8 bits are the same bits however they are computed, and oneDNN computes them."""
+"""Int8 convolutions are the same bits however they are computed, and oneDNN computes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hires.quant.int8_kernels import (
 from tests.helpers.int8_cases import Case, cases
 
 NEEDS_VNNI = pytest.mark.skipif(
-    not int8_kernels.has_exact_sums(), reason="this CPU sums products of 8 bits in 16"
+    not int8_kernels.has_exact_sums(), reason="this CPU sums 8-bit products in 16"
 )
 
 

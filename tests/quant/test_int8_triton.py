@@ -1,4 +1,4 @@
-"""Triton's convolutions of 8 bits: their bits in its interpreter, their code for two kinds of GPU.
+"""Triton's int8 convolutions: their bits in its interpreter, their code for two kinds of GPU.
 
 No test runs them on a GPU.
 """

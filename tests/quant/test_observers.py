@@ -187,7 +187,7 @@ def test_constant_values_have_a_scale(observer, number):
 def test_numbers_that_are_not_finite_are_refused(number):
     x = numbers(5, 3, 2, 4, 4)
     x[1, 0, 2, 2] = number
-    with pytest.raises(ValueError, match="1 images have nan or infinite"):
+    with pytest.raises(ValueError, match="1 images have NaN or infinite"):
         seen(x).range("min_max", 100)
 
 

@@ -1,4 +1,4 @@
-"""Are weights of 4 bits those with the least error, packed into half the bytes, and no others?"""
+"""Are 4-bit weights those with the least error, packed into half the bytes, and no others?"""
 
 from __future__ import annotations
 

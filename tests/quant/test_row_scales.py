@@ -1,4 +1,4 @@
-"""Products of real rows with weights of 8 bits have the bits of their definition."""
+"""Products of real rows with 8-bit weights have the bits of their definition."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_whole_rehearsal_passes(bare, tmp_path):
     states = {(row["section"], row["check"]): row["state"] for row in found["checks"]}
     assert {section for section, _ in states} == set(gpu_bench.PARTS) - {"runs", "speed"}
     not_run = Counter(section for (section, _), state in states.items() if state == "not run")
-    # tf32, kernels of 8 bits, four layouts' engines in three precisions; NCCL called directly on
+    # tf32, int8 kernels, four layouts' engines in three precisions; NCCL called directly on
     # one and two GPUs; three layouts' memory
     # and the thesis's four rows.
     assert not_run == {"precision": 1 + 1 + 4 * 3, "streams": 2, "memory": 3 + 4}

@@ -25,7 +25,7 @@ class PrecisionConfig(Section, key="precision"):
     name: str = choice("fp32", PRECISIONS)
     """``fp64``, ``fp32``, ``tf32`` (fp32 whose matrix products have 10 bits of each factor, on
     NVIDIA GPUs from compute capability 8 on), ``bf16`` or ``fp16``: autocast in training, cast
-    weights in inference. ``int8``, for inference: integers of 8 bits, by the scales of
+    weights in inference. ``int8``, for inference: 8-bit integers, by the scales of
     ``quant.scales``; what has none is computed in fp32."""
     weights: str = choice("auto", ("auto", "fp32", *HALF))
     """Type in which inference holds weights and images: ``auto`` (that of the precision, which may

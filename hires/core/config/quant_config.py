@@ -47,14 +47,14 @@ class QuantConfig(Section, key="quant"):
     Ranks unpack those of 4 bits at their start. A file of weights has its own."""
     linear: str = choice(STATIC, LINEAR)
     """Where linear layers have the scale of their input from: ``static``, from the calibration, or
-    ``dynamic``, from the numbers of each row (sample, pixel or token) while it is computed. A file
+    ``dynamic``, from the elements of each row (sample, pixel or token) while it is computed. A file
     of weights has its own."""
     observer: str = choice("entropy", OBSERVERS)
     """How the range of a value follows from calibration images: ``entropy`` (least loss of
     information, as TensorRT), ``percentile``, ``min_max``, or ``moving_average`` (of the smallest
-    and largest number of each image)."""
+    and largest element of each image)."""
     percentile: float = number(99.99, above=True, most=100)
-    """Share of a value's numbers within its range, for ``quant.observer=percentile``."""
+    """Share of a value's elements within its range, for ``quant.observer=percentile``."""
     images: int = number(256, least=1)
     """Images that are calibrated on."""
     calibration: str = choice("data", CALIBRATIONS)

@@ -132,7 +132,7 @@ class OperatorFacts:
     moves: bool = False
     """Whether its value holds numbers of its input and no others."""
     quantized: bool = False
-    """Whether it computes with the unsigned numbers of a quantised network."""
+    """Whether it computes with the unsigned integers of a quantised network."""
     copies_weight: bool = False
     """Whether its kernel holds a second copy of its weight while it runs (oneDNN's own order)."""
 

@@ -1,12 +1,12 @@
 """Registers the operators of quantised networks, which ``hires.plan.passes.quantise`` makes.
 
-Their values are unsigned numbers of 8 bits; scales and zero points are in their arguments, so what
+Their values are unsigned 8-bit integers; scales and zero points are in their arguments, so what
 is planned is complete. What lies outside the image is the zero point. Operators that only choose
-among numbers (max-pool, slice, cat, PixelShuffle ...) are torch's own.
+among integers (max-pool, slice, cat, PixelShuffle ...) are torch's own.
 
-    numbers of a result = round(sum * factor + offset), clamped to low .. high
+    integers of a result = round(sum * factor + offset), clamped to low .. high
 
-``q_dynamic_linear`` takes and makes real numbers: it quantises the rows of its input itself.
+Input and output of ``q_dynamic_linear`` are real numbers: it quantises the rows of its input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hires.plan.operators.operator_table import pointwise, windowed
 from hires.plan.tiling import Axes
 
 BORDER = "zero_point"
-"""The argument that holds the number around the image."""
+"""The argument that holds the padding around the image."""
 
 
 def transposed(node: Node, shape: list[int], graph: Graph) -> Axes:

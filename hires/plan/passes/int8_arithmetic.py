@@ -1,11 +1,11 @@
-"""Says how numbers of 8 bits get another scale, are added, clamped, or looked up in a table.
+"""Says how 8-bit integers get another scale, are added, clamped, or looked up in a table.
 
 With x = (x_q - z_in) * s_in of every input and y = (y_q - z_out) * s_out, a sum of products is
 
     y_q = x_q * (s_in / s_out) + (z_out - z_in * s_in / s_out)
 
-for each operand. An activation that is a clamp is one of the numbers. Any other one is a table: of
-the number that comes out for each of the 256 that go in.
+for each operand. An activation that is a clamp is one of the integers. Any other is a table of
+the output for each of the 256 inputs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def sum_before(activation: Activation | None, affine: Affine) -> Sum:
 def inputs_that_count(function: Function, affine: Affine) -> Affine:
     """Returns how to round the inputs of an activation whose values have an affine map.
 
-    Beyond this range its numbers do not change any more, so its ends clamp inputs exactly:
+    Beyond this range its integers do not change any more, so its ends clamp inputs exactly:
 
         hardswish   0 0 0 0 . -1 . 0 . . . . . 255 255       range of its inputs: -3 to where its
-                          -3       0                         values have the largest number
+                          -3       0                         values have the largest integer
     """
 
     def end(far: float) -> float:
@@ -68,7 +68,7 @@ def inputs_that_count(function: Function, affine: Affine) -> Affine:
 
 
 def table_of(activation: Activation, source: Affine, to: Affine) -> list[int]:
-    """Returns the number of an activation's value for each number of its input."""
+    """Returns the integer of an activation's value for each integer of its input."""
     function = function_of(activation)
     return [to.quantized(function(source.real(number))) for number in range(LAST + 1)]
 
@@ -76,20 +76,20 @@ def table_of(activation: Activation, source: Affine, to: Affine) -> list[int]:
 def made_by_table(
     q: Quantiser, node: Node, activation: Activation, source: QuantisedValue, to: Affine
 ) -> str:
-    """Appends what makes a node's value as an activation of numbers."""
+    """Appends the operators that compute an activation of integers."""
     table = table_of(activation, source.affine, to)
     return q.made(node, "q_table", {"input": source.ref, "table": table}, to)
 
 
 def own_numbers(q: Quantiser, node: Node) -> QuantisedValue | None:
-    """Returns the one input of a node, if it is there as numbers."""
+    """Returns the only input of a node, if it is quantised."""
     if len(node.inputs) != 1 or next(iter(node.args.values())) != {"value": node.inputs[0]}:
         return None
     return q.number(node.inputs[0]) if q.has_numbers(node.inputs[0]) else None
 
 
 def rescaled(source: Affine, to: Affine, add: float = 0.0) -> dict[str, float]:
-    """Returns with which factor and offset numbers get another scale and zero point."""
+    """Returns the factor and offset that give integers another scale and zero point."""
     factor = source.scale / to.scale
     return {"factor": factor, "offset": to.zero_point - source.zero_point * factor + add}
 
@@ -113,7 +113,7 @@ def clamp_of(activation: Activation | None) -> tuple[float | None, float | None]
 
 
 def bounds_of(clamp: tuple[float | None, float | None], affine: Affine) -> dict[str, int]:
-    """Returns the ends of a clamp as numbers."""
+    """Returns the bounds of a clamp as integers."""
     low, high = clamp
     return {
         "low": 0 if low is None else affine.quantized(low),

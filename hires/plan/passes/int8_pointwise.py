@@ -1,4 +1,4 @@
-"""States how activations, sums, products and concatenations compute with numbers of 8 bits."""
+"""States how activations, sums, products and concatenations compute with 8-bit integers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _clamp(q: Quantiser, node: Node) -> str:
     clamp = None if activation is None else activation(node)
     ends = clamp_of(clamp) if clamp else None
     if x is None or ends is None:
-        return FOLLOWS if x is None else "its ends are no range of numbers"
+        return FOLLOWS if x is None else "its bounds are no range of numbers"
     affine = q.scale_of(node, x.affine) or x.affine
     made = {"input": x.ref, **rescaled(x.affine, affine), **bounds_of(ends, affine)}
     return q.made(node, "q_requantize", made, affine)

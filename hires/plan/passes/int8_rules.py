@@ -1,6 +1,6 @@
-"""States how layers, pools and copies compute with unsigned numbers of 8 bits.
+"""States how layers, pools and copies compute with unsigned 8-bit integers.
 
-Operators of single numbers are in :mod:`hires.plan.passes.int8_pointwise`.
+Elementwise operators are in :mod:`hires.plan.passes.int8_pointwise`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _convolution(q: Quantiser, node: Node) -> str:
         return "its weight is computed"
     if len(node.shape or []) != 4:
         return "its input has no batch"
-    held = q.graph.params.get(weight)  # else of a norm, which has one product for each number
+    held = q.graph.params.get(weight)  # else of a norm, which has one product for each element
     if held is not None and math.prod(held.shape[1:]) > MOST_PRODUCTS:
         return TOO_MANY
     other = None
@@ -95,7 +95,7 @@ def _real_convolution(q: Quantiser, node: Node, x: QuantisedValue, weight: str) 
 def _real(
     q: Quantiser, node: Node, kind: str, activation: Activation | None, made: dict[str, Any]
 ) -> str:
-    """Appends a layer that makes real numbers, and its activation of them."""
+    """Appends a layer whose output is real numbers, and its activation."""
     if not activation:
         return q.made_real(node, kind, made)
     inner = q.add(f"{node.name}.sum", kind, made, node.shape, "float32", node.flops)
@@ -105,7 +105,7 @@ def _real(
 def _layer_args(
     q: Quantiser, node: Node, x: QuantisedValue, weight: str, to: Affine, add: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the arguments of a convolution that makes numbers of some scale and zero point."""
+    """Returns the arguments of a convolution whose output has some scale and zero point."""
     args = node.args
     tensors = layer_tensors(q, node, x, weight, to, {}, add)
     place = {name: args[name] for name in ("stride", "padding", "dilation", "groups")}
@@ -219,7 +219,7 @@ def _linear(q: Quantiser, node: Node) -> str:
 
 
 def _dynamic_linear(q: Quantiser, node: Node, weight: str) -> str:
-    """Adds a layer of real numbers, whose rows are quantised when they are there."""
+    """Adds a layer of real numbers, whose rows are quantised while it is computed."""
     if node.dtype != "float32":
         return f"it computes in {node.dtype}"
     made = {"input": {"value": q.real(_value(node.args["input"]))}, **row_tensors(q, node, weight)}
@@ -286,7 +286,7 @@ def _mixed(q: Quantiser, node: Node) -> str:
 
 @RULES.register("moves")
 def _moved(q: Quantiser, node: Node) -> str:
-    """An operator that chooses among numbers, as they are."""
+    """An operator that selects integers without changing them."""
     x = own_numbers(q, node)
     if x is None:
         return FOLLOWS

@@ -19,7 +19,7 @@ from hires.plan.passes.quantise import QuantisedValue, Quantiser
 from hires.quant.affine import Affine, packed_bytes, packs
 
 UNPACKED = "unpacked_weight"
-"""The recipe of numbers that are stored in fewer bits."""
+"""The recipe of integers that are stored in fewer bits."""
 
 
 def layer_tensors(
@@ -70,7 +70,7 @@ def row_tensors(q: Quantiser, node: Node, weight: str) -> dict[str, Any]:
 
 
 def weight_form(node: Node) -> dict[str, Any]:
-    """Returns in which form a layer's numbers are held: as a convolution of stride 1 reads them."""
+    """Returns the form of a layer's integers: as a convolution of stride 1 reads them."""
     if node.kind != "conv_transpose2d":
         return {}
     sides = {name: pair(node.args[name]) for name in ("stride", "dilation")}
@@ -80,7 +80,7 @@ def weight_form(node: Node) -> dict[str, Any]:
 def stored_params(graph: Graph) -> set[str]:
     """Returns the names of what a file of a quantised network holds: all that its nodes read.
 
-    In place of numbers that are unpacked at the start it holds the packed ones.
+    In place of integers that are unpacked at the start it holds the packed ones.
     """
     names = set[str]()
     for name in {name for node in graph.nodes for name in node.params}:
@@ -93,7 +93,7 @@ def stored_params(graph: Graph) -> set[str]:
 def _scale_and_numbers(
     q: Quantiser, node: Node, weight: str, shape: list[int], form: dict[str, Any]
 ) -> tuple[str, Any]:
-    # The name of the scales of a weight's channels, and its numbers as an argument.
+    # The name of the scales of a weight's channels, and its integers as an argument.
     recipe = {"make": "quantized_scale", "params": [weight], **form}
     scale = q.param(f"{node.name}:scale8", shape[:1], "float64", recipe)["param"]
     return scale, _numbers(q, node, shape, {"params": [weight, scale], **form})

@@ -1,13 +1,13 @@
-"""Replaces operators by those of unsigned numbers of 8 bits, as far as there are such.
+"""Replaces operators by those of unsigned 8-bit integers, where they exist.
 
     float      input -> conv1 -> pool -> silu -> conv2 -> output
     quantised  input -> quantize -> conv1 -> pool -> dequantize -> silu -> quantize -> conv2 ...
 
-How a value's numbers stand for real ones is given: the scale and the zero point that a calibration
-found. Each operator has its rule in ``hires.plan.passes.int8_rules``. One without a rule, one that
-is kept by name, and one whose values have no scale stay in float, between a dequantize and a
-quantize; ``Graph.kept`` has the reason. What no reader wants as numbers is computed in float, as
-the scores of a classifier: so it is not rounded.
+How a value's integers stand for real numbers is given: the scale and the zero point that a
+calibration found. Each operator has its rule in ``hires.plan.passes.int8_rules``. One without a
+rule, one that is kept by name, and one whose values have no scale stay in float, between a
+dequantize and a quantize; ``Graph.kept`` has the reason. A value that no reader takes as integers
+is computed in float, as the scores of a classifier: so it is not rounded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hires.quant.affine import Affine
 
 NUMBERS = "uint8"
 FOLLOWS = "its input is computed in float"
-"""Why a node stays in float that could compute with numbers: others are to blame."""
+"""Why a node with an int8 rule stays in float."""
 
 
 class QuantisedValue(NamedTuple):
-    """A value as unsigned numbers."""
+    """A value as unsigned integers."""
 
     name: str
     affine: Affine
@@ -43,7 +43,7 @@ class QuantisedValue(NamedTuple):
 
 
 Rule = Callable[["Quantiser", Node], str]
-"""Appends what computes a node with numbers, and returns nothing; or returns why it cannot."""
+"""Appends what computes a node with integers, and returns nothing; or returns why it cannot."""
 
 RULES: Registry[Rule] = Registry("int8 rule")
 """Operator -> its rule."""
@@ -56,10 +56,10 @@ def quantised(
     weights: str = INT8,
     linear: str = STATIC,
 ) -> Graph:
-    """Returns a network that computes with numbers what it can; a second time it changes nothing.
+    """Returns a network that computes with integers what it can; a second time it changes nothing.
 
     ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
-    float with the reason, ``weights`` in which type the numbers of weights are stored, ``linear``
+    float with the reason, ``weights`` in which type the integers of weights are stored, ``linear``
     where linear layers have the scale of their input from.
     """
     if any(facts_of(node.kind).quantized for node in graph.nodes):
@@ -89,7 +89,7 @@ class Quantiser:
         self.nodes: list[Node] = []
         self.params: dict[str, Parameter] = {}
         self.numbers: dict[str, QuantisedValue] = {}
-        """Values that are there as numbers."""
+        """Values that are quantised."""
         self._reals: dict[str, str] = {INPUT: INPUT}
         self._places = {node.name: index for index, node in enumerate(graph.nodes)}
         self._layer = ""
@@ -116,7 +116,7 @@ class Quantiser:
         return dataclasses.replace(graph, kept=kept)
 
     def number(self, value: str) -> QuantisedValue | None:
-        """Returns a value as numbers, quantised where it is float; None: it has no scale."""
+        """Returns a value as integers, quantised where it is float; None: it has no scale."""
         if value not in self.numbers and value in self.values and value in self._reals:
             affine = self.values[value]
             shape, name = self.graph.shape(value), f"{value}.quantized"
@@ -126,7 +126,7 @@ class Quantiser:
         return self.numbers.get(value)
 
     def has_numbers(self, value: str) -> bool:
-        """Whether a value is there as numbers already."""
+        """Whether a value is quantised already."""
         return value in self.numbers
 
     def real(self, value: str) -> str:
@@ -139,7 +139,7 @@ class Quantiser:
         return self._reals[value]
 
     def wants_numbers(self, value: str) -> bool:
-        """Whether some reader of a value may compute with numbers."""
+        """Whether some reader of a value may compute with integers."""
         readers = (self.graph.nodes[index] for index in self.graph.consumers.get(value, []))
         return any(not (self._why_float(node) or self._reads_real(node)) for node in readers)
 
@@ -162,13 +162,13 @@ class Quantiser:
         return {"value": name}
 
     def made(self, node: Node, kind: str, args: dict[str, Any], affine: Affine) -> str:
-        """Appends what makes a node's value as numbers, under its name."""
+        """Appends the operator that computes a node's value as integers, under its name."""
         self.add(node.name, kind, args, node.shape, flops=node.flops)
         self.numbers[node.name] = QuantisedValue(node.name, affine)
         return ""
 
     def made_real(self, node: Node, kind: str, args: dict[str, Any]) -> str:
-        """Appends what makes a node's value as real numbers, under its name."""
+        """Appends the operator that computes a node's value as real numbers, under its name."""
         self.add(node.name, kind, args, node.shape, "float32", node.flops)
         self._reals[node.name] = node.name
         return ""
@@ -188,7 +188,7 @@ class Quantiser:
         if node.name in self.kept:
             return self.kept[node.name]
         if not self._rule_name(node):
-            return f"{node.kind} has no rule for numbers of 8 bits"
+            return f"{node.kind} has no rule for 8-bit integers"
         if node.shape is None or node.name not in self.graph.of_images:
             return "it is no map of the image"
         return "" if "float" in (node.dtype or "") else "it is no map of real numbers"

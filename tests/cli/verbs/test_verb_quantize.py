@@ -278,7 +278,7 @@ def test_numbers_of_another_width_are_refused_though_their_digest_fits(hires):
 def test_a_file_of_8_bits_is_not_read_as_one_of_4(hires):
     answer = hires(*INT8, "quant.weights=int4")
     assert answer.code == 2
-    assert "which holds weights of 8 bits; leave it out" in answer.err
+    assert "which holds 8-bit weights; leave it out" in answer.err
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_file_of_static_linear_layers_is_not_read_as_one_of_dynamic_ones(hires
 def test_integers_need_int8(hires, precision):
     answer = hires(*INT8, f"precision={precision}")
     assert answer.code == 2
-    assert "holds a network of 8 bits; use it with task=infer or evaluate" in answer.err
+    assert "holds a quantised network; use it with task=infer or evaluate" in answer.err
 
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.json"])
