@@ -226,6 +226,19 @@ def machine_bytes() -> int | None:
     return min(sizes, default=None)
 
 
+def free_bytes() -> int | None:
+    """Returns the memory that processes can still take on this machine, or in their container."""
+    sizes, group = [], Path("/sys/fs/cgroup")
+    with contextlib.suppress(ValueError, OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        [line] = [line for line in lines if line.startswith("MemAvailable:")]
+        sizes.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(ValueError, OSError):  # "max" is no number
+        most = int((group / "memory.max").read_text())
+        sizes.append(most - int((group / "memory.current").read_text()))
+    return min(sizes, default=None)
+
+
 def least_bytes(config: RunConfig, graph: Graph) -> int:
     """Returns bytes that the ranks of one replica need together at the least.
 

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from hires.engine import memory_meter
+from hires.engine.memory_meter import PeakMeter
+
 FAULTS = """
 import resource
 import torch
@@ -23,6 +26,10 @@ print(first, min(faults() for _ in range(3)))
 """
 
 
+LARGE = FAULTS.replace("2**22", "2**24").replace("range(8)", "range(3)")
+"""Tensors of 64 MiB."""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
 def test_memory_that_was_freed_is_used_again():
     # 128 MiB in tensors of 16 MiB: without the setting all pages come anew every time.
@@ -33,3 +40,26 @@ def test_memory_that_was_freed_is_used_again():
     first, later = map(int, done.stdout.split())
     assert first > 10000
     assert later < first / 100
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
+@pytest.mark.parametrize("large", [True, False])
+def test_large_tensors_are_kept_where_they_may_be(large):
+    script = LARGE.format(prepare=f"keep_memory(large={large})")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    first, later = map(int, done.stdout.split())
+    assert first > 10000
+    assert (later < first / 100) == large
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "kept"),
+    [(597, None, True), (596, None, False), (None, None, False), (9999, 148, False)],
+)
+def test_large_tensors_are_kept_only_with_room_for_all_ranks(monkeypatch, free, limit, kept):
+    monkeypatch.setattr(memory_meter, "free_bytes", lambda: free)
+    meter = object.__new__(PeakMeter)
+    meter._ranks, meter._limit = 4, limit
+    assert meter._has_room(149) == kept
