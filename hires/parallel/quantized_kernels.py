@@ -218,22 +218,47 @@ def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
     #     kernel 4, stride 2     phase 0  o = 0 2 4 ..  taps 2 0  of input rows o/2 - 1, o/2
     #                            phase 1  o = 1 3 5 ..  taps 3 1
     pads, crops = phase_window(w, args["weight"])
-    x = F.pad(x, (*pads[1], *pads[0]), value=args["zero_point"])
-    y = convolve_int8(x, args["weight"], Geometry(groups=args["groups"]), _rescale(args))
+    if any(map(any, pads)):
+        x = F.pad(x, (*pads[1], *pads[0]), value=args["zero_point"])
+    product = w.product
+    if product is not None and product.shape == x.shape:
+        y = product(x, _rescale({**args, **w.by_phase}), None)
+    else:
+        y = convolve_int8(x, args["weight"], Geometry(groups=args["groups"]), _rescale(args))
+        y = _phase_major(y.transpose(0, 1), w, args["groups"]).transpose(0, 1)
+    whole = _interleaved(y, w, args["groups"])[:, :, crops[0], crops[1]]
+    return whole.contiguous(memory_format=torch.channels_last)
+
+
+def _phase_major(channels: Tensor, w: Window, groups: int) -> Tensor:
+    # (groups x outputs x phases, ...) -> (groups x phases x outputs, ...): in channels-last order
+    # the outputs of a phase then lie side by side, and are moved to their pixel as one block.
+    rows, cols = (axis.stride for axis in w.axes)
+    apart = channels.reshape(groups, -1, rows * cols, *channels.shape[1:])
+    return apart.transpose(1, 2).reshape(channels.shape)
+
+
+def _interleaved(y: Tensor, w: Window, groups: int) -> Tensor:
+    # (n, groups x phases x outputs, H, W) -> (n, groups x outputs, H rows, W cols)
     (rows, cols), (n, _, height, width) = (axis.stride for axis in w.axes), y.shape
-    phases = y.view(n, -1, rows, cols, height, width).permute(0, 1, 4, 2, 5, 3)
-    whole = phases.reshape(n, -1, height * rows, width * cols)
-    return whole[:, :, crops[0], crops[1]].contiguous(memory_format=torch.channels_last)
+    pixels = y.permute(0, 2, 3, 1).reshape(n, height, width, groups, rows, cols, -1)
+    moved = pixels.permute(0, 1, 4, 2, 5, 3, 6).reshape(n, height * rows, width * cols, -1)
+    return moved.permute(0, 3, 1, 2)
 
 
 @PACKERS.register("q_conv_transpose2d")
 def _pack_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
     assert w is not None
-    (rows, columns), _ = phase_window(w, args["weight"])
+    weight, groups = args["weight"], args["groups"]
+    (rows, columns), _ = phase_window(w, weight)
     shape = [*shape[:2], shape[2] + sum(rows), shape[3] + sum(columns)]
-    if not is_packed(shape, args["weight"]):
+    if not is_packed(shape, weight):
         return None
-    return product_of(args["weight"], shape, Geometry(groups=args["groups"])).packed
+    names = "weight", "multiplier", "offset"
+    by_phase = {name: _phase_major(args[name].detach(), w, groups) for name in names}
+    w.product = OnednnProduct(by_phase.pop("weight"), shape, Geometry(groups=groups), 0)
+    w.by_phase = by_phase
+    return w.product.packed
 
 
 def phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list[slice]]:

@@ -71,6 +71,7 @@ class Window:
         self.overwrites = overwrites
         self.adds = node.args.get(facts_of(node.kind).beside) is not None  # another map
         self.product: OnednnProduct | None = None  # of 8 bits, for the window's own shape
+        self.by_phase: dict[str, Tensor] = {}  # scales of a transposed product's channels
         assert axes is not None
         assert facts is not None
         assert node.shape is not None
