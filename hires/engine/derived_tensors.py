@@ -223,7 +223,8 @@ def _folded_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 
 
 @RECIPES.register("norm_scale")
-def _norm_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+def norm_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    """Returns the factor of each channel, (C,) in float64, of a norm with stored statistics."""
     return _scale(_by_role(recipe, tensors), recipe["eps"])
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from hires.core.errors import RunError
-from hires.engine.derived_tensors import RECIPES, row_pieces
+from hires.engine.derived_tensors import RECIPES, norm_scale, row_pieces
 from hires.plan.passes.int8_tensors import UNPACKED
 from hires.quant.affine import packs
 from hires.quant.packed_weights import pack, require_packed, unpack
@@ -119,9 +119,7 @@ def quantized_offset(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 @RECIPES.register("norm_weight")
 def _norm_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     # Of a norm with stored statistics: it multiplies every channel, as a convolution can.
-    given = dict(zip(recipe["roles"], (tensor.double() for tensor in tensors), strict=True))
-    scale: Tensor = torch.rsqrt(given["var"] + recipe["eps"]) * given.get("scale", 1.0)
-    return scale.view(-1, 1, 1, 1)
+    return norm_scale(recipe, tensors).view(-1, 1, 1, 1)
 
 
 def _weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:

@@ -168,7 +168,8 @@ def test_weight_that_kernels_keep_leaves_its_shape_alone(precision):
         for one in (engine, plain):
             one.close()
     emptied = {n for n, t in engine.derived.tensors.items() if is_emptied(t)}
-    read = {n.args["weight"]["param"] for n in plan.graph.nodes if n.kind == "fused_conv2d"}
+    packs = "conv2d", "fused_conv2d"
+    read = {n.args["weight"]["param"] for n in plan.graph.nodes if n.kind in packs}
     assert read
     assert read & engine.derived.tensors.keys() == emptied
     for key, value in expected.items():
