@@ -28,6 +28,8 @@ _EXECUTED = re.compile(
     r"onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
     r",[^,]+,[^,]*,.*?src[^:]*:(\w+):"
 )
+_TOOK = re.compile(r"onednn_verbose,(?:v1,)?primitive,exec,cpu,.*,([\d.]+)$")
+"""Any primitive, and its milliseconds."""
 _HEAVY = re.compile(r"Conv|Deconv|Gemm|MatMul|FullyConnected")
 """Nodes of ONNX Runtime and OpenVINO that are convolutions or products."""
 _NAMES = {
@@ -43,6 +45,21 @@ _NAMES = {
 
 def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
     """Runs a step; returns how many convolutions and products oneDNN executed, by type."""
+    return count_kernels(_listed(step))
+
+
+def onednn_seconds(step: Callable[[], object], times: int = 3) -> float:
+    """Runs a step some times; returns the least time that oneDNN's kernels alone took in one."""
+    return min(kernel_seconds(_listed(step)) for _ in range(times))
+
+
+def kernel_seconds(text: str) -> float:
+    """Returns the time of all primitives that oneDNN's verbose output lists."""
+    found = [_TOOK.match(line) for line in text.splitlines()]
+    return sum(float(match[1]) for match in found if match) / 1e3
+
+
+def _listed(step: Callable[[], object]) -> str:
     with tempfile.TemporaryFile() as file:
         sys.stdout.flush()
         kept = os.dup(1)
@@ -56,7 +73,7 @@ def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
             os.dup2(kept, 1)
             os.close(kept)
         file.seek(0)
-        return count_kernels(file.read().decode(errors="replace"))
+        return file.read().decode(errors="replace")
 
 
 def count_kernels(text: str) -> dict[str, int]:

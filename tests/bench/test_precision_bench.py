@@ -14,6 +14,7 @@ from hires.bench.kernel_types import (
     count_graph,
     count_kernels,
     count_profile,
+    kernel_seconds,
     ran_as,
 )
 from hires.bench.peer_process import PeerProcess
@@ -216,8 +217,16 @@ def test_peer_that_was_not_asked_for_has_no_aim_in_silence():
         "what": "bf16 beside the best peer",
         "measured": "-",
         "aim": "1.0",
+        "limit": "-",
         "": "not measured: no library of --peers runs bf16",
     }
+
+
+def test_limit_of_an_aim_is_what_kernels_alone_would_reach():
+    ours = row("hires", "fp32", 2.0) | {"kernels_s": 1.6}
+    first, *_ = aims([ours, row("torch", "fp32", 1.0)])
+    assert (first.measured, first.limit) == (0.5, 0.625)
+    assert kernel_seconds(VERBOSE) == pytest.approx((1 + 0.1 + 0.1) / 1e3)
 
 
 @pytest.mark.parametrize(("took_s", "verdict"), [(0.996, "met"), (0.994, "short")])
