@@ -133,14 +133,16 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
     ConfigError: the images are synthetic and not requested by name, or too few.
     """
     quant, data = config.quant, _data_of(config, {word.lstrip("+~") for word in words})
+    steps = -(-quant.images // config.batch)
     own = dataclasses.replace(
         config,
         campaign=CAMPAIGN,
         task=dataclasses.replace(TaskConfig(), name="calibrate", loss=config.task.loss),
         data=data,
         precision=PrecisionConfig() if config.precision.name == INT8 else config.precision,
-        steps=-(-quant.images // config.batch),
-        measure=MeasureConfig(warmup=0),
+        steps=steps,
+        # The memory of a step of the warm-up is measured to the page.
+        measure=MeasureConfig(warmup=min(1, steps - 1)),
         checkpoint=CheckpointConfig(resume="never"),
         engine=dataclasses.replace(config.engine, compile="off"),
         quant=QuantConfig(

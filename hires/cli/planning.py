@@ -293,6 +293,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
         del values["memory"]["limit"]
+        if config.task.name == "calibrate":  # of an inference, quant decides the graph alone
+            values["quant"] = vars(config.quant)
         values["cublas_workspaces"] = cublas_workspaces(config)
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts)

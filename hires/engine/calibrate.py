@@ -31,8 +31,11 @@ from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.graph import INPUT, describe
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.affine import Affine, affine_of
-from hires.quant.observers import WITH_COUNTS, Observed, reduce_all
+from hires.quant.observers import PIECE, WITH_COUNTS, Observed, reduce_all
 from hires.quant.scales import Scales, calibration_key, write_scales
+
+NOISE_PIECE = PIECE // 4
+"""Numbers whose noise is computed at once: it takes no more memory than observing them."""
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +96,11 @@ class Calibrator:
         powers = torch.zeros(len(place), 2, dtype=torch.float64)
 
         def add(name: str, x: Tensor, image: int) -> None:
-            x = x.detach().double()
-            error = x - fake_quantized(x, values[name])
-            powers[place[name]] += torch.stack([x.square().sum(), error.square().sum()]).cpu()
+            for rows in torch.split(x.detach().flatten(), NOISE_PIECE):
+                exact = rows.double()
+                error = exact - fake_quantized(exact, values[name])
+                both = torch.stack([exact.square().sum(), error.square().sum()])
+                powers[place[name]] += both.cpu()
 
         watch_values(self.engine, names, add)
         one_step(self._config, self.engine, source)

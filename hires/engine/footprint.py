@@ -49,6 +49,7 @@ from hires.engine.build import (
     place_tensors,
 )
 from hires.engine.caching_allocator import CachingAllocator
+from hires.engine.calibration_memory import observe_blank, rehearse_choice
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import OPTIMIZERS
@@ -77,7 +78,7 @@ from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
 
 PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20, "evaluate": 2 * 2**20}
-PROCESS_BYTES["calibrate"] = 128 * 2**20  # a histogram of each value
+PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]
 """What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
@@ -172,17 +173,22 @@ def rehearse(
         live.forget_peak()
         if watch is not None:
             watch(engine)
+        observed = observe_blank(config, engine)
+        if not on_gpu:
+            live.now["buffers"] += observed
         engine.executor.step(feed)
+        rehearse_choice(config, engine, lambda: engine.executor.step(feed))
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if live.allocator is None:
         parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
-        # No kernel of a backward pass has been compiled by then, and no histogram made.
+        # No kernel of a backward pass has been compiled by then.
         beside = wire.shared_bytes() + PROCESS_BYTES["infer"] + mpi_bytes + shm_bytes
         facts = {"mpi_bytes": mpi_bytes, "shm_bytes": shm_bytes, "start_bytes": start + beside}
         return RankMemory(**parts, **facts)
     host = (
-        mpi_bytes
+        observed
+        + mpi_bytes
         + shm_bytes
         + HOST_CONTEXT_BYTES
         + wire.shared_bytes()

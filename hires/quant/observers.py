@@ -39,7 +39,8 @@ MOST_CLIPPED = 0.05
 """Share of the elements besides 0 that ``entropy`` may clip."""
 _THRESHOLDS = 128
 _LEVELS = 256
-_PIECE = 2**22  # elements that are counted at once: their indices take 8 bytes each
+PIECE = 2**20
+"""Elements that are looked at once: their bins take 8 bytes each."""
 
 WITH_COUNTS = ("entropy", "percentile")
 """Observers that need a histogram."""
@@ -58,10 +59,9 @@ class Observed:
 
     def add(self, part: Tensor, first: int) -> None:
         """Adds part of a value, (n, ...), for the images from ``first`` on; others do not count."""
-        rows = part.detach()[: max(0, len(self.lows) - first)].flatten(1)
+        rows = _rows(part.detach()[: max(0, len(self.lows) - first)])
         if not rows.numel():
             return
-        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
         low, high = (end.to("cpu", torch.float64) for end in rows.aminmax(dim=1))
         broken = ~(low.isfinite() & high.isfinite())
         if bool(broken.any()):
@@ -72,7 +72,7 @@ class Observed:
         self.highs[own] = torch.maximum(self.highs[own], high)
         if self.counts is not None:
             self.raise_to(_level(max(-float(low.min()), float(high.max()))))
-            for piece in torch.split(rows.flatten(), _PIECE):
+            for piece in torch.split(rows.flatten(), PIECE):
                 self.counts += _counted(piece, self.level).cpu()
 
     def raise_to(self, level: int) -> None:
@@ -115,6 +115,18 @@ class Observed:
         else:
             ends = entropy_range(self.counts.numpy(), width, low, high)
         return max(low, ends[0]), min(high, ends[1])
+
+
+def num_bytes(num_images: int, counting: bool) -> int:
+    """Returns the bytes that one :class:`Observed` keeps."""
+    return 16 * num_images + (16 * HALF if counting else 0)
+
+
+def scratch(part: Tensor, counting: bool) -> None:
+    """Allocates what :meth:`Observed.add` does meanwhile, and looks at no number."""
+    rows = _rows(part.detach())
+    if counting:
+        _bins(rows.flatten()[:PIECE], 0)
 
 
 def reduce_all(
@@ -206,8 +218,16 @@ def _level(largest: float) -> int:
 
 
 def _counted(numbers: Tensor, level: int) -> Tensor:
-    bins = (numbers * math.ldexp(HALF, -level)).floor_().to(torch.int64)
-    return torch.bincount(bins.add_(HALF), minlength=2 * HALF)
+    return torch.bincount(_bins(numbers, level), minlength=2 * HALF)
+
+
+def _bins(numbers: Tensor, level: int) -> Tensor:
+    return (numbers * math.ldexp(HALF, -level)).floor_().to(torch.int64).add_(HALF)
+
+
+def _rows(part: Tensor) -> Tensor:
+    rows = part.flatten(1)
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def _average(ends: list[float]) -> float:

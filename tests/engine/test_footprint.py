@@ -174,8 +174,19 @@ def test_process_answers_graph_memory_and_errors():
             "precision": {"name": "int8"},
             "parallel": {"tiles": [2, 1]},
         },
+        {"batch": 8, "image": 128, "task": {"name": "calibrate"}, "quant": {"images": 16}},
+        {
+            "batch": 8,
+            "image": 128,
+            "task": {"name": "calibrate"},
+            "quant": {"images": 16, "observer": "min_max"},
+            "parallel": {"tiles": [2, 1]},
+        },
     ],
-    ids=["single", "tiles", "pipeline", "inference", "bf16", "int8", "int8 tiles"],
+    ids=[
+        *("single", "tiles", "pipeline", "inference", "bf16", "int8", "int8 tiles"),
+        *("calibration", "calibration of tiles"),
+    ],
 )
 def test_prediction_is_what_ranks_measure(keys, tmp_path):
     # 10 % is the aim for networks of any size. These take 20 to 250 MiB, of which kernels, caches
@@ -227,6 +238,19 @@ def test_start_of_a_quantised_network_holds_its_float_weights(tmp_path):
     assert needed_bytes(eight.to_dict()) == eight.start_bytes > eight.device_bytes
     [unfused] = predicted(**infer, engine={"fuse": "off"})
     assert unfused.start_bytes < unfused.device_bytes  # nothing is computed from weights
+
+
+def test_a_calibration_keeps_histograms_and_exact_weights():
+    base: dict[str, Any] = {"task": {"name": "calibrate"}, "model": {"depth": 18, "classes": 10}}
+    quant: dict[str, Any] = {"images": 4}
+    [plain] = predicted(**base, quant={**quant, "observer": "min_max"})
+    [counting] = predicted(**base, quant=quant)
+    # 2 ** 14 bins of each of the 25 values; those of a piece of a value beside it.
+    more = counting.peak_bytes - plain.peak_bytes
+    assert 25 * 2**17 <= more < 25 * 2**17 + 12 * 2**20 + 2**16
+    [choosing] = predicted(**base, quant={**quant, "auto": "30dB"})
+    weights = 4 * 11.2e6
+    assert 0.9 * weights < choosing.peak_bytes - counting.peak_bytes < 2.1 * weights
 
 
 def test_prediction_touches_no_memory_of_the_parameters():
