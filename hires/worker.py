@@ -34,9 +34,11 @@ from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.device import RankDevice, open_device
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.predict import Predictor, write_prediction
 from hires.engine.region_calls import Compilation
 from hires.engine.region_compiler import compile_regions
 from hires.engine.run import hold_preemption, run_steps
+from hires.engine.seen_outputs import Observer
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights
 from hires.nets.built_tensors import built_network
@@ -141,11 +143,15 @@ def run_attempt(
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
     _note_compiled(metrics, world, compile_regions(engine, config))
-    evaluates, source = config.task.name == "evaluate", open_data(config)
-    evaluator = Evaluator(config, source, plan.graph) if evaluates else None
+    source = open_data(config)
+    observer: Observer | None = None
+    if config.task.name == "evaluate":
+        observer = Evaluator(config, source, plan.graph)
+    elif config.task.name == "predict":
+        observer = Predictor(config, source, plan.graph, metrics.parent)
     calibrates = config.task.name == "calibrate"
     calibrator = Calibrator(config, engine) if calibrates else None
-    done = run_steps(engine, config, metrics, meter, saver, evaluator)
+    done = run_steps(engine, config, metrics, meter, saver, observer)
     comm.barrier()
     if done < config.steps:
         log.info("preempted after %d of %d steps", done, config.steps)
@@ -155,8 +161,10 @@ def run_attempt(
     if calibrator is not None:
         write_calibration(calibrator, config, source, run_dir, world.attempt)
     if world.rank == 0:
-        if evaluates:
+        if isinstance(observer, Evaluator):
             write_evaluation(run_dir, world.attempt, config, source, plan.graph)
+        elif isinstance(observer, Predictor):
+            write_prediction(run_dir, world.attempt, config, source, plan.graph)
         append_line(metrics, {"kind": "done", "rank": 0})
         records.finish(run_dir, world.attempt, "done")
     return 0

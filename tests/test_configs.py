@@ -95,4 +95,4 @@ def test_primary_config_chooses_one_of_every_group():
 
 def test_every_precision_schedule_and_task_of_the_schema_can_be_chosen():
     assert set(groups()["precision"]) == {*PRECISIONS}
-    assert set(groups()["task"]) == {"train", "infer", "evaluate", "calibrate"}
+    assert set(groups()["task"]) == {"train", "infer", "evaluate", "predict", "calibrate"}

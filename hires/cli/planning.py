@@ -21,6 +21,7 @@ from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.config.task_config import ONE_PASS
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.evaluation_summary import one_pass
 from hires.core.precisions import INT8
@@ -46,7 +47,8 @@ FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a
 thousand different layouts would otherwise be planned for as long as it runs."""
 UNRELATED = (
-    "campaign", "results", "steps", "measure", "checkpoint", "weights", "task.lr", "comm.timeout_s",
+    "campaign", "results", "steps", "measure", "checkpoint", "weights", "task.lr", "predict",
+    "comm.timeout_s",
     "comm.visible", "launcher.port", "data.path", "data.classes", "data.length", "data.fit",
     "data.shuffle", "data.split", "data.validation", "data.split_seed",
 )  # fmt: skip
@@ -313,7 +315,7 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     """Returns the config with what follows from its data, which is opened unless it was ``seen``.
 
     ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
-    are those of one pass.
+    or prediction are those of one pass.
     """
     seen = {} if seen is None else seen
     data = {**vars(config.data), "channels": config.model.channels, "loss": config.loss}
@@ -331,7 +333,7 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             f"leave model.classes out, or set it to {num_classes} or more"
         )
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
-    if config.task.name != "evaluate":
+    if config.task.name not in ONE_PASS:
         return config
     steps = one_pass(length, config.batch)
     warmup = min(config.measure.warmup, steps - 1)

@@ -43,22 +43,25 @@ def one_pass(length: int, batch: int) -> int:
     return -(-length // batch)
 
 
-def by_sample(kind: str, rows: Iterable[Numbers], num_samples: int) -> list[list[float]]:
+def by_sample(
+    kind: str, rows: Iterable[Numbers], num_samples: int, done: str = "evaluated"
+) -> list[list[float]]:
     """Returns one row of :data:`ROWS` for each sample of a data set, in order.
 
-    RunError: a sample has no row, or one of several that cannot be added.
+    RunError: a sample has no row, or one of several that cannot be added. ``done`` is what ranks
+    did with it, for the message.
     """
     parts: dict[int, list[Numbers]] = collections.defaultdict(list)
     for sample, *numbers in rows:
         parts[int(sample)].append(numbers)
     if sorted(parts) != list(range(num_samples)):
         missing = next(i for i in range(num_samples + 1) if i not in parts)
-        raise RunError(f"no rank evaluated sample {missing} of {num_samples}")
+        raise RunError(f"no rank {done} sample {missing} of {num_samples}")
     if kind != CLASSES:
         return [_added(parts[sample]) for sample in range(num_samples)]
     for sample, held in parts.items():
         if len(held) > 1:
-            raise RunError(f"sample {sample} was evaluated {len(held)} times")
+            raise RunError(f"sample {sample} was {done} {len(held)} times")
     return [[*parts[sample][0]] for sample in range(num_samples)]
 
 

@@ -17,6 +17,9 @@ LEAST = 16
 """A text is shortened to no fewer characters than this, or than its heading."""
 _DOTS = "..."
 _COLOUR = re.compile(r"\x1b\[\d+m")
+_FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
+"""How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
+as ``- / 1,0``."""
 
 Rows = Sequence[Sequence[str]]
 """Rows of one length, headings first; a cell with line breaks takes several lines."""
@@ -150,6 +153,11 @@ def columns_of(text: str) -> int:
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
     )
+
+
+def spreadsheet_text(text: str) -> str:
+    """Returns a text for a CSV file; one that a spreadsheet would compute gets an apostrophe."""
+    return f"'{text}" if _FORMULA.match(text) else text
 
 
 def _first(text: str, width: int) -> str:

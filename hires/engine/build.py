@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hires.comm import activity, make_groups, max_all, open_channels
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
+from hires.core.config.task_config import INFERENCE
 from hires.core.ranks.timeline import Recorder
 from hires.core.store.network_weights import WeightsPlace
 from hires.data.source import open_data
@@ -256,7 +257,7 @@ def assemble(
     done = executor, loaders, optimizer, recorder
     engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
     engine.look = look
-    engine.empties_weights = config.task.name in ("infer", "evaluate")
+    engine.empties_weights = config.task.name in INFERENCE
     return engine
 
 

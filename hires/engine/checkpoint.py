@@ -55,6 +55,7 @@ from hires.engine import tensorfile
 from hires.engine.build import RankEngine, made_tensors, names_of
 from hires.engine.checkpoint_contents import Contents, ContentsReader, rank_file, stage_file
 from hires.engine.optimizer import Optimizer
+from hires.engine.stopped_pass import agreed_step
 from hires.engine.tensorfile import TensorFile
 from hires.engine.weight_sharing import reader_of, share_weights
 from hires.engine.weights_file import WeightsFile
@@ -72,7 +73,8 @@ class Begin(NamedTuple):
     """Where an attempt begins."""
 
     step: int  # number of its first step
-    contents: Contents | None  # of the checkpoint with which it goes on; None: start of a run
+    contents: Contents | None  # of the checkpoint with which it goes on; None: it needs none
+    attempt: int | None = None  # whose lines hold the steps before, of a pass without a checkpoint
 
 
 @dataclass
@@ -196,10 +198,14 @@ class Saver:
         Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run.
         """
         contents, engine, step = self.begin.contents, self.engine, self.begin.step
+        engine.recorder.next_step = step
         if contents is None:
+            if step and self._rank == 0:
+                log.info("goes on at step %d of attempt a%s", step, self.begin.attempt)
+                line = {"kind": "begin", "rank": 0, "step": step, "checkpoint": None}
+                append_line(metrics, {**line, "attempt": self.begin.attempt})
             return
         checkpoint = contents.checkpoint
-        engine.recorder.next_step = step
         same_task = checkpoint.task == self.config.task.name
         self._restore_tensors(contents, engine.optimizer if same_task else None)
         engine.derived.refresh()
@@ -276,7 +282,10 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
     if there and config.checkpoint.source:
         paths = ", ".join(str(checkpoint.path) for checkpoint in there)
         raise RunError(f"{paths}: damaged, and there is no other checkpoint")
-    return Begin(0, None)
+    if there:
+        return Begin(0, None)
+    step, attempt = agreed_step(run_dir, config, world)
+    return Begin(step, None, attempt)
 
 
 def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -1,11 +1,7 @@
 """Evaluates a network: one pass over a data set, each sample once, in any layout.
 
-    step 0        step 1        step 2       batch = 4, 10 samples: the images after the last one
-    [0 1 2 3]     [4 5 6 7]     [8 9 0 1]    fill the batch and count nowhere
-                                     ^ ^
-Each rank that sees the output counts its own samples and pixels. Of outputs that are whole on all
-tiles the first one counts. The numbers of all ranks are those of one process
-(:mod:`hires.core.evaluation_summary`).
+Each rank that sees the output counts its own samples and pixels (:mod:`hires.engine.seen_outputs`).
+The numbers of all ranks are those of one process (:mod:`hires.core.evaluation_summary`).
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +20,33 @@ from hires import comm
 from hires.core import evaluation_summary
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
-from hires.core.losses import LOSSES
-from hires.core.store import file_names, records
+from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
-from hires.data.source import PairSource
+from hires.core.store.step_lines import EVALUATED, pass_lines
 from hires.engine.build import RankEngine
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from hires.engine.loader import Data, slot_loader, target_of
+from hires.engine.seen_outputs import (
+    Counted,
+    broken_pixels,
+    kind_of,
+    merged,
+    names_of_classes,
+    seen_output,
+)
 from hires.parallel.context import Context
 from hires.parallel.loss import plain_loss
 from hires.plan.graph import Graph
-from hires.plan.rules import SHARDED, TILED, WHOLE
 
-_DATA = ("name", "path", "split", "validation", "split_seed")
-"""Keys of the data that an evaluation names."""
-
-
-@dataclass
-class Counted:
-    """What ranks counted: rows by sample, and pixels by (sample, class, predicted class)."""
-
-    rows: list[Numbers] = field(default_factory=list)
-    """Number of the sample, then what ``evaluation_summary.ROWS`` names."""
-    pixels: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    """The predicted class is -1 where the output is not finite."""
-
-    def add(self, values: dict[str, Any]) -> None:
-        """Adds what :meth:`to_dict` returned elsewhere."""
-        self.rows += values["rows"]
-        for *key, number in values["pixels"]:
-            self.pixels[tuple(key)] += number
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {"rows": self.rows, "pixels": [[*key, n] for key, n in self.pixels.items()]}
-
-
-def kind_of(config: RunConfig, graph: Graph) -> str:
-    """Returns what one output holds: ``classes``, ``pixels`` or ``images``."""
-    if LOSSES[config.loss].targets == "images":
-        return IMAGES
-    return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
+DATA_KEYS = ("name", "path", "split", "validation", "split_seed")
+"""Keys of the data that an evaluation, or prediction, names."""
 
 
 class Evaluator:
     """Counts what this rank sees of the outputs of a step, microbatch after microbatch."""
+
+    line = EVALUATED
 
     def __init__(self, config: RunConfig, source: Data, graph: Graph) -> None:
         self.kind = kind_of(config, graph)
@@ -79,20 +55,11 @@ class Evaluator:
 
     def see(self, context: Context, output: Tensor) -> None:
         """Counts the output of the microbatch that a slot of the last stage has just computed."""
-        value = context.plan.graph.output
-        layout = context.stage.layout[value]
-        if layout == WHOLE and context.tile:
-            return  # tile 0 has the same
-        first, end = context.samples if layout == SHARDED else (0, len(output))
-        start = context.step * self._config.batch + context.first_sample + first
-        samples = range(start, min(start + end - first, len(self._source)))
-        if not samples:
+        seen = seen_output(context, self._config, len(self._source), output)
+        if seen is None:
             return
-        output = output[: len(samples)].detach()
-        output = output if output.dtype == torch.float64 else output.float()
-        rect = context.own_of(value) if layout == TILED else self._config.target_rect
-        target = target_of(self._source, rect if self.kind == IMAGES else None)
-        for sample, numbers in self._rows(samples, output, target):
+        target = target_of(self._source, seen.rect if self.kind == IMAGES else None)
+        for sample, numbers in self._rows(seen.samples, seen.values, target):
             self.counted.rows.append([sample, *numbers])
 
     def taken(self) -> Counted:
@@ -117,7 +84,7 @@ class Evaluator:
             return [float(error.sum()), float(loss.double().sum())]
         labels = torch.as_tensor(target, device=output.device)
         loss = plain_loss(self._config.loss, output[None], labels[None], "none")
-        made = output.argmax(0).masked_fill(~output.isfinite().all(0), -1).flatten()
+        made = output.argmax(0).masked_fill(broken_pixels(output), -1).flatten()
         labels = labels.flatten().expand(made.numel())
         columns = len(output) + 1  # the first one of pixels that are not finite
         counts = torch.bincount(labels * columns + made + 1, minlength=len(output) * columns)
@@ -154,9 +121,7 @@ def summarised(
     """Returns the summary of what all ranks counted, and the rows of all samples in order."""
     kind, shape = kind_of(config, graph), graph.shape(graph.output)
     rows = evaluation_summary.by_sample(kind, counted.rows, len(source))
-    names: list[str] = []
-    if not isinstance(source, PairSource):
-        names = [*source.class_names, *map(str, range(source.num_classes, shape[1]))]
+    names = names_of_classes(source, shape[1])
     numbers, totals = math.prod(shape[1:]), Counter[tuple[int, int]]()
     for (_, label, made), count in counted.pixels.items():
         totals[label, made] += count
@@ -173,13 +138,11 @@ def write_evaluation(
     run_dir: Path, attempt: int, config: RunConfig, source: Data, graph: Graph
 ) -> None:
     """Writes ``evaluation.json`` of an attempt whose ranks have all counted their last step."""
-    own, every = Attempt(run_dir, attempt, strict=True), Counted()
-    for line in records.evaluated_lines(own):
-        every.add(line)
-    facts, rows = summarised(config, source, graph, every)
+    own = Attempt(run_dir, attempt, strict=True)
+    facts, rows = summarised(config, source, graph, merged(pass_lines(own, EVALUATED)))
     names = evaluation_summary.ROWS[facts["kind"]]
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    facts["data"] = {key: getattr(config.data, key) for key in _DATA}
+    facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
     facts["samples"] = {"id": [*map(source.name, range(len(source)))], **columns}
     write_atomically(own.folder / file_names.EVALUATION, json.dumps(facts))
 

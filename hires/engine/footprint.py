@@ -38,6 +38,7 @@ from hires.comm import rehearsal
 from hires.comm.backends import attach
 from hires.comm.rehearsal import SilentStaging
 from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
+from hires.core.config.task_config import INFERENCE
 from hires.core.errors import HiresError, PlanError
 from hires.engine.backend_memory import backend_bytes
 from hires.engine.build import (
@@ -77,7 +78,7 @@ from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
 
-PROCESS_BYTES = {"train": 8 * 2**20, "infer": 2 * 2**20, "evaluate": 2 * 2**20}
+PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 2 * 2**20)}
 PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]
 """What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of

@@ -27,9 +27,9 @@ from hires.core.store import records
 from hires.core.store.files import append_line
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
-from hires.engine.evaluate import Evaluator
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
+from hires.engine.seen_outputs import Observer
 from hires.plan import traffic
 from hires.plan.groups import groups
 
@@ -70,11 +70,11 @@ def run_steps(
     metrics: Path,
     meter: PeakMeter,
     saver: Saver,
-    evaluator: Evaluator | None = None,
+    observer: Observer | None = None,
 ) -> int:
     """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
 
-    What an ``evaluator`` counts in it is another line. Returns how many steps of the run are done:
+    What an ``observer`` finds in it is another line. Returns how many steps of the run are done:
     fewer than all after a preemption. LossError: the loss is not finite.
     """
     rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
@@ -86,7 +86,7 @@ def run_steps(
     sizes = {"rss_import_bytes": meter.rss_import, "start_bytes": meter.end_start()}
     note("ready", **sizes, **engine.byte_counts())
     counted, log = records.counted_steps(config, saver.first), _message_log(engine, config)
-    late, see = LateGraphs(config), None if evaluator is None else evaluator.see
+    late, see = LateGraphs(config), None if observer is None else observer.see
     with _recorded(engine, log, metrics), comm.logged(log):
         for step in range(saver.first, config.steps):
             # The barrier of the step: all ranks agree whether the run ends here.
@@ -102,8 +102,8 @@ def run_steps(
             if result.loss_scale is not None:
                 scale = {"loss_scale": result.loss_scale, "skipped": result.skipped}
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
-            if evaluator is not None:
-                note(records.EVALUATED, step=step, **evaluator.taken().to_dict())
+            if observer is not None:
+                note(observer.line, step=step, **observer.taken().to_dict())
             if graphs := late.of_step(step):
                 note("compiled_late", step=step, graphs=graphs)
             if log is not None:

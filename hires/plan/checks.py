@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.config.task_config import ONE_PASS
 from hires.core.losses import LOSSES
 from hires.core.store.provenance import cpu_flags
 from hires.plan.graph import Graph, describe
@@ -22,7 +23,7 @@ FP16_FLAGS = ("avx512_fp16", "amx_fp16")
 SHOWN = 8
 """Most parameters that one finding names."""
 WEIGHTS = "weights"
-"""Key of the finding that an evaluation has none."""
+"""Key of the finding that an evaluation or prediction has none."""
 
 
 def check_numbers(config: RunConfig) -> list[Finding]:
@@ -199,13 +200,17 @@ def has_weights(config: RunConfig) -> bool:
 
 
 def check_weights(config: RunConfig) -> list[Finding]:
-    """Returns a warning if an evaluation has no weights that were trained."""
-    if config.task.name != "evaluate" or has_weights(config):
+    """Returns a warning if an evaluation or prediction has no weights that were trained."""
+    if config.task.name not in ONE_PASS or has_weights(config):
         return []
-    has = "first weights from the seed, so its accuracy is that of guessing"
+    evaluates = config.task.name == "evaluate"
+    means = "accuracy is that of guessing" if evaluates else "predictions are guesses"
+    has = f"first weights from the seed, so its {means}"
     if config.model.name == "custom":
         has = "the numbers that the code of model.target gives it, and only trained ones mean much"
-    text = f"no weights=PATH: the network that is evaluated has {has}"
+    text = (
+        f"no weights=PATH: the network that {'is evaluated' if evaluates else 'predicts'} has {has}"
+    )
     return [Finding("warning", WEIGHTS, text)]
 
 
@@ -261,8 +266,8 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
     else:
         return []
     text = (
-        f"{problem}; training and evaluation need floating-point numbers of shape (n, classes), or "
-        f"(n, classes, rows, columns) with the image's class for every pixel, or images "
+        f"{problem}; task={config.task.name} needs floating-point numbers of shape (n, classes), "
+        f"or (n, classes, rows, columns) with the image's class for every pixel, or images "
         f"(task.loss=l1)"
     )
     return [Finding("error", "model", text)]

@@ -26,6 +26,7 @@ from typing import Any
 
 from hires.core.config.quant_config import DYNAMIC, INT4, LINEAR, STATIC, WEIGHTS
 from hires.core.config.run_config import RunConfig
+from hires.core.config.task_config import INFERENCE
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store.checkpoints import first_of
@@ -187,8 +188,8 @@ def stored_scales(config: RunConfig) -> Scales | None:
         return None
     if config.precision.name != INT8 or config.task.name in ("train", "calibrate"):
         raise ConfigError(
-            f"weights={file} holds a quantised network; use it with task=infer or evaluate and "
-            f"precision={INT8}, and the file that it was made from for everything else"
+            f"weights={file} holds a quantised network; use it with task={', '.join(INFERENCE)} "
+            f"and precision={INT8}, and the file that it was made from for everything else"
         )
     if config.quant.weights == INT4 != scales.weight_type:
         raise ConfigError(

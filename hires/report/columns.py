@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hires.core.store.reading import text
-from hires.core.text_table import aligned
+from hires.core.text_table import aligned, spreadsheet_text
 from hires.core.units import MIB
 from hires.report.load.plain_values import count, dicts, dig, number, value_text
 
 Cell = str | int | float | None
 Row = dict[str, Any]
-_FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
-"""How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
-as ``- / 1,0``."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class Table:
 
 def safe_csv(table: Table) -> str:
     """Returns a table as CSV; a text that a spreadsheet would compute gets an apostrophe."""
-    return table.mapped(lambda t: f"'{t}" if _FORMULA.match(t) else t).to_csv()
+    return table.mapped(spreadsheet_text).to_csv()
 
 
 def table_of(
@@ -252,6 +248,14 @@ ACCURACY = (
     Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
 )
 """What a pass over a data set counted: means over classes are of those that occur."""
+PREDICTED = (
+    Column("predicted", "images", digits=0, of=_read(count, "prediction", "images")),
+    Column("kind", "of", of=_read(text, "prediction", "kind")),
+    Column("reduce", "reduce", of=_read(text, "prediction", "reduce")),
+    Column("not_finite", "not finite", digits=0, of=_read(count, "prediction", "not_finite")),
+    Column("table", "table", of=_read(text, "prediction", "table")),
+)
+"""What a pass over a data set predicted, and the table of it in the folder of the run."""
 PER_CLASS = (
     Column("class", "class", digits=0, of=_read(count, "class")),
     Column("name", "name", of=_read(text, "name")),

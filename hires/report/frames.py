@@ -21,7 +21,7 @@ from hires.core.store import campaign, file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, POINT, Row
-from hires.report.load import evaluation_rows, measured_points, rows
+from hires.report.load import evaluation_rows, measured_points, prediction_rows, rows
 from hires.report.load.plain_values import count, dicts, dig, value_text
 from hires.report.load.runs import Run, campaign_labels, read_runs
 
@@ -66,6 +66,9 @@ class Frames:
 
     evaluations = _frame_of(evaluation_rows.COLUMNS, evaluation_rows.evaluation_rows)
     """One row an evaluation: its accuracy, and what agrees with the most exact precision."""
+
+    predictions = _frame_of(prediction_rows.COLUMNS, prediction_rows.prediction_rows)
+    """One row a prediction: of how many images, and where in the folder of the run it lies."""
 
     @functools.cached_property
     def points(self) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from hires.report.columns import (
     CAMPAIGN,
     MEMORY,
     POINT,
+    PREDICTED,
     RANKS,
     RATES,
     RUN,
@@ -39,7 +40,7 @@ from hires.report.templates import rendered
 FORMATS = ("csv", "md", "tex", "parquet")
 FRAMES = (
     "runs", "attempts", "samples", "memory", "communication", "messages", "precision",
-    "evaluations", "failures", "planned", "configs",
+    "evaluations", "predictions", "failures", "planned", "configs",
 )  # fmt: skip
 """Frames that ``hires export`` writes, by their names in :class:`Frames`."""
 _LATEX = str.maketrans(
@@ -236,6 +237,14 @@ _TABLES = (
         "differences are of pairs (Bonett and Price). Published: Table 2.2 of the thesis, of its "
         "own network and split.",
         missing="No run evaluated (task=evaluate).",
+    ),
+    Table(
+        "predictions",
+        "Predictions",
+        (*POINT, *texts(data="data"), *PREDICTED),
+        caption="What every prediction wrote: the table lies in the folder of the run, and names "
+        "the file of each image where the network returns maps or images.",
+        missing="No run predicted (task=predict).",
     ),
     Table(
         "failures",

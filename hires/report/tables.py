@@ -22,6 +22,7 @@ from hires.report.columns import (
     MEMORY,
     PER_CLASS,
     POINT,
+    PREDICTED,
     RUN,
     THROUGHPUT,
     Cell,
@@ -42,7 +43,8 @@ _WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")  # of the th
 def tables(record: dict[str, Any]) -> list[Table]:
     """Returns the throughput of a record in one row, and its memory with a row a rank.
 
-    Of an evaluation the accuracy stands first, in one row, and a row for each class.
+    Of an evaluation the accuracy stands first, in one row, and a row for each class; of a
+    prediction what it wrote.
     """
     return [table.trimmed() for table in _whole_tables(record)]
 
@@ -53,6 +55,9 @@ def _whole_tables(record: dict[str, Any]) -> list[Table]:
         table_of("throughput", "Throughput", THROUGHPUT, [values(THROUGHPUT, record)]),
         table_of("memory", "Memory", MEMORY, memory_rows(record)),
     ]
+    if isinstance(record.get("prediction"), dict):
+        row = values([*POINT, *PREDICTED], record)
+        return [table_of("prediction", "Prediction", [*POINT, *PREDICTED], [row]), *made]
     if not isinstance(record.get("evaluation"), dict):
         return made
     row = values([*POINT, *ACCURACY], record)

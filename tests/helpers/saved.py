@@ -110,6 +110,27 @@ def crashing(world: World, folder: str, number: int, where: str) -> int:
     return numbered(world, folder, number, None)
 
 
+def killed_attempt(path: Path, step: int) -> None:
+    """Runs the latest attempt of a run folder until all its ranks are killed in a step."""
+    number = rundir.open_run(path).attempt
+    size = int(records.read_plan(path)["world"])
+    with pytest.raises(AssertionError, match=r"rank \d failed"):
+        run_ranks(killed, size, str(path), number, step)
+
+
+def killed(world: World, folder: str, number: int, last: int) -> int:
+    """Runs an attempt on one rank, which is killed in a step."""
+    step = Executor.step
+
+    def deadly(executor: Executor, *args: Any, number: int = 0, **keys: Any) -> StepResult:
+        if number == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(executor, *args, number=number, **keys)
+
+    Executor.step = deadly  # type: ignore[method-assign, assignment]
+    return numbered(world, folder, number, None)
+
+
 def losses(path: Path, *attempts: int) -> dict[tuple[int, int], float | None]:
     """Returns the loss by (step, rank) that some attempts noted; no step may be noted twice."""
     found: dict[tuple[int, int], float | None] = {}

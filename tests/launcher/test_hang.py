@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
+from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.store import records, rundir
 from hires.core.store.reading import read_lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,6 +14,7 @@ from hires.cli.screens.printable import behind
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
+from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, printable, text
 from hires.report.columns import Column
 from hires.report.load.plain_values import count, dig, value_text
@@ -44,12 +46,17 @@ Memory was predicted as with engine.compile=off: the compiler takes about 80 MiB
 and in inference on a CPU, and in engines of TensorRT, the weights are held twice."""
 
 
-def print_record(record: dict[str, Any]) -> None:
-    """Prints the skipped steps and tables of a record, if it has any, and how to make it again."""
+def print_record(record: dict[str, Any], run: StrPath = "") -> None:
+    """Prints the tables of a run's record, if it has any, and how to make it again.
+
+    Before them it prints the skipped steps, and where in the folder ``run`` predictions lie.
+    """
     if (skipped := count(record.get("skipped_steps"))) is not None:
         steps, scale = plural(skipped, "step"), value_text(record.get("loss_scale"))
         were = "was" if skipped == 1 else "were"
         print(f"fp16: {steps} overflowed and {were} skipped, the last loss scale is {scale}")
+    if isinstance(record.get("prediction"), dict):
+        print(f"{_predicted(record, Path(run))}\n")
     state, samples = text(record.get("state"), 20), count(dig(record, "throughput", "samples"))
     if state != "done" and samples:
         print(f"{state}: the tables hold what was measured until then\n")
@@ -64,6 +71,13 @@ def print_record(record: dict[str, Any]) -> None:
     line = text(record.get("reproduce"))
     if line:
         print(f"again: {line}")
+
+
+def _predicted(record: dict[str, Any], run: Path) -> str:
+    of = {key: text(dig(record, "prediction", key)) for key in ("table", "folder", "kind")}
+    images = plural(count(dig(record, "prediction", "images")) or 0, "image")
+    maps = f", {of['kind']} in {text(str(run / of['folder']))}" if of["folder"] else ""
+    return f"predictions of {images}: {text(str(run / (of['table'] or '')))}{maps}"
 
 
 def print_table(

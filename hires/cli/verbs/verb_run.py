@@ -125,4 +125,4 @@ def _print(path: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(record, indent=2))
     elif record["state"] == "done":  # numbers of half a run would look like a result
-        print_record(record)
+        print_record(record, path)

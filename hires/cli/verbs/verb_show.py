@@ -106,7 +106,8 @@ def _show(run: RunDir, as_json: bool) -> None:
     if isinstance(begin, dict):
         step, name, number = (value_text(begin.get(k)) for k in ("step", "checkpoint", "attempt"))
         of = "" if begin.get("attempt") is None else f" of attempt a{number}"
-        print(f"it went on at step {step} from {name}{of}")
+        place = "" if begin.get("checkpoint") is None else f" from {name}"
+        print(f"it went on at step {step}{place}{of}")
     lineage = [
         f"{value_text(one.get('run'))} up to step {value_text(one.get('step'))}"
         for one in dicts(record.get("lineage"))
@@ -124,7 +125,7 @@ def _show(run: RunDir, as_json: bool) -> None:
     if isinstance(options, dict) and options:
         words = [f"{text(key)}={value_text(value)}" for key, value in options.items()]
         print(f"comm.options: {', '.join(words)}")
-    print_record(record)
+    print_record(record, run.path)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
     if len(repeats) > 1:
         print(

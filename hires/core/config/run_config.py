@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config import library_options
+from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.predict_config import PredictConfig, keys_of_training
 from hires.core.config.quant_config import QuantConfig
-from hires.core.config.task_config import TaskConfig
+from hires.core.config.task_config import INFERENCE, ONE_PASS, TaskConfig
 from hires.core.config.value_checks import (
     SIZE,
     Checks,
@@ -84,28 +86,6 @@ class MemoryConfig(Section, key="memory"):
 
 
 @dataclass
-class CheckpointConfig(Section, key="checkpoint"):
-    """``checkpoint.*``: when a run is saved to files, and where it goes on."""
-
-    every: int = number(0)
-    """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
-    backward pass computes again is ``memory.checkpoint``."""
-    keep: int = number(2, least=1)
-    """Checkpoints of the run that are kept, the latest ones."""
-    resume: str = word("auto")
-    """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
-    at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
-    continues: str | None = word()
-    """Checkpoint of a run that differs in its steps only, where this one begins until it has one of
-    its own; ``--continue`` finds it."""
-
-    @property
-    def source(self) -> str | None:
-        """The path that ``continues`` or ``resume`` names; None if they name none."""
-        return self.continues or (None if self.resume in ("auto", "never") else self.resume)
-
-
-@dataclass
 class EngineConfig(Section, key="engine"):
     """``engine.*``: how a rank computes."""
 
@@ -162,6 +142,7 @@ class RunConfig(Section):
     quant: QuantConfig = field(default_factory=QuantConfig)
     comm: CommConfig = field(default_factory=CommConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
@@ -192,9 +173,11 @@ class RunConfig(Section):
             check.problems += self._unfit_for_engines()
         if self.task.name == "train" and self.precision.weights in HALF:
             check.problems.append(
-                f"precision.weights={self.precision.weights} is for task=infer and evaluate: "
+                f"precision.weights={self.precision.weights} is for task={', '.join(INFERENCE)}: "
                 f"training keeps its weights in fp32; leave it out"
             )
+        if self.task.name == "predict":
+            check.problems += keys_of_training(self.task)
         if self.weights and self.checkpoint.source:
             key = "continues" if self.checkpoint.continues else "resume"
             check.problems.append(
@@ -210,10 +193,10 @@ class RunConfig(Section):
 
     def _unfit_for_engines(self) -> Iterator[str]:
         key = f"engine.compile={TENSORRT}"
-        if self.task.name not in ("infer", "evaluate"):
+        if self.task.name not in INFERENCE:
             yield (
                 f"{key} is for inference: an engine has no gradients and shows no values inside, "
-                f"which task={self.task.name} needs; use task=infer or evaluate, or "
+                f"which task={self.task.name} needs; use task={', '.join(INFERENCE)}, or "
                 f"engine.compile=off"
             )
         if self.precision.name == "fp64":
@@ -286,8 +269,8 @@ class RunConfig(Section):
 
     @property
     def shuffles(self) -> bool:
-        """Whether images come in another order each epoch; an evaluation takes them in order."""
-        return self.data.shuffle and self.task.name != "evaluate"
+        """Whether images come in another order each epoch; one pass takes them in order."""
+        return self.data.shuffle and self.task.name not in ONE_PASS
 
     @property
     def target_size(self) -> tuple[int, int] | None:

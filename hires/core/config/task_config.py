@@ -11,6 +11,11 @@ from hires.core.config.value_checks import (
 )
 from hires.core.losses import LOSSES
 
+INFERENCE = ("infer", "evaluate", "predict")
+"""Tasks that compute forward and keep no value for anything else."""
+ONE_PASS = ("evaluate", "predict")
+"""Tasks that take each sample of the data once, in its order; ``steps`` is what that takes."""
+
 
 @dataclass
 class OptimizerConfig(Section, key="task.optimizer"):
@@ -28,12 +33,13 @@ class OptimizerConfig(Section, key="task.optimizer"):
 
 @dataclass
 class TaskConfig(Section, key="task"):
-    """``task=NAME``: training, inference or evaluation."""
+    """``task=NAME``: training, inference, evaluation or prediction."""
 
-    name: str = choice("train", ("train", "infer", "evaluate", "calibrate"))
+    name: str = choice("train", ("train", *INFERENCE, "calibrate"))
     """``train`` (forward, backward, optimiser step), ``infer`` (forward only), ``evaluate`` (one
-    pass over the data: accuracy; ``steps`` is what that takes) or ``calibrate`` (forward only, to
-    find the scales of ``precision=int8``: `hires quantize` does that)."""
+    pass over the data: accuracy; ``steps`` is what that takes), ``predict`` (the same pass, whose
+    outputs are written: ``predict.reduce``) or ``calibrate`` (forward only, to find the scales of
+    ``precision=int8``: `hires quantize` does that)."""
     lr: float = number(0.005)
     """Learning rate of stochastic gradient descent."""
     momentum: float = number(0.9)

@@ -76,6 +76,7 @@ LATER: dict[str, Any] = {
     "engine.compile": "off",
     "engine.fuse": "auto",
     "comm.options": {},
+    "predict.reduce": "argmax",
     "data.split": "all",
     "data.validation": 0.1,
     "data.split_seed": 0,
@@ -128,7 +129,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
         _drop(kept, key)
     for key, default in LATER.items():
         _drop(kept, key, default)
-    for section in ("engine", "quant"):  # which came later
+    for section in ("engine", "quant", "predict"):  # which came later
         if not kept.get(section, True):
             del kept[section]
     _drop(kept, "task.optimizer", {})

@@ -27,10 +27,9 @@ from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA, model_label
 from hires.core.store.reading import Values
+from hires.core.store.step_lines import begin_of, by_step, lines_before
 from hires.core.units import bytes_without_unit
 
-EVALUATED = "evaluated"
-"""Kind of the lines that hold what a rank counted in a step of an evaluation."""
 STATES = ("done", "failed", "cancelled", "lost")
 
 
@@ -136,15 +135,15 @@ def _build(
     """Returns the record of an attempt: seconds, bytes, and images per second."""
     held = frozen.read(own.run)
     world, lines = int(plan["world"]), own.metrics
-    before, first = _lines_before(own, "step")
-    steps, every = _by_step(lines), _by_step([*before, *lines])
+    before, first = lines_before(own, "step")
+    steps, every = by_step(lines), by_step([*before, *lines])
     wanted = range(first["step"] if first else 0, config.steps)
     for rank in range(world if state == "done" else 0):
         recorded = sum(rank in every.get(step, {}) for step in wanted)
         if recorded < len(wanted):
             state, cause = "failed", f"rank {rank} recorded {recorded} of {len(wanted)} steps"
             break
-    begin = _begin_of(lines)
+    begin = begin_of(lines)
     samples, discarded = _samples(
         world, counted_steps(config, begin["step"] if begin else 0), steps
     )
@@ -170,7 +169,7 @@ def _build(
         "lineage": _lineage(config, first),
         "loss": _loss(every),
         **_scale(every, first),
-        **_evaluation(own),
+        **_one_pass(own),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
         "comm": message_sums.summed(line for line in lines if line.get("kind") == "comm"),
@@ -204,45 +203,6 @@ def _lineage(config: RunConfig, first: Values | None) -> list[Values]:
     before = reading.read_json(run / file_names.RECORD, []).get("lineage")
     held = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     return [{"run": run.name, "step": first["step"]}, *held]
-
-
-def _begin_of(lines: Sequence[Values]) -> Values | None:
-    # The line of the checkpoint at which an attempt began; None at step 0.
-    return next((line for line in lines if line.get("kind") == "begin"), None)
-
-
-def evaluated_lines(own: Attempt) -> list[Values]:
-    """Returns what ranks counted in every step of an evaluation, earlier attempts included."""
-    return [*_lines_before(own, EVALUATED)[0], *_of_kind(own.metrics, EVALUATED)]
-
-
-def _of_kind(lines: Sequence[Values], kind: str) -> list[Values]:
-    return [line for line in lines if line.get("kind") == kind]
-
-
-def _lines_before(own: Attempt, kind: str) -> tuple[list[Values], Values | None]:
-    """Returns the lines of a kind, one a step, of the earlier attempts that this one continues.
-
-    It also returns the line of the checkpoint at which the first of them began; None at step 0.
-    Steps before it are another run's.
-    """
-    steps: list[Values] = []
-    begin, attempt = _begin_of(own.metrics), own.number
-    while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
-        attempt = begin["attempt"]
-        before = Attempt(own.run, attempt, strict=True).metrics
-        steps += [line for line in _of_kind(before, kind) if line["step"] < begin["step"]]
-        begin = _begin_of(before)
-    return steps, begin
-
-
-def _by_step(lines: Sequence[Values]) -> dict[int, dict[int, Values]]:
-    """Returns the lines of steps, by step and rank."""
-    steps: dict[int, dict[int, Values]] = {}
-    for line in lines:
-        if line.get("kind") == "step":
-            steps.setdefault(line["step"], {})[line["rank"]] = line
-    return steps
 
 
 def counted_steps(config: RunConfig, begin: int) -> range:
@@ -355,11 +315,14 @@ def _scale(steps: dict[int, dict[int, Values]], first: Values | None) -> Values:
     return {"skipped_steps": before + len(skipped), "loss_scale": scaled[-1]["loss_scale"]}
 
 
-def _evaluation(own: Attempt) -> Values:
-    """Returns the accuracies of an attempt that evaluated, without those of single images."""
-    held = reading.read_json(own.folder / file_names.EVALUATION)
-    kept = {key: value for key, value in held.items() if key not in ("samples", "confusion")}
-    return {"evaluation": kept} if kept else {}
+def _one_pass(own: Attempt) -> Values:
+    """Returns what an attempt evaluated or predicted, without the values of single images."""
+    made: Values = {}
+    for key, name in (("evaluation", file_names.EVALUATION), ("prediction", file_names.PREDICTION)):
+        held = reading.read_json(own.folder / name)
+        kept = {key: value for key, value in held.items() if key not in ("samples", "confusion")}
+        made |= {key: kept} if kept else {}
+    return made
 
 
 def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:

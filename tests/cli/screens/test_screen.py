@@ -132,6 +132,19 @@ def test_tables_of_a_run_that_did_not_end_say_so(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_prediction_says_where_it_lies_and_how_many_there_are(capsys):
+    made = {"kind": "pixels", "images": 11, "reduce": "argmax", "not_finite": 2}
+    made |= {"table": "a1/predictions.csv", "folder": "a1/predictions"}
+    record = {"state": "done", "prediction": made, "model": "unet", "layout": "sp"}
+    screen.print_record(record, "results/one")
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "predictions of 11 images: results/one/a1/predictions.csv, pixels in "
+        "results/one/a1/predictions\n"
+    )
+    assert re.search(r"11 +pixels +argmax +2 +a1/predictions.csv", out)
+
+
 @pytest.mark.parametrize("image", [224, [75, 61]])
 def test_printed_config_is_the_config(capsys, image):
     screen.print_config(RunConfig(image=image))

@@ -324,7 +324,7 @@ def test_a_file_of_static_linear_layers_is_not_read_as_one_of_dynamic_ones(hires
 def test_integers_need_int8(hires, precision):
     answer = hires(*INT8, f"precision={precision}")
     assert answer.code == 2
-    assert "holds a quantised network; use it with task=infer or evaluate" in answer.err
+    assert "holds a quantised network; use it with task=infer, evaluate, predict" in answer.err
 
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.json"])

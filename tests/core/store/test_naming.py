@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.run_config import CheckpointConfig, LauncherConfig, RunConfig
+from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import naming, records, rundir
 from tests.helpers.new_runs import ARGV, PLAN

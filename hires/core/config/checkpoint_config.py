@@ -1,0 +1,29 @@
+"""Declares the keys of saving a run and of going on: ``checkpoint``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hires.core.config.value_checks import Section, number, word
+
+
+@dataclass
+class CheckpointConfig(Section, key="checkpoint"):
+    """``checkpoint.*``: when a run is saved to files, and where it goes on."""
+
+    every: int = number(0)
+    """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
+    backward pass computes again is ``memory.checkpoint``."""
+    keep: int = number(2, least=1)
+    """Checkpoints of the run that are kept, the latest ones."""
+    resume: str = word("auto")
+    """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
+    at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
+    continues: str | None = word()
+    """Checkpoint of a run that differs in its steps only, where this one begins until it has one of
+    its own; ``--continue`` finds it."""
+
+    @property
+    def source(self) -> str | None:
+        """The path that ``continues`` or ``resume`` names; None if they name none."""
+        return self.continues or (None if self.resume in ("auto", "never") else self.resume)

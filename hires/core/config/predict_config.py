@@ -1,0 +1,35 @@
+"""Declares the keys of what ``task=predict`` writes: ``predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from hires.core.config.task_config import TaskConfig
+from hires.core.config.value_checks import Section, choice
+
+PROBABILITY = "probability"
+_OF_TRAINING = ("lr", "momentum", "weight_decay", "optimizer.shard", "optimizer.exchange")
+
+
+@dataclass
+class PredictConfig(Section, key="predict"):
+    """``predict.*``: what ``task=predict`` writes."""
+
+    reduce: str = choice("argmax", ("argmax", PROBABILITY))
+    """What is written of the scores of the classes. ``argmax``: of an image its class and that
+    one's probability, of a map the class of each pixel (8 bits; 16 above 255 classes).
+    ``probability``: of an image that of each class beside them, of a map that of each class and
+    pixel (32-bit floats). Images that a network makes are written as they are."""
+
+
+def keys_of_training(task: TaskConfig) -> Iterator[str]:
+    """Yields what is wrong with a prediction that sets keys of a training."""
+    for key in _OF_TRAINING:
+        value = attrgetter(key)(task)
+        if value != attrgetter(key)(TaskConfig()):
+            yield (
+                f"task.{key}={value} is of task=train: a prediction changes no parameter; leave it "
+                f"out"
+            )

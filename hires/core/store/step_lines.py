@@ -1,0 +1,96 @@
+"""Reads the lines of steps that ranks wrote, through all attempts of which one continues another.
+
+a0   0 1 2 3 4 5      preempted, or killed
+a1           4 5 6 7  began at step 4 of a0: its steps 0 to 3 are those of a0
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hires.core.errors import RunError
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import StrPath
+from hires.core.store.reading import Values
+
+EVALUATED, PREDICTED = "evaluated", "predicted"
+"""Kinds of the lines that hold what a rank counted, or predicted, in a step of one pass."""
+PASS_LINES = {"evaluate": EVALUATED, "predict": PREDICTED}
+"""``task`` -> the kind of its lines."""
+
+
+class EarlierSteps(NamedTuple):
+    """An attempt that another one continues."""
+
+    attempt: Attempt
+    steps: range
+    """Its steps that count: those after are done again."""
+
+
+def begin_of(lines: Sequence[Values]) -> Values | None:
+    """Returns the line of the checkpoint at which an attempt began; None at step 0."""
+    return next((line for line in lines if line.get("kind") == "begin"), None)
+
+
+def earlier_steps(own: Attempt) -> Iterator[EarlierSteps]:
+    """Yields the attempts of the run that one continues, the latest first; RunError: damaged."""
+    begin, attempt = begin_of(own.metrics), own.number
+    while begin is not None and begin["attempt"] is not None and begin["attempt"] < attempt:
+        attempt, end = begin["attempt"], begin["step"]
+        before = Attempt(own.run, attempt, strict=True)
+        begin = begin_of(before.metrics)
+        yield EarlierSteps(before, range(begin["step"] if begin else 0, end))
+
+
+def lines_before(own: Attempt, kind: str) -> tuple[list[Values], Values | None]:
+    """Returns the lines of a kind, one a step, of the earlier attempts that this one continues.
+
+    It also returns the line of the checkpoint at which the first of them began; None at step 0.
+    Steps before it are another run's.
+    """
+    lines: list[Values] = []
+    begin = begin_of(own.metrics)
+    for attempt, steps in earlier_steps(own):
+        held = attempt.metrics
+        lines += [line for line in _of_kind(held, kind) if line["step"] < steps.stop]
+        begin = begin_of(held)
+    return lines, begin
+
+
+def pass_lines(own: Attempt, kind: str) -> list[Values]:
+    """Returns the lines of a kind of every step of one pass, earlier attempts included."""
+    return [*lines_before(own, kind)[0], *_of_kind(own.metrics, kind)]
+
+
+def done_pass(
+    run: StrPath, numbers: Sequence[int], world: int, kind: str
+) -> tuple[int, int | None]:
+    """Returns after how many steps one pass can go on, and which of some attempts did them.
+
+    Such a step has lines of all ranks, and so have all steps before it. (0, None): there is none.
+    """
+    best: tuple[int, int | None] = (0, None)
+    for number in numbers:
+        with contextlib.suppress(RunError):  # damaged: what it did is done again
+            own = Attempt(run, number, strict=True)
+            before, first = lines_before(own, kind)
+            done = 0
+            every = by_step([*before, *own.metrics], kind)
+            while first is None and len(every.get(done, ())) == world:
+                done += 1
+            best = max(best, (done, number), key=lambda one: one[0])
+    return best
+
+
+def by_step(lines: Sequence[Values], kind: str = "step") -> dict[int, dict[int, Values]]:
+    """Returns the lines of a kind, by step and rank."""
+    steps: dict[int, dict[int, Values]] = {}
+    for line in _of_kind(lines, kind):
+        steps.setdefault(line["step"], {})[line["rank"]] = line
+    return steps
+
+
+def _of_kind(lines: Sequence[Values], kind: str) -> list[Values]:
+    return [line for line in lines if line.get("kind") == kind]

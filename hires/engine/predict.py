@@ -1,0 +1,197 @@
+"""Predicts: writes the outputs of one pass over a data set as they come, in any layout.
+
+    classes   lines of each rank, step by step        -> predictions.csv of rank 0, at the end
+    maps      a part of ID.tif, and a line for it     -> the same table, with the name of each file
+
+Each sample counts once, and so does each pixel of its map (:mod:`hires.engine.seen_outputs`); the
+lines tell at the end that none is missing. A pass that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hires.core.config.predict_config import PROBABILITY
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.evaluation_summary import CLASSES, IMAGES, by_sample
+from hires.core.store import file_names
+from hires.core.store.attempts import Attempt
+from hires.core.store.files import write_atomically
+from hires.core.store.step_lines import PREDICTED, earlier_steps, pass_lines
+from hires.core.text_table import spreadsheet_text
+from hires.engine.evaluate import DATA_KEYS
+from hires.engine.loader import Data
+from hires.engine.prediction_maps import PredictionMaps
+from hires.engine.seen_outputs import (
+    Counted,
+    broken_pixels,
+    kind_of,
+    merged,
+    names_of_classes,
+    seen_output,
+)
+from hires.parallel.context import Context
+from hires.plan.graph import Graph
+
+_BYTE = 2**8
+
+
+class Predictor:
+    """Writes what this rank sees of the outputs of a step, microbatch after microbatch."""
+
+    line = PREDICTED
+
+    def __init__(self, config: RunConfig, source: Data, graph: Graph, attempt: Path) -> None:
+        """Makes the folder of maps in that of an ``attempt``, if outputs have rows and columns.
+
+        RunError: it cannot be made.
+        """
+        self.counted = Counted()
+        self._config, self._length = config, len(source)
+        self._kind = kind_of(config, graph)
+        self._maps = maps_of(config, source, graph, attempt)
+
+    def see(self, context: Context, output: Tensor) -> None:
+        """Takes the output of the microbatch that a slot of the last stage has just computed."""
+        seen = seen_output(context, self._config, self._length, output)
+        if seen is None:
+            return
+        if self._maps is None:
+            self.counted.rows += self._class_rows(seen.samples, seen.values)
+            return
+        assert seen.rect is not None
+        # One by one, so that what is computed takes the memory of one sample.
+        for sample, one in zip(seen.samples, seen.values, strict=True):
+            self._maps.write(sample, *self._part(one, seen.rect))
+            broken = broken_pixels(one)
+            self.counted.rows.append([sample, broken.numel(), int(broken.sum())])
+
+    def taken(self) -> Counted:
+        """Returns what was predicted since the last call.
+
+        A row is the sample's number, then the predicted class (-1: the output is not finite), its
+        probability and, of ``predict.reduce=probability``, those of all classes. Of a map it is the
+        number, how many pixels were written, and how many of them are not finite.
+        """
+        counted, self.counted = self.counted, Counted()
+        return counted
+
+    def _class_rows(self, samples: range, output: Tensor) -> Iterator[list[float]]:
+        shares, made = output.softmax(1).double(), output.argmax(1)
+        made[~output.isfinite().all(1)] = -1
+        every = self._config.predict.reduce == PROBABILITY
+        for sample, label, own in zip(samples, made.tolist(), shares.tolist(), strict=True):
+            yield [sample, label, own[label] if label >= 0 else math.nan, *(own if every else ())]
+
+    def _part(self, one: Tensor, rect: Sequence[int]) -> tuple[NDArray[Any], tuple[Any, ...]]:
+        # What is written of a part of a map, (C, h, w), and where.
+        place = (slice(*rect[:2]), slice(*rect[2:]))
+        if self._kind == IMAGES:
+            # As the reader of pairs takes floats: from black (0) to white (1).
+            image = one.clamp(-2, 2).add_(2).div_(4).masked_fill_(~one.isfinite(), math.nan)
+            return image.permute(1, 2, 0).float().cpu().numpy(), place
+        if self._config.predict.reduce == PROBABILITY:
+            return one.softmax(0).float().cpu().numpy(), (slice(None), *place)
+        dtype = class_type(len(one))
+        made = one.argmax(0).masked_fill_(broken_pixels(one), np.iinfo(dtype).max)
+        return made.cpu().numpy().astype(dtype), place
+
+
+def class_type(num_classes: int) -> Any:
+    """Returns the type of a map of class numbers; its largest value means: not finite."""
+    return np.uint8 if num_classes < _BYTE else np.uint16
+
+
+def maps_of(config: RunConfig, source: Data, graph: Graph, attempt: Path) -> PredictionMaps | None:
+    """Returns the files of the maps of an attempt; None: outputs have no rows and columns."""
+    kind = kind_of(config, graph)
+    if kind == CLASSES:
+        return None
+    channels, *size = graph.shape(graph.output)[1:]
+    grey = {"photometric": "minisblack"}
+    if kind == IMAGES:
+        shape, dtype, layout = [*size, channels], np.float32, {"planarconfig": "contig", **grey}
+        layout |= {"photometric": "rgb"} if channels == 3 else {}
+        layout = grey if channels == 1 else layout
+    elif config.predict.reduce == PROBABILITY:
+        shape, dtype, layout = [channels, *size], np.float32, {"planarconfig": "separate", **grey}
+        layout = grey if channels == 1 else layout
+    else:
+        shape, dtype, layout = size, class_type(channels), grey
+    names = map(source.name, range(len(source)))
+    return PredictionMaps(attempt / file_names.PREDICTIONS, names, shape, dtype, **layout)
+
+
+def write_prediction(
+    run_dir: Path, attempt: int, config: RunConfig, source: Data, graph: Graph
+) -> None:
+    """Writes the table of an attempt whose ranks have all predicted their last step.
+
+    Maps of the attempts that it continues are linked into its own folder. RunError: a sample, or a
+    part of its map, is missing.
+    """
+    own, kind = Attempt(run_dir, attempt, strict=True), kind_of(config, graph)
+    counted = merged(pass_lines(own, PREDICTED))
+    rows = by_sample(kind, counted.rows, len(source), "predicted")
+    ids = [source.name(i) for i in range(len(source))]
+    maps = maps_of(config, source, graph, own.folder)
+    facts: dict[str, Any] = {"kind": kind, "images": len(ids), "reduce": config.predict.reduce}
+    if maps is None:
+        names = names_of_classes(source, graph.shape(graph.output)[1])
+        heads, lines = _class_table(ids, rows, names)
+        facts["not_finite"] = sum(row[0] < 0 for row in rows)
+    else:
+        _require_whole(ids, rows, math.prod(graph.shape(graph.output)[2:]))
+        for before, steps in earlier_steps(own):
+            first, end = steps.start * config.batch, steps.stop * config.batch
+            for sample in range(first, min(end, len(ids))):
+                maps.adopt(sample, before.folder / file_names.PREDICTIONS)
+        heads = ["id", "file", "not_finite"]
+        files = [f"{file_names.PREDICTIONS}/{name}" for name in maps.names]
+        lines = [[*one, row[1]] for *one, row in zip(ids, files, rows, strict=True)]
+        facts |= {"not_finite": sum(int(row[1]) for row in rows)}
+        facts["folder"] = str(maps.folder.relative_to(run_dir))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(spreadsheet_text, heads))
+    for line in lines:
+        writer.writerow([spreadsheet_text(c) if isinstance(c, str) else c for c in line])
+    table = own.folder / file_names.PREDICTED
+    write_atomically(table, text.getvalue().encode("utf-8", "surrogateescape"))
+    facts["table"] = str(table.relative_to(run_dir))
+    facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
+    write_atomically(own.folder / file_names.PREDICTION, json.dumps(facts))
+
+
+def _class_table(
+    ids: Sequence[str], rows: Sequence[Sequence[float]], names: Sequence[str]
+) -> tuple[list[str], list[list[Any]]]:
+    labels = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
+    heads = ["id", "class", "name", "probability"]
+    heads += [f"p_{label}" for label in labels] if len(rows[0]) > 2 else []
+    lines: list[list[Any]] = []
+    for own, (made, *shares) in zip(ids, rows, strict=True):
+        name = names[int(made)] if made >= 0 else None
+        cells = (share if math.isfinite(share) else None for share in shares)
+        lines.append([own, int(made), name, *cells])
+    return heads, lines
+
+
+def _require_whole(ids: Sequence[str], rows: Sequence[Sequence[float]], pixels: int) -> None:
+    for number, (own, row) in enumerate(zip(ids, rows, strict=True)):
+        if row[0] != pixels:
+            raise RunError(
+                f"sample {number}, {own}, has {int(row[0])} predicted pixels of {pixels}: repeat "
+                f"the run with --again"
+            )

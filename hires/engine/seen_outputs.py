@@ -1,0 +1,121 @@
+"""Says which samples, and which part of their maps, the output that a rank has just computed holds.
+
+    step 0        step 1        step 2       batch = 4, 10 samples: the images after the last one
+    [0 1 2 3]     [4 5 6 7]     [8 9 0 1]    fill the batch and count nowhere
+                                     ^ ^
+Of outputs that are whole on all tiles the first one counts, so over all ranks each sample, and each
+pixel of its map, is there once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hires.core.config.run_config import RunConfig
+from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
+from hires.core.losses import LOSSES
+from hires.data.source import PairSource
+from hires.engine.loader import Data
+from hires.parallel.context import Context
+from hires.plan.graph import Graph, Rect
+from hires.plan.rules import SHARDED, TILED, WHOLE
+
+
+class SeenOutput(NamedTuple):
+    """The output of a microbatch, as far as this rank's count."""
+
+    samples: range
+    """Their numbers in the data set."""
+    values: Tensor
+    """(n, classes), or (n, C, h, w) of the part of the map; float32 or float64."""
+    rect: Rect | None
+    """This part; None: there are no rows and columns."""
+
+
+@dataclass
+class Counted:
+    """What ranks counted: rows by sample, and pixels by (sample, class, predicted class)."""
+
+    rows: list[Numbers] = field(default_factory=list)
+    """Number of the sample, then what ``evaluation_summary.ROWS`` names, or what is predicted."""
+    pixels: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    """The predicted class is -1 where the output is not finite."""
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Adds what :meth:`to_dict` returned elsewhere."""
+        self.rows += values["rows"]
+        for *key, number in values["pixels"]:
+            self.pixels[tuple(key)] += number
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"rows": self.rows, "pixels": [[*key, n] for key, n in self.pixels.items()]}
+
+
+class Observer(Protocol):
+    """What looks at the outputs of a pass, microbatch after microbatch."""
+
+    line: str
+    """Kind of the lines of ``metrics.jsonl`` that hold what it found in a step."""
+
+    def see(self, context: Context, output: Tensor) -> None:
+        """Takes the output of the microbatch that a slot of the last stage has just computed."""
+        ...
+
+    def taken(self) -> Counted:
+        """Returns what was found since the last call."""
+        ...
+
+
+def kind_of(config: RunConfig, graph: Graph) -> str:
+    """Returns what one output holds: ``classes``, ``pixels`` or ``images``."""
+    if LOSSES[config.loss].targets == "images":
+        return IMAGES
+    return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
+
+
+def names_of_classes(source: Data, number: int) -> list[str]:
+    """Returns the names of the classes of an output of so many; none of images."""
+    if isinstance(source, PairSource):
+        return []
+    return [*source.class_names, *map(str, range(source.num_classes, number))]
+
+
+def seen_output(
+    context: Context, config: RunConfig, num_samples: int, output: Tensor
+) -> SeenOutput | None:
+    """Returns what counts of a slot's output, of a data set of some samples; None: nothing."""
+    graph = context.plan.graph
+    layout, shape = context.stage.layout[graph.output], graph.shape(graph.output)
+    if layout == WHOLE and context.tile:
+        return None  # tile 0 has the same
+    first, end = context.samples if layout == SHARDED else (0, len(output))
+    start = context.step * config.batch + context.first_sample + first
+    samples = range(start, min(start + end - first, num_samples))
+    if not samples:
+        return None
+    output = output[: len(samples)].detach()
+    output = output if output.dtype == torch.float64 else output.float()
+    rect = (0, shape[2], 0, shape[3]) if len(shape) == 4 else None
+    if layout == TILED:
+        rect = context.own_of(graph.output)
+    return SeenOutput(samples, output, rect)
+
+
+def broken_pixels(output: Tensor) -> Tensor:
+    """Returns where the numbers of a map, (C, h, w), are not all finite, (h, w)."""
+    return ~output.isfinite().all(0)
+
+
+def merged(lines: Sequence[dict[str, Any]]) -> Counted:
+    """Returns what all lines of a pass hold together."""
+    every = Counted()
+    for line in lines:
+        every.add(line)
+    return every

@@ -1,0 +1,225 @@
+"""Does a prediction write every sample and pixel once, as one process would, in every layout?"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from hires.cli.calibration import quantised_config
+from hires.cli.compose.compose_config import compose
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.value_checks import build
+from hires.core.errors import PREEMPTED, ConfigError
+from hires.core.store import file_names, records, rundir
+from hires.core.store.network_weights import find_weights
+from hires.data.image_format import normalised, open_image
+from hires.data.source import open_data
+from hires.engine.predict import Predictor
+from hires.engine.quantised_file import write_quantised
+from hires.quant.scales import read_scales, write_scales
+from tests.engine.test_calibrate import calibration
+from tests.engine.test_calibrate import folder_of as calibrated_folder
+from tests.engine.test_evaluate import EDSR, UNET, evaluation, plain
+from tests.helpers.jobs import failing_folder, run_folders
+from tests.helpers.layouts import plan_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.saved import attempt, killed_attempt
+
+PREDICT = {"task": {"name": "predict"}, "predict": {"reduce": "probability"}}
+RESNET = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": [33, 32]}
+ARGMAX = {"predict": {"reduce": "argmax"}}
+
+
+def prediction(**keys):
+    return evaluation(**{**PREDICT, **keys})
+
+
+def made(folder, config):
+    """Returns a run folder of a config."""
+    config = dataclasses.replace(config, results=str(folder))
+    plan = plan_of(config)
+    assert plan.ok, plan.findings
+    return rundir.create(config, plan.to_dict(), ["hires", "run"]).path
+
+
+def table_of(path, number=0):
+    text = (file_names.attempt_dir(path, number) / "predictions.csv").read_text()
+    return [*csv.DictReader(text.splitlines())]
+
+
+LAYOUTS = {
+    1: [{"replicas": 1}],
+    2: [{"tiles": [2, 1]}, {"replicas": 2}],
+    3: [{"stages": 2, "tiles": [[2, 1], [1, 1]], "microbatches": 2}],
+    4: [
+        {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"},
+        {"stages": 2, "tiles": [2, 1], "local_dp": 2},
+    ],
+}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("size", LAYOUTS)
+def test_every_layout_writes_the_classes_of_plain_torch(tmp_path, size):
+    configs = [prediction(**RESNET, parallel=layout) for layout in LAYOUTS[size]]
+    paths = [made(tmp_path, config) for config in configs]
+    run_ranks(run_folders, size, [*map(str, paths)])
+    outputs, _ = plain(configs[0])
+    names = open_data(configs[0]).class_names
+    for path in paths:
+        rows = table_of(path)
+        assert [row["id"] for row in rows] == [str(i) for i in range(11)]
+        for row, output in zip(rows, outputs, strict=True):
+            shares = output.softmax(0)
+            assert int(row["class"]) == int(shares.argmax())
+            assert row["name"] == names[int(shares.argmax())]
+            assert float(row["probability"]) == pytest.approx(float(shares.max()), abs=1e-10)
+            own = [float(row[f"p_{name}"]) for name in names]
+            assert own == pytest.approx(shares.tolist(), abs=1e-10)
+        facts = records.read_record(path)["prediction"]
+        assert [facts[k] for k in ("kind", "images", "not_finite")] == ["classes", 11, 0]
+        assert facts["table"] == "a0/predictions.csv"
+
+
+MAPS = {
+    1: {"tiles": [1, 1]},
+    4: {"tiles": [2, 2]},
+}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("size", MAPS)
+def test_tiles_write_the_maps_of_plain_torch(tmp_path, size):
+    # The maps of the lower levels, 10x7 and 5x4, divide unevenly; the last images are EDSR's.
+    unet, parallel = {**UNET, "image": [20, 12]}, MAPS[size]
+    argmax, shares = (prediction(**unet, **keys, parallel=parallel) for keys in (ARGMAX, {}))
+    images = prediction(**{**EDSR, "image": [11, 9]}, parallel=parallel)
+    paths = [made(tmp_path, one) for one in (argmax, shares, images)]
+    run_ranks(run_folders, size, [*map(str, paths)])
+    outputs, _ = plain(argmax)
+    for path, dtype in zip(paths, (np.uint8, np.float32, np.float32), strict=True):
+        rows = table_of(path)
+        assert [row["file"] for row in rows] == [f"predictions/{i}.tif" for i in range(11)]
+        assert {row["not_finite"] for row in rows} == {"0"}
+        held = {file.name for file in (path / "a0" / "predictions").iterdir()}
+        assert held == {f"{i}.tif" for i in range(11)}
+        assert tifffile.imread(path / "a0" / "predictions" / "3.tif").dtype == dtype
+    for i, output in enumerate(outputs):
+        classes, probability = (
+            tifffile.imread(p / "a0" / "predictions" / f"{i}.tif") for p in paths[:2]
+        )
+        assert (classes == output.argmax(0).numpy()).all()
+        assert probability.shape == (4, 20, 12)
+        np.testing.assert_allclose(probability, output.softmax(0).numpy(), atol=1e-6)
+    for i, output in enumerate(plain(images)[0]):
+        image = open_image(paths[2] / "a0" / "predictions" / f"{i}.tif")
+        assert (image.size, image.colours) == ((22, 18), 3)
+        again = normalised(image.read((0, 22), (0, 18)), image.peak, 3)  # as data=pairs reads it
+        image.close()
+        np.testing.assert_allclose(again, output.clamp(-2, 2).numpy(), atol=1e-6)
+
+
+@pytest.mark.dist
+def test_a_quantised_file_predicts_the_same_bits_in_tiles(tmp_path):
+    config = calibration(
+        precision={"name": "fp32"}, model={"name": "preact_resnet", "n": 1, "classes": 4}
+    )
+    folder, _ = calibrated_folder(tmp_path, config)
+    run_ranks(run_folders, 1, [str(folder)])
+    place, file = folder / "a0" / file_names.SCALES, tmp_path / "n8.safetensors"
+    single = quantised_config(config, place)
+    write_quantised(single, plan_of(single), file, "0" * 16)
+    digest = find_weights(str(file)).digest()
+    scales = dataclasses.replace(read_scales(place), weights=digest)
+    write_scales(file.with_suffix(".json"), scales)
+    texts = []
+    for tiles in ([1, 1], [2, 1]):
+        stored = dataclasses.replace(
+            single,
+            batch=4,
+            steps=math.ceil(len(open_data(config)) / 4),
+            weights=str(file),
+            quant=dataclasses.replace(single.quant, scales=None),
+            task=dataclasses.replace(single.task, name="predict"),
+            predict=prediction().predict,
+            parallel=build(ParallelConfig, {"tiles": tiles}),
+        )
+        path = made(tmp_path, stored)
+        run_ranks(run_folders, tiles[0], [str(path)])
+        texts.append((path / "a0" / "predictions.csv").read_bytes())
+    assert texts[0] == texts[1]
+    assert texts[0].count(b"\n") == len(open_data(config)) + 1
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ends", ["killed", "preempted"])
+def test_a_stopped_prediction_goes_on_and_is_whole(tmp_path, ends):
+    config = prediction(**UNET, **ARGMAX, parallel={"tiles": [2, 1]})
+    whole, stopped = made(tmp_path / "a", config), made(tmp_path / "b", config)
+    assert attempt(whole) == [0, 0]
+    if ends == "killed":  # nothing was saved: the lines are all that there is
+        killed_attempt(stopped, 1)
+    else:
+        assert attempt(stopped, stop_at=1) == [PREEMPTED, PREEMPTED]
+    assert not (stopped / "a0" / "predictions.csv").exists()
+    assert attempt(stopped) == [0, 0]
+    record = records.read_record(stopped)
+    assert (record["state"], record["resumed"]["step"]) == ("done", 1)
+    assert table_of(stopped, 1) == table_of(whole)
+    for row in table_of(whole):
+        one, other = whole / "a0" / row["file"], stopped / "a1" / row["file"]
+        assert one.read_bytes() == other.read_bytes()
+    # A complete run is done anew, and not from its lines.
+    assert attempt(stopped) == [0, 0]
+    assert records.read_record(stopped)["resumed"] is None
+
+
+def test_an_attempt_that_may_not_resume_begins_at_step_0(tmp_path):
+    config = prediction(parallel={"replicas": 1})
+    path = made(tmp_path, config)
+    killed_attempt(path, 2)
+    text = (path / "config.yaml").read_text()
+    assert "resume: auto" in text
+    (path / "config.yaml").write_text(text.replace("resume: auto", "resume: never"))
+    assert attempt(path) == [0]
+    assert records.read_record(path)["resumed"] is None
+
+
+def test_what_is_not_finite_is_no_class(tmp_path):
+    config = prediction(**UNET, **ARGMAX)
+    predictor = Predictor(config, open_data(config), plan_of(config).graph, tmp_path)
+    output = torch.zeros(4, 2, 3)
+    output[1], output[2, 0, 0], output[3, 1, 1] = 1.0, math.nan, math.inf
+    part, _ = predictor._part(output, (0, 2, 0, 3))
+    assert part.tolist() == [[255, 1, 1], [1, 255, 1]]
+    rows = predictor._class_rows(range(2), torch.tensor([[0.0, 1.0], [math.nan, 1.0]]))
+    (_, label, share), (_, broken, none) = rows
+    assert (label, share, broken) == (1, pytest.approx(1 / (1 + math.exp(-1))), -1)
+    assert math.isnan(none)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["predict.reduce=foo"], "predict.reduce='foo' is unknown; choose one of argmax, prob"),
+        (["task.lr=0.1"], r"task.lr=0.1 is of task=train: .*; leave it out"),
+        (["task.optimizer.shard=true"], r"task.optimizer.shard=True is of task=train: .* out"),
+    ],
+)
+def test_wrong_keys_are_refused_with_the_remedy(words, text):
+    with pytest.raises(ConfigError, match=text):
+        compose(["task=predict", *words])
+
+
+@pytest.mark.dist
+def test_a_folder_that_cannot_be_made_ends_the_run(tmp_path):
+    path = made(tmp_path, prediction(**UNET))
+    (path / "a0" / "predictions").write_text("a file of someone's")
+    [text] = run_ranks(failing_folder, 1, str(path))
+    assert "predictions: File exists; a file is where a folder should be: move it" in text
