@@ -290,7 +290,8 @@ def _interpolate(w: Window, x: Tensor, args: Args) -> Tensor:
     return nearest_numbers(mixed * args["factor"], args["offset"], args["low"], args["high"])
 
 
-# Sums of unsigned integers need up to 36 bits, which travel as two fp32 numbers of up to 24 bits.
+# Sums of unsigned integers need up to 36 bits, which travel as two fp32 numbers of up to 24 bits;
+# those of up to 256 x 256 pixels need no more than 24.
 DIGITS = 12
 
 
@@ -298,12 +299,17 @@ def _digits(x: Tensor, r: Reduced) -> Tensor:
     most = 255 * math.prod(x.shape[dim] for dim in r.dims)
     wide = torch.int32 if most < 2**31 else torch.int64  # which takes four times as long
     total = x.sum(r.dims, r.keep, dtype=wide).long()
+    if r.args["parts"] == 1:
+        return total.float()
     return torch.stack([total >> DIGITS, total & (2**DIGITS - 1)]).float()
 
 
 def _mean(sent: Tensor, r: Reduced) -> Tensor:
-    upper, lower = sent.double().sum(0)
-    total = (upper * 2**DIGITS + lower).float()
+    total = sent.double().sum(0)
+    if r.args["parts"] == 2:
+        upper, lower = total
+        total = upper * 2**DIGITS + lower
+    total = total.float()
     return nearest_numbers(
         total * r.args["factor"], r.args["offset"], r.args["low"], r.args["high"]
     )

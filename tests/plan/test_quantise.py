@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,13 @@ from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace_config
+from hires.parallel.quantized_kernels import DIGITS
+from hires.parallel.reductions import REDUCTIONS
+from hires.plan.graph import Graph, Node
+from hires.plan.passes.quantise import RULES, Quantiser
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.quant.affine import Affine
 from tests.helpers.layouts import config_of
 from tests.helpers.quantised_nets import QuantisedNet
 
@@ -53,7 +59,31 @@ def test_a_quarter_of_the_bytes_travels(scales, parallel):
     assert int8.ok, int8.findings
     moved = {kind: one["bytes"] for kind, one in fp32.totals["by_kind"].items()}
     for kind, one in int8.totals["by_kind"].items():
-        assert kind == "reduce" or 4 * one["bytes"] == moved[kind], kind
+        # Sums travel in fp32, which holds those of up to 256 x 256 pixels exactly.
+        assert one["bytes"] * (1 if kind == "reduce" else 4) == moved[kind], kind
+
+
+@pytest.mark.parametrize(("side", "parts"), [(256, 1), (257, 2)])
+def test_sums_of_large_maps_travel_as_two_numbers(side, parts):
+    pool = Node(
+        "pool",
+        "adaptive_avg_pool2d.default",
+        {"self": {"value": "input"}, "output_size": [1, 1]},
+        [1, 3, 1, 1],
+        "float32",
+    )
+    graph = Graph([pool], "pool", [1, 3, side, side], {})
+    q = Quantiser(graph, dict.fromkeys(("input", "pool"), Affine(0.1, 3)), {})
+    q.number("input")
+    assert RULES["adaptive_avg_pool2d"](q, pool) == ""
+    assert q.nodes[-1].args["parts"] == parts
+    # The largest sum there can be, of two uneven tiles.
+    x = torch.full((1, 1, side, side), 255, dtype=torch.uint8)
+    facts: Any = SimpleNamespace(dims=[2, 3], keep=True, args=q.nodes[-1].args)
+    sent = [REDUCTIONS["q_mean"].local(tile, facts) for tile in (x[:, :, :100], x[:, :, 100:])]
+    assert sent[0].numel() == parts
+    total = sum(one.double() for one in sent).flatten().tolist()
+    assert sum(n * 2 ** (DIGITS * k) for k, n in enumerate(reversed(total))) == 255 * side**2
 
 
 def test_plan_json_holds_the_quantised_network(scales):

@@ -65,5 +65,10 @@ declare(
         quantized=True,
     ),
 )
-# The upper and the lower digits of a sum, which fp32 holds exactly.
-declare("q_mean", OperatorFacts(("reduction",), "dims", reduction=lambda node: 2, quantized=True))
+# A sum, or its upper and its lower digits where fp32 does not hold it exactly.
+declare(
+    "q_mean",
+    OperatorFacts(
+        ("reduction",), "dims", reduction=lambda node: int(node.args["parts"]), quantized=True
+    ),
+)

@@ -263,8 +263,11 @@ def _mean_of(q: Quantiser, node: Node, dims: list[int], keepdim: bool) -> str:
         return FOLLOWS
     affine, shape = q.scale_of(node, x.affine) or x.affine, q.graph.shape(node.inputs[0])
     how = rescaled(x.affine, affine)
-    how["factor"] /= math.prod(shape[dim] for dim in dims)
-    made = {"input": x.ref, "dim": dims, "keepdim": keepdim, **how, **ALL}
+    pixels = math.prod(shape[dim] for dim in dims)
+    how["factor"] /= pixels
+    # fp32, in which tiles send their sums, holds every integer up to 2 ** 24.
+    parts = 1 if LAST * pixels <= 2**24 else 2
+    made = {"input": x.ref, "dim": dims, "keepdim": keepdim, "parts": parts, **how, **ALL}
     return q.made(node, "q_mean", made, affine)
 
 
