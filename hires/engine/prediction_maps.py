@@ -11,6 +11,7 @@ file. Its blocks are allocated at once: on a full disk a mapping would end the p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -30,6 +31,8 @@ from hires.core.store.files import cannot_write, make_folder
 BIG_BYTES = 2**32 - 2**25
 """Size from which a file is a BigTIFF, with offsets of 64 bits."""
 _MOST_BYTES = 180  # of a name; file systems take 255
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""A file system has none."""
 _SUFFIX = ".tif"
 
 
@@ -63,13 +66,17 @@ class PredictionMaps:
         try:
             if not path.exists():
                 self._make(path)
-            with path.open("rb") as file:
+            with path.open("r+b") as file:  # NFS locks only what is open for writing
                 # Two nodes that write into one page of a network file system would each send the
                 # page as they see it.
-                with contextlib.suppress(OSError):  # it has no locks
+                try:
                     fcntl.flock(file, fcntl.LOCK_EX)
-                pixels = self._tifffile.memmap(path, mode="r+").reshape(self._shape)
-                pixels[place] = part
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS:
+                        raise
+                mapped = self._tifffile.memmap(path, mode="r+")
+                mapped.reshape(self._shape)[place] = part
+                mapped.flush()
         except (OSError, ValueError) as error:
             raise cannot_write(path, error) from error
 
@@ -106,11 +113,11 @@ def safe_names(ids: Iterable[str]) -> list[str]:
     """Returns the file name of each sample, all different, without folders.
 
     What is no letter, digit or one of ``_.+-`` becomes ``_``; of names that are alike then, the
-    later ones end in their number.
+    later ones end in their number. None begins as hidden files or options of commands do.
     """
     names, taken = [], set[str]()
     for number, own in enumerate(ids):
-        stem = re.sub(r"[^\w.+-]+", "_", own).lstrip(".") or "_"
+        stem = re.sub(r"[^\w.+-]+", "_", own).lstrip(".-") or "_"
         stem = stem.encode()[:_MOST_BYTES].decode(errors="ignore")
         name, tries = stem, number
         while (key := unicodedata.normalize("NFKC", name).casefold()) in taken:

@@ -217,9 +217,12 @@ class _PlainNorms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func in self._FAILING and args:
             args = (args[0].contiguous(), *args[1:])
-        return func(*args, **(kwargs or {}))
+        elif func in self._FAILING:
+            kwargs = {**kwargs, "input": kwargs["input"].contiguous()}
+        return func(*args, **kwargs)
 
 
 def reference_step(

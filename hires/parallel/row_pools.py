@@ -20,7 +20,8 @@ def max_pool_by_rows(
 ) -> Tensor:  # fmt: skip
     """Returns the largest number of each window of (n, C, H, W), without a gradient.
 
-    Each argument holds rows and columns. Around the image numbers are the least of their type.
+    Each argument holds rows and columns. Around the image numbers are the least of their type. The
+    result has memory of its own: the map may be overwritten while it is still read.
     """
     for dim, k, s, p, d in zip((2, 3), size, stride, padding, dilation, strict=True):
         length, reach = x.shape[dim] + 2 * p, d * (k - 1) + 1
@@ -50,7 +51,7 @@ def _largest(x: Tensor, dim: int, count: int, taps: list[int], step: int) -> Ten
         most = torch.full(shape, least, dtype=x.dtype, device=x.device)
         most = most.contiguous(memory_format=torch.channels_last)
     elif len(whole) == 1:
-        most = whole[0].clone(memory_format=torch.channels_last) if parts else whole[0]
+        most = whole[0].clone(memory_format=torch.channels_last)
     else:
         most = torch.maximum(*whole[:2])
     for rows in whole[2:]:

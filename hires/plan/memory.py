@@ -233,9 +233,13 @@ def free_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
         [line] = [line for line in lines if line.startswith("MemAvailable:")]
         sizes.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(ValueError, OSError):  # "max" is no number
-        most = int((group / "memory.max").read_text())
-        sizes.append(most - int((group / "memory.current").read_text()))
+    with contextlib.suppress(OSError):  # a job of Slurm has a group of its own, below others
+        own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line]
+        group /= own[-1].split(":", 2)[-1].lstrip("/")
+    for one in (group, *group.parents):
+        with contextlib.suppress(ValueError, OSError):  # "max" is no number
+            most = int((one / "memory.max").read_text())
+            sizes.append(most - int((one / "memory.current").read_text()))
     return min(sizes, default=None)
 
 

@@ -312,7 +312,7 @@ def by_onednn(x: Tensor) -> bool:
 
 
 def by_triton(x: Tensor) -> bool:
-    """Whether a tensor is computed with by a kernel of Triton."""
+    """Whether Triton's kernel computes with a tensor."""
     return x.device.type == "cuda" and _can_compile()
 
 

@@ -59,6 +59,11 @@ def test_fastest_is_taken_and_kept(cache, slow, taken):
     assert later.built == [], "it was measured again"
 
 
+def test_first_kernel_that_makes_nan_stands(monkeypatch):
+    monkeypatch.setattr(torch, "equal", lambda a, b: False)
+    assert Kernels("first").choice() == "first"
+
+
 def test_kernel_of_other_bits_is_never_taken():
     assert Kernels("first", other_bits=True).choice() == "first"
 
