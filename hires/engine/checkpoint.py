@@ -73,7 +73,7 @@ class Begin(NamedTuple):
     """Where an attempt begins."""
 
     step: int  # number of its first step
-    contents: Contents | None  # of the checkpoint with which it goes on; None: it needs none
+    contents: Contents | None  # of the checkpoint that it resumes from; None: it needs none
     attempt: int | None = None  # whose lines hold the steps before, of a pass without a checkpoint
 
 

@@ -4,7 +4,7 @@
     maps      a part of ID.tif, and a line for it     -> the same table, with the name of each file
 
 Each sample counts once, and so does each pixel of its map (:mod:`hires.engine.seen_outputs`); the
-lines tell at the end that none is missing. A pass that was stopped goes on where it was.
+lines tell at the end that none is missing. An interrupted pass continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds where one pass over the data goes on after it was stopped, without any checkpoint.
+"""Finds the step from which an interrupted pass over the data continues, without a checkpoint.
 
 It needs no state of the steps before, only the lines that all ranks wrote in them.
 """

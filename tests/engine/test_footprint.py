@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires.comm.transport import transport
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
@@ -19,7 +17,6 @@ from hires.core.store.records import read_record
 from hires.core.store.rundir import create
 from hires.engine.caching_allocator import CachingAllocator
 from hires.engine.footprint import footprint
-from hires.engine.live_bytes import LiveBytes
 from hires.launcher.local.local_launcher import launch
 from hires.nets.build_network import build_model, materialise
 from hires.plan.gpu_memory import CUBLAS_BYTES
@@ -286,72 +283,6 @@ def test_rehearsal_computes_nothing_on_real_memory(precision, monkeypatch):
     monkeypatch.setattr("torch._subclasses.fake_tensor.run_fallback_kernel", refuse)
     layout = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
     assert predicted(parallel=layout, precision={"name": precision})[0].peak_bytes > 0
-
-
-def test_views_count_once_and_freed_storages_not_at_all():
-    with LiveBytes() as live:
-        x = torch.zeros(10)
-        view = x[2:]
-        assert live.now["activations"] == 40
-        y = x + 1
-        del y
-        assert live.now["activations"] == 40
-        del x
-        assert live.now["activations"] == 40
-        del view
-    assert live.now["activations"] == 0
-    assert sum(live.at_peak.values()) == 80
-
-
-def test_part_of_a_tensor_is_what_was_said_last():
-    with LiveBytes() as live:
-        x = torch.zeros(10)
-        live.assign([x, None], "params")
-        live.assign([x], "buffers")
-        assert live.now == {
-            **dict.fromkeys(live.now, 0),
-            "buffers": 40,
-        }
-        live.forget_peak()
-        assert live.at_peak["buffers"] == 40
-
-
-def test_tensor_from_outside_counts_when_it_is_assigned():
-    x = torch.zeros(10)
-    with LiveBytes() as live:
-        live.assign([x], "params")
-        live.assign([torch.empty(7, device="meta")], "params")
-    assert live.now["params"] == 40
-
-
-def test_convolution_holds_its_weights_twice_while_it_runs():
-    x, weight = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
-    with LiveBytes() as live:
-        F.conv2d(x, weight, padding=1)
-    output = 2 * 6 * 8 * 8 * 4
-    assert live.at_peak["activations"] == output
-    assert live.at_peak["buffers"] == weight.numel() * 4
-
-
-def test_small_image_or_float64_is_written_out_in_columns():
-    for dtype, batch in ((torch.float32, 1), (torch.float64, 2)):
-        x, weight = torch.zeros(batch, 4, 8, 8, dtype=dtype), torch.zeros(6, 4, 3, 3, dtype=dtype)
-        with LiveBytes() as live:
-            F.conv2d(x, weight, padding=1)
-        assert live.at_peak["buffers"] == batch * 8 * 8 * 4 * 3 * 3 * x.element_size()
-
-
-def test_fake_tensors_count_as_real_ones():
-    def work() -> dict[str, int]:
-        with LiveBytes() as live:
-            x = torch.ones(4, 3, 16, 16, requires_grad=True)
-            y = F.conv2d(x, torch.ones(8, 3, 3, 3, requires_grad=True)).relu()
-            torch.autograd.backward(y.sum())
-        return live.at_peak
-
-    real = work()
-    with FakeTensorMode():
-        assert work() == real
 
 
 def test_gpu_holds_the_same_tensors_and_states_what_comes_on_top():

@@ -1,4 +1,4 @@
-"""What ranks do in tests of programs that disagree, and what each is told."""
+"""Programs of ranks that disagree, and the error that each rank gets."""
 
 from __future__ import annotations
 

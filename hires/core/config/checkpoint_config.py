@@ -9,7 +9,7 @@ from hires.core.config.value_checks import Section, number, word
 
 @dataclass
 class CheckpointConfig(Section, key="checkpoint"):
-    """``checkpoint.*``: when a run is saved to files, and where it goes on."""
+    """``checkpoint.*``: when a run saves its state, and where it resumes."""
 
     every: int = number(0)
     """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the

@@ -1,4 +1,4 @@
-"""Is an evaluation of weights that nobody trained said to be one, wherever it is planned?"""
+"""Does every plan of an evaluation warn if the network is untrained?"""
 
 from __future__ import annotations
 
