@@ -39,7 +39,7 @@ from hires.bench.precision_cases import (
 from hires.bench.precision_inputs import EXPECTED, Inputs, accuracy, make_inputs
 from hires.bench.precision_table import NOTES, TILES, tables
 from hires.bench.ranks import run_ranks, stream_ranks
-from hires.bench.runners import HiresSteps
+from hires.bench.step_parts import LoggedSteps
 from hires.bench.timing import Runner, Samples, race, ratios, spread
 from hires.comm import make_groups
 from hires.core.config.run_config import MeasureConfig
@@ -142,6 +142,9 @@ def run_case(
             runners[name] = _peer(peer, precision, case, inputs, expected, facts[name])
         dist.barrier()
     for samples in race(runners, options.rounds, options.warmup, make_groups([[0, 1]])[0]):
+        for name, runner in runners.items():
+            if isinstance(runner, LoggedSteps):
+                facts[name] |= runner.parts(len(samples[name].step_s))
         yield samples, facts
     for runner in runners.values():
         if isinstance(runner, PeerProcess):
@@ -154,7 +157,7 @@ def _own(
     config = case.config(precision, OURS[who], inputs.weights, inputs.scales)
     plan = make_plan(config, trace_config(config))
     plan.require_ok()
-    runner = HiresSteps(config, plan, rank) if rank < plan.world else None
+    runner = LoggedSteps(config, plan, rank) if rank < plan.world else None
     outputs = None if runner is None else _step(runner)
     parts: list[Any] = [None] * NUM_RANKS
     dist.all_gather_object(parts, outputs)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hires.bench.bench_output import BenchTable, Result
 from hires.bench.precision_cases import OURS, row_name
+from hires.bench.step_parts import part_cells
 from hires.bench.timing import ratios, spread
 from hires.core.precisions import INT8
 from hires.core.units import MIB
@@ -23,7 +24,8 @@ statistics of two of the images; without `--data` the images are made up, and 8 
 on those that are measured, among others. Peaks of memory are of one step and the weights, without
 the libraries, of the fullest process; what a compiler leaves in it counts. `limit` is what an aim
 would be if nothing but oneDNN's kernels took time in the step of hires: what is missing above it is
-the kernels', below it hires' own."""
+the kernels', below it hires' own. The last table takes a step of hires apart, its first tile's:
+the kernels as above, calls that send and post, waits for the other tile, and the rest."""
 TILES = "hires, 2 tiles"
 PEER_AIM, TILES_AIM, INT8_AIM = 1.0, 1.7, 4.0
 """Least speed beside the best peer, of two tiles beside one thread, of 8 bits beside our fp32."""
@@ -31,11 +33,13 @@ Row = dict[str, Any]
 
 
 def tables(result: Result) -> list[BenchTable]:
-    """Returns two tables for each case: its rows, and the aims."""
+    """Returns the tables of each case: its rows, the aims, and the parts of a step of hires."""
     made = []
     for title, rows in result["cases"].items():
         made.append(BenchTable(title, [_cells(row, rows) for row in rows]))
         made.append(BenchTable(f"{title}: aims", [aim.cells() for aim in aims(rows)]))
+        parts = [cells for row in rows if (cells := part_cells(row))]
+        made += [BenchTable(f"{title}: parts of a step", parts)] if parts else []
     return made
 
 

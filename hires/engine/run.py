@@ -85,7 +85,7 @@ def run_steps(
 
     sizes = {"rss_import_bytes": meter.rss_import, "start_bytes": meter.end_start()}
     note("ready", **sizes, **engine.byte_counts())
-    counted, log = records.counted_steps(config, saver.first), _message_log(engine, config)
+    counted, log = records.counted_steps(config, saver.first), message_log(engine, config)
     late, see = LateGraphs(config), None if observer is None else observer.see
     with _recorded(engine, log, metrics), comm.logged(log):
         for step in range(saver.first, config.steps):
@@ -122,20 +122,21 @@ def run_steps(
     return done
 
 
+def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:
+    """Returns an empty log of a rank's messages; None: the run keeps none."""
+    plan, cursor = engine.context.plan, engine.executor.cursor
+    if config.comm.log == "off" or plan.world == 1:
+        return None
+    calls = traffic.operations(plan, engine.context.rank, cursor.events)
+    return comm.MessageLog(cursor, calls, config.comm.log == "full")
+
+
 def _ends_before(step: int, saver: Saver) -> bool:
     # Whether a preemption ends the run before a step, after its state was saved.
     if not comm.max_all(int(is_preempted())):
         return False
     is_preempted(clear=True)
     return saver.last == step or saver.save(step)
-
-
-def _message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:
-    plan, cursor = engine.context.plan, engine.executor.cursor
-    if config.comm.log == "off" or plan.world == 1:
-        return None
-    calls = traffic.operations(plan, engine.context.rank, cursor.events)
-    return comm.MessageLog(cursor, calls, config.comm.log == "full")
 
 
 @contextlib.contextmanager

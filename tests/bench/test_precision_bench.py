@@ -18,10 +18,16 @@ from hires.bench.kernel_types import (
     ran_as,
 )
 from hires.bench.peer_process import PeerProcess
-from hires.bench.precision_bench import BENCHMARK, join_parts, what_is_wrong
+from hires.bench.precision_bench import BENCHMARK, join_parts, run_case, what_is_wrong
 from hires.bench.precision_cases import PEERS, PrecisionCase, PrecisionOptions, cases_of, peers_of
-from hires.bench.precision_inputs import accuracy, calibration_words, set_statistics
+from hires.bench.precision_inputs import (
+    accuracy,
+    calibration_words,
+    make_inputs,
+    set_statistics,
+)
 from hires.bench.precision_table import aims, tables
+from hires.bench.ranks import stream_ranks
 from hires.bench.runners import whole_batch
 from hires.cli.calibration import calibration_of
 from hires.cli.compose.compose_config import compose
@@ -288,3 +294,22 @@ def test_peer_that_cannot_run_answers_why():
 def test_bad_options_are_refused(words, told, capsys):
     assert BENCHMARK.main(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_step_is_taken_apart():
+    ours = row("hires, 2 tiles", "fp32", 2.0) | {"kernels_s": 1.5, "calls_s": 0.1, "waits_s": 0.15}
+    shown = tables({"cases": {"net": [ours, row("torch", "fp32", 1.0)]}})[2]
+    parts = {"kernels ms": "1500.0", "calls ms": "100.0", "waits ms": "150.0", "rest ms": "250.0"}
+    assert shown.rows == [{"row": "hires, 2 tiles fp32", "step ms": "2000.0", **parts}]
+
+
+@pytest.mark.dist
+def test_messages_of_tiles_are_timed_in_each_step(tmp_path):
+    options = PrecisionOptions(images=(64,), batches=(1,), precisions=("fp32",), peers=(), rounds=2)
+    [case] = cases_of(options)
+    inputs = make_inputs(case, tmp_path, options)
+    *_, (_, facts) = stream_ranks(run_case, 2, 120.0, case, options, inputs)
+    alone, tile = facts["hires fp32"], facts["hires, 2 tiles fp32"]
+    assert (alone["calls_s"], alone["waits_s"]) == (0.0, 0.0)
+    assert tile["calls_s"] > 0
+    assert tile["waits_s"] > 0
