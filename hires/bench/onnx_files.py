@@ -27,12 +27,12 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import RunError
 from hires.core.python_command import module_command
 from hires.core.store.naming import plain
+from hires.engine.network_files import INPUT, write_onnx
 
 IMAGES, CALIBRATION = "images.npy", "calibration.npy"
 """Images of a step (batch, C, H, W), and those to calibrate on, a whole number of batches."""
 NETWORK, ONNXRUNTIME_INT8 = "network.onnx", "onnxruntime-int8.onnx"
 OPENVINO_INT8 = "openvino-int8.xml"
-INPUT, OUTPUT = "images", "outputs"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
 """What ``pip install 'hires[peers]'`` brings."""
 INSTALL = "pip install 'hires[peers]'"
@@ -75,11 +75,7 @@ def write_network(config: RunConfig, folder: Path) -> None:
     """Exports the network, whose norms become part of the convolutions before them."""
     module = plain_module(config, trick=False).eval()
     images = torch.from_numpy(np.load(folder / IMAGES))
-    program = torch.onnx.export(
-        module, (images,), input_names=[INPUT], output_names=[OUTPUT], dynamo=True, verbose=False
-    )
-    assert program is not None
-    program.save(folder / NETWORK)
+    write_onnx(module, images, folder / NETWORK)
 
 
 def write_onnxruntime_int8(config: RunConfig, folder: Path) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 from hires.bench.kernel_types import count_graph, count_profile
 from hires.bench.onnx_files import (
     IMAGES,
-    INPUT,
     NETWORK,
     ONNXRUNTIME_INT8,
     OPENVINO_INT8,
@@ -25,6 +24,7 @@ from hires.bench.onnx_files import (
 )
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8
+from hires.engine.network_files import INPUT
 
 Step = Callable[[], Any]
 """Runs the network; returns its outputs as an array or a tensor."""

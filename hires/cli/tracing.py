@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -83,8 +84,32 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
 
     def weights(self, path: Path) -> dict[str, list[int]]:
         """Returns the shapes of the tensors in a pickle of torch; ConfigError: it holds others."""
-        answer = self._ask("reading the weights", {"weights": str(path)})
-        return cast("dict[str, list[int]]", answer["shapes"])
+        return cast("dict[str, list[int]]", self._held(path)["shapes"])
+
+    def weight_types(self, path: Path) -> dict[str, str]:
+        """Returns the types of the tensors in a pickle of torch; ConfigError: it holds others."""
+        return cast("dict[str, str]", self._held(path)["dtypes"])
+
+    def _held(self, path: Path) -> dict[str, Any]:
+        return self._ask("reading the weights", {"weights": str(path)})
+
+    def write_weights(
+        self,
+        config: RunConfig,
+        source: Path,
+        path: Path,
+        names: Mapping[str, str],
+        first: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Writes weights as one file (``hires.engine.network_files``); returns their bytes."""
+        question = {"config": to_dict(config), "source": str(source), "path": str(path)}
+        question |= {"names": dict(names), "first": [*first]}
+        return self._ask("writing the weights", {"stored": question})
+
+    def write_network(self, config: RunConfig, form: str, path: Path) -> dict[str, Any]:
+        """Writes a network with its weights (``hires.engine.network_files``)."""
+        question = {"config": to_dict(config), "form": form, "path": str(path)}
+        return self._ask("exporting the network", {"exported": question})
 
     def quantised(self, config: RunConfig, plan: Plan, path: Path, mark: str) -> dict[str, Any]:
         """Writes the tensors of a quantised network, planned for one process, into a file.

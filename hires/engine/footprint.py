@@ -53,6 +53,7 @@ from hires.engine.caching_allocator import CachingAllocator
 from hires.engine.calibration_memory import observe_blank, rehearse_choice
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
+from hires.engine.network_files import write_network, write_weights
 from hires.engine.optimizer import OPTIMIZERS
 from hires.engine.own_network import OwnNetwork
 from hires.engine.quantised_file import write_quantised
@@ -277,17 +278,25 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
     """Returns the answer to a request of the front end.
 
     These are ``{"build": config}`` of a network of the user's, ``{"trace": config}``,
-    ``{"memory": {"config": config, "plan": plan}}``, ``{"weights": path}`` and
-    ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``.
+    ``{"memory": {"config": config, "plan": plan}}``, ``{"weights": path}``,
+    ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``,
+    ``{"stored": {"config", "source", "path", "names", "first"}}`` and
+    ``{"exported": {"config", "form", "path"}}``.
     """
     [(name, values)], own = request.items(), own or OwnNetwork()
     try:
         if name == "weights":
-            return {"shapes": open_weights(values).shapes}
+            held = open_weights(values)
+            return {"shapes": held.shapes, "dtypes": held.dtypes}
         config = from_dict(values.get("config", values))
         if name == "quantised":
             plan = Plan.from_dict(values["plan"])
             return write_quantised(config, plan, Path(values["path"]), values["mark"])
+        if name == "stored":
+            names = values["names"], values["first"], config
+            return write_weights(values["source"], Path(values["path"]), *names)
+        if name == "exported":
+            return write_network(config, values["form"], Path(values["path"]))
         is_custom = config.model.name == "custom"
         if name == "build":
             return own.describe(config)

@@ -5,7 +5,6 @@ Weights that are unpacked at the start of a rank are there in 4 bits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,6 @@ from typing import Any, cast
 import torch
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
-from hires.core.store.files import cannot_write
 from hires.engine import tensorfile
 from hires.engine.build import filled_tensors, placement
 from hires.engine.calibration_values import decibels
@@ -23,6 +20,7 @@ from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST
 from hires.engine.finite_tensors import look_of
 from hires.engine.loader import image_dtype
+from hires.engine.network_files import whole_file
 from hires.engine.quantized_tensors import ROUNDS, rounded_weight
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
@@ -50,14 +48,8 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
     held = {name: every[name] if name in every else derived.made(name) for name in names}
     for name, tensor in held.items():
         look(name, tensor)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole_file(path, "out=FILE") as hidden:
         tensorfile.write(hidden, held, {MARK: mark})
-        os.replace(hidden, path)  # noqa: PTH105, as it is atomic
-    except OSError as error:
-        raise RunError(str(cannot_write(path, error, "out=FILE"))) from None
-    finally:
-        hidden.unlink(missing_ok=True)
     after = sum(tensor.nbytes for tensor in held.values())
     noise = _weight_noise(plan.graph, derived, held)
     packed = sum(tensor.dtype == torch.uint8 for tensor in held.values())

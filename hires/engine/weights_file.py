@@ -49,6 +49,23 @@ class WeightsFile:
         held = {name: file.shape(name) for name, file in self._files.items()}
         return held | {name: list(tensor.shape) for name, tensor in self._tensors.items()}
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The types of the tensors of a pickle, as torch names them."""
+        return {n: str(t.dtype).removeprefix("torch.") for n, t in self._tensors.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        """Returns a tensor as it was written, compared with its check sum if it has one.
+
+        RunError: it is damaged.
+        """
+        file = self._files.get(name)
+        if file is None:
+            return self._tensors[name]
+        if self.place.is_checkpoint:
+            file.check([name])
+        return file.tensor(name)
+
     def fill_all(self, tensors: Mapping[str, Tensor]) -> None:
         """Fills tensors of a network by their names; RunError as of :meth:`fill`."""
         for name, tensor in tensors.items():
@@ -64,10 +81,7 @@ class WeightsFile:
             if name.rpartition(".")[2] == COUNTER:
                 return
             raise RunError(f"{self.place.key} has no {name}; it has changed since the plan")
-        file = self._files.get(name)
-        if file is not None and self.place.is_checkpoint:
-            file.check([name])
-        held = self._tensors[name] if file is None else file.tensor(name)
+        held = self.tensor(name)
         other = held.is_floating_point() != tensor.is_floating_point()
         # Wider numbers would overflow.
         other = other or (tensor.dtype in (torch.int8, torch.uint8) and held.dtype != tensor.dtype)

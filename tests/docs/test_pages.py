@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -46,6 +47,10 @@ def test_hires_command_is_accepted(hires, command):
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
         assert rest in ([], ["--gpu"], ["layouts"], ["launcher=slurm", "--nodes", "2"])
         answer = hires("--help")
+    elif verb == "weights" or {"onnx", "exported"} & {*rest}:  # of runs and files of a user's
+        parser = importlib.import_module(f"hires.cli.verbs.verb_{verb}").PARSER
+        parser.read(rest)
+        return
     elif verb in ("status", "logs", "retry", "cancel", "report"):
         run = make_run(Path("results"))
         begin(run)

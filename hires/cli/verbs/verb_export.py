@@ -1,4 +1,4 @@
-"""``hires export --to csv|mlflow``: writes runs for other programs."""
+"""``hires export --to FORM``: writes runs, or the network that one trained, for other programs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,43 @@ from typing import Any
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.screens.screen import print_notes
+from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
+from hires.core.store import checkpoints, records, rundir
+from hires.core.store.files import make_folder
+from hires.core.units import size
 from hires.launcher.status.run_selection import Selection, select
 from hires.report.load.runs import read_runs
 from hires.report.mlflow_export import write_mlflow
 
-KINDS = ("csv", "mlflow")
+KINDS = ("csv", "mlflow", "onnx", "exported")
+NETWORKS = KINDS[2:]
+"""Forms of a network."""
 PARSER = Parser(
     "export",
     (
         "hires export --to csv --out exported               all campaigns under results/",
         "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
+        "hires export default/RUN --to onnx --out net.onnx    needs pip install 'hires[onnx]'",
+        "hires export default/RUN --to exported --out net.pt2  for torch.export.load",
     ),
     *named_runs(),
     option("--to", "FORM", f"one of {', '.join(KINDS)}", KINDS, required=True),
-    option("--out", "DIR", "folder to write", required=True),
+    option("--out", "DIR|FILE", "folder to write, or file of the network", required=True),
     JSON,
+    more="onnx and exported write the network of one run with its latest weights, in fp32 or\n"
+    "fp64, for any number of images of its size, and compare its outputs with the plain module's.",
 )
 
 
 def main(args: Namespace) -> int:
     """Writes runs in another form; returns 0, however the runs ended."""
     [kind] = chosen("--to", args.to, KINDS)[:1]
+    if kind in NETWORKS:
+        return _network(args, kind)
     selection = select(args.names, args.results)
     if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
@@ -66,3 +80,53 @@ def _mlflow(args: Namespace, paths: Sequence[Path]) -> tuple[dict[str, Any], str
     print_notes([note for run in runs for note in run.notes])
     facts = {"written": written, "already_there": there, "store": str(args.out)}
     return facts, f"{written} complete attempts written into {args.out}, {there} were there already"
+
+
+def _network(args: Namespace, form: str) -> int:
+    if len(args.names) != 1:
+        raise ConfigError(
+            f"--to {form} writes the network of one run, not {len(args.names)}; name one"
+        )
+    run = rundir.locate(args.names[0], args.results)
+    path = Path(args.out).expanduser().absolute()
+    if path.is_dir():
+        raise ConfigError(
+            f"--out {args.out} is a folder; name a file, as --out net.{_ENDINGS[form]}"
+        )
+    make_folder(path.parent, "--out")
+    with TorchProcess() as process:
+        facts = process.write_network(_of_inference(run), form, path)
+    if args.json:
+        print(json.dumps({"network": str(path), **facts}, indent=2))
+        return 0
+    print(f"{path}: {size(facts['bytes'])}, {_compared(facts)}")
+    return 0
+
+
+_ENDINGS = {"onnx": "onnx", "exported": "pt2"}
+
+
+def _of_inference(run: Path) -> RunConfig:
+    """Returns the config of one process that has the weights of a run; ConfigError: it has none."""
+    config = records.read_config(run)
+    if config.precision.name == INT8:
+        raise ConfigError(
+            f"{run.name} computes in {INT8}, for which no program but hires has its kernels; name "
+            f"the run that trained its float weights"
+        )
+    there, _ = checkpoints.whole_checkpoints(run)
+    weights = str(there[0].path) if there else config.weights
+    if weights is None:
+        raise ConfigError(
+            f"{run.name} kept no weights; run it with checkpoint.every=N, or name another run"
+        )
+    precision = "fp64" if config.precision.name == "fp64" else "fp32"
+    values = {**to_dict(config), "task": {"name": "infer"}, "weights": weights}
+    values |= {"precision": {"name": precision}, "parallel": {}, "checkpoint": {}}
+    return from_dict(values)
+
+
+def _compared(facts: dict[str, Any]) -> str:
+    if facts["checked_with"] is None:
+        return "not compared with the network: pip install onnxruntime does that"
+    return f"its outputs in {facts['checked_with']} differ by {facts['largest_error']:.1e} at most"

@@ -20,7 +20,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, frozen, reading
-from hires.core.store.checkpoints import DamagedError, Shape, differences, first_of
+from hires.core.store.checkpoints import DamagedError, Shape
 
 SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -79,12 +79,14 @@ class WeightsPlace:
             return dict(file.metadata() or {})
 
     def dtypes(self) -> dict[str, str]:
-        """Returns the types of the tensors of its only file, as torch names them, by name.
+        """Returns the types of all tensors but those of a pickle, as torch names them, by name.
 
         A type that hires never writes has the name that the file has for it.
         """
-        with self._opened(self.path) as file:
-            names = {name: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
+        names: dict[str, str] = {}
+        for path in self.files:
+            with self._opened(path) as file:
+                names |= {name: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
         return {name: _TYPES.get(dtype, dtype) for name, dtype in names.items()}
 
     def _held(self) -> Iterator[tuple[str, Shape, str]]:
@@ -157,23 +159,27 @@ def require_fit(
     others: Collection[str] = (),
     how: str = "",
 ) -> None:
-    """Refuses tensors that are not those of a network, all in one ConfigError.
+    """Refuses tensors that are not those of a network: one ConfigError names all of them.
 
     ``needed`` are the shapes of what its layers read, ``others`` the names of what none reads,
     ``how`` a remedy that fits better than the common one.
     """
-    wrong = differences(held, needed)
+    missing = [name for name in needed if name not in held]
     extra = [name for name in held if name not in needed and name not in others]
-    wrong += [f"{name} is of no layer" for name in extra if name.rpartition(".")[2] != COUNTER]
+    extra = [name for name in extra if name.rpartition(".")[2] != COUNTER]
+    shapes = [name for name in needed if name in held and list(held[name]) != list(needed[name])]
+    wrong = [f"it has no {', '.join(missing)}"] if missing else []
+    wrong += [f"of no layer: {', '.join(extra)}"] if extra else []
+    wrong += [f"{name} is {held[name]} there and {needed[name]} here" for name in shapes]
     if wrong:
-        prefix = _common_prefix(held, needed)
+        prefix = common_prefix(held, needed)
         how = how or "use the model and model.classes that the weights were trained with"
         if prefix:
-            how = f"all names begin with {prefix!r}: save the state dict without that"
-        raise ConfigError(f"{key} is of another network: {first_of(wrong)}; {how}")
+            how = f"all names begin with {prefix!r}: `hires weights import` takes that away"
+        raise ConfigError(f"{key} is of another network: {'; '.join(wrong)}; {how}")
 
 
-def _common_prefix(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> str:
+def common_prefix(held: Collection[str], needed: Collection[str]) -> str:
     """Returns what a wrapper, as DDP with ``module.``, has put before all names; often nothing."""
     first = next(iter(needed), "")
     for name in held:

@@ -126,3 +126,33 @@ def test_mlflow_finds_what_was_written(hires):
     assert [(metric.step, metric.value) for metric in history] == [
         (0, 9.0), (1, 0.5), (2, 0.5), (3, 0.25),
     ]  # fmt: skip
+
+
+@pytest.mark.dist
+def test_network_of_a_run_is_written_with_its_weights(hires):
+    keys = "model=resnet18", "image=32", "data=digits", "model.channels=1", "batch=4", "steps=3"
+    ran = hires("run", *keys, "parallel=lp", "checkpoint.every=3", "campaign=net")
+    assert ran.code == 0, ran.err
+    [run] = RESULTS.glob("net/*")
+    answer = hires("export", run.name, "--to", "exported", "--out", "net.pt2", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["largest_error"] == 0.0
+    assert Path("net.pt2").stat().st_size > 40e6  # 11.2 million parameters in fp32
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("names", "out", "text"),
+    [
+        ([], "net.onnx", "writes the network of one run, not 0; name one"),
+        (["a", "b"], "net.onnx", "writes the network of one run, not 2"),
+        (["a/*"], ".", "--out . is a folder; name a file, as --out net.onnx"),
+        (["a/*"], "net.onnx", "kept no weights; run it with checkpoint.every=N"),
+    ],
+)
+def test_network_that_cannot_be_written_is_refused(hires, names, out, text):
+    found = [str(next(RESULTS.glob(name))) if "*" in name else name for name in names]
+    answer = hires("export", *found, "--to", "onnx", "--out", out)
+    assert answer.code == 2
+    assert text in answer.err
+    assert not Path("net.onnx").exists()

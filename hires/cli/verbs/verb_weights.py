@@ -1,0 +1,188 @@
+"""``hires weights``: lists tensors of a run or file, and makes files of them."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hires.cli.compose.compose_config import compose
+from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option, overrides, run_folders
+from hires.cli.planning import shapes_of, with_classes
+from hires.cli.screens.screen import plural, print_table
+from hires.cli.tracing import TorchProcess, trace_key
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.registry import offer
+from hires.core.store import rundir
+from hires.core.store.files import make_folder
+from hires.core.store.network_weights import (
+    PICKLES,
+    SAFETENSORS,
+    WeightsPlace,
+    common_prefix,
+    find_weights,
+    require_fit,
+)
+from hires.core.store.weight_names import NameRules, of_first_values
+from hires.core.units import size
+from hires.report.columns import Column
+
+ACTIONS = ("show", "import", "export")
+OPTION = "--out"
+_OF_IMPORT = ("rename", "without", "fresh")
+
+
+def _action(text: str) -> str:
+    if text not in ACTIONS:
+        raise ConfigError(f"unknown verb 'weights {text}'; {offer(text, ACTIONS)}")
+    return text
+
+
+PARSER = Parser(
+    "weights",
+    (
+        "hires weights show results/default/RUN",
+        "hires weights show resnet50.pth model=resnet50 model.classes=1000   does it fit?",
+        "hires weights export results/default/RUN --out net.safetensors",
+        "hires weights export results/default/RUN --out net.pt          for torch.load",
+        "hires weights import resnet50.pth --out net.safetensors model=resnet50 --fresh fc",
+        "hires weights import net.pth --out net.safetensors model=unet --rename encoder=down",
+        "hires run weights=net.safetensors model=resnet50 data=digits parallel=sp",
+    ),
+    option("action", "ACTION", "show, import or export", ACTIONS, type=_action),
+    option("source", "SOURCE", "a run, a checkpoint, or a file of a state dict", run_folders),
+    option(
+        "overrides", "KEY=VALUE", "show, import: the network, as of a run", overrides, nargs="*"
+    ),
+    option("--out", "FILE", "export, import: file to write, .safetensors or .pt"),
+    option("--rename", "OLD=NEW", "import: replaces what names begin with", action="append"),
+    option("--without", "NAME", "import: leaves out what begins with it", action="append"),
+    option("--fresh", "NAME", "import: these have first values of the seed", action="append"),
+    CONFIG_DIR,
+    RESULTS,
+    JSON,
+    more="show lists the tensors, and compares them with a network if one is named. export writes\n"
+    "the weights of a run, of any layout, as one file. import makes a file of weights for a\n"
+    "network from one with other names: what a wrapper put before all names goes, and each tensor\n"
+    "of the network must be there in its shape, but for those of --fresh. Names begin with whole\n"
+    "parts, as layer1 or layer1.0.",
+)
+
+
+def main(args: Namespace) -> int:
+    """Lists, writes or converts weights; returns the exit code."""
+    place = find_weights(_path_of(args.source, args.results))
+    for name in _OF_IMPORT:
+        if getattr(args, name) and args.action != "import":
+            raise ConfigError(f"--{name} is for `hires weights import`; leave it out")
+    if args.action == "show" and args.out:
+        raise ConfigError(f"{OPTION} is for import and export; leave it out")
+    with TorchProcess() as process:
+        if args.action == "show":
+            return _show(args, place, process)
+        path = _out(args.out)
+        facts = (_import if args.action == "import" else _export)(args, place, path, process)
+    if args.json:
+        print(json.dumps({"weights": str(path), **facts}, indent=2))
+    else:
+        print(f"{plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])} in {path}")
+    return 0
+
+
+def _path_of(source: str, results: str) -> str:
+    # The name or hash of a run is as good as its path.
+    if Path(source).exists() or Path(source).suffix in (*SAFETENSORS, *PICKLES):
+        return source
+    return str(rundir.locate(source, results))
+
+
+def _out(name: str | None) -> Path:
+    if not name:
+        raise ConfigError(f"name the file to write, as {OPTION} net.safetensors")
+    path = Path(name).expanduser().absolute()
+    if path.suffix not in (*SAFETENSORS, *PICKLES):
+        good = f"{path.stem}{SAFETENSORS[0]}"
+        raise ConfigError(f"{OPTION} {name} must end in .safetensors, .pt or .pth, as {good}")
+    make_folder(path.parent, OPTION)
+    return path
+
+
+def _held(place: WeightsPlace, process: TorchProcess) -> tuple[Mapping[str, list[int]], Any]:
+    if place.is_pickle:
+        return process.weights(place.path), process.weight_types(place.path)
+    return place.shapes(), place.dtypes()
+
+
+def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
+    shapes, types = _held(place, process)
+    if args.overrides:
+        needed, others = _network(with_classes(compose(args.overrides, args.config_dir)), process)
+        require_fit(place.key, shapes, needed, others)
+    numbers = sum(map(prod, shapes.values()))
+    if args.json:
+        tensors = {name: {"shape": shapes[name], "dtype": types[name]} for name in shapes}
+        print(json.dumps({"weights": str(place.path), "tensors": tensors}, indent=2))
+        return 0
+    heads: list[Column | str] = ["tensor", "shape", "type", Column("numbers", "numbers", digits=0)]
+    rows = [
+        [name, " x ".join(map(str, shape)) or "one", types[name], str(prod(shape))]
+        for name, shape in shapes.items()
+    ]
+    print_table(str(place.path), heads, rows)
+    fits = "; they fit the network" if args.overrides else ""
+    print(f"{plural(len(shapes), 'tensor')} of {numbers} numbers{fits}")
+    return 0
+
+
+def _export(
+    args: Namespace, place: WeightsPlace, path: Path, process: TorchProcess
+) -> dict[str, Any]:
+    if args.overrides:
+        raise ConfigError(f"{args.overrides[0]} is a key, which hires weights export does not take")
+    names = {name: name for name in _held(place, process)[0]}
+    return process.write_weights(RunConfig(), place.path, path, names)
+
+
+def _import(
+    args: Namespace, place: WeightsPlace, path: Path, process: TorchProcess
+) -> dict[str, Any]:
+    renames = [_renaming(text) for text in args.rename or ()]
+    config = with_classes(compose(args.overrides, args.config_dir))
+    needed, others = _network(config, process)
+    first = of_first_values(args.fresh or (), needed)
+    rest = {name: shape for name, shape in needed.items() if name not in first}
+    held = _held(place, process)[0]
+    rules = NameRules(renames, args.without or ())
+    names = rules.renamed(held)
+    prefix = common_prefix(names.values(), rest)
+    names = {old: new.removeprefix(prefix) for old, new in names.items()}
+    names = {old: new for old, new in names.items() if new not in first}
+    require_fit(f"{place.path}", {new: held[old] for old, new in names.items()}, rest, others, _HOW)
+    return {**process.write_weights(config, place.path, path, names, first), "fresh": first}
+
+
+_HOW = (
+    "choose the network with model=NAME and its keys, or use --rename OLD=NEW, --without NAME "
+    "or --fresh NAME"
+)
+
+
+def _renaming(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--rename {text} must be OLD=NEW, as backbone=encoder, or OLD=")
+    return old, new
+
+
+def _network(
+    config: RunConfig, process: TorchProcess
+) -> tuple[Mapping[str, list[int]], Mapping[str, object]]:
+    # The shapes of the tensors that a network needs, and what it holds beside them.
+    needed = shapes_of(process.trace(config))
+    inputs = process.networks.get(trace_key(config))
+    built = inputs.built if inputs is not None else None
+    return needed, {} if built is None else built.tensors

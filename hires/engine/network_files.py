@@ -1,0 +1,161 @@
+"""Writes the weights of a network as one file, and networks with their weights for other programs.
+
+    weights     .safetensors, or .pt of torch.save: a plain state dict, by the names of the network
+    onnx        a graph of ONNX operators with its weights; images (batch, C, H, W), any batch
+    exported    a torch.export.ExportedProgram, for torch.export.load or AOTInductor
+
+A file is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.store.files import cannot_write
+from hires.core.store.network_weights import PICKLES
+from hires.engine import tensorfile
+from hires.engine.build import named_tensors, whole_model
+from hires.engine.loader import image_dtype
+from hires.engine.weights_file import open_weights
+from hires.nets.custom import error_line
+
+INPUT, OUTPUT = "images", "outputs"
+"""Names of what a written network reads and returns."""
+OPTION = "--out"
+_INSTALL = "pip install 'hires[onnx]'"
+_PACKAGES = "onnx", "onnxscript"
+_BATCH = 2  # of the example: a size of 1 would be taken for a constant
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, option: str) -> Iterator[Path]:
+    """Yields a hidden path, whose file takes the place of ``path`` at the end.
+
+    ConfigError, which names ``option``: it cannot be written. After any error ``path`` is as
+    before.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield hidden
+        os.replace(hidden, path)  # noqa: PTH105, as it is atomic
+    except OSError as error:
+        raise cannot_write(path, error, option) from None
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def write_weights(
+    source: str, path: Path, names: Mapping[str, str], first: Sequence[str], config: RunConfig
+) -> dict[str, Any]:
+    """Writes tensors of a run, a checkpoint or a file; returns their number and bytes.
+
+    ``names`` are those that they get, by those that they have. The tensors ``first`` are not of
+    the source: they have the first values of the config's network. RunError: one is damaged.
+    """
+    held = open_weights(source)
+    tensors = {new: held.tensor(name) for name, new in names.items()}
+    if first:
+        made = named_tensors(whole_model(config))
+        tensors |= {name: made[name].detach() for name in first}
+    with whole_file(path, OPTION) as hidden:
+        if path.suffix in PICKLES:
+            torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, hidden)
+        else:
+            tensorfile.write(hidden, tensors)
+    return {"tensors": len(tensors), "bytes": sum(tensor.nbytes for tensor in tensors.values())}
+
+
+def write_network(config: RunConfig, form: str, path: Path) -> dict[str, Any]:
+    """Writes the network of a config with its weights; returns how it was compared.
+
+    ``largest_error`` is that of the written network's outputs relative to the largest output, on
+    random images, computed by ``checked_with``; both are None where nothing that reads the file is
+    installed. ConfigError: torch cannot export the network, or a package is missing.
+    """
+    module = whole_model(config).eval()
+    size = config.model.channels, config.height, config.width
+    images = torch.randn(_BATCH, *size, generator=torch.Generator().manual_seed(config.seed))
+    images = images.to(image_dtype(config))
+    with torch.no_grad():
+        expected = module(images)
+    with whole_file(path, OPTION) as hidden:
+        outputs, by = _WRITERS[form](module, images, hidden)
+    facts: dict[str, Any] = {"bytes": path.stat().st_size, "checked_with": by}
+    facts["largest_error"] = None if outputs is None else _error(outputs, expected)
+    return facts
+
+
+def export_program(module: nn.Module, images: Tensor) -> ExportedProgram:
+    """Returns a module as torch exports it, for any number of images of one size.
+
+    ConfigError: it cannot be exported.
+    """
+    try:
+        return torch.export.export(module, (images,), dynamic_shapes=({0: Dim("batch")},))
+    except Exception as error:  # torch.export raises nearly any type
+        raise ConfigError(
+            f"the network cannot be exported for any batch: {error_line(error)}; "
+            f"use operators whose shapes do not follow from numbers of the images"
+        ) from None
+
+
+def write_onnx(module: nn.Module | ExportedProgram, images: Tensor, path: Path) -> None:
+    """Writes a network as ONNX; a module for batches of the size of ``images`` only.
+
+    Its norms become part of the convolutions before them. ConfigError: an operator has no
+    counterpart in ONNX.
+    """
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter about torch's own code
+            program = torch.onnx.export(module, (images,), dynamo=True, verbose=False, **names)
+            assert program is not None
+            program.save(path)
+    except Exception as error:  # the exporter raises nearly any type
+        raise ConfigError(f"the network cannot be written as ONNX: {error_line(error)}") from None
+
+
+def _onnx(module: nn.Module, images: Tensor, path: Path) -> tuple[Tensor | None, str | None]:
+    missing = [name for name in _PACKAGES if util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--to onnx: {', '.join(missing)} not installed: {_INSTALL}")
+    write_onnx(export_program(module, images), images, path)
+    if util.find_spec("onnxruntime") is None:
+        return None, None
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    [outputs] = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    return torch.from_numpy(outputs), f"ONNX Runtime {runtime.__version__}"
+
+
+def _exported(module: nn.Module, images: Tensor, path: Path) -> tuple[Tensor | None, str | None]:
+    torch.export.save(export_program(module, images), path)
+    with torch.no_grad():
+        outputs = torch.export.load(path).module()(images)
+    return outputs, f"torch {torch.__version__}"
+
+
+def _error(outputs: Tensor, expected: Tensor) -> float:
+    largest = float(expected.abs().max())
+    return float((outputs.double() - expected.double()).abs().max()) / (largest or 1.0)
+
+
+_WRITERS: dict[str, Callable[[nn.Module, Tensor, Path], tuple[Tensor | None, str | None]]] = {
+    "onnx": _onnx,
+    "exported": _exported,
+}
+"""By the value of ``--to``."""

@@ -1,0 +1,112 @@
+"""Does ``hires weights`` show, export and import, and answer what does not fit?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hires.core.config.model_config import ModelConfig
+from hires.core.store.network_weights import require_fit
+from hires.nets.build_network import build_model
+from tests.cli.conftest import SMALL
+
+
+def torchvision_resnet50(classes=1000):
+    """Yields the names and shapes of torchvision's ResNet-50, written down from its layers."""
+
+    def norm(name, width):
+        for one in ("weight", "bias", "running_mean", "running_var"):
+            yield f"{name}.{one}", [width]
+        yield f"{name}.num_batches_tracked", []
+
+    yield "conv1.weight", [64, 3, 7, 7]
+    yield from norm("bn1", 64)
+    width_in = 64
+    for group, (count, width) in enumerate([(3, 64), (4, 128), (6, 256), (3, 512)], 1):
+        for block in range(count):
+            name = f"layer{group}.{block}"
+            yield f"{name}.conv1.weight", [width, width_in, 1, 1]
+            yield from norm(f"{name}.bn1", width)
+            yield f"{name}.conv2.weight", [width, width, 3, 3]
+            yield from norm(f"{name}.bn2", width)
+            yield f"{name}.conv3.weight", [4 * width, width, 1, 1]
+            yield from norm(f"{name}.bn3", 4 * width)
+            if block == 0:
+                yield f"{name}.downsample.0.weight", [4 * width, width_in, 1, 1]
+                yield from norm(f"{name}.downsample.1", 4 * width)
+            width_in = 4 * width
+    yield "fc.weight", [classes, 2048]
+    yield "fc.bias", [classes]
+
+
+def test_torchvision_names_are_those_of_the_network():
+    model = build_model(ModelConfig(depth=50, classes=1000), 0, (64, 64))
+    needed = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    require_fit("weights=resnet50.pth", dict(torchvision_resnet50()), needed)
+
+
+def of_small(graph):
+    names = {name for node in graph.nodes for name in node.params}
+    shapes = {name: list(graph.params[name].shape) for name in sorted(names)}
+    return {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
+
+
+def test_import_takes_away_what_wrappers_added(hires, graph):
+    held = of_small(graph)
+    torch.save({"state_dict": {f"module.{name}": one for name, one in held.items()}}, "w.pth")
+    answer = hires("weights", "import", "w.pth", "--out", "net.safetensors", *SMALL[:2])
+    assert answer.code == 0, answer.err
+    written = load_file("net.safetensors")
+    assert written.keys() == held.keys()
+    assert all(torch.equal(written[name], held[name]) for name in held)
+    shown = hires("weights", "show", "net.safetensors", *SMALL[:2])
+    assert "; they fit the network" in shown.out
+    again = hires("weights", "export", "net.safetensors", "--out", "net.pt", "--json")
+    assert json.loads(again.out)["tensors"] == len(held)
+    assert torch.load("net.pt", weights_only=True).keys() == held.keys()
+
+
+def test_other_names_and_another_head(hires, graph):
+    held = {n.replace("layer1", "stem"): one for n, one in of_small(graph).items()}
+    held |= {"fc.weight": torch.zeros(77, 512), "fc.bias": torch.zeros(77), "ema.x": torch.ones(1)}
+    save_file(held, "w.safetensors")
+    words = "weights", "import", "w.safetensors", "--out", "net.safetensors", *SMALL[:2]
+    refused = hires(*words)
+    assert refused.code == 2
+    assert "it has no layer1.0.conv1.weight, layer1.0.bn1.weight, " in refused.err
+    assert "of no layer: ema.x, stem.0.bn1.bias, " in refused.err
+    assert "fc.weight is [77, 512] there and [10, 512] here" in refused.err
+    assert not Path("net.safetensors").exists()
+    options = "--rename", "stem=layer1", "--without", "ema", "--fresh", "fc", "--json"
+    answer = hires(*words, *options)
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["fresh"] == ["fc.weight", "fc.bias"]
+    assert list(load_file("net.safetensors")["fc.weight"].shape) == [10, 512]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("bring w.safetensors", "unknown verb 'weights bring'"),
+        ("show nothing.pt", "nothing.pt does not exist"),
+        ("show nothing", "there is no run 'nothing'"),
+        ("show w.safetensors --out a.pt", "--out is for import and export"),
+        ("export w.safetensors", "name the file to write, as --out net.safetensors"),
+        ("export w.safetensors --out a.bin", "must end in .safetensors, .pt or .pth"),
+        ("export w.safetensors --out a.pt --fresh fc", "--fresh is for `hires weights import`"),
+        ("export w.safetensors --out a.pt model=unet", "model=unet is a key"),
+        ("import w.safetensors --out a.pt --rename x", "--rename x must be OLD=NEW"),
+        ("import cut.safetensors --out a.pt", "cut.safetensors is damaged"),
+    ],
+)
+def test_wrong_words_are_answered_with_a_remedy(hires, words, text):
+    save_file({"a": torch.zeros(4)}, "w.safetensors")
+    Path("cut.safetensors").write_bytes(Path("w.safetensors").read_bytes()[:-4])
+    answer = hires("weights", *words.split(), *(SMALL[:2] if "import" in words else ()))
+    assert answer.code == 2
+    assert text in answer.err
+    assert not Path("a.pt").exists()

@@ -1,0 +1,124 @@
+"""Do the weights and networks that are written for other programs compute what the network does?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hires.core.errors import ConfigError, RunError
+from hires.engine import network_files
+from hires.engine.build import named_tensors, whole_model
+from hires.engine.network_files import write_network, write_weights
+from tests.helpers.layouts import config_of
+from tests.helpers.saved import attempt, make
+
+MODEL = {"name": "resnet", "depth": 18, "classes": 4}
+
+
+def state(scale=0.5, **keys):
+    made = named_tensors(whole_model(config_of(**keys)))
+    return {n: t.detach() * scale if t.is_floating_point() else t for n, t in made.items()}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_tensors_get_their_new_names_and_the_rest_is_of_the_seed(tmp_path, suffix):
+    held, source = state(), tmp_path / "old.pt"
+    torch.save({"model": {f"net.{name}": tensor for name, tensor in held.items()}}, source)
+    names = {f"net.{n}": n for n in held if not n.startswith("fc.")}
+    fresh = ["fc.weight", "fc.bias"]
+    path = tmp_path / f"new{suffix}"
+    facts = write_weights(str(source), path, names, fresh, config_of())
+    written = load_file(path) if suffix == ".safetensors" else torch.load(path, weights_only=True)
+    assert facts == {"tensors": len(held), "bytes": sum(t.nbytes for t in held.values())}
+    expected = {**held, **{name: state(1.0)[name] for name in fresh}}
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    assert sorted(tmp_path.iterdir()) == sorted([source, path])
+
+
+@pytest.mark.dist
+def test_weights_of_stages_are_one_file(tmp_path):
+    run = make(tmp_path, parallel={"stages": 2}, steps=3, checkpoint={"every": 3})
+    assert attempt(run) == [0, 0]
+    path = tmp_path / "net.safetensors"
+    names = {name: name for name in state()}
+    write_weights(str(run), path, names, [], config_of())
+    of_run, of_file = (state(1.0, weights=str(one)) for one in (run, path))
+    assert all(torch.equal(of_run[name], of_file[name]) for name in of_run)
+    assert not torch.equal(of_file["conv1.weight"], state(1.0)["conv1.weight"])
+
+
+def test_damaged_checkpoint_leaves_no_file(tmp_path, monkeypatch):
+    source, path = tmp_path / "old.safetensors", tmp_path / "new.pt"
+    save_file(state(), source)
+
+    def fails(self, name):
+        raise RunError("it is damaged")
+
+    monkeypatch.setattr(network_files.open_weights(str(source)).__class__, "tensor", fails)
+    with pytest.raises(RunError, match="damaged"):
+        write_weights(str(source), path, {"conv1.weight": "conv1.weight"}, [], config_of())
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_place_that_cannot_be_written_is_named(tmp_path):
+    save_file(state(), tmp_path / "old.safetensors")
+    path = tmp_path / "no" / "new.safetensors"
+    with pytest.raises(ConfigError, match=r"cannot write .*new\.safetensors.*--out"):
+        write_weights(str(tmp_path / "old.safetensors"), path, {}, [], config_of())
+
+
+@pytest.fixture
+def trained(tmp_path):
+    save_file(state(0.9), tmp_path / "w.safetensors")
+    return config_of(
+        weights=str(tmp_path / "w.safetensors"), task={"name": "infer"}, precision={"name": "fp32"}
+    )
+
+
+def test_exported_program_computes_the_network_for_any_batch(tmp_path, trained):
+    facts = write_network(trained, "exported", tmp_path / "net.pt2")
+    assert facts["largest_error"] == 0.0
+    images = torch.randn(5, 3, 19, 22)
+    with torch.no_grad():
+        expected = whole_model(trained)(images)
+        outputs = torch.export.load(tmp_path / "net.pt2").module()(images)
+    torch.testing.assert_close(outputs, expected)
+
+
+def test_onnx_computes_the_network_for_any_batch(tmp_path, trained):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    facts = write_network(trained, "onnx", tmp_path / "net.onnx")
+    # Sums of a few hundred products in fp32, in another order.
+    assert facts["largest_error"] < 1e-4
+    session = runtime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    images = torch.randn(5, 3, 19, 22)
+    [outputs] = session.run(None, {network_files.INPUT: images.numpy()})
+    with torch.no_grad():
+        expected = whole_model(trained)(images)
+    torch.testing.assert_close(torch.from_numpy(outputs), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_missing_package_is_named(tmp_path, trained, monkeypatch):
+    monkeypatch.setattr(network_files.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"onnx, onnxscript not installed: pip install"):
+        write_network(trained, "onnx", tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()
+
+
+class Counting(nn.Module):
+    """Its shapes follow from the numbers of its images."""
+
+    def forward(self, x):
+        return x[x > 0][: int(x.sum() > 0)]
+
+
+def test_network_that_torch_cannot_export_leaves_no_file(tmp_path, trained, monkeypatch):
+    monkeypatch.setattr(network_files, "whole_model", lambda config: Counting())
+    with pytest.raises(ConfigError, match="cannot be exported for any batch"):
+        write_network(trained, "exported", tmp_path / "net.pt2")
+    assert not [*tmp_path.glob("*.pt2*")]
