@@ -220,7 +220,7 @@ def test_time_line_of_a_run_is_exported_and_foretold(tmp_path: Path):
 
 
 def test_failed_run_keeps_the_time_line_of_its_last_steps(tmp_path: Path):
-    hires(tmp_path, "run", *TINY, "parallel=sp", "task.lr=1e30", code=1)
+    hires(tmp_path, "run", *TINY, "parallel=sp", "optimizer.lr=1e30", code=1)
     [folder] = tmp_path.glob("results/*/*")
     out, _ = hires(tmp_path, "show", folder.name, "--timeline")
     assert "rank 0: " in out.split("measured")[1]

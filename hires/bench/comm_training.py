@@ -93,7 +93,7 @@ def _contestants(
         "steps": 1,
         "model": dataclasses.asdict(model_config(model)),
         "data": {"classes": CLASSES, "prefetch": 0},
-        "task": {"name": "train", "lr": LEARNING_RATE},
+        "optimizer": {"lr": LEARNING_RATE},
         "measure": {"warmup": 0},
         "launcher": launcher,
     }

@@ -126,7 +126,8 @@ def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
         "model": asdict(model_config(options.model)),
         # Microbatches are made once and used again and again: no step waits for data.
         "data": {"classes": CLASSES, "prefetch": 0},
-        "task": {"name": task, "lr": LEARNING_RATE},
+        "task": {"name": task},
+        "optimizer": {"lr": LEARNING_RATE},
         "measure": {"warmup": 0},
     }
     first = resolve(from_dict(base))

@@ -20,6 +20,7 @@ from hires.core.errors import RunError
 from hires.core.ranks.timeline import Recorder
 from hires.engine.build import build_rank, whole_model
 from hires.engine.device import RankDevice
+from hires.engine.optimizer import optimizer_of
 from hires.engine.region_compiler import compile_regions
 from hires.plan.plan import Plan
 
@@ -107,12 +108,11 @@ def _plain(config: RunConfig, device: RankDevice, model: nn.Module) -> TimedStep
 def _training(
     config: RunConfig, device: RankDevice, model: nn.Module, images: Tensor, low: torch.dtype | None
 ) -> Callable[[], object]:
-    task, classes = config.task, config.model.classes
+    classes = config.model.classes
     assert classes is not None
     labels = device.place(torch.randint(classes, (config.batch,)))
-    optimizer = torch.optim.SGD(
-        model.parameters(), task.lr, task.momentum, weight_decay=task.weight_decay
-    )
+    kind, settings = optimizer_of(config)
+    optimizer = kind.reference(model.parameters(), **settings)
     scale = torch.amp.GradScaler(device.torch.type) if low is torch.float16 else None
 
     def step() -> Tensor:

@@ -47,15 +47,18 @@ FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a
 thousand different layouts would otherwise be planned for as long as it runs."""
 UNRELATED = (
-    "campaign", "results", "steps", "measure", "checkpoint", "weights", "task.lr", "predict",
-    "comm.timeout_s",
-    "comm.visible", "launcher.port", "data.path", "data.classes", "data.length", "data.fit",
-    "data.shuffle", "data.split", "data.validation", "data.split_seed",
+    "campaign", "results", "steps", "measure", "checkpoint", "weights", "predict", "optimizer.lr",
+    "optimizer.scale_lr", "optimizer.weight_decay", "optimizer.betas", "optimizer.eps",
+    "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
+    "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
 )  # fmt: skip
 """Keys that change neither the network, nor the plan, nor its memory. A new key that is not
 named here costs time and gives no wrong answer. ``model.classes`` is what follows of
 ``data.classes``."""
-_DECIDE = ("image", "model", "data", "parallel", "precision", "comm", "task", "memory", "seed")
+_DECIDE = (
+    "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
+    "seed",
+)  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""

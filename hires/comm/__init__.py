@@ -1,6 +1,6 @@
 """Sends and receives every message between ranks, with one communication library or several."""
 
-from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all
+from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all, sum_all
 from hires.comm.divided_sums import all_gather_coalesced, reduce_scatter_coalesced
 from hires.comm.handles import Handle
 from hires.comm.membership import (

@@ -80,11 +80,20 @@ def max_all(number: int, patient: bool = False) -> int:
 
     ``patient``: the others may take as long as they need to read or write files.
     """
-    largest, group = torch.tensor([number]), patient_group() if patient else None
-    reduce = functools.partial(transport.backend.all_reduce, largest, ReduceOp.MAX, group)
+    return int(_reduced(torch.tensor([number]), ReduceOp.MAX, patient))
+
+
+def sum_all(number: float) -> float:
+    """Returns the sum of a number over all ranks of the world, in float64; also a barrier."""
+    return float(_reduced(torch.tensor([number], dtype=torch.float64), ReduceOp.SUM))
+
+
+def _reduced(numbers: torch.Tensor, operation: Any, patient: bool = False) -> torch.Tensor:
+    group = patient_group() if patient else None
+    reduce = functools.partial(transport.backend.all_reduce, numbers, operation, group)
     issued = clock()
     waiting(reduce, "an agreement of all ranks", backend=transport.default)
     if transport.log is not None and not patient:
         way = logs.way("gloo" if has_streams() else transport.default, "collective")
-        transport.log.note_blocking(logs.ALL_REDUCE, way, largest.nbytes, issued)
-    return int(largest)
+        transport.log.note_blocking(logs.ALL_REDUCE, way, numbers.nbytes, issued)
+    return numbers

@@ -31,6 +31,7 @@ from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor
+from hires.parallel.gradient_clip import GradientClip
 from hires.parallel.gradients import GradientSync
 from hires.parallel.loss_scale import LossScale
 from hires.parallel.published_parameters import PublishedParameters
@@ -253,7 +254,10 @@ def assemble(
         and (own := published.own_rows()) is not None
     ):
         optimizer.rows = {id(parameter): rows for parameter, rows in own.items()}
-    executor = Executor(slots, sync, optimizer, recorder, scale, published)
+    most, clip = config.optimizer.clip_norm, None
+    if sync is not None and most is not None:
+        clip = GradientClip(most, sync, contexts[0].plan, contexts[0].rank)
+    executor = Executor(slots, sync, optimizer, recorder, scale, published, clip)
     done = executor, loaders, optimizer, recorder
     engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
     engine.look = look

@@ -5,7 +5,7 @@
     momentum00.safetensors   what the optimiser keeps for its parameters, by the same names; where
                              holders divide it, momentum00.001.safetensors of each, by rows
     rank0000.safetensors     states of a rank's random numbers
-    scale.safetensors        loss scale and its counters, of a training in fp16
+    scale.safetensors, ...   the few numbers that all ranks have alike (:mod:`.checkpoint_numbers`)
 
 All holders of a stage are equal, so one of them (``weight_sharing.reader_of``) writes its files and
 reads them again; the others get what it has read by broadcast.
@@ -54,6 +54,7 @@ from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, made_tensors, names_of
 from hires.engine.checkpoint_contents import Contents, ContentsReader, rank_file, stage_file
+from hires.engine.checkpoint_numbers import NAMES, SCALE, UPDATES, files_of_numbers, numbers_in
 from hires.engine.optimizer import Optimizer
 from hires.engine.stopped_pass import agreed_step
 from hires.engine.tensorfile import TensorFile
@@ -63,8 +64,6 @@ from hires.nets.generators import HOST_STATE
 from hires.plan.groups import held_stages
 from hires.plan.ownership import shares_of_holders
 from hires.plan.plan import Plan
-
-SCALE, SCALE_FILE = "loss_scale", "scale.safetensors"
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +210,7 @@ class Saver:
         engine.derived.refresh()
         engine.prepare()
         scale = engine.executor.scale
-        if scale is not None and (state := _shared_scale(contents, self._rank)) is not None:
+        if scale is not None and (state := numbers_in(contents, self._rank, SCALE)) is not None:
             scale.restore(state)
             if step == 0:  # of another task: its steps are none of this run
                 scale.skipped = 0
@@ -257,6 +256,9 @@ class Saver:
                         reader.fill(tensor, parts[name], first)
                     if not own:
                         shared[stage].append(tensor)
+        updates = numbers_in(contents, self._rank, UPDATES)
+        if optimizer is not None and updates is not None and any(kinds[k] for k in optimizer.kept):
+            optimizer.updates = int(updates)
         comm.max_all(0, patient=True)  # a disk may need longer than a message
         share_weights(engine.context, shared)
 
@@ -292,8 +294,7 @@ def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
     context, optimizer = engine.context, engine.optimizer
     files = {rank_file(context.rank): engine.device.random_states()}
-    if engine.executor.scale is not None and context.rank == 0:  # all ranks have the same
-        files[SCALE_FILE] = {SCALE: engine.executor.scale.state()}
+    files |= files_of_numbers(engine) if context.rank == 0 else {}
     plan = context.plan
     for stage, one in {c.stage.index: c for c in engine.contexts}.items():
         names, shares = sorted(names_of([one], tensors)), shares_of_holders(plan, stage)
@@ -357,15 +358,6 @@ def _agreed_contents(checkpoint: Checkpoint, world: World) -> Contents | None:
     return Contents.from_json(checkpoint, text) if text else None
 
 
-def _shared_scale(contents: Contents, rank: int) -> Tensor | None:
-    # The loss scale of a checkpoint, which rank 0 reads.
-    held = contents.files.get(SCALE_FILE, {}).get(SCALE)
-    if held is None:
-        return None
-    numbers = ContentsReader(contents).tensor(held).tolist() if rank == 0 else []
-    return torch.tensor(json.loads(comm.broadcast_text(json.dumps(numbers))), dtype=torch.float64)
-
-
 def _warn(run_dir: Path, world: World, problem: str) -> None:
     log.warning("%s; the one before is used", problem)
     records.event(run_dir, world.attempt, "checkpoint_damaged", rank=world.rank, text=problem)
@@ -373,7 +365,7 @@ def _warn(run_dir: Path, world: World, problem: str) -> None:
 
 def _check(contents: Contents, plan: Plan, rank: int) -> None:
     # DamagedError: something that the rank reads has changed since it was written.
-    names, kept = set[str](), {SCALE} if rank == 0 else set[str]()
+    names, kept = set[str](), {*NAMES} if rank == 0 else set[str]()
     for stage in held_stages(plan, rank):
         shares = shares_of_holders(plan, stage)
         if reader_of(plan, stage) == rank:

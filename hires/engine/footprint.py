@@ -63,6 +63,7 @@ from hires.nets.custom import error_line
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
+from hires.plan.event import OF_WORLD
 from hires.plan.gpu_memory import (
     CONTEXT_BYTES,
     HOST_CONTEXT_BYTES,
@@ -159,7 +160,8 @@ def rehearse(
         start = live.peak_bytes  # what is made for training is empty until the first step
         off = dataclasses.replace(config, engine=EngineConfig())
         engine = assemble(config if watch else off, contexts, tensors, [], releases=True)
-        engine.executor.methods["agree"] = lambda event: None  # there are no numbers to look at
+        for kind in OF_WORLD:
+            engine.executor.methods[kind] = lambda event: None  # there are no numbers to look at
         engine.derived.digest = lambda tensor: 0  # and none to compare
         packed = engine.prepare()
         live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")

@@ -155,10 +155,12 @@ def slot_loader(
     return Loader(microbatches, prefetch, device.uploads())
 
 
-def whole_microbatches(config: RunConfig, replica: int) -> list[tuple[Tensor, Tensor]]:
-    """Returns whole images and targets of a replica's first step, microbatch by microbatch."""
+def whole_microbatches(
+    config: RunConfig, replica: int, step: int = 0
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns whole images and targets of a replica's step, microbatch by microbatch."""
     source = open_data(config)
-    samples = replica_samples(config, source, 0, replica)
+    samples = replica_samples(config, source, step, replica)
     num_microbatches = config.parallel.pieces // config.parallel.replicas
     parts = split_steps(lambda step: samples, num_microbatches, range(1))
     image = image_of(source, (0, config.height, 0, config.width))

@@ -8,13 +8,16 @@ lie, so nothing is copied.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from hires.core.config.optimizer_config import OWN_KEYS
 from hires.core.config.run_config import RunConfig
+from hires.core.learning_rate import learning_rate
 from hires.core.registry import Registry
 from hires.parallel.gradients import flat, rows_of, shaped
 
@@ -22,19 +25,22 @@ from hires.parallel.gradients import flat, rows_of, shaped
 class Optimizer:
     """Moves parameters, contiguous or channels-last, along their gradients.
 
-    ``settings`` are the values of ``keys``.
+    ``settings`` are keys of ``optimizer``, named as in its reference.
     """
 
-    keys: ClassVar[tuple[str, ...]]  # keys of ``task`` that it takes, named as in its reference
     reference: ClassVar[type[torch.optim.Optimizer]]  # torch's own, for ``hires verify``
     kernel: ClassVar[str | None] = None  # its ATen kernel, if torch has no shape function of it
     kept: dict[str, Callable[[Tensor], Tensor]]
     """What it keeps for each parameter, by names that begin a file of a checkpoint: from the
     parameter's numbers to the first value."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: float) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
         self.parameters = list(parameters)
         self.settings = settings
+        self.updates = 0
+        """Steps that it has taken; a checkpoint keeps it."""
+        self.rate: Callable[[int], float] | None = None
+        """From a step of the run to its learning rate; None: always that of the settings."""
         self.rows: dict[int, tuple[int, int]] | None = None
         """By a parameter's id the rows that it moves of it, first and end; None: all of all."""
         self._state: dict[int, dict[str, Tensor]] = {}  # by id: a hash of a tensor costs a call
@@ -58,8 +64,11 @@ class Optimizer:
                 self._numbers(parameter)
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Moves the parameters that have a gradient, each type's together."""
+    def step(self, number: int = 0) -> None:
+        """Moves the parameters that have a gradient, each type's together, in a step of the run."""
+        self.updates += 1
+        if self.rate is not None:
+            self.settings["lr"] = self.rate(number)
         by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
         for parameter in self.parameters:
             if parameter.grad is not None and self.moves(parameter):
@@ -115,11 +124,10 @@ OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimiser")
 class FusedSGD(Optimizer):
     """Stochastic gradient descent with momentum and weight decay, as in ``torch.optim.SGD``."""
 
-    keys = ("lr", "momentum", "weight_decay")
     reference = torch.optim.SGD
     kernel = "_fused_sgd_"
 
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: float) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
         super().__init__(parameters, **settings)
         self.kept = {"momentum": torch.zeros_like} if settings["momentum"] else {}
 
@@ -127,19 +135,56 @@ class FusedSGD(Optimizer):
         self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
     ) -> None:
         """Moves numbers; the momentum is zero at first, to which the gradient is added."""
-        rest: Any = {**self.settings, "dampening": 0.0, "nesterov": False, "maximize": False}
+        rest: Any = {"nesterov": False, **self.settings, "dampening": 0.0, "maximize": False}
         momenta = kept.get("momentum", [])
         torch._fused_sgd_(parameters, gradients, momenta, **rest, is_first_step=False)
 
 
-def optimizer_of(config: RunConfig) -> tuple[type[Optimizer], dict[str, float]]:
-    """Returns the optimiser of a run and its settings; the one that there is needs no key."""
-    kind = OPTIMIZERS["sgd"]
-    return kind, {key: getattr(config.task, key) for key in kind.keys}
+@OPTIMIZERS.register("adam")
+class FusedAdam(Optimizer):
+    """Adam, as in ``torch.optim.Adam``: each parameter has a mean of gradients and of squares."""
+
+    reference: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    compute: ClassVar[Callable[..., None]] = torch._fused_adam_
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
+        super().__init__(parameters, **settings)
+        self.kept = {"exp_avg": torch.zeros_like, "exp_avg_sq": torch.zeros_like}
+
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
+    ) -> None:
+        """Moves numbers; as many steps count for each as the optimiser has taken."""
+        rest = {key: one for key, one in self.settings.items() if key != "betas"}
+        rest["beta1"], rest["beta2"] = self.settings["betas"]
+        count = torch.tensor(float(self.updates), device=parameters[0].device)
+        counts = [count] * len(parameters)
+        means = kept["exp_avg"], kept["exp_avg_sq"]
+        rest |= {"amsgrad": False, "maximize": False}
+        type(self).compute(parameters, gradients, *means, [], counts, **rest)
+
+
+@OPTIMIZERS.register("adamw")
+class FusedAdamW(FusedAdam):
+    """Adam with decoupled weight decay, as in ``torch.optim.AdamW``."""
+
+    reference = torch.optim.AdamW
+    compute = torch._fused_adamw_
+
+
+def optimizer_of(config: RunConfig) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Returns the optimiser of a run and its settings in the first step."""
+    keys, name = config.optimizer, config.optimizer.name
+    settings = {key: getattr(keys, key) for key in ("weight_decay", *OWN_KEYS[name])}
+    return OPTIMIZERS[name], {"lr": learning_rate(config, 0), **settings}
 
 
 def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Optimizer | None:
     """Returns the optimiser of a run, or None if there is nothing to train."""
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     kind, settings = optimizer_of(config)
-    return kind(trainable, **settings) if config.task.name == "train" and trainable else None
+    if config.task.name != "train" or not trainable:
+        return None
+    made = kind(trainable, **settings)
+    made.rate = functools.partial(learning_rate, config)
+    return made

@@ -23,6 +23,7 @@ from pathlib import Path
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LossError
+from hires.core.learning_rate import learning_rate
 from hires.core.store import records
 from hires.core.store.files import append_line
 from hires.engine.build import RankEngine
@@ -98,9 +99,13 @@ def run_steps(
                 result = engine.executor.step(engine.loaders, number=step, see=see)
                 engine.device.synchronize()
             step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
-            loss, scale = result.loss, {}
+            loss, scale = result.loss, dict[str, float]()
+            if engine.context.plan.training:
+                scale["lr"] = learning_rate(config, step)
             if result.loss_scale is not None:
-                scale = {"loss_scale": result.loss_scale, "skipped": result.skipped}
+                scale |= {"loss_scale": result.loss_scale, "skipped": result.skipped}
+            if result.grad_norm is not None:
+                scale["grad_norm"] = result.grad_norm
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
             if observer is not None:
                 note(observer.line, step=step, **observer.taken().to_dict())
@@ -113,8 +118,11 @@ def run_steps(
             if engine.executor.scale is not None:
                 engine.executor.scale.require_progress()
             if loss is not None and not math.isfinite(loss) and not result.skipped:
-                helps = f"a smaller task.lr (now {config.task.lr}) helps"
+                helps = f"a smaller optimizer.lr (now {config.optimizer.lr}) helps"
                 raise LossError(f"the loss is {loss} at step {step}; {helps}")
+            if not math.isfinite(result.grad_norm or 0.0) and not result.skipped:
+                why = f"the norm of all gradients is {result.grad_norm} at step {step}"
+                raise LossError(f"{why}; a smaller optimizer.lr (now {config.optimizer.lr}) helps")
             if every and (step + 1) % every == 0:
                 saver.save(step + 1)
         note("memory", **meter.line(), **engine.byte_counts())

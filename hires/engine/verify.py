@@ -257,8 +257,10 @@ def reference_step(
         for gradient in (p.grad for p in model.parameters() if p.grad is not None):
             gradient.div_(scale)
         if trainable := [p for p in model.parameters() if p.requires_grad]:
+            if config.optimizer.clip_norm is not None:
+                nn.utils.clip_grad_norm_(trainable, config.optimizer.clip_norm)
             kind, settings = optimizer_of(config)
-            kind.reference(trainable, **settings).step()  # type: ignore[arg-type]
+            kind.reference(trainable, **settings).step()
         tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
     return {name: to_host(tensor) for name, tensor in tensors.items()}

@@ -22,6 +22,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Recorder
 from hires.parallel.context import Context
+from hires.parallel.gradient_clip import GradientClip
 from hires.parallel.gradients import GradientSync
 from hires.parallel.loss_scale import LossScale
 from hires.parallel.published_parameters import PublishedParameters
@@ -39,6 +40,7 @@ class StepResult:
     losses: dict[int, Tensor] = field(default_factory=dict)  # on ranks that see the output
     outputs: dict[int, Tensor] = field(default_factory=dict)  # of the network, if kept
     loss_scale: float | None = None  # of this step; None: losses are not scaled
+    grad_norm: float | None = None  # before it was clipped; None: gradients are not clipped
     skipped: bool = False  # whether gradients overflowed, so that no parameter moved
 
     @property
@@ -52,7 +54,7 @@ class Executor:
 
     ``sync`` is None in inference, ``optimiser`` (``hires.engine.optimizer``, which imports this
     package) if there are no parameters to move, ``scale`` where losses are not scaled,
-    ``published`` where no update is divided.
+    ``published`` where no update is divided, ``clip`` where gradients are not clipped.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Executor:
         recorder: Recorder,
         scale: LossScale | None = None,
         published: PublishedParameters | None = None,
+        clip: GradientClip | None = None,
     ) -> None:
-        self.slots, self.sync, self.scale = slots, sync, scale
+        self.slots, self.sync, self.scale, self.clip = slots, sync, scale, clip
         self.optimiser, self.recorder = optimiser, recorder
         self.plan, self.cursor = slots[0].context.plan, slots[0].context.cursor
         self.methods: dict[str, Callable[[Event], None]] = {
@@ -85,6 +88,7 @@ class Executor:
                 "reduce_scatter": self._timed(sync.scatter),
                 "statistics": self._timed(sync.update_statistics),
                 "agree": self._timed(self._agree),
+                "grad_norm": self._timed(self._clip),
                 "optimise": self._optimise,
             }
         if published is not None:
@@ -105,11 +109,12 @@ class Executor:
 
         In the last stage ``see`` gets the output of each microbatch when it is computed.
         Without :meth:`begin` there is no barrier: then the caller has brought the ranks together.
-        Random numbers follow from the ``number`` of the step.
+        Random numbers and the learning rate follow from the ``number`` of the step.
         """
         if self.cursor.at != 1:
             self.begin(lambda: True)
         self.recorder.begin_step()
+        self.number = number
         self.feed, self.keep_outputs, self.see = feed, keep_outputs, see
         self.result = StepResult()
         for slot in self.slots:
@@ -229,10 +234,19 @@ class Executor:
         self.result.skipped = self.scale.skips
         self.scale.update()
 
+    def _clip(self, event: Event) -> None:
+        assert self.clip is not None
+        self.clip.clip()
+        if not self.result.skipped:
+            self.result.grad_norm = self.clip.norm
+
     def _optimise(self, event: Event) -> None:
         if self.optimiser is not None:
             with self.recorder.span(timeline.OPTIMISER):
-                self.optimiser.reserve() if self.result.skipped else self.optimiser.step()
+                if self.result.skipped:
+                    self.optimiser.reserve()
+                else:
+                    self.optimiser.step(self.number)
 
     def _slot(self, event: Event) -> SlotPass:
         return self.slots[self.plan.direction_of(event.part.action)]

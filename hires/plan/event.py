@@ -24,6 +24,7 @@ Kinds that concern others too:
     create                  makes a group
     barrier                 all ranks of the world meet
     agree                   the same with an answer: whether all gradients are finite
+    grad_norm               the same with another: the sum of the squares of all gradients
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from hires.plan.routes import Route
 POSTS = ("send", "recv")
 DIVIDED = ("reduce_scatter", "all_gather")
 """Those of a divided update, which are named by their operations."""
-MEETINGS = ("collective", "create", "barrier", "agree", "publish", *DIVIDED)
+OF_WORLD = ("agree", "grad_norm")
+"""All ranks bring one number of theirs together."""
+MEETINGS = ("collective", "create", "barrier", *OF_WORLD, "publish", *DIVIDED)
 """All members of a group come to these, and none goes on before the last has come."""
 ALONE = ("begin", "read", "forward", "backward", "end", "statistics", "optimise")
 """These need no other rank."""
 WORLD = -1
 """The group of all ranks."""
-JOINT = ("collective", "issue", "agree", "publish", *DIVIDED)
+JOINT = ("collective", "issue", *OF_WORLD, "publish", *DIVIDED)
 """Collectives that bring numbers together."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "complex64": 8, "complex128": 16}

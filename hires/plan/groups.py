@@ -70,6 +70,8 @@ class Agreement(NamedTuple):
 
 
 AGREEMENT = Agreement()
+NORM = Agreement(dtype="float64")
+"""The same, with which the norm of all gradients is found."""
 
 
 def wide_dtype(plan: Plan) -> str:

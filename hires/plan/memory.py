@@ -261,9 +261,9 @@ def least_bytes(config: RunConfig, graph: Graph) -> int:
     kept = sum(read.values()) if training and config.memory.checkpoint == "none" else 0
     numbers = max(kept, *read.values(), 0, 0) * samples // graph.input_shape[0]
     width = BYTES[PRECISIONS[config.precision.name]]
-    # Training keeps the momentum too, unless replicas divide it, and both in single precision at
-    # the least.
-    copies = 1 if config.task.optimizer.shard else 2
+    # Training keeps the optimiser's state too, unless replicas divide it, and both in single
+    # precision at the least.
+    copies = 1 if config.optimizer.shard else 1 + config.optimizer.num_states
     each = copies * max(width, 4) if training else width
     params = sum(p.num_elements for p in graph.params.values() if p.trainable or not training)
     return numbers * width + params * each

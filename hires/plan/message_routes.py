@@ -25,6 +25,7 @@ from hires.plan.event import BYTES
 from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import (
     AGREEMENT,
+    NORM,
     gradient_group,
     groups,
     num_tile_groups,
@@ -207,4 +208,5 @@ def _cases(plan: Plan) -> Iterator[tuple[RouteCase, str]]:
             facts = HOLDERS, len(holders), near_most(plan, holders), update.dtype
             yield case(update.operation, *facts, update.elements)
     world = plan.world, near_most(plan, range(plan.world))
-    yield case("all_reduce", OF_ALL, *world, AGREEMENT.dtype, math.prod(AGREEMENT.shape))
+    for number in (AGREEMENT, NORM) if plan.clips_gradients else (AGREEMENT,):
+        yield case("all_reduce", OF_ALL, *world, number.dtype, math.prod(number.shape))

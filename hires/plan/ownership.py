@@ -1,6 +1,6 @@
 """Divides the update of a stage's parameters among the ranks that hold it.
 
-With ``task.optimizer.shard`` each of n holders keeps the optimiser's state of about 1/n of the
+With ``optimizer.shard`` each of n holders keeps the optimiser's state of about 1/n of the
 numbers, moves those, and sends them to the others, in one of two ways:
 
     broadcast   holder 0   sums all        | moves conv1          | sends conv1     receives

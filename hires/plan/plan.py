@@ -196,10 +196,14 @@ class Plan:
     in single precision or better."""
     shards_optimizer: bool = False
     """Whether each holder of a stage updates a part of its parameters (``plan.ownership``)."""
+    optimizer_states: int = 1
+    """Numbers that the optimiser keeps for each parameter."""
     scatters: bool = False
     """Whether it gets the sums of that part alone (``plan.update_exchange``)."""
     scales_loss: bool = False
     """Whether ranks agree before every update that all gradients are finite (``fp16``)."""
+    clips_gradients: bool = False
+    """Whether all ranks sum the squares of their gradients before every update."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)

@@ -8,9 +8,11 @@ step stands here and nowhere else. One step of two microbatches on the first of 
     recv B0  read F1  forward F1 [send] end F1
     recv B1  wait_recv B0  backward B0 [] end B0
     wait_recv B1  backward B1 [issue large gradients] end B1
-    wait_sends  collective (other gradients)  wait_issued  statistics  [agree]  optimise  [publish]
+    wait_sends  collective (other gradients)  wait_issued
+    statistics  [agree]  [grad_norm]  optimise  [publish]
 
-With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite. Where the
+With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite; where
+gradients are clipped, their norm is a sum of all ranks. Where the
 update is divided, parameters follow from their owners (:mod:`hires.plan.ownership`).
 Receives are posted in one of two orders:
 
@@ -34,6 +36,7 @@ from hires.plan.gradient_sums import sums_of
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
     AGREEMENT,
+    NORM,
     gradient_group,
     held_stages,
     tile_group,
@@ -63,6 +66,7 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
         return Event(kind, -1, 0, what=what, part=Part(action))
 
     of_world = group_route(plan, "all_reduce", WORLD, AGREEMENT.dtype, math.prod(AGREEMENT.shape))
+    of_norm = group_route(plan, "all_reduce", WORLD, NORM.dtype, math.prod(NORM.shape))
     yield alone("barrier", "the agreement to begin the step")._replace(route=of_world)
     if plan.training:
         yield alone("begin", "the step")
@@ -93,6 +97,9 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
             what = "the agreement that all gradients are finite"
             one = AGREEMENT
             yield Event("agree", WORLD, 0, one.shape, one.dtype, what, route=of_world)
+        if plan.clips_gradients:
+            what, one = "the norm of all gradients", NORM
+            yield Event("grad_norm", WORLD, 0, one.shape, one.dtype, what, route=of_norm)
         yield alone("optimise", "the parameters")
         for stage in held_stages(plan, rank):
             yield from _publish_events(plan, stage)

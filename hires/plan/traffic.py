@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.event import BYTES, DIVIDED, JOINT, POSTS, Event
+from hires.plan.event import BYTES, DIVIDED, JOINT, OF_WORLD, POSTS, Event
 from hires.plan.gradient_sums import sums_of
-from hires.plan.groups import AGREEMENT, num_holders, wide_dtype
+from hires.plan.groups import AGREEMENT, NORM, Agreement, num_holders, wide_dtype
 from hires.plan.halos import map_shape
 from hires.plan.message_routes import SUMMED, routes_of
 from hires.plan.ownership import (
@@ -137,12 +137,12 @@ def _operation(plan: Plan, rank: int, event: Event) -> Operation | None:
     if event.kind in DIVIDED:
         kind = "gradient" if event.kind == REDUCE_SCATTER else "parameter"
         return Operation(event.kind, kind, num_bytes, event.route)
-    if event.kind in ("agree", "issue") or not part.node:
+    if event.kind in (*OF_WORLD, "issue") or not part.node:
         if event.kind in POSTS:
             edge = plan.edges[part.number]
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
             return Operation(event.kind, _edge_kind(makers, readers), num_bytes, event.route)
-        kind = "agree" if event.kind == "agree" else "gradient"
+        kind = event.kind if event.kind in OF_WORLD else "gradient"
         return Operation("all_reduce", kind, num_bytes, event.route)
     stage = plan.slot_of(rank, plan.direction_of(part.action)).stage
     kind = plan.stages[stage].comm[part.number].kind
@@ -214,9 +214,15 @@ def _step_sums(plan: Plan) -> Iterator[_TrafficSum]:
         for one in holders_messages(plan, stage.index):
             case = one.operation, one.place, holders, one.dtype
             yield _TrafficSum(one.kind, one.num_bytes, holders, one.sent_bytes, case)
-    if plan.scales_loss and plan.world > 1:
+    for kind, number in _meetings(plan) if plan.world > 1 else ():
         least, of_all = 2 * (plan.world - 1) * AGREEMENT_BYTES, ("all_reduce", OF_ALL, plan.world)
-        yield _TrafficSum("agree", AGREEMENT_BYTES, plan.world, least, (*of_all, AGREEMENT.dtype))
+        yield _TrafficSum(kind, AGREEMENT_BYTES, plan.world, least, (*of_all, number.dtype))
+
+
+def _meetings(plan: Plan) -> list[tuple[str, Agreement]]:
+    # What all ranks agree on between the gradients and the update; each has the same size.
+    loss = [("agree", AGREEMENT)] if plan.scales_loss else []
+    return [*loss, ("grad_norm", NORM)] if plan.clips_gradients else loss
 
 
 def totals(plan: Plan) -> dict[str, Any]:
@@ -271,7 +277,6 @@ def matrix(plan: Plan) -> list[list[float]]:
                 if all_send or source == update.owner:
                     numbers = moved[source] if all_send else update.elements
                     sent[source][target] += numbers * width
-    if plan.scales_loss:
-        for source, target in itertools.permutations(range(plan.world), 2):
-            sent[source][target] += int(2 * AGREEMENT_BYTES / plan.world)
+    for source, target in itertools.permutations(range(plan.world), 2):
+        sent[source][target] += len(_meetings(plan)) * int(2 * AGREEMENT_BYTES / plan.world)
     return sent

@@ -65,7 +65,7 @@ def exchange_bytes(plan: Plan, scatters: bool) -> int:
 
 def scatters_gradients(config: RunConfig, choice: RouteChoice, plan: Plan) -> bool:
     """Whether a plan, which is connected, scatters the gradients of a divided update."""
-    wanted = config.task.optimizer.exchange
+    wanted = config.optimizer.exchange
     if not plan.shards_optimizer or not plan.training or wanted != AUTO:
         return plan.shards_optimizer and plan.training and wanted == SCATTER
     if choice.table.points:
@@ -99,10 +99,10 @@ def exchange_notes(plan: Plan) -> list[Finding]:
     apart = [stage.index for stage in plan.stages if not shares_of_holders(plan, stage.index)]
     if len(apart) == len(plan.stages):
         text = (
-            "task.optimizer.shard=true divides nothing: each stage is held by one rank; leave it "
+            "optimizer.shard=true divides nothing: each stage is held by one rank; leave it "
             "out, or use parallel.replicas, parallel.tiles or parallel.directions=2"
         )
-        return [Finding("warning", "task.optimizer.shard", text)]
+        return [Finding("warning", "optimizer.shard", text)]
     most = max(owned_numbers(plan, rank) for rank in range(plan.world))
     held = (held_stages(plan, rank) for rank in range(plan.world))
     whole = max(sum(plan.stages[stage].params for stage in stages) for stages in held)
@@ -113,4 +113,4 @@ def exchange_notes(plan: Plan) -> list[Finding]:
         f"gradients and parameters travel by {ways[plan.scatters]}, {moved[plan.scatters]} a step "
         f"of all ranks ({ways[not plan.scatters]}: {moved[not plan.scatters]})"
     )
-    return [Finding("note", "task.optimizer.shard", text)]
+    return [Finding("note", "optimizer.shard", text)]

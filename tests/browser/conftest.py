@@ -37,7 +37,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert hires(folder, "sweep", *RUN, "image=32", "parallel=single,sp", "precision=bf16") == 0
     assert hires(folder, "sweep", *RUN, "image=32", "parallel=sp+gems,dp", "task=train,infer") == 0
     # These fail: a learning rate that makes the loss no number.
-    assert hires(folder, "sweep", *RUN, "image=32", "parallel=single,pp", "task.lr=1e30") == 1
+    assert hires(folder, "sweep", *RUN, "image=32", "parallel=single,pp", "optimizer.lr=1e30") == 1
     # And these cannot run at all.
     limits = ("image=64,96", "parallel=single,pp", "memory.limit=100MiB")
     assert hires(folder, "sweep", *RUN, *limits) in (0, 3)

@@ -10,8 +10,8 @@ import pytest
 from hires.cli.planning import Planner
 from hires.cli.tracing import cache_dir
 from hires.core.config.model_config import ModelConfig
+from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
-from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
@@ -208,7 +208,9 @@ def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes
     assert plan.memory == []
     assert "planning again goes on" in plan.findings[-1].text
     forecast(CONFIG, process)
-    other = RunConfig(image=32, batch=4, model=MODEL, seed=5, steps=40, task=TaskConfig(lr=0.5))
+    other = RunConfig(
+        image=32, batch=4, model=MODEL, seed=5, steps=40, optimizer=OptimizerConfig(lr=0.5)
+    )
     plan = make_plan(other, graph)
     Planner(process, 0).add_memory(other, plan)
     assert plan.ok

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
-from hires.core.config.precision_config import PrecisionConfig
 from hires.core.errors import LossError
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.reading import read_lines
-from hires.data.source import open_data
-from hires.engine.build import whole_model
-from hires.engine.loader import image_of, read_microbatches, replica_samples, split_steps
 from hires.parallel import loss_scale
 from hires.parallel.loss_scale import MOST_SKIPPED, LossScale
 from tests.engine.test_continued_run import saved
+from tests.helpers.plain_training import plain_training
 from tests.helpers.saved import attempt, config_at, make, mean_losses
 
 STEEP = {
@@ -124,29 +120,6 @@ def scales(run, number=0):
     return found
 
 
-def plain_losses(config, skipped):
-    """The losses of one process in float64 that leaves out the updates of some steps."""
-    config = replace(config, precision=PrecisionConfig("fp64"))
-    model, source, task = whole_model(config), open_data(config), config.task
-    optimizer = torch.optim.SGD(model.parameters(), task.lr, task.momentum, 0.0, task.weight_decay)
-    image = image_of(source, (0, config.height, 0, config.width))
-    losses = []
-    for step in range(config.steps):
-        samples, pieces = replica_samples(config, source, step, 0), config.parallel.pieces
-        if config.parallel.replicas > 1:
-            samples += replica_samples(config, source, step, 1)
-        parts = split_steps(lambda step, samples=samples: samples, pieces, range(1))
-        optimizer.zero_grad()
-        losses.append(0.0)
-        for images, classes in read_microbatches(parts, image, source.label, torch.float64):
-            loss = torch.nn.functional.cross_entropy(model(images), classes) / pieces
-            loss.backward()
-            losses[-1] += float(loss.detach())
-        if step not in skipped:
-            optimizer.step()
-    return losses
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_overflow_is_skipped_on_all_ranks_alike(layout, tmp_path):
     run = make(tmp_path, **STEEP, parallel=LAYOUTS[layout])
@@ -162,7 +135,8 @@ def test_overflow_is_skipped_on_all_ranks_alike(layout, tmp_path):
     # The forward pass rounds about 10 times on its way: 4 * 2^-11 * sqrt(10) = 0.6 %. The gradients
     # are off by as much twice, and by sqrt(3 * 2^-11) = 4 % for ReLUs on the other side of zero; of
     # what the updates change, which is at most half of a loss here, that is another 2 %.
-    assert mean_losses(run, 0) == pytest.approx(plain_losses(config_at(run), skipped), rel=0.03)
+    plain = plain_training(config_at(run), skipped)
+    assert mean_losses(run, 0) == pytest.approx(plain.losses, rel=0.03)
     record = records.read_record(run)
     assert record["skipped_steps"] == len(skipped)
     assert record["loss_scale"] == first[5][0]

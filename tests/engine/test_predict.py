@@ -208,8 +208,8 @@ def test_what_is_not_finite_is_no_class(tmp_path):
     ("words", "text"),
     [
         (["predict.reduce=foo"], "predict.reduce='foo' is unknown; choose one of argmax, prob"),
-        (["task.lr=0.1"], r"task.lr=0.1 is of task=train: .*; leave it out"),
-        (["task.optimizer.shard=true"], r"task.optimizer.shard=True is of task=train: .* out"),
+        (["optimizer.lr=0.1"], r"optimizer.lr=0.1 is of task=train: .*; leave it out"),
+        (["optimizer.shard=true"], r"optimizer.shard=True is of task=train: .* out"),
     ],
 )
 def test_wrong_keys_are_refused_with_the_remedy(words, text):

@@ -17,8 +17,8 @@ from tests.helpers.saved import attempt, losses, make, mean_losses
 
 pytestmark = pytest.mark.dist
 
-SHARD = {"optimizer": {"shard": True, "exchange": "broadcast"}}
-SCATTER = {"optimizer": {"shard": True, "exchange": "scatter"}}
+SHARD = {"shard": True, "exchange": "broadcast"}
+SCATTER = {"shard": True, "exchange": "scatter"}
 FP32: dict[str, Any] = {"precision": {"name": "fp32"}}
 GEMS = {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -37,10 +37,10 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("task", "comm"), WAYS, ids=["broadcast", "shares", "buffers"])
+@pytest.mark.parametrize(("update", "comm"), WAYS, ids=["broadcast", "shares", "buffers"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_divided_update_equals_one_process(layout, task, comm, tmp_path: Path):
-    answer = verified(tmp_path, task=task, comm=comm, **LAYOUTS[layout])
+def test_divided_update_equals_one_process(layout, update, comm, tmp_path: Path):
+    answer = verified(tmp_path, optimizer=update, comm=comm, **LAYOUTS[layout])
     assert answer["ok"], answer["worst"]
     assert answer["max_rel_err"] < 1e-10
 
@@ -50,8 +50,8 @@ def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
     # Shares of a sum are added in the order of ranks, however they are divided.
     keys = {"precision": {"name": precision}, "parallel": {"tiles": [2, 1], "replicas": 2}}
     runs = []
-    for name, task in (("whole", {}), ("divided", SHARD), ("scattered", SCATTER)):
-        run = make(tmp_path / name, task=task, checkpoint={"every": 4}, batch=4, **keys)
+    for name, update in (("whole", {}), ("divided", SHARD), ("scattered", SCATTER)):
+        run = make(tmp_path / name, optimizer=update, checkpoint={"every": 4}, batch=4, **keys)
         assert set(attempt(run)) == {0}
         runs.append(run)
     whole, *others = (losses(run, 0) for run in runs)
@@ -61,9 +61,9 @@ def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
         assert all(saved[0][name].equal(other[name]) for name in saved[0])
 
 
-@pytest.mark.parametrize("task", [SHARD, SCATTER], ids=["broadcast", "scatter"])
-def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(task, tmp_path: Path):
-    keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "task": task}
+@pytest.mark.parametrize("update", [SHARD, SCATTER], ids=["broadcast", "scatter"])
+def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(update, tmp_path: Path):
+    keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "optimizer": update}
     whole = make(tmp_path / "whole", **keys)
     attempt(whole)
     stopped = make(tmp_path / "stopped", **keys)
@@ -89,8 +89,8 @@ def test_divided_state_resumes_in_any_layout(tmp_path: Path):
     ]
     found: list[float] = []
     before: dict[str, Any] = {}
-    for number, (parallel, task, stop) in enumerate(steps):
-        run = make(tmp_path / str(number), parallel=parallel, task=task, checkpoint=before)
+    for number, (parallel, update, stop) in enumerate(steps):
+        run = make(tmp_path / str(number), parallel=parallel, optimizer=update, checkpoint=before)
         assert set(attempt(run, stop_at=stop)) == {PREEMPTED if stop else 0}
         found += mean_losses(run, 0)
         before = {"resume": str(run)}
@@ -101,8 +101,8 @@ def test_divided_state_resumes_in_any_layout(tmp_path: Path):
 def test_gradients_are_scattered_in_a_type_of_messages(comm, tmp_path: Path):
     keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "comm": {"dtype": "bf16", **comm}}
     found = []
-    for name, task in (("whole", {}), ("scattered", SCATTER)):
-        run = make(tmp_path / name, task=task, **keys)
+    for name, update in (("whole", {}), ("scattered", SCATTER)):
+        run = make(tmp_path / name, optimizer=update, **keys)
         assert set(attempt(run)) == {0}
         found.append(mean_losses(run, 0))
     assert found[0] == found[1]  # a sum of two rounded numbers has one result
@@ -111,12 +111,12 @@ def test_gradients_are_scattered_in_a_type_of_messages(comm, tmp_path: Path):
 def test_state_is_predicted_and_measured_as_a_part(tmp_path: Path):
     keys = {**FP32, "batch": 4, "steps": 3, "parallel": {"replicas": 2}}
     sizes = []
-    for name, task in (("whole", {}), ("divided", SHARD)):
-        run = make(tmp_path / name, task=task, **keys)
+    for name, update in (("whole", {}), ("divided", SHARD)):
+        run = make(tmp_path / name, optimizer=update, **keys)
         assert set(attempt(run)) == {0}
         lines = read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl")
         held = [line.get("optimizer_bytes", 0) for line in lines if line["rank"] == 0]
-        config = config_of(task=task, **keys)
+        config = config_of(optimizer=update, **keys)
         predicted = footprint(config, plan_of(config))[0].optimizer_bytes
         sizes.append((max(held), predicted))
     (whole, _), (part, predicted) = sizes

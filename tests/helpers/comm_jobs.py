@@ -49,6 +49,7 @@ def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
     """Returns what ranks agreed on, without and with patience, and what rank 0 told them."""
     comm.init(world=world, timeout_s=60)
     number = comm.max_all(world.rank)
+    assert comm.sum_all(world.rank + 0.5) == world.size**2 / 2
     patient = comm.max_all(7 - world.rank, patient=True)
     told = [comm.broadcast_text(text) for text in (f"r\u00e4nk {world.rank} of {world.size}", "")]
     comm.shutdown()

@@ -17,9 +17,9 @@ from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.model_config import ModelConfig
+from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.config.task_config import TaskConfig
 from hires.core.store import records, rundir
 from hires.core.store.reading import read_lines
 from hires.core.store.rundir import RunDir
@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         parallel=ParallelConfig(name="sp", tiles=[2, 1]),
         comm=CommConfig(timeout_s=3.0),
         measure=MeasureConfig(warmup=1),
-        task=TaskConfig(lr=0.0),
+        optimizer=OptimizerConfig(lr=0.0),
         launcher=LauncherConfig(name=getattr(request, "param", "local")),
         results=str(tmp_path / "results"),
     )

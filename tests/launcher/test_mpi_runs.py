@@ -15,9 +15,9 @@ from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.config.task_config import TaskConfig
 from hires.core.store import records, rundir
 from hires.core.store.reading import read_lines
 from hires.core.store.rundir import RunDir
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
             parallel=ParallelConfig(name="sp", tiles=[2, 1]),
             comm=CommConfig(backend="mpi", shared_memory=False, timeout_s=timeout_s),
             measure=MeasureConfig(warmup=1),
-            task=TaskConfig(lr=0.0),
+            optimizer=OptimizerConfig(lr=0.0),
             launcher=LauncherConfig(name="mpirun", mpi=request.param),
             results=str(tmp_path / "results"),
         )

@@ -78,6 +78,33 @@ def test_ranks_agree_once_between_the_sums_and_the_update(name: str):
     assert traffic.totals(plan)["by_kind"]["agree"]["messages"] == plan.world
 
 
+@pytest.mark.parametrize("name", MIXED)
+def test_norm_of_all_gradients_is_one_sum_of_the_world(name: str):
+    plan, plain = changed(name, scales_loss=True, clips_gradients=True), changed(name)
+    for rank in range(plan.world):
+        *_, agreement, norm, last = events(plan, rank)
+        assert [e.kind for e in (agreement, norm, last)] == ["agree", "grad_norm", "optimise"]
+        assert (norm.peer, norm.shape, norm.dtype) == (WORLD, (1,), "float64")
+    found = next(judged(plan))
+    assert not found.proof.problems
+    assert found.collectives == next(judged(plain)).collectives + 2
+    sent, before = traffic.totals(plan), traffic.totals(plain)
+    assert sent["by_kind"]["grad_norm"] == sent["by_kind"]["agree"]
+    assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
+    each = sum(map(sum, traffic.matrix(plan))) - sum(map(sum, traffic.matrix(plain)))
+    assert each == 2 * plan.world * (plan.world - 1) * (2 * 8 // plan.world)
+
+
+def test_norm_that_one_rank_leaves_out_is_found(monkeypatch: pytest.MonkeyPatch):
+    def without(plan: Plan, rank: int, order: str):
+        return (e for e in events(plan, rank, order) if rank or e.kind != "grad_norm")
+
+    plan = changed("sp grid", clips_gradients=True)
+    monkeypatch.setattr("hires.plan.proof.prove.events", without)
+    [*errors] = [f.text for f in verify(plan) if f.severity == "error"]
+    assert "the norm of all gradients" in " ".join(errors)
+
+
 def test_agreement_that_one_rank_leaves_out_is_found(monkeypatch: pytest.MonkeyPatch):
     def without(plan: Plan, rank: int, order: str):
         return (e for e in events(plan, rank, order) if rank or e.kind != "agree")

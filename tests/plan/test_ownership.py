@@ -23,8 +23,8 @@ from hires.plan.proof.prove import run_machine
 from hires.plan.traffic import operations
 from tests.helpers.layouts import config_of, plan_of
 
-SHARD = {"optimizer": {"shard": True, "exchange": "broadcast"}}
-SCATTER = {"optimizer": {"shard": True, "exchange": "scatter"}}
+SHARD = {"shard": True, "exchange": "broadcast"}
+SCATTER = {"shard": True, "exchange": "scatter"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 3},
     "tiles": {"tiles": [2, 1]},
@@ -34,8 +34,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def planned(layout: str, shard: bool = True, **keys: Any) -> Plan:
     """Returns the plan of a small network whose update is divided."""
-    task = SHARD if shard else {}
-    plan = plan_of(config_of(batch=12, task=task, parallel=LAYOUTS[layout], **keys))
+    update = SHARD if shard else {}
+    plan = plan_of(config_of(batch=12, optimizer=update, parallel=LAYOUTS[layout], **keys))
     assert plan.ok, plan.findings
     return plan
 
@@ -102,8 +102,8 @@ def test_proof_names_an_update_that_one_holder_never_takes():
 
 
 def test_division_without_holders_is_a_warning():
-    plan = plan_of(config_of(task=SHARD, parallel={"stages": 2}))
-    [finding] = [one for one in plan.findings if one.key == "task.optimizer.shard"]
+    plan = plan_of(config_of(optimizer=SHARD, parallel={"stages": 2}))
+    [finding] = [one for one in plan.findings if one.key == "optimizer.shard"]
     assert finding.severity == "warning"
     assert "divides nothing" in finding.text
     assert owned_numbers(plan, 0) == plan.stages[0].params

@@ -29,8 +29,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def config(layout: str, exchange: str, **keys: Any) -> Any:
     """Returns a config whose update is divided."""
-    task = {"optimizer": {"shard": True, "exchange": exchange}}
-    return config_of(batch=12, task=task, parallel=LAYOUTS[layout], **keys)
+    update = {"shard": True, "exchange": exchange}
+    return config_of(batch=12, optimizer=update, parallel=LAYOUTS[layout], **keys)
 
 
 def planned(layout: str, exchange: str, **keys: Any) -> Plan:
@@ -74,7 +74,7 @@ def test_scattering_sends_two_thirds_of_the_bytes(layout):
     own = {"gradient", "parameter"}
     if {*kinds} == own:
         assert sum(map(sum, matrix(plan))) == pytest.approx(moved[0] + counted)
-    [note] = [one for one in plan.findings if one.key == "task.optimizer.shard"]
+    [note] = [one for one in plan.findings if one.key == "optimizer.shard"]
     assert "by reduce-scatters and all-gathers" in note.text
     assert "all-reduces and broadcasts: " in note.text
 

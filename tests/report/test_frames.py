@@ -78,7 +78,7 @@ def test_samples_tell_which_steps_count(campaign):
 
 
 def test_configs_have_a_column_for_every_key(campaign):
-    assert {"parallel.stages", "task.lr", "image"} <= set(campaign.configs.columns)
+    assert {"parallel.stages", "optimizer.lr", "image"} <= set(campaign.configs.columns)
 
 
 def test_planned_points_know_how_their_runs_do(tmp_path):

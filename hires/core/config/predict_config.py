@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 
-from hires.core.config.task_config import TaskConfig
-from hires.core.config.value_checks import Section, choice
+from hires.core.config.value_checks import Section, changed_names, choice
 
 PROBABILITY = "probability"
-_OF_TRAINING = ("lr", "momentum", "weight_decay", "optimizer.shard", "optimizer.exchange")
 
 
 @dataclass
@@ -24,12 +21,7 @@ class PredictConfig(Section, key="predict"):
     pixel (32-bit floats). Images that a network makes are written as they are."""
 
 
-def keys_of_training(task: TaskConfig) -> Iterator[str]:
-    """Yields what is wrong with a prediction that sets keys of a training."""
-    for key in _OF_TRAINING:
-        value = attrgetter(key)(task)
-        if value != attrgetter(key)(TaskConfig()):
-            yield (
-                f"task.{key}={value} is of task=train: a prediction changes no parameter; leave it "
-                f"out"
-            )
+def keys_of_training(*sections: Section) -> Iterator[str]:
+    """Yields what is wrong with a prediction that sets keys in sections of a training."""
+    for name, value in (one for section in sections for one in changed_names(section)):
+        yield f"{name}={value} is of task=train: a prediction changes no parameter; leave it out"

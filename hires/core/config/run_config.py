@@ -14,7 +14,9 @@ from hires.core.config import library_options
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
+from hires.core.config.lr_schedule_config import LrScheduleConfig
 from hires.core.config.model_config import ModelConfig
+from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.predict_config import PredictConfig, keys_of_training
@@ -142,6 +144,8 @@ class RunConfig(Section):
     quant: QuantConfig = field(default_factory=QuantConfig)
     comm: CommConfig = field(default_factory=CommConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr_schedule: LrScheduleConfig = field(default_factory=LrScheduleConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -157,6 +161,15 @@ class RunConfig(Section):
             check.problems.append(
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
+            )
+        key, length = "steps", self.steps
+        if self.lr_schedule.steps is not None:
+            key, length = "lr_schedule.steps", self.lr_schedule.steps
+        if self.task.name == "train" and 0 < length <= self.lr_schedule.warmup:
+            check.problems.append(
+                f"lr_schedule.warmup={self.lr_schedule.warmup} leaves no step of {key}={length} to "
+                f"lr_schedule={self.lr_schedule.name}; use a shorter warm-up, or {key}="
+                f"{self.lr_schedule.warmup + 1} or more"
             )
         if self.task.name == "train" and self.precision.name == INT8:
             check.problems.append(
@@ -177,7 +190,7 @@ class RunConfig(Section):
                 f"training keeps its weights in fp32; leave it out"
             )
         if self.task.name == "predict":
-            check.problems += keys_of_training(self.task)
+            check.problems += keys_of_training(self.optimizer, self.lr_schedule)
         if self.weights and self.checkpoint.source:
             key = "continues" if self.checkpoint.continues else "resume"
             check.problems.append(

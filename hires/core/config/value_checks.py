@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
@@ -119,6 +119,21 @@ class Section:
             raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")
         if "check" in field.metadata:
             field.metadata["check"](key, value)
+
+
+def changed_keys(section: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a section, and their values, that differ from their defaults."""
+    for one in dataclasses.fields(section):
+        value, missing = getattr(section, one.name), dataclasses.MISSING
+        made = one.default if one.default_factory is missing else one.default_factory()
+        if value != made:
+            yield one.name, value
+
+
+def changed_names(section: Section) -> Iterator[tuple[str, Any]]:
+    """Yields the same with the names of the keys, as one types them."""
+    for key, value in changed_keys(section):
+        yield section._key if key == "name" else f"{section._key}.{key}", value
 
 
 def check_word(key: str, value: str, null: bool = False) -> None:

@@ -69,6 +69,22 @@ LATER: dict[str, Any] = {
     "comm.joint_norms": True,
     "task.optimizer.shard": False,
     "task.optimizer.exchange": "auto",
+    "optimizer.name": "sgd",
+    "optimizer.scale_lr": False,
+    "optimizer.clip_norm": None,
+    "optimizer.nesterov": False,
+    "optimizer.betas": [0.9, 0.999],
+    "optimizer.eps": 1e-8,
+    "lr_schedule.name": "constant",
+    "lr_schedule.warmup": 0,
+    "lr_schedule.warmup_begin": 1 / 3,
+    "lr_schedule.step_size": 30,
+    "lr_schedule.gamma": 0.1,
+    "lr_schedule.steps": None,
+    "lr_schedule.final": 0.0,
+    "lr_schedule.rise": 0.3,
+    "lr_schedule.first_divisor": 25.0,
+    "lr_schedule.last_divisor": 1e4,
     "device": "cpu",
     "comm.visible": "own",
     "comm.granularity": "fine",
@@ -91,6 +107,15 @@ LATER: dict[str, Any] = {
     "quant.auto": None,
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
+
+MOVED = {
+    "optimizer.lr": "task.lr",
+    "optimizer.momentum": "task.momentum",
+    "optimizer.weight_decay": "task.weight_decay",
+    "optimizer.shard": "task.optimizer.shard",
+    "optimizer.exchange": "task.optimizer.exchange",
+}
+"""Keys that have moved, with their places in the names of older runs."""
 
 _MAX_PART = 48
 
@@ -127,9 +152,11 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = json.loads(json.dumps(values))
     for key in COSMETIC:
         _drop(kept, key)
+    for key, before in MOVED.items():
+        _move(kept, key, before)
     for key, default in LATER.items():
         _drop(kept, key, default)
-    for section in ("engine", "quant", "predict"):  # which came later
+    for section in ("engine", "quant", "predict", "optimizer", "lr_schedule"):  # which came later
         if not kept.get(section, True):
             del kept[section]
     _drop(kept, "task.optimizer", {})
@@ -160,6 +187,19 @@ def _drop(values: dict[str, Any], key: str, value: Any = _ANY) -> None:
             return
     if value is _ANY or inner.get(last, _ANY) == value:
         inner.pop(last, None)
+
+
+def _move(values: dict[str, Any], key: str, place: str) -> None:
+    """Moves a dotted key of plain values, if it is there."""
+    section, _, last = key.rpartition(".")
+    if not isinstance(found := values.get(section), dict) or last not in found:
+        return
+    *groups, name = place.split(".")
+    inner: Any = values
+    for group in groups:
+        inner = inner.setdefault(group, {}) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner[name] = found.pop(last)
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

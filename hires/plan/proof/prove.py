@@ -123,7 +123,7 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
         len(sums_of(plan, stage.index)) + len(publications(plan, stage.index))
         for stage in plan.stages
     )
-    joint += plan.scales_loss
+    joint += plan.scales_loss + plan.clips_gradients
     joint = joint if plan.num_replicas > 1 else 0
     for semantics, order in ways:
         began = time.perf_counter()

@@ -102,8 +102,8 @@ def less_memory(config: RunConfig, layers: int, room: Room) -> list[Ladder]:
     kinds_left = [kind for kind in kinds if kind != config.memory.checkpoint]
     recompute = [_changes("memory.checkpoint", [kind]) for kind in kinds_left]
     has_copies = ranks > parallel.stages or parallel.directions > 1
-    divides = kinds and has_copies and not config.task.optimizer.shard
-    shard = [_changes("task.optimizer.shard", [True])] if divides else []
+    divides = kinds and has_copies and not config.optimizer.shard
+    shard = [_changes("optimizer.shard", [True])] if divides else []
     if not room.shared or room.devices:
         # One stage more, then twice as many each time, up to what layers and ranks allow. On GPUs
         # more ranks than these would share them.

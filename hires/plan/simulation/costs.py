@@ -25,8 +25,9 @@ from hires.plan.tiling import area
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
-SGD_TOUCHES = 5
-"""Numbers that an update with momentum reads or writes for each parameter."""
+UPDATE_TOUCHES = 3
+"""Numbers that an update reads or writes for each parameter: itself twice, and its gradient. Each
+number that the optimiser keeps is read and written, too."""
 
 
 @derived
@@ -134,7 +135,8 @@ class Roofline:
         held = held_stages(self.plan, rank)
         numbers = sum(self.plan.stages[index].params for index in held)
         moved = owned_numbers(self.plan, rank) if self.plan.shards_optimizer else numbers
-        update_s = SGD_TOUCHES * moved * BYTES["float32"] / self.device.bytes_per_s
+        touches = UPDATE_TOUCHES + 2 * self.plan.optimizer_states
+        update_s = touches * moved * BYTES["float32"] / self.device.bytes_per_s
         return update_s + sum(_buffers_s(self.plan, self.device, index) for index in held)
 
 

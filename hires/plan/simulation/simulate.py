@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
-from hires.plan.event import DIVIDED, JOINT, POSTS, WORLD, Event
+from hires.plan.event import DIVIDED, JOINT, OF_WORLD, POSTS, WORLD, Event
 from hires.plan.groups import groups
 from hires.plan.ownership import PUBLISH
 from hires.plan.plan import Plan
@@ -212,7 +212,7 @@ class _Points:
                 needs.append(message)
             elif kind == "wait_issued":
                 needs.append(meeting)
-            elif kind in ("collective", "agree", PUBLISH, *DIVIDED):
+            elif kind in ("collective", *OF_WORLD, PUBLISH, *DIVIDED):
                 self.behind[meeting] += needs
                 needs.append(meeting)
             elif kind == "issue":  # the sums of a group run one after the other

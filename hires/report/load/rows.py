@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
+from hires.core.config.lr_schedule_config import LrScheduleConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.quant_config import QuantConfig
 from hires.core.config.run_config import from_dict
@@ -41,7 +42,11 @@ _ARITHMETIC = (
     *(f"precision.{field.name}" for field in fields(PrecisionConfig)),
     *(f"quant.{field.name}" for field in fields(QuantConfig)),
 )
-_NOT_PLANNED = ("seed", "steps", "task.lr")  # keys that change no message of the plan
+_NOT_PLANNED = (
+    "seed", "steps", "optimizer.lr", "optimizer.scale_lr",
+    *(f"lr_schedule.{field.name}" for field in fields(LrScheduleConfig)),
+)  # fmt: skip
+"""Keys that change no message of the plan."""
 
 _RUN = ("campaign", "run", "model", "image", "layout", "precision")
 _SIZED = ("model", "image", "height", "width", "layout", "precision", "task", "batch", "ranks")

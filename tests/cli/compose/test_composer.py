@@ -26,7 +26,7 @@ def composed(words: list[str], config_dir: str | None = None) -> dict[str, Any]:
     [
         ["image=64", "batch=4", "parallel=sp+gems", "parallel.stages=4"],
         ["image=[75,61]", "parallel.tiles=[[2,2],[1,2]]", "parallel=sp+lp"],
-        ["task.lr=1", "task.momentum=0.5", "data.shuffle=false", "data.shuffle=yes"],
+        ["optimizer.lr=1", "optimizer.momentum=0.5", "data.shuffle=false", "data.shuffle=yes"],
         ["campaign=a b", "campaign=123", "data.path=null", "results=/x"],
         ["batch=4", "batch=${seed}", "seed=3"],
         ["steps=${batch}", "batch=8"],
@@ -103,11 +103,12 @@ def test_hydra_is_asked_once_for_points_that_choose_the_same_groups(monkeypatch)
 
 
 def test_file_that_refers_to_a_key_gets_that_keys_own_value(tmp_path: Path):
-    (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "scaled.yaml").write_text("# Refers\nname: train\nlr: ${batch}\n")
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "scaled.yaml").write_text("# Refers\nlr: ${batch}\n")
     composer = Composer(str(tmp_path))
     for batch in (4, 8):
-        assert composer.composed(["task=scaled", f"batch={batch}"])[0]["task"]["lr"] == batch
+        config, _ = composer.composed(["optimizer=scaled", f"batch={batch}"])
+        assert config["optimizer"]["lr"] == batch
 
 
 def test_choices_are_the_last_said_or_the_default():

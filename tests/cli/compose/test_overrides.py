@@ -89,7 +89,7 @@ def test_parts_of_a_layout_are_joined_with_plus(words):
         ("steps=2.5", "steps must be a whole number"),
         ("batch=null", "batch must be a whole number"),
         ("campaign=x\x1b[31my", "has the control character '\\x1b'; leave it out"),
-        ("task.lr=fast", "task.lr must be a number, as task.lr="),
+        ("optimizer.lr=fast", "optimizer.lr must be a number, as optimizer.lr="),
         ("data.shuffle=maybe", "data.shuffle must be true or false"),
         ("parallel.tiles=2", "parallel.tiles=2 must be [rows, cols]"),
         ("parallel.tiles=[a,b]", "must be [rows, cols], each at least 1, as [2,2]"),

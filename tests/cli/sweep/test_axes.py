@@ -104,7 +104,7 @@ def test_mistakes_say_what_would_work(words, zipped, meant):
 def test_more_points_than_anybody_waits_for_are_refused_at_once():
     assert f"{MOST_POINTS} is the most" in answer("seed=range(0,1000)", "steps=range(3,1000)")
     assert "larger step" in answer("seed=range(0,1000000000)")
-    assert "larger step" in answer("task.lr=range(0.0,1e9,1e-9)")
+    assert "larger step" in answer("optimizer.lr=range(0.0,1e9,1e-9)")
 
 
 def test_zipped_keys_change_together_in_the_place_of_the_first():

@@ -9,7 +9,9 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.sweep.sweep_points import Where
 from hires.core.errors import ConfigError
 
-CONFIG = compose(["image=512", "batch=8", "parallel=sp", "parallel.tiles=[2,2]", "task.lr=0.5"])
+CONFIG = compose(
+    ["image=512", "batch=8", "parallel=sp", "parallel.tiles=[2,2]", "optimizer.lr=0.5"]
+)
 CHOICES = {"parallel": "sp", "precision": "bf16"}
 
 
@@ -28,10 +30,10 @@ def keeps(text: str, config=CONFIG) -> bool:
         "parallel == 'sp' and precision in ['bf16', 'fp32']",
         "parallel.tiles == [2, 2]",
         "'sp' in parallel",
-        "task.lr * 2 - 1 == 0 and -batch < 0 and +batch // 3 == 2 and batch % 3 == 2",
+        "optimizer.lr * 2 - 1 == 0 and -batch < 0 and +batch // 3 == 2 and batch % 3 == 2",
         "data.shuffle and data.path == null and model.target == None",
         "data.shuffle == true",
-        "batch / 16 == task.lr",
+        "batch / 16 == optimizer.lr",
         "parallel != 'sp' or image == 512",
     ],
 )

@@ -165,7 +165,7 @@ def test_interval_much_wider_than_the_tolerance_decides_nothing(hires):
 def test_reference_written_of_a_campaign_is_not_that_of_its_failed_point(hires):
     # A run with another learning rate fitted the entry that did not say its own.
     compared_run(RESULTS, [steps()], task={"name": "train"})
-    failed_run(RESULTS, task={"name": "train", "lr": 1e30})
+    failed_run(RESULTS, optimizer={"lr": 1e30})
     assert hires("compare", "default", "--write-reference", "r.yaml").code == 0
     answer = hires("compare", "default", "--reference", "r.yaml")
     assert answer.code == 0, answer.out

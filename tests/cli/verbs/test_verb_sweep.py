@@ -320,7 +320,7 @@ def test_plans_and_traces_are_shared_where_keys_do_not_matter(hires, fake_ranks,
     made = []
     real = planning.make_plan
     monkeypatch.setattr(planning, "make_plan", lambda *args: made.append(args) or real(*args))
-    words = ("sweep", *SMALL, "seed=range(0,30)", "task.lr=0.1,0.2", "--dry-run")
+    words = ("sweep", *SMALL, "seed=range(0,30)", "optimizer.lr=0.1,0.2", "--dry-run")
     answer = hires(*words, "precision=fp32,bf16")
     assert answer.code == 0
     assert "120 points: 120 to run" in answer.out

@@ -76,7 +76,7 @@ def test_control_character_in_a_name_is_named():
         ("batch", 8.0, "batch=8.0 must be a whole number"),
         ("batch", True, "batch=True must be a whole number"),
         ("batch", None, "batch=None must be a whole number"),
-        ("task.lr", "fast", "task.lr='fast' must be a number"),
+        ("optimizer.lr", "fast", "optimizer.lr='fast' must be a number"),
         ("data.shuffle", 1, "data.shuffle=1 must be true or false"),
         ("campaign", 5, "campaign=5 must be text"),
         ("parallel.balance", [1.5], "parallel.balance[0]=1.5 must be a whole number"),
@@ -96,8 +96,8 @@ def test_whole_config_must_hold_keys():
 
 
 def test_whole_number_is_a_number():
-    assert from_dict({"task": {"lr": 1}}).task.lr == 1.0
-    assert isinstance(from_dict({"task": {"lr": 1}}).task.lr, float)
+    assert from_dict({"optimizer": {"lr": 1}}).optimizer.lr == 1.0
+    assert isinstance(from_dict({"optimizer": {"lr": 1}}).optimizer.lr, float)
 
 
 @pytest.mark.parametrize("key", ["model.classes", "data.path", "parallel.balance", "measure.steps"])
@@ -133,10 +133,14 @@ def test_optional_keys_may_be_unset(key):
         ),
         ("data.fit", "squeeze", "data.fit='squeeze' is unknown; choose one of resize, crop, error"),
         ("launcher.port", 70000, "launcher.port=70000 must be at most 65535"),
-        ("task.lr", -0.1, "task.lr=-0.1 must be at least 0, and finite"),
+        ("optimizer.lr", -0.1, "optimizer.lr=-0.1 must be at least 0, and finite"),
         # No comparison with nan is true, so that it passed every check that asked for the wrong.
-        ("task.lr", float("nan"), "task.lr=nan must be at least 0, and finite"),
-        ("task.momentum", float("inf"), "task.momentum=inf must be at least 0, and finite"),
+        ("optimizer.lr", float("nan"), "optimizer.lr=nan must be at least 0, and finite"),
+        (
+            "optimizer.momentum",
+            float("inf"),
+            "optimizer.momentum=inf must be at least 0, and finite",
+        ),
         ("comm.timeout_s", 0.0, "comm.timeout_s=0.0 must be above 0, and finite"),
         ("comm.timeout_s", float("nan"), "comm.timeout_s=nan must be above 0, and finite"),
         ("parallel.tiles", 4, "parallel.tiles=4 must be [rows, cols], each at least 1, as [2,2]"),
@@ -328,3 +332,19 @@ def test_engines_of_tensorrt_compute_inference_in_every_other_precision(precisio
     keys = {"task": {"name": "infer"}, "precision": {"name": precision}}
     config = from_dict({"engine": {"compile": "tensorrt"}, **keys})
     assert config.autocast_type is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"name": "adam", "momentum": 0.5}, r"optimizer.momentum=0.5 is for optimizer=sgd, not"),
+        ({"betas": [0.8, 0.9]}, r"optimizer.betas=.* is for optimizer=adam or adamw, not .*sgd"),
+        ({"name": "adamw", "betas": [0.9, 1.0]}, r"optimizer.betas=.* two numbers from 0 to below"),
+        ({"name": "adam", "betas": [0.9]}, r"optimizer.betas=\[0.9\] must be two numbers"),
+        ({"momentum": 0.0, "nesterov": True}, r"optimizer.nesterov=True needs a momentum"),
+        ({"name": "lamb"}, r"optimizer='lamb' is unknown; choose one of sgd, adam, adamw"),
+    ],
+)
+def test_optimiser_takes_its_own_keys(keys, expected):
+    with pytest.raises(ConfigError, match=expected):
+        from_dict({"optimizer": keys})

@@ -136,3 +136,11 @@ def naming_letters():
 )
 def test_model_labels(model, label):
     assert naming.model_label(model) == label
+
+
+def test_run_is_called_as_before_its_keys_moved():
+    before = naming.identity({"task": {"name": "train", "lr": 0.1, "optimizer": {"shard": True}}})
+    keys = {"lr": 0.1, "shard": True, "exchange": "auto", "name": "sgd", "betas": [0.9, 0.999]}
+    assert naming.identity({"task": {"name": "train"}, "optimizer": keys}) == before
+    assert naming.identity({"task": {}, "optimizer": {**keys, "name": "adam"}}) != before
+    assert naming.identity({"task": 3, "optimizer": keys})["task"] == 3  # of a damaged file

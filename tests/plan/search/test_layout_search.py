@@ -90,7 +90,7 @@ def test_changes_that_keep_the_ranks_come_before_those_that_add_few():
     assert found == ["parallel.stages=2 (99 B)", "parallel.tiles=[2,1] (99 B)"]
     found, _, _ = search(config_of(stages=2, tiles=[4, 4]), LIMITED, lambda p: 99)
     assert found[0] == "parallel.microbatches=2 (99 B)"
-    assert found[1] == "task.optimizer.shard=true (99 B)"
+    assert found[1] == "optimizer.shard=true (99 B)"
     assert found[4] == "parallel.stages=3 (99 B)"
 
 
@@ -168,20 +168,22 @@ def test_ladders_go_from_near_to_far_and_leave_out_what_makes_no_sense():
     assert texts(grids, LIMITED)[-1][0] == "parallel.tiles=[[4,2],[2,2]]"
     # What keeps the ranks comes before all that gives some up.
     shared = texts(grids, Room(None, GIB))
-    first = [["task.optimizer.shard=true"], ["memory.checkpoint=block"]]
+    first = [["optimizer.shard=true"], ["memory.checkpoint=block"]]
     assert shared[:3] == [[], *first]  # and there are no nodes to add
     assert shared[4] == ["parallel.tiles=[[2,1],[1,1]]", "parallel.tiles=[[1,1],[1,1]]"]
 
 
 def test_change_reaches_a_section_within_a_section():
     config = config_of(tiles=[2, 1], microbatches=2)
-    change = Change({"task.optimizer.shard": True, "parallel.microbatches": 4})
+    change = Change({"parallel.halo.fuse": 2, "optimizer.shard": True})
     changed = change.apply(config)
     assert changed is not None
-    assert changed.task.optimizer.shard
-    assert changed.parallel.microbatches == 4
-    assert not config.task.optimizer.shard
-    assert changed.task.lr == config.task.lr
+    assert changed.optimizer.shard
+    assert changed.parallel.halo.fuse == 2
+    assert config.parallel.halo.fuse == 1
+    assert not config.optimizer.shard
+    assert changed.optimizer.lr == config.optimizer.lr
+    assert changed.parallel.microbatches == config.parallel.microbatches
 
 
 def test_layers_that_were_given_to_stages_are_taken_back_in_so_many_words():

@@ -168,8 +168,8 @@ def test_what_was_written_fits_its_runs_and_no_others(tmp_path):
 
 def test_run_is_judged_by_the_reference_that_says_most_of_it(tmp_path, file):
     # The first entry that fitted counted, and the first one here fits both runs.
-    run = compared_run(tmp_path, [STEPS], task={"name": "train", "momentum": 0.5})
-    momentum = {**ENTRY["point"], "task.momentum": 0.5}
+    run = compared_run(tmp_path, [STEPS], optimizer={"momentum": 0.5})
+    momentum = {**ENTRY["point"], "optimizer.momentum": 0.5}
     path = file({**ENTRY, "value": 4.0}, {**ENTRY, "point": momentum})
     assert judged(path, run) == [("no difference", "same")]
 
@@ -177,11 +177,11 @@ def test_run_is_judged_by_the_reference_that_says_most_of_it(tmp_path, file):
 def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
     # Only keys that were no default were written: the reference of 0.9 fitted the run of 0.5.
     runs = read_runs(
-        compared_run(tmp_path, [STEPS], task={"name": "train", "momentum": m}, steps=n)
+        compared_run(tmp_path, [STEPS], optimizer={"momentum": m}, steps=n)
         for m, n in ((0.9, 10), (0.5, 10), (0.9, 20))
     )
     made = references.measured(runs, [METRICS["throughput"]], parse_tolerance("5%"))
-    assert all({"task.momentum", "steps"} <= set(reference.point) for reference in made)
+    assert all({"optimizer.momentum", "steps"} <= set(reference.point) for reference in made)
     fits = [[not reference.misfits(run) for run in runs] for reference in made]
     assert fits == [[row == column for column in range(3)] for row in range(3)]
     assert references.write(tmp_path / "r.yaml", made, "hires") == 3
@@ -190,7 +190,7 @@ def test_what_tells_points_apart_is_written_even_if_it_is_the_default(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"task": {"name": "train", "momentum": 0.5}}, "task.momentum is 0.5, not its default"),
+        ({"optimizer": {"momentum": 0.5}}, "optimizer.momentum is 0.5, not its default"),
         ({"parallel": {"halo": {"fuse": 2}}}, "parallel.halo.fuse is 2, not its default"),
         ({"steps": 20, "seed": 7, "campaign": "b"}, None),
     ],

@@ -52,7 +52,7 @@ def test_numbers_of_ranks_are_rows_and_bars_of_their_own(tmp_path):
 
 def test_seeds_are_repeats_and_other_keys_are_not(tmp_path):
     runs = [report_run(tmp_path, seed=seed, step_s=took) for seed, took in ((0, 1.0), (1, 3.0))]
-    other = report_run(tmp_path, task={"name": "train", "lr": 0.5}, step_s=0.1)
+    other = report_run(tmp_path, optimizer={"lr": 0.5}, step_s=0.1)
     assert sorted(frames.load([*runs, other]).points["attempts"]) == [1, 2]
     [row] = rows_of(*runs, other)
     assert row["attempts"] == 1
