@@ -260,6 +260,11 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         problem = f"the network returns {describe(made)}"
     elif trains and not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
+    elif not trains and shape[1] == 1:  # argmax and softmax of one number are always 0 and 1
+        problem = (
+            f"the network returns {shape}, one number, from which no class follows; make it return "
+            f"a score for each class, two or more"
+        )
     elif LOSSES[config.loss].targets == "classes" and shape[1] < (config.model.classes or 0):
         classes, remedy = config.model.classes, _fewer_classes(config, shape[1])
         problem = f"the network returns {shape[1]} classes, the data has {classes}{remedy}"

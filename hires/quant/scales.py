@@ -46,6 +46,8 @@ MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
 AUTO = ("asked_db", "signal_db", "images")
 """Names of :attr:`Scales.auto`."""
+_OBJECTS = ("values", "ranges", "kept", "noise", "auto")
+"""What the file holds by names."""
 _REMEDY = "make it again with `hires quantize`"
 
 
@@ -290,6 +292,9 @@ def _holds_numbers(file: Path) -> bool:
 
 
 def _checked(held: Any) -> Scales:
+    for name in _OBJECTS:
+        if not isinstance(_object(held, "it").get(name, {}), dict):
+            raise ValueError(f"{name} is {_kind(held[name])}, not an object of names")
     if held["version"] != VERSION:
         raise ValueError(f"version {str(held['version'])[:20]!r}, this hires reads {VERSION}")
     values = {_text(name): _affine(name, one) for name, one in held["values"].items()}
@@ -314,8 +319,25 @@ def _checked(held: Any) -> Scales:
     return Scales(network, observer, images, values, ranges, *rest)
 
 
+def _object(held: Any, what: str) -> dict[str, Any]:
+    if not isinstance(held, dict):
+        raise ValueError(f"{what} is {_kind(held)}, not an object of names")
+    return held
+
+
+def _kind(held: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(held), "a number" if isinstance(held, (int, float)) else "an object")
+
+
+def _pair(name: str, held: Any, what: str) -> tuple[Any, Any]:
+    if not isinstance(held, list) or len(held) != 2:
+        raise ValueError(f"{what} of {name[:40]} is {_kind(held)}, not a list of two numbers")
+    return held[0], held[1]
+
+
 def _affine(name: str, held: Any) -> Affine:
-    scale, zero_point = held
+    scale, zero_point = _pair(name, held, "the scale")
     # Normal numbers of float32, in which kernels multiply.
     if type(scale) is not float or not 2.0**-126 <= scale < 2.0**127:
         raise ValueError(f"the scale of {name} is {str(scale)[:20]}")
@@ -325,7 +347,7 @@ def _affine(name: str, held: Any) -> Affine:
 
 
 def _range(name: str, held: Any) -> tuple[float, float]:
-    low, high = (_finite(end) for end in held)
+    low, high = (_finite(end) for end in _pair(name, held, "the range"))
     if low > high:
         raise ValueError(f"the range of {name} is {low} to {high}")
     return low, high

@@ -81,6 +81,29 @@ def test_what_the_network_has_is_kept_and_changes_no_older_mark(tmp_path):
     assert new.mark != GOOD.mark
 
 
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        ([1], "it is a list, not an object of names"),
+        ("scales", "it is a text, not an object of names"),
+        (None, "it is null, not an object of names"),
+        (True, "it is true or false, not an object"),
+        (7, "it is a number, not an object of names"),
+        ({"values": [1, 2]}, "values is a list, not an object of names"),
+        ({"ranges": "x"}, "ranges is a text, not an object"),
+        ({"noise": 3.5}, "noise is a number, not an object"),
+        ({"auto": []}, "auto is a list, not an object"),
+        ({"values": {"input": {"scale": 1}}}, "the scale of input is an object, not a list of two"),
+        ({"values": {"input": 0.5}}, "the scale of input is a number, not a list of two numbers"),
+    ],
+)
+def test_another_kind_of_json_is_described(tmp_path, held, why):
+    whole = json.loads(GOOD.text()) | held if isinstance(held, dict) else held
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=rf"a\.json holds no scales \({why}.*hires quantize"):
+        read_scales(tmp_path / "a.json")
+
+
 def test_every_truncated_file_is_refused(tmp_path):
     text = GOOD.text().rstrip()
     for end in range(0, len(text), 7):

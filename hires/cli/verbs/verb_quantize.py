@@ -24,7 +24,7 @@ from hires.cli.planning import Planner, require_feasible, with_classes
 from hires.cli.screens.screen import plural, print_config, print_table
 from hires.core.config.quant_config import DYNAMIC, QuantConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError
+from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store.files import cannot_write, make_folder
 from hires.core.store.network_weights import SAFETENSORS, find_weights
@@ -126,7 +126,10 @@ def _refuse_quantised(config: RunConfig) -> None:
 def _write(
     config: RunConfig, place: Path, scales: Scales, out: Path, planner: Planner
 ) -> tuple[Scales, dict[str, Any]]:
-    """Writes the weights, then the scales that belong to them; returns both with their facts."""
+    """Writes the weights and the scales that belong to them; returns the scales and facts of both.
+
+    Both are on the disk under hidden names before either replaces an earlier one.
+    """
     single = quantised_config(config, place)
     plan = planner.plan(single, memory=False)
     require_feasible(plan)
@@ -134,13 +137,19 @@ def _write(
     kept = {n: why for n, why in plan.graph.kept.items() if why.startswith("quant.")}
     of, linear = config.quant.weights, config.quant.linear
     scales = dataclasses.replace(scales, kept=kept, weight_type=of, linear=linear)
-    written = planner.write_quantised(single, plan, file, scales.mark)
-    scales = dataclasses.replace(scales, weights=find_weights(str(file)).digest())
+    hidden = [one.with_name(f".{out.stem}.{os.getpid()}{one.suffix}") for one in (file, out)]
     try:
-        write_scales(out, scales)
-    except HiresError:
-        file.unlink(missing_ok=True)  # one without the other is no network
-        raise
+        written = planner.write_quantised(single, plan, hidden[0], scales.mark)
+        scales = dataclasses.replace(scales, weights=find_weights(str(hidden[0])).digest())
+        write_scales(hidden[1], scales)
+        try:
+            for made, final in zip(hidden, (file, out), strict=True):
+                made.replace(final)
+        except OSError as error:
+            raise cannot_write(out, error, OPTION) from None
+    finally:
+        for made in hidden:
+            made.unlink(missing_ok=True)
     layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
     facts = {
         "weights": str(file),

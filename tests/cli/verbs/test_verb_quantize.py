@@ -11,6 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from hires.core.errors import ConfigError
 from hires.core.store.network_weights import find_weights
 from hires.launcher.local.local_launcher import Outcome
 from hires.plan.plan import Plan
@@ -347,6 +348,21 @@ def test_an_earlier_pair_is_overwritten(hires):
     answer = hires(*NET, "data=synthetic", "out=n8.safetensors")
     assert answer.code == 0, answer.err
     assert read_scales("n8.json").kept == {}
+
+
+@pytest.mark.usefixtures("quantised")
+def test_scales_that_cannot_be_written_leave_an_earlier_pair(hires, monkeypatch):
+    # The weights were replaced first, so both were lost.
+    before = {path: Path(path).read_bytes() for path in ("n8.safetensors", "n8.json")}
+
+    def full(path, scales):
+        raise ConfigError("cannot write n8.json: No space left on device")
+
+    monkeypatch.setattr("hires.cli.verbs.verb_quantize.write_scales", full)
+    answer = hires(*NET, "data=synthetic", "out=n8.safetensors", "quant.keep=[fc]")
+    assert answer.code == 2
+    assert {path: Path(path).read_bytes() for path in before} == before
+    assert not [*Path().glob(".n8*")]
 
 
 @pytest.mark.usefixtures("quantised")
