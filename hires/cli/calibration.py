@@ -144,6 +144,8 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
         steps=steps,
         # The memory of a step of the warm-up is measured to the page.
         measure=MeasureConfig(warmup=min(1, steps - 1)),
+        # A checkpoint of another run gives its parameters alone, as weights do.
+        weights=config.weights or config.checkpoint.source,
         checkpoint=CheckpointConfig(resume="never"),
         engine=dataclasses.replace(config.engine, compile="off"),
         quant=QuantConfig(

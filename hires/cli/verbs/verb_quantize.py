@@ -22,6 +22,7 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible, with_classes
 from hires.cli.screens.screen import plural, print_config, print_table
+from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.quant_config import DYNAMIC, QuantConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -74,6 +75,9 @@ def main(args: Namespace) -> int:
     out = _out([*outs, *([args.out] if args.out else [])])
     require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{out}")
     _refuse_quantised(config)
+    if config.checkpoint.source is not None:  # the parameters of that run
+        weights = config.checkpoint.source
+        config = dataclasses.replace(config, weights=weights, checkpoint=CheckpointConfig())
     if config.weights is None:
         text = "warning: no weights=PATH: these are the scales of first weights from the seed"
         print(text, file=sys.stderr)
