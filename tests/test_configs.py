@@ -21,6 +21,7 @@ NEEDED = {
     "custom": ["model.target=package.module:function"],
     "int8": ["task=infer"],
     "tensorrt": ["task=infer"],
+    "probability": ["task=predict"],
 }
 """Overrides without which a choice rightly refuses."""
 

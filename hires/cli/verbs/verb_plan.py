@@ -8,6 +8,7 @@ from argparse import Namespace
 
 from hires.cli.calibration import with_assumed_scales
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.options import JSON, Parser, composing, flag
 from hires.cli.planning import Planner, with_classes
 from hires.cli.screens.screen import print_config
@@ -40,7 +41,7 @@ def main(args: Namespace) -> int:
         config = with_classes(config)
         config, finding = with_assumed_scales(config, planner, args.overrides, folder)
         plan = planner.plan(config)
-    plan.findings += [finding] if finding else []
+    plan.findings += [*([finding] if finding else []), *idle_keys(config, args.overrides)]
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
         facts["proofs"] = [v.to_dict(plan) for v in judged(plan)] if plan.verdict else []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hires.cli.calibration import with_scales
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.main import MULTIRUN
 from hires.cli.options import AFTER, CONTINUE, JSON, Parser, composing, flag
@@ -58,6 +59,8 @@ def main(args: Namespace) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
+    for note in idle_keys(config, args.overrides):
+        print(f"note: {note.text}", file=sys.stderr)
     launcher = launcher_of(config)
     after = launcher.dependency(args.after, args.after_any, config.results)
     argv = [word for word in args.argv if word != "--dry-run"]

@@ -189,6 +189,11 @@ class RunConfig(Section):
                 f"precision.weights={self.precision.weights} is for task={', '.join(INFERENCE)}: "
                 f"training keeps its weights in fp32; leave it out"
             )
+        if self.predict != PredictConfig() and self.task.name != "predict":
+            check.problems.append(
+                f"predict.reduce={self.predict.reduce} is for task=predict, not "
+                f"task={self.task.name}; leave it out, or use task=predict"
+            )
         if self.task.name == "predict":
             check.problems += keys_of_training(self.optimizer, self.lr_schedule)
         if self.weights and self.checkpoint.source:
