@@ -59,8 +59,8 @@ def main(args: Namespace) -> int:
     if args.cfg:
         return print_config(config)
     config = with_classes(config)
-    for note in idle_keys(config, args.overrides):
-        print(f"note: {note.text}", file=sys.stderr)
+    for idle in idle_keys(config, args.overrides):
+        print(f"note: {idle.text}", file=sys.stderr)
     launcher = launcher_of(config)
     after = launcher.dependency(args.after, args.after_any, config.results)
     argv = [word for word in args.argv if word != "--dry-run"]
