@@ -226,7 +226,7 @@ class Saver:
             ours = checkpoint.path.parent == self.run_dir / checkpoints.FOLDER
             line = {"kind": "begin", "rank": 0, "step": step}
             line["checkpoint"] = checkpoint.name if ours else str(checkpoint.path)
-            line["attempt"] = checkpoint.attempt if ours else None
+            line["attempt"] = checkpoint.attempt if ours else self.begin.attempt
             if scale is not None:
                 line["skipped_steps"] = scale.skipped
             append_line(metrics, line)
@@ -280,7 +280,10 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
             contents = None
             _warn(run_dir, world, str(error))
         if not comm.max_all(int(contents is None), patient=True):
-            return Begin(checkpoints.begin_of(checkpoint, config), contents)
+            step, attempt = checkpoints.begin_of(checkpoint, config), None
+            if step == 0:  # the parameters of another run: a pass over the data may go on
+                step, attempt = agreed_step(run_dir, config, world)
+            return Begin(step, contents, attempt)
     if there and config.checkpoint.source:
         paths = ", ".join(str(checkpoint.path) for checkpoint in there)
         raise RunError(f"{paths}: damaged, and there is no other checkpoint")

@@ -180,6 +180,27 @@ def test_a_stopped_prediction_goes_on_and_is_whole(tmp_path, ends):
     assert records.read_record(stopped)["resumed"] is None
 
 
+@pytest.mark.dist
+def test_a_killed_prediction_with_the_parameters_of_a_run_goes_on(tmp_path):
+    # It began at step 0 again: a checkpoint of another run counted as one without steps.
+    keys = {**UNET, "steps": 3, "checkpoint": {"every": 3}}
+    trained = made(tmp_path / "t", evaluation(**keys, task={"name": "train"}))
+    assert attempt(trained) == [0]
+    config = prediction(**UNET, **ARGMAX, checkpoint={"resume": str(trained)})
+    whole, stopped = made(tmp_path / "a", config), made(tmp_path / "b", config)
+    assert attempt(whole) == [0]
+    killed_attempt(stopped, 2)
+    assert attempt(stopped) == [0]
+    assert records.read_record(stopped)["resumed"]["step"] == 2
+    for row in table_of(whole):
+        one, other = whole / "a0" / row["file"], stopped / "a1" / row["file"]
+        assert one.read_bytes() == other.read_bytes()
+    first = made(tmp_path / "c", prediction(**UNET, **ARGMAX))
+    assert attempt(first) == [0]
+    names = [row["file"] for row in table_of(whole)]
+    assert any((first / "a0" / n).read_bytes() != (whole / "a0" / n).read_bytes() for n in names)
+
+
 def test_an_attempt_that_may_not_resume_begins_at_step_0(tmp_path):
     config = prediction(parallel={"replicas": 1})
     path = made(tmp_path, config)

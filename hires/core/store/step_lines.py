@@ -78,7 +78,9 @@ def done_pass(
             before, first = lines_before(own, kind)
             done = 0
             every = by_step([*before, *own.metrics], kind)
-            while first is None and len(every.get(done, ())) == world:
+            # At step 0 it may have begun with the parameters of another run.
+            at_first = first is None or first["step"] == 0
+            while at_first and len(every.get(done, ())) == world:
                 done += 1
             best = max(best, (done, number), key=lambda one: one[0])
     return best
