@@ -23,7 +23,7 @@ from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
-from hires.core.store.step_lines import EVALUATED, pass_lines
+from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
 from hires.engine.build import RankEngine
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from hires.engine.loader import Data, slot_loader, target_of
@@ -46,7 +46,7 @@ DATA_KEYS = ("name", "path", "split", "validation", "split_seed")
 class Evaluator:
     """Counts what this rank sees of the outputs of a step, microbatch after microbatch."""
 
-    line = EVALUATED
+    line = EVALUATED_LINE
 
     def __init__(self, config: RunConfig, source: Data, graph: Graph) -> None:
         self.kind = kind_of(config, graph)
@@ -62,7 +62,7 @@ class Evaluator:
         for sample, numbers in self._rows(seen.samples, seen.values, target):
             self.counted.rows.append([sample, *numbers])
 
-    def taken(self) -> Counted:
+    def drain(self) -> Counted:
         """Returns what was counted since the last call."""
         counted, self.counted = self.counted, Counted()
         return counted
@@ -110,7 +110,7 @@ def evaluate_pass(engine: RankEngine, config: RunConfig, source: Data) -> dict[s
         for loader in loaders:
             loader.close()
     every = Counted()
-    for text in comm.gather_texts(json.dumps(evaluator.taken().to_dict())):
+    for text in comm.gather_texts(json.dumps(evaluator.drain().to_dict())):
         every.add(json.loads(text))
     return summarised(config, source, engine.context.plan.graph, every)[0]
 
@@ -139,7 +139,7 @@ def write_evaluation(
 ) -> None:
     """Writes ``evaluation.json`` of an attempt whose ranks have all counted their last step."""
     own = Attempt(run_dir, attempt, strict=True)
-    facts, rows = summarised(config, source, graph, merged(pass_lines(own, EVALUATED)))
+    facts, rows = summarised(config, source, graph, merged(pass_lines(own, EVALUATED_LINE)))
     names = evaluation_summary.ROWS[facts["kind"]]
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}

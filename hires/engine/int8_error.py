@@ -119,6 +119,9 @@ class Int8Error:
             module.watch(functools.partial(_take, context, outputs))
         one_step(self._config, engine, self._source)
         engine.close()
+        comm.max_all(0)  # a rank that frees a group ends its connections
+        for group in engine.context.groups.values():
+            comm.destroy_group(group)
         return outputs
 
 

@@ -28,7 +28,7 @@ from hires.core.evaluation_summary import CLASSES, IMAGES, by_sample
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
-from hires.core.store.step_lines import PREDICTED, earlier_steps, pass_lines
+from hires.core.store.step_lines import PREDICTED_LINE, earlier_steps, pass_lines
 from hires.core.text_table import spreadsheet_text
 from hires.engine.evaluate import DATA_KEYS
 from hires.engine.loader import Data
@@ -50,7 +50,7 @@ _BYTE = 2**8
 class Predictor:
     """Writes what this rank sees of the outputs of a step, microbatch after microbatch."""
 
-    line = PREDICTED
+    line = PREDICTED_LINE
 
     def __init__(self, config: RunConfig, source: Data, graph: Graph, attempt: Path) -> None:
         """Makes the folder of maps in that of an ``attempt``, if outputs have rows and columns.
@@ -77,7 +77,7 @@ class Predictor:
             broken = broken_pixels(one)
             self.counted.rows.append([sample, broken.numel(), int(broken.sum())])
 
-    def taken(self) -> Counted:
+    def drain(self) -> Counted:
         """Returns what was predicted since the last call.
 
         A row is the sample's number, then the predicted class (-1: the output is not finite), its
@@ -142,7 +142,7 @@ def write_prediction(
     part of its map, is missing.
     """
     own, kind = Attempt(run_dir, attempt, strict=True), kind_of(config, graph)
-    counted = merged(pass_lines(own, PREDICTED))
+    counted = merged(pass_lines(own, PREDICTED_LINE))
     rows = by_sample(kind, counted.rows, len(source), "predicted")
     ids = [source.name(i) for i in range(len(source))]
     maps = maps_of(config, source, graph, own.folder)
@@ -167,7 +167,7 @@ def write_prediction(
     writer.writerow(map(spreadsheet_text, heads))
     for line in lines:
         writer.writerow([spreadsheet_text(c) if isinstance(c, str) else c for c in line])
-    table = own.folder / file_names.PREDICTED
+    table = own.folder / file_names.PREDICTION_TABLE
     write_atomically(table, text.getvalue().encode("utf-8", "surrogateescape"))
     facts["table"] = str(table.relative_to(run_dir))
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}

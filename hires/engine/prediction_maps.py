@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 import unicodedata
 import uuid
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,9 @@ BIG_BYTES = 2**32 - 2**25
 _MOST_BYTES = 180  # of a name; file systems take 255
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """A file system has none."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""A file system has no hard links."""
+_PATIENCE_S, _POLL_S = 60.0, 0.01
 _SUFFIX = ".tif"
 
 
@@ -103,10 +107,36 @@ class PredictionMaps:
             self._tifffile.memmap(hidden, shape=self._shape, dtype=self._dtype, **kind)
             with hidden.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, hidden.stat().st_size)
-            with contextlib.suppress(FileExistsError):  # another rank was faster
-                os.link(hidden, path)
+            _publish(hidden, path)
         finally:
             hidden.unlink(missing_ok=True)
+
+
+def _publish(hidden: Path, path: Path) -> None:
+    """Gives a file its name, unless another rank was faster; OSError: it cannot."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(hidden, path)
+        return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    # A rename would replace what the other rank has written into its file by now, so one rank at a
+    # time may rename: the one that could make the claim.
+    claim, until_s = path.with_name(f".{path.name}.claim"), time.monotonic() + _PATIENCE_S
+    while not path.exists():
+        try:
+            claim.open("xb").close()
+        except FileExistsError:
+            if time.monotonic() > until_s:
+                raise OSError(errno.ETIMEDOUT, f"{claim} stays; remove it") from None
+            time.sleep(_POLL_S)
+            continue
+        try:
+            if not path.exists():
+                hidden.rename(path)
+        finally:
+            claim.unlink()
 
 
 def safe_names(ids: Iterable[str]) -> list[str]:

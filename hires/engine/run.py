@@ -108,7 +108,7 @@ def run_steps(
                 scale["grad_norm"] = result.grad_norm
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
             if observer is not None:
-                note(observer.line, step=step, **observer.taken().to_dict())
+                note(observer.line, step=step, **observer.drain().to_dict())
             if graphs := late.of_step(step):
                 note("compiled_late", step=step, graphs=graphs)
             if log is not None:

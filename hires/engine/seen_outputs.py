@@ -68,7 +68,7 @@ class Observer(Protocol):
         """Takes the output of the microbatch that a slot of the last stage has just computed."""
         ...
 
-    def taken(self) -> Counted:
+    def drain(self) -> Counted:
         """Returns what was found since the last call."""
         ...
 

@@ -213,14 +213,21 @@ def own_errors(
 class _PlainNorms(TorchFunctionMode):
     # In channels-last order torch's own group and instance norms fail: hires.parallel.local_norms.
     _FAILING = (F.group_norm, F.instance_norm, torch.group_norm, torch.instance_norm)
+    _OPERATORS = (
+        torch.ops.aten.group_norm,
+        torch.ops.aten.native_group_norm,
+        torch.ops.aten.instance_norm,
+    )
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in self._FAILING and args:
+        fails = func in self._FAILING
+        fails = fails or getattr(func, "overloadpacket", func) in self._OPERATORS
+        if fails and args:
             args = (args[0].contiguous(), *args[1:])
-        elif func in self._FAILING:
+        elif fails:
             kwargs = {**kwargs, "input": kwargs["input"].contiguous()}
         return func(*args, **kwargs)
 

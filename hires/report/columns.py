@@ -248,7 +248,7 @@ ACCURACY = (
     Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
 )
 """What a pass over a data set counted: means over classes are of those that occur."""
-PREDICTED = (
+PREDICTION = (
     Column("predicted", "images", digits=0, of=_read(count, "prediction", "images")),
     Column("kind", "of", of=_read(text, "prediction", "kind")),
     Column("reduce", "reduce", of=_read(text, "prediction", "reduce")),

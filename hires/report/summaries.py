@@ -20,7 +20,7 @@ from hires.report.columns import (
     CAMPAIGN,
     MEMORY,
     POINT,
-    PREDICTED,
+    PREDICTION,
     RANKS,
     RATES,
     RUN,
@@ -241,7 +241,7 @@ _TABLES = (
     Table(
         "predictions",
         "Predictions",
-        (*POINT, *texts(data="data"), *PREDICTED),
+        (*POINT, *texts(data="data"), *PREDICTION),
         caption="What every prediction wrote: the table lies in the folder of the run, and names "
         "the file of each image where the network returns maps or images.",
         missing="No run predicted (task=predict).",

@@ -22,7 +22,7 @@ from hires.report.columns import (
     MEMORY,
     PER_CLASS,
     POINT,
-    PREDICTED,
+    PREDICTION,
     RUN,
     THROUGHPUT,
     Cell,
@@ -56,8 +56,8 @@ def _whole_tables(record: dict[str, Any]) -> list[Table]:
         table_of("memory", "Memory", MEMORY, memory_rows(record)),
     ]
     if isinstance(record.get("prediction"), dict):
-        row = values([*POINT, *PREDICTED], record)
-        return [table_of("prediction", "Prediction", [*POINT, *PREDICTED], [row]), *made]
+        row = values([*POINT, *PREDICTION], record)
+        return [table_of("prediction", "Prediction", [*POINT, *PREDICTION], [row]), *made]
     if not isinstance(record.get("evaluation"), dict):
         return made
     row = values([*POINT, *ACCURACY], record)

@@ -88,3 +88,25 @@ def test_names_stay_in_the_folder_and_differ():
 def test_a_name_like_that_of_a_later_twin_is_taken_once():
     names = safe_names(["a/b", "a_b-2", "a b", "a_b"])
     assert len(set(names)) == 4
+
+
+def test_ranks_make_one_file_where_the_file_system_has_no_links(tmp_path, monkeypatch):
+    def refused(*args):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(prediction_maps.os, "link", refused)
+    test_many_writers_make_one_file_of_all_parts(tmp_path)
+
+
+def test_a_file_is_written_through_a_name_that_network_file_systems_can_lock(tmp_path, monkeypatch):
+    # NFS locks for writing only what is open for writing; the file was open for reading.
+    modes, lock = [], prediction_maps.fcntl.flock
+
+    def noted(file, how):
+        modes.append((file.mode, how))
+        lock(file, how)
+
+    monkeypatch.setattr(prediction_maps.fcntl, "flock", noted)
+    maps = PredictionMaps(tmp_path, ["x"], (2, 2), np.uint8, **GREY)
+    maps.write(0, np.ones((2, 2), np.uint8), (slice(None), slice(None)))
+    assert modes == [("rb+", prediction_maps.fcntl.LOCK_EX)]

@@ -178,3 +178,15 @@ def test_an_output_that_should_be_zero_and_is_not_is_wrong(bounds):
     largest = {"output": 0.0}
     assert verify._error(held, zeros, "output/0", largest, bounds) == 5
     assert verify._error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
+
+
+def test_norm_that_is_called_as_an_operator_is_computed_in_plain_order():
+    # Its gradients are wrong for maps in channels-last order, whatever it is called by.
+    x = torch.randn(2, 6, 5, 7).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.ones(6), torch.zeros(6)
+    with verify._PlainNorms():
+        y, *_ = torch.ops.aten.native_group_norm(x, weight, bias, 2, 6, 35, 3, 1e-5)
+        z = torch.ops.aten.group_norm.default(x, 3, weight, bias)
+    assert y.is_contiguous()
+    assert z.is_contiguous()
+    torch.testing.assert_close(z, nn.functional.group_norm(x.contiguous(), 3, weight, bias))

@@ -150,3 +150,17 @@ def test_gpu_of_unknown_memory_is_not_judged_by_the_memory_of_the_machine():
     plan.memory = [gpu_entry(2**50)] * 2
     config = RunConfig(device="cuda", cluster=ClusterConfig(gpus=2))
     assert room_of(config).shortage(config, plan) is None
+
+
+def test_free_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path, monkeypatch):
+    # A job of Slurm is a group below others; that of the root alone was looked at.
+    place = tmp_path / "sys/fs/cgroup/slurm/job_7/step_0"
+    place.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 9000000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/slurm/job_7/step_0\n")
+    for folder, most in ((place, "max"), (place.parent, "5000000"), (place.parents[1], "8000000")):
+        (folder / "memory.max").write_text(most)
+        (folder / "memory.current").write_text("1000000")
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert memory.free_bytes() == 4_000_000

@@ -15,9 +15,9 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Values
 
-EVALUATED, PREDICTED = "evaluated", "predicted"
+EVALUATED_LINE, PREDICTED_LINE = "evaluated", "predicted"
 """Kinds of the lines that hold what a rank counted, or predicted, in a step of one pass."""
-PASS_LINES = {"evaluate": EVALUATED, "predict": PREDICTED}
+PASS_LINES = {"evaluate": EVALUATED_LINE, "predict": PREDICTED_LINE}
 """``task`` -> the kind of its lines."""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hires.report.columns import PREDICTED, Row, keys, values
+from hires.report.columns import PREDICTION, Row, keys, values
 from hires.report.load.evaluation_rows import data_label
 from hires.report.load.rows import what
 from hires.report.load.runs import Run
 
 COLUMNS = (
-    "campaign", "run", "model", "image", "layout", "precision", "data", *keys(PREDICTED),
+    "campaign", "run", "model", "image", "layout", "precision", "data", *keys(PREDICTION),
     "reproduce",
 )  # fmt: skip
 
@@ -19,4 +19,4 @@ def prediction_rows(runs: Sequence[Run]) -> Iterator[Row]:
     """Yields what every complete prediction wrote."""
     for run in runs:
         if run.end[0] == "done" and isinstance(run.record.get("prediction"), dict):
-            yield {**what(run), "data": data_label(run), **values(PREDICTED, run.record)}
+            yield {**what(run), "data": data_label(run), **values(PREDICTION, run.record)}
