@@ -18,10 +18,11 @@ from hires.core.precisions import PRECISIONS
 EVERY = sorted(conf_dir().glob("*/*.yaml"))
 FILES = [path for path in EVERY if path.parent.name != EXPERIMENTS]
 NEEDED = {
-    "custom": ["model.target=package.module:function"],
-    "int8": ["task=infer"],
-    "tensorrt": ["task=infer"],
-    "probability": ["task=predict"],
+    "model=custom": ["model.target=package.module:function"],
+    "loss=custom": ["loss.target=package.module:function"],
+    "precision=int8": ["task=infer"],
+    "engine=tensorrt": ["task=infer"],
+    "predict=probability": ["task=predict"],
 }
 """Overrides without which a choice rightly refuses."""
 
@@ -32,7 +33,7 @@ def ids(path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_choice_composes(path):
-    config = compose([ids(path), *NEEDED.get(path.stem, [])])
+    config = compose([ids(path), *NEEDED.get(ids(path), [])])
     section = getattr(config, path.parent.name)
     for key, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         if key != "defaults":

@@ -92,7 +92,7 @@ class ModuleSteps(Runner):
     def __init__(self, module: nn.Module, config: RunConfig, microbatches: list[Example]) -> None:
         self.module = module
         self.microbatches = microbatches
-        self.loss = config.loss
+        self.loss = config.objective
         named = module.named_parameters()
         self.parameters = {name.removeprefix("module."): p for name, p in named}
         self.optimizer = make_optimizer(config, list(self.parameters.values()))
@@ -153,7 +153,7 @@ class PipelineSteps(Runner):
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
-            return plain_loss(config.loss, output, target) / count
+            return plain_loss(config.objective, output, target) / count
 
         # The loss is divided instead of all gradients, as in hires: one pass over them less.
         self.schedule = make(stage, count, loss if plan.training else None, scale_grads=False)

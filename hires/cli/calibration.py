@@ -138,7 +138,7 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
     own = dataclasses.replace(
         config,
         campaign=CAMPAIGN,
-        task=dataclasses.replace(TaskConfig(), name="calibrate", loss=config.task.loss),
+        task=TaskConfig(name="calibrate"),
         data=data,
         precision=PrecisionConfig() if config.precision.name == INT8 else config.precision,
         steps=steps,
@@ -173,7 +173,7 @@ def quantised_config(config: RunConfig, scales: Path | None) -> RunConfig:
     return dataclasses.replace(
         config,
         batch=max(1, config.batch // config.parallel.pieces),
-        task=dataclasses.replace(TaskConfig(), name="infer", loss=config.task.loss),
+        task=TaskConfig(name="infer"),
         precision=PrecisionConfig(INT8),
         parallel=ParallelConfig(),
         comm=CommConfig(backend="gloo"),

@@ -14,20 +14,20 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from hires.cli.data_keys import DataSize
 from hires.cli.earlier_runs import read_content
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.config.task_config import ONE_PASS
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
-from hires.core.evaluation_summary import one_pass
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.frozen import DataContent, RunInputs, frozen_of
 from hires.core.store.network_weights import find_weights, require_fit
+from hires.core.store.own_module import module_digest
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
 from hires.plan.checks import has_weights
@@ -57,20 +57,13 @@ named here costs time and gives no wrong answer. ``model.classes`` is what follo
 ``data.classes``."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
-    "seed",
+    "loss", "seed",
 )  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement")
 """What follows from the rest of a plan."""
 _AS_QUANTISED = "use the model, model.classes and engine.fuse with which it was quantised"
 _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
-
-
-class DataSize(NamedTuple):
-    """How much there is in the data of a run."""
-
-    classes: int
-    images: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +261,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         table, weights = table_digest(config), self._weights(config)
         scales = scales_of(config) if config.precision.name == INT8 else None
         digest = scales.digest if scales else ""
-        inputs = dataclasses.replace(inputs, table=table, weights=weights, scales=digest)
+        loss = module_digest(config.loss.target) if config.loss.target else ""
+        inputs = dataclasses.replace(inputs, table=table, weights=weights, scales=digest, loss=loss)
         data = None
         if config.data.name in HAS_FILES:
             key = json.dumps([config.data.name, config.data.path, config.data.split])
@@ -312,36 +306,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
-
-
-def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
-    """Returns the config with what follows from its data, which is opened unless it was ``seen``.
-
-    ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
-    or prediction are those of one pass.
-    """
-    seen = {} if seen is None else seen
-    data = {**vars(config.data), "channels": config.model.channels, "loss": config.loss}
-    key = json.dumps(data, sort_keys=True)
-    if key not in seen:
-        from hires.data.source import open_data
-
-        source = open_data(config)
-        seen[key] = DataSize(source.num_classes, len(source))
-    num_classes, length = seen[key]
-    classes = config.model.classes or num_classes
-    if classes < num_classes and config.target_size is None:
-        raise ConfigError(
-            f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
-            f"leave model.classes out, or set it to {num_classes} or more"
-        )
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
-    if config.task.name not in ONE_PASS:
-        return config
-    steps = one_pass(length, config.batch)
-    warmup = min(config.measure.warmup, steps - 1)
-    measure = dataclasses.replace(config.measure, warmup=warmup, steps=None)
-    return dataclasses.replace(config, steps=steps, measure=measure)
 
 
 def _gpu_bytes(room: Room, plan: Plan) -> tuple[int, ...]:

@@ -1,29 +1,44 @@
-"""Lists the losses: another mean of independent terms is an entry here, and a test."""
+"""Lists the losses: what the config and the plan must have of each, without torch.
+
+A loss is a function of a few sums over the output, so tiles and shards compute their own sums, and
+one message brings these together (:mod:`hires.parallel.loss`).
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+IMAGES, CLASSES = "images", "classes"
+
+
+def _mean(classes: int) -> int:
+    return 2  # the sum of the terms, and how many count
+
+
+def _dice(classes: int) -> int:
+    return 2 * classes
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What the config, the plan and the ranks need of a loss."""
+    """What the config and the plan need of a loss."""
 
-    function: str
-    """Name in ``torch.nn.functional``, or ``module:name``. It takes ``reduction``, and its mean is
-    over terms that do not depend on each other: tiles and shards compute their own, and add up."""
     targets: str
     """``images`` (each has the size of the output), or ``classes`` (one for each image, which
     counts for every pixel of an output with rows and columns)."""
-
-    def num_terms(self, shape: list[int]) -> int:
-        """Returns how many terms the mean of an output of a shape, (n, C, ...), is over."""
-        return math.prod(shape) // (shape[1] if self.targets == "classes" else 1)
+    keys: tuple[str, ...] = ()
+    """Of ``loss``, that it takes."""
+    num_sums: Callable[[int], int] = _mean
+    """From the channels of the output to the numbers that each tile contributes."""
 
 
 LOSSES = {
-    "cross_entropy": Loss("cross_entropy", "classes"),
-    "l1": Loss("l1_loss", "images"),
+    "cross_entropy": Loss(CLASSES, ("weights", "label_smoothing", "ignore_index")),
+    "bce": Loss(CLASSES, ("ignore_index",)),
+    "dice": Loss(CLASSES, ("smooth", "ignore_index"), _dice),
+    "l1": Loss(IMAGES),
+    "l2": Loss(IMAGES),
+    "custom": Loss(CLASSES, ("target", "targets")),
 }
-"""Value of ``task.loss`` -> the loss."""
+"""Value of ``loss`` -> the loss; of ``custom`` ``loss.targets`` says what it compares with."""

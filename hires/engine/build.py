@@ -240,7 +240,7 @@ def assemble(
     derived = DerivedTensors(contexts, tensors, place, releases, look)
     every = {**tensors, **derived.tensors}
     modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
-    slots = [SlotPass(*pair, config.loss, low) for pair in zip(contexts, modules, strict=True)]
+    slots = [SlotPass(*pair, config.objective, low) for pair in zip(contexts, modules, strict=True)]
     sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))

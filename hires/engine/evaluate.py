@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hires import comm
 from hires.core import evaluation_summary
+from hires.core.config.loss_config import LossConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
 from hires.core.store import file_names
@@ -36,7 +37,7 @@ from hires.engine.seen_outputs import (
     seen_output,
 )
 from hires.parallel.context import Context
-from hires.parallel.loss import plain_loss
+from hires.parallel.loss import plain_loss, sample_losses
 from hires.plan.graph import Graph
 
 DATA_KEYS = ("name", "path", "split", "validation", "split_seed")
@@ -70,7 +71,7 @@ class Evaluator:
     def _rows(self, samples: range, output: Tensor, target: Any) -> Iterable[tuple[int, Numbers]]:
         if self.kind == CLASSES:
             labels = torch.tensor([*map(target, samples)], device=output.device)
-            return zip(samples, _class_rows(self._config.loss, output, labels), strict=True)
+            return zip(samples, _class_rows(self._config.objective, output, labels), strict=True)
         # One by one, so that what is computed takes the memory of one sample.
         pairs = zip(samples, output, strict=True)
         return ((i, self._map_row(i, one, target(i))) for i, one in pairs)
@@ -78,19 +79,19 @@ class Evaluator:
     def _map_row(self, sample: int, output: Tensor, target: Any) -> Numbers:
         if self.kind == IMAGES:
             wanted = torch.from_numpy(target).to(output)
-            loss = plain_loss(self._config.loss, output[None], wanted[None], "none")
+            loss = plain_loss(self._config.objective, output[None], wanted[None])
             error = output.clamp(-2, 2).sub_(wanted).double().square_()
             error.masked_fill_(~output.isfinite(), math.nan)  # infinity is no white
-            return [float(error.sum()), float(loss.double().sum())]
+            return [float(error.sum()), float(loss) * wanted.numel()]
         labels = torch.as_tensor(target, device=output.device)
-        loss = plain_loss(self._config.loss, output[None], labels[None], "none")
+        [loss] = sample_losses(self._config.objective, output[None], labels[None])
         made = output.argmax(0).masked_fill(broken_pixels(output), -1).flatten()
         labels = labels.flatten().expand(made.numel())
         columns = len(output) + 1  # the first one of pixels that are not finite
         counts = torch.bincount(labels * columns + made + 1, minlength=len(output) * columns)
         for key in counts.nonzero().flatten().tolist():
             self.counted.pixels[(sample, key // columns, key % columns - 1)] += int(counts[key])
-        return [made.numel(), int((made == labels).sum()), float(loss.double().sum())]
+        return [made.numel(), int((made == labels).sum()), float(loss) * made.numel()]
 
 
 def evaluate_pass(engine: RankEngine, config: RunConfig, source: Data) -> dict[str, Any]:
@@ -147,14 +148,14 @@ def write_evaluation(
     write_atomically(own.folder / file_names.EVALUATION, json.dumps(facts))
 
 
-def _class_rows(loss: str, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
+def _class_rows(loss: LossConfig, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
     # Equal scores: the lower class stands first, on every kind of device.
     own = output.gather(1, labels[:, None])
     lower = torch.arange(output.shape[1], device=output.device) < labels[:, None]
     places = ((output > own) | ((output == own) & lower)).sum(1)
     score, predicted = output.softmax(1).double().max(1)
     predicted = output.argmax(1)
-    losses = plain_loss(loss, output, labels, "none").double()
+    losses = sample_losses(loss, output, labels).double()
     broken = ~output.isfinite().all(1)
     places[broken], predicted[broken] = output.shape[1], -1
     columns = labels, predicted, places, losses, score

@@ -119,6 +119,11 @@ def run_steps(
                 engine.executor.scale.require_progress()
             if loss is not None and not math.isfinite(loss) and not result.skipped:
                 helps = f"a smaller optimizer.lr (now {config.optimizer.lr}) helps"
+                if config.loss.ignore_index is not None:
+                    helps += (
+                        f", unless a microbatch has no label but "
+                        f"loss.ignore_index={config.loss.ignore_index}: use fewer of them"
+                    )
                 raise LossError(f"the loss is {loss} at step {step}; {helps}")
             if not math.isfinite(result.grad_norm or 0.0) and not result.skipped:
                 why = f"the norm of all gradients is {result.grad_norm} at step {step}"

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
-from hires.core.losses import LOSSES
 from hires.data.source import PairSource
 from hires.engine.loader import Data
 from hires.parallel.context import Context
@@ -75,7 +74,7 @@ class Observer(Protocol):
 
 def kind_of(config: RunConfig, graph: Graph) -> str:
     """Returns what one output holds: ``classes``, ``pixels`` or ``images``."""
-    if LOSSES[config.loss].targets == "images":
+    if config.objective.compares == "images":
         return IMAGES
     return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
 

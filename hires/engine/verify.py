@@ -257,7 +257,7 @@ def reference_step(
             tensors[f"output/{index}"] = kept if rerun.shift is None else kept[order.argsort()]
             if training:
                 exact = output if output.dtype == torch.float64 else output.float()
-                loss = plain_loss(config.loss, exact, target)
+                loss = plain_loss(config.objective, exact, target)
                 torch.autograd.backward(loss / len(microbatches) * scale)
                 tensors[f"loss/{index}"] = loss.detach()
     if training:

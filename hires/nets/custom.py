@@ -59,7 +59,7 @@ def custom(
     """
     before, key = set(sys.modules), f"model.target={target!r}"
     try:
-        net = _made(_imported(target), target, args)
+        net = _made(imported(target), target, args)
     finally:
         _imported_to_build.update(set(sys.modules) - before)
     if isinstance(net, torch.jit.ScriptModule):
@@ -174,7 +174,8 @@ def is_installed(path: Path) -> bool:
     return installed or not _INSTALLED.isdisjoint(path.parts)
 
 
-def _imported(target: str) -> Callable[..., Any]:
+def imported(target: str, key: str = "model.target") -> Callable[..., Any]:
+    """Returns the function that a key names; ConfigError: it cannot be imported."""
     # The current folder comes last: a file in it stands for no library (hires.core.python_command).
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -183,7 +184,7 @@ def _imported(target: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # importing executes the user's file
         raise ConfigError(
-            f"model.target={target!r} cannot be imported: {error_line(error)}; use "
+            f"{key}={target!r} cannot be imported: {error_line(error)}; use "
             f"package.module:function of a module on the Python path or below {Path.cwd()}"
         ) from error
     function = getattr(module, name, None)
@@ -197,7 +198,7 @@ def _imported(target: str) -> Callable[..., Any]:
     )
     hidden = mine.exists() and str(mine) != found
     raise ConfigError(
-        f"model.target={target!r}: {module.__name__} has no function {name!r}; "
+        f"{key}={target!r}: {module.__name__} has no function {name!r}; "
         f"{_offered(name, own)}"
         f"{f'. {mine} is hidden by {found or module_name}: rename it' if hidden else ''}"
     )

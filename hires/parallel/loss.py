@@ -1,49 +1,183 @@
-"""Computes the loss of one microbatch from an output that is whole, in tiles or in shards."""
+"""Computes the loss of one microbatch from an output that is whole, in tiles or in shards.
+
+A loss is a function of a few sums over the output. For the mean of terms these are their sum and
+their number, with class weights the sum of the weights of the labels; for Dice the overlap and the
+size of each class. Ranks that hold parts of the output bring their sums together:
+
+    tile 0   its sums   \
+                         + one sum of ranks = sums over the whole output -> loss on all of them
+    tile 1   its sums   /
+
+The gradient is that of the own part: what other tiles add is a constant here.
+"""
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hires.core.losses import LOSSES
+from hires.core.config.loss_config import LossConfig
+from hires.core.errors import ConfigError
+from hires.core.losses import CLASSES
+from hires.nets.custom import imported
 from hires.parallel.context import Context
 from hires.plan.rules import WHOLE
 
+_NO_LABEL = -100
+"""What torch ignores if nothing is to be ignored: no label."""
 
-def plain_loss(name: str, output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Returns the ``mean`` or ``sum`` of the terms of a loss, as plain torch computes it.
 
-    ``output`` is (n, C) or (n, C, H, W), the target classes (n,) or images of the output's shape.
+def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
+    """Returns the loss of a whole output, as plain torch computes it.
+
+    ``output`` is (n, C) or (n, C, H, W), the target classes, (n) or (n, H, W), or images of the
+    output's shape. ``keys`` name the loss, not ``auto``.
     """
-    loss = LOSSES[name]
-    if loss.targets == "classes" and output.dim() == 4:
-        target = target.view(-1, 1, 1).expand(-1, *output.shape[2:])
-    module, _, function = loss.function.rpartition(":")
-    compute = getattr(importlib.import_module(module or "torch.nn.functional"), function)
-    value: Tensor = compute(output, target, reduction=reduction)
-    return value
+    if keys.compares == CLASSES:
+        target = _labels(output, target)
+    if keys.name == "custom":
+        return _own_mean(keys, output, target)
+    if keys.name == "cross_entropy":
+        weight = None if keys.weights is None else output.new_tensor(keys.weights)
+        ignored = _NO_LABEL if keys.ignore_index is None else keys.ignore_index
+        return F.cross_entropy(
+            output, target, weight, ignore_index=ignored, label_smoothing=keys.label_smoothing
+        )
+    if keys.name in ("l1", "l2"):
+        return (F.l1_loss if keys.name == "l1" else F.mse_loss)(output, target)
+    return loss_of_sums(keys, sums_of_part(keys, output, target))
 
 
-def loss_of(name: str, output: Tensor, target: Tensor, context: Context) -> Tensor:
-    r"""Returns the mean loss of one microbatch, on every rank of the stage.
+def sample_losses(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
+    """Returns the loss of each sample alone, (n,); every class counts, and alike."""
+    alone = dataclasses.replace(keys, weights=None, ignore_index=None)
+    each = [plain_loss(alone, output[i : i + 1], target[i : i + 1]) for i in range(len(output))]
+    return torch.stack(each)
 
-    Where the output lies in tiles or shards, the target is the same part of the whole target:
 
-        tile 0   sum of its terms / all terms   \
-                                                 + one sum of ranks = loss on all of them
-        tile 1   sum of its terms / all terms   /
+def loss_of(keys: LossConfig, output: Tensor, target: Tensor, context: Context) -> Tensor:
+    """Returns the loss of one microbatch, on every rank of the stage.
 
-    The gradient is that of the own part: what other tiles add is a constant here.
+    Where the output lies in tiles or shards, the target is the same part of the whole target.
     """
     graph = context.plan.graph
     if output.dtype != torch.float64:
         output = output.float()
-    num_terms = LOSSES[name].num_terms(graph.shape(graph.output))
-    loss = plain_loss(name, output, target, "sum") / num_terms
-    if context.stage.layout[graph.output] != WHOLE and context.stage.num_ranks > 1:
-        total = loss.detach().clone()
-        context.cursor.add_up(total, graph.output)
-        loss = loss + (total - loss.detach())
-    return loss
+    if not divides_output(context):
+        return plain_loss(keys, output, target)
+    sums = sums_of_part(keys, output, target)
+    total = sums.detach().clone()
+    context.cursor.add_up(total, graph.output)
+    return loss_of_sums(keys, sums + (total - sums.detach()))
+
+
+def divides_output(context: Context) -> bool:
+    """Whether the ranks of a stage, the last one, hold parts of the output."""
+    layout = context.stage.layout[context.plan.graph.output]
+    return layout != WHOLE and context.stage.num_ranks > 1
+
+
+def require_loss(keys: LossConfig, divides: bool) -> None:
+    """Raises ConfigError if a loss cannot be computed; ``divides``: of an output in parts."""
+    if keys.name != "custom":
+        return
+    function = imported(str(keys.target), "loss.target")
+    if divides and not _reduces(function):
+        raise ConfigError(
+            f"loss.target={keys.target} has no argument reduction, by which ranks that hold parts "
+            f'of the output get their own terms; add reduction="mean", and return all terms for '
+            f'reduction="none", or use a layout whose last stage is one rank, as parallel=sp+lp'
+        )
+
+
+def sums_of_part(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
+    """Returns the sums of a part of the output, as many as ``num_sums`` of its loss."""
+    if keys.name == "custom":
+        terms = imported(str(keys.target), "loss.target")(
+            output, _labels(output, target) if keys.compares == CLASSES else target,
+            reduction="none",
+        )  # fmt: skip
+        return _with_count(terms.sum(), terms.numel())
+    if keys.compares != CLASSES:
+        function: Any = F.l1_loss if keys.name == "l1" else F.mse_loss
+        return _with_count(function(output, target, reduction="sum"), output.numel())
+    labels = _labels(output, target)
+    counted = torch.ones_like(labels, dtype=torch.bool)
+    if keys.ignore_index is not None:
+        counted = labels != keys.ignore_index
+    if keys.name == "cross_entropy":
+        return _cross_entropy_sums(keys, output, labels, counted)
+    mask, hot = counted.unsqueeze(1).to(output), _one_hot(labels, output)
+    if keys.name == "bce":
+        terms = F.binary_cross_entropy_with_logits(output, hot, reduction="none")
+        return torch.stack(((terms * mask).sum(), mask.sum() * output.shape[1]))
+    likely = output.softmax(1) if output.shape[1] > 1 else output.sigmoid()
+    over = [0, *range(2, output.dim())]  # all dims but that of the classes
+    overlap, size = likely * hot * mask, (likely + hot) * mask
+    return torch.cat((overlap.sum(over), size.sum(over)))
+
+
+def loss_of_sums(keys: LossConfig, sums: Tensor) -> Tensor:
+    """Returns the loss, a number, that follows from the sums over the whole output."""
+    if keys.name != "dice":
+        return sums[0] / sums[1]
+    overlap, size = sums.view(2, -1)
+    one: Tensor = 1 - ((2 * overlap + keys.smooth) / (size + keys.smooth)).mean()
+    return one
+
+
+def _cross_entropy_sums(
+    keys: LossConfig, output: Tensor, labels: Tensor, counted: Tensor
+) -> Tensor:
+    weight = None if keys.weights is None else output.new_tensor(keys.weights)
+    ignored = _NO_LABEL if keys.ignore_index is None else keys.ignore_index
+    total = F.cross_entropy(
+        output, labels, weight, ignore_index=ignored, reduction="sum",
+        label_smoothing=keys.label_smoothing,
+    )  # fmt: skip
+    if weight is None:
+        return torch.stack((total, counted.sum().to(total)))
+    return torch.stack((total, (weight[labels.where(counted, 0)] * counted).sum()))
+
+
+def _labels(output: Tensor, target: Tensor) -> Tensor:
+    # The class of an image is that of each of its pixels.
+    if target.dim() == 1 and output.dim() > 2:
+        ones = (1,) * (output.dim() - 2)
+        return target.view(-1, *ones).expand(-1, *output.shape[2:])
+    return target
+
+
+def _one_hot(labels: Tensor, output: Tensor) -> Tensor:
+    # (n, C, ...); of one channel, which is the score of class 1, the label itself.
+    if output.shape[1] == 1:
+        return (labels == 1).unsqueeze(1).to(output)
+    classes = torch.arange(output.shape[1], device=labels.device)
+    return (labels.unsqueeze(1) == classes.view(-1, *(1,) * (labels.dim() - 1))).to(output)
+
+
+def _with_count(total: Tensor, count: int) -> Tensor:
+    return torch.stack((total, total.new_tensor(float(count))))
+
+
+def _reduces(function: Callable[..., Any]) -> bool:
+    try:
+        return "reduction" in inspect.signature(function).parameters
+    except ValueError:  # a function of C has no signature
+        return False
+
+
+def _own_mean(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
+    made = imported(str(keys.target), "loss.target")(output, target)
+    if not isinstance(made, Tensor) or made.dim():
+        what = f"a tensor {[*made.shape]}" if isinstance(made, Tensor) else type(made).__name__
+        raise ConfigError(
+            f"loss.target={keys.target} returns {what}; return a tensor of one number"
+        )
+    return made

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hires.core.config.loss_config import LossConfig
 from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
-from hires.parallel.loss import loss_of
+from hires.parallel.loss import divides_output, loss_of, require_loss
 from hires.parallel.map_views import from_map, to_map
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
@@ -44,7 +45,11 @@ class SlotPass:
     """
 
     def __init__(
-        self, context: Context, module: StageModule, loss: str, autocast: torch.dtype | None = None
+        self,
+        context: Context,
+        module: StageModule,
+        loss: LossConfig,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.context, self.module = context, module
         self.loss, self.autocast, self.loss_scale = loss, autocast, 1.0
@@ -60,6 +65,8 @@ class SlotPass:
         self.dtype = own if autocast is None else torch.promote_types(own, travels)
         """Of what arrived: autocast lowers it at the products, and not before."""
         self.is_last = stage == len(plan.stages) - 1
+        if self.is_last and plan.training:
+            require_loss(loss, divides_output(context))
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
     def begin_step(self) -> None:

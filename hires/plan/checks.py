@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
-from hires.core.losses import LOSSES
+from hires.core.losses import CLASSES
 from hires.core.store.provenance import cpu_flags
 from hires.plan.graph import Graph, describe
 from hires.plan.hardware import CPU, CUDA
@@ -249,8 +249,8 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         wanted = [shape[0], config.model.channels, *config.target_size]
         if shape != wanted:
             text = (
-                f"the network returns {shape} where task.loss={config.loss} compares images of "
-                f"{wanted} (n, channels, rows, columns), model.scale={config.model.scale} times "
+                f"the network returns {shape} where loss={config.objective.name} compares images "
+                f"of {wanted} (n, channels, rows, columns), model.scale={config.model.scale} times "
                 f"the size of the input; {_image_remedy(config, shape)}"
             )
             return [Finding("error", "model.scale", text)]
@@ -265,17 +265,31 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
             f"the network returns {shape}, one number, from which no class follows; make it return "
             f"a score for each class, two or more"
         )
-    elif LOSSES[config.loss].targets == "classes" and shape[1] < (config.model.classes or 0):
+    elif config.objective.compares == CLASSES and _classes_of(config, shape) < (
+        config.model.classes or 0
+    ):
         classes, remedy = config.model.classes, _fewer_classes(config, shape[1])
         problem = f"the network returns {shape[1]} classes, the data has {classes}{remedy}"
+    elif trains and (weights := config.loss.weights) and len(weights) != shape[1]:
+        text = (
+            f"loss.weights={weights} are {len(weights)} factors, and the network returns "
+            f"{shape[1]} classes; give one for each"
+        )
+        return [Finding("error", "loss.weights", text)]
     else:
         return []
     text = (
         f"{problem}; task={config.task.name} needs floating-point numbers of shape (n, classes), "
         f"or (n, classes, rows, columns) with the image's class for every pixel, or images "
-        f"(task.loss=l1)"
+        f"(loss=l1)"
     )
     return [Finding("error", "model", text)]
+
+
+def _classes_of(config: RunConfig, shape: list[int]) -> int:
+    # One score may be that of the second of two classes.
+    binary = config.objective.name in ("bce", "dice") and shape[1] == 1
+    return 2 if binary else shape[1]
 
 
 def _fewer_classes(config: RunConfig, classes: int) -> str:
@@ -293,9 +307,9 @@ def _image_remedy(config: RunConfig, shape: list[int]) -> str:
     scale = size[0] // config.height if size else 0
     if scale and [scale * config.height, scale * config.width] == size:
         if scale != config.model.scale:
-            return f"use model.scale={scale}, or data with classes and task.loss=cross_entropy"
+            return f"use model.scale={scale}, or data with classes and loss=cross_entropy"
         return f"make the network return {config.model.channels} channels, not {channels}"
-    return "use a network that makes images, as model=edsr, or task.loss=cross_entropy"
+    return "use a network that makes images, as model=edsr, or loss=cross_entropy"
 
 
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:

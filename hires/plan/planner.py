@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from hires.core.config.run_config import RunConfig
+from hires.core.losses import LOSSES
 from hires.core.precisions import PRECISIONS
 from hires.plan import checks, regions
 from hires.plan.channels import carriers
@@ -94,7 +95,8 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     connect(graph, plan.stages, parallel.halo.fuse, config.comm.joint_norms)
     last = plan.stages[-1]
     if plan.training and last.num_ranks > 1 and last.layout[graph.output] != WHOLE:
-        last.comm.append(CommOp(graph.output, "loss", graph.output, elements=1))
+        num_sums = LOSSES[config.objective.name].num_sums(graph.shape(graph.output)[1])
+        last.comm.append(CommOp(graph.output, "loss", graph.output, elements=num_sums))
     add_segments(plan, config.memory.checkpoint)
     plan.edges = edges_of(graph, plan.stages, plan.training)
     plan.findings += vanishing(graph, plan.stages, parallel.listed)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hires.cli.planning import with_classes
+from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, summary

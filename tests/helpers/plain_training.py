@@ -80,7 +80,7 @@ def plain_training(config: RunConfig, skipped: Collection[int] = ()) -> PlainTra
         optimizer.zero_grad()
         made.losses.append(0.0)
         for images, target in microbatches:
-            loss = plain_loss(config.loss, made.model(images), target) / len(microbatches)
+            loss = plain_loss(config.objective, made.model(images), target) / len(microbatches)
             loss.backward()
             made.losses[-1] += float(loss.detach())
         optimizer.param_groups[0]["lr"] = rates[step]

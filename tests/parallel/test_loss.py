@@ -1,4 +1,4 @@
-"""A loss is one entry of a table; its value over tiles or shards is that of the whole output."""
+"""Is a loss over tiles, shards, stages and replicas that of the whole output, as torch has it?"""
 
 from __future__ import annotations
 
@@ -7,59 +7,200 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hires.core.config.run_config import from_dict, to_dict
-from hires.core.losses import LOSSES, Loss
-from hires.core.ranks.world import World
-from hires.parallel.loss import plain_loss
-from tests.helpers.jobs import verify
-from tests.helpers.layouts import config_of, plan_of
-from tests.helpers.ranks import run_ranks
+from hires.core.config.loss_config import LossConfig
+from hires.core.config.run_config import from_dict
+from hires.core.errors import ConfigError
+from hires.core.losses import LOSSES
+from hires.parallel.loss import loss_of_sums, plain_loss, sample_losses, sums_of_part
+from tests.helpers.layouts import config_of, plan_of, verified
 
 EDSR = {"model": {"name": "edsr", "blocks": 2, "width": 4}, "image": [13, 10]}
+UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [16, 12]}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tiles": {"tiles": [2, 1]},
     "shards": {"stages": 2, "local_dp": 2},
+    "pp": {"stages": 2, "microbatches": 2},
+    "dp": {"replicas": 2},
 }
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_number_of_terms_is_what_torchs_mean_is_over(name: str):
-    loss, output = LOSSES[name], torch.randn(2, 3, 4, 5)
-    target = torch.randn_like(output) if loss.targets == "images" else torch.tensor([2, 0])
-    total = plain_loss(name, output, target, "sum")
-    terms = loss.num_terms([*output.shape])
-    torch.testing.assert_close(total / terms, plain_loss(name, output, target))
+WEIGHTED = {
+    "name": "cross_entropy", "weights": [0.5, 2.0, 1.0, 0.0], "label_smoothing": 0.2,
+    "ignore_index": 3,
+}  # fmt: skip
 
 
 def charbonnier(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """A loss that torch lacks: a smooth l1."""
     terms = ((output - target).square() + 1e-6).sqrt()
-    return terms.sum() if reduction == "sum" else terms.mean()
+    return {"none": terms, "sum": terms.sum(), "mean": terms.mean()}[reduction]
 
 
-def rank_with_another_loss(world: World, name: str, loss: Loss, *args: Any) -> Any:
-    """Verifies a layout whose loss has another entry."""
-    LOSSES[name] = loss
-    return verify(world, *args)
+def whole_only(output: Tensor, target: Tensor) -> Tensor:
+    """A loss whose terms depend on each other."""
+    return F.cross_entropy(output - output.mean(), target)
+
+
+def no_number(output: Tensor, target: Tensor) -> Tensor:
+    """No loss."""
+    return F.cross_entropy(output, target, reduction="none")
+
+
+CUSTOM = {"name": "custom", "target": f"{__name__}:charbonnier", "targets": "images"}
+CASES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
+    (EDSR, {"name": "l2"}, ("tiles", "shards")),
+    (EDSR, CUSTOM, ("tiles", "shards", "pp", "dp")),
+    (UNET, WEIGHTED, ("tiles", "shards", "pp", "dp")),
+    (UNET, {"name": "dice", "smooth": 0.5}, ("tiles", "shards", "pp", "dp")),
+    (UNET, {"name": "bce", "ignore_index": 1}, ("tiles", "dp")),
+    ({}, WEIGHTED, ("shards",)),
+    ({}, {"name": "custom", "target": f"{__name__}:whole_only"}, ("tiles",)),
+]
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("function", ["mse_loss", f"{__name__}:charbonnier"])
-def test_another_loss_is_one_entry(function: str, layout: str, tmp_path: Path):
-    config = config_of(**EDSR, parallel=LAYOUTS[layout])
-    assert config.loss == "l1"
-    plan = plan_of(config)
-    assert plan.ok, plan.findings
-    given = (to_dict(config), plan.to_dict(), str(tmp_path))
-    answer = run_ranks(rank_with_another_loss, plan.world, "l1", Loss(function, "images"), *given)[
-        0
-    ]
-    assert answer["max_rel_err"] < 1e-10, answer
+@pytest.mark.parametrize(
+    ("net", "loss", "layout"),
+    [(net, loss, layout) for net, loss, layouts in CASES for layout in layouts],
+    ids=lambda one: one if isinstance(one, str) else one.get("name", ""),
+)
+def test_loss_of_a_layout_is_that_of_one_process(net, loss, layout, tmp_path: Path):
+    answer = verified(tmp_path, **net, batch=8, loss=loss, parallel=LAYOUTS[layout])
+    assert answer["ok"], answer["worst"]
+    assert answer["max_rel_err"] < 1e-10
+
+
+def keys(**values: Any) -> LossConfig:
+    return LossConfig(**values)
+
+
+def example(channels: int = 4) -> tuple[Tensor, Tensor]:
+    """Returns scores (3, C, 6, 5) and a label for each pixel."""
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn(3, channels, 6, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(max(2, channels), (3, 6, 5), generator=generator)
+    return output.requires_grad_(), labels
+
+
+def plain_dice(output: Tensor, labels: Tensor, smooth: float, ignored: int) -> Tensor:
+    """Dice pixel class by class, over the pixels that count."""
+    scores = output.softmax(1).movedim(1, -1)[labels != ignored]
+    labels, losses = labels[labels != ignored], []
+    for index in range(output.shape[1]):
+        mine, true = scores[:, index], (labels == index).to(scores)
+        losses.append((2 * (mine * true).sum() + smooth) / (mine.sum() + true.sum() + smooth))
+    return 1 - torch.stack(losses).mean()
+
+
+def plain_bce(output: Tensor, labels: Tensor, ignored: int) -> Tensor:
+    """Binary cross-entropy of the pixels that count, one class after the other."""
+    scores = output.movedim(1, -1)[labels != ignored]
+    hot = F.one_hot(labels[labels != ignored], output.shape[1]).to(scores)
+    return F.binary_cross_entropy_with_logits(scores, hot)
+
+
+REFERENCES: list[tuple[LossConfig, Any]] = [
+    (keys(**WEIGHTED), lambda o, t: F.cross_entropy(
+        o, t, torch.tensor(WEIGHTED["weights"]).to(o), ignore_index=3, label_smoothing=0.2)),
+    (keys(name="cross_entropy", ignore_index=0), lambda o, t: F.cross_entropy(
+        o, t, ignore_index=0)),
+    (keys(name="cross_entropy"), F.cross_entropy),
+    (keys(name="bce", ignore_index=2), lambda o, t: plain_bce(o, t, 2)),
+    (keys(name="dice", smooth=0.3, ignore_index=1), lambda o, t: plain_dice(o, t, 0.3, 1)),
+    (keys(name="dice"), lambda o, t: plain_dice(o, t, 1.0, -1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "reference"), REFERENCES)
+def test_sums_of_parts_make_the_loss_and_gradient_of_all_pixels(loss: LossConfig, reference: Any):
+    output, labels = example()
+    wanted = reference(output, labels)
+    [gradient] = torch.autograd.grad(wanted, output)
+    parts = [(output[..., :2], labels[..., :2]), (output[..., 2:], labels[..., 2:])]
+    sums = [sums_of_part(loss, *part) for part in parts]
+    assert len(sums[0]) == LOSSES[loss.name].num_sums(4)
+    total = sums[0].detach() + sums[1].detach()
+    found = torch.zeros_like(output)
+    for own in sums:
+        value = loss_of_sums(loss, own + (total - own.detach()))
+        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=0)
+        [part] = torch.autograd.grad(value, output)
+        found += part
+    torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(plain_loss(loss, output, labels), wanted, rtol=1e-12, atol=0)
+
+
+def test_one_score_is_that_of_the_second_class():
+    output, labels = example(1)
+    wanted = F.binary_cross_entropy_with_logits(output[:, 0], labels.double())
+    torch.testing.assert_close(plain_loss(keys(name="bce"), output, labels), wanted)
+    likely = output.sigmoid()[:, 0]
+    dice = 1 - (2 * (likely * labels).sum() + 1) / (likely.sum() + labels.sum() + 1)
+    torch.testing.assert_close(plain_loss(keys(name="dice"), output, labels), dice)
+
+
+def test_label_of_an_image_is_that_of_its_pixels():
+    output, _ = example()
+    labels = torch.tensor([1, 0, 3])
+    every = labels.view(-1, 1, 1).expand(3, 6, 5)
+    for name in ("cross_entropy", "bce", "dice"):
+        loss = keys(name=name)
+        assert torch.equal(plain_loss(loss, output, labels), plain_loss(loss, output, every))
+
+
+def test_each_sample_has_its_own_loss():
+    output, labels = example()
+    losses = sample_losses(keys(**WEIGHTED), output, labels)
+    wanted = F.cross_entropy(output, labels, reduction="none", label_smoothing=0.2).mean((1, 2))
+    torch.testing.assert_close(losses, wanted)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"name": "focal"}, "loss='focal' is unknown; choose one of auto, cross_entropy, bce"),
+        ({"name": "l2", "ignore_index": 3}, "loss.ignore_index=3 is for loss=cross_entropy or bce"),
+        ({"name": "dice", "weights": [1.0]}, "loss.weights=.* is for loss=cross_entropy, not"),
+        ({"weights": [1.0, -1.0]}, "loss.weights=.* must be one factor for each class, 0 or more"),
+        ({"label_smoothing": 2.0}, "loss.label_smoothing=2.0 must be at most 1"),
+        ({"name": "custom"}, "loss.target=None must name a function"),
+        ({"target": "a:b"}, "loss.target=a:b is for loss=custom, not loss=auto"),
+    ],
+)
+def test_wrong_loss_is_answered_with_the_remedy(values: dict[str, Any], expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        from_dict({"loss": values})
+
+
+def test_keys_of_classes_do_not_go_with_images():
+    with pytest.raises(ConfigError, match=r"loss\.ignore_index=3 is for loss=cross_entropy"):
+        from_dict({"model": {"name": "edsr"}, "loss": {"ignore_index": 3}})
+
+
+def test_weights_of_another_number_of_classes_are_an_error_of_the_plan():
+    plan = plan_of(config_of(loss={"name": "cross_entropy", "weights": [1.0, 2.0]}))
+    [error] = [one for one in plan.findings if one.severity == "error"]
+    assert error.key == "loss.weights"
+    assert "are 2 factors, and the network returns 4 classes" in error.text
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("function", "net", "parallel", "expected"),
+    [
+        ("whole_only", UNET, {"tiles": [2, 1]}, "has no argument reduction, .* as parallel=sp.lp"),
+        ("no_number", {}, {}, r"returns a tensor \[2\]; return (one|a tensor)"),
+        ("missing", {}, {}, "loss.target=.* has no function 'missing'"),
+    ],
+)
+def test_function_that_is_no_loss_is_refused(function, net, parallel, expected, tmp_path: Path):
+    loss = {"name": "custom", "target": f"{__name__}:{function}"}
+    with pytest.raises((AssertionError, ConfigError), match=expected):
+        verified(tmp_path, **net, loss=loss, parallel=parallel)
 
 
 def test_every_loss_is_a_value_of_the_key():
     for name in LOSSES:
-        assert from_dict({"task": {"loss": name}}).loss == name
+        target = {"target": "a:b"} if name == "custom" else {}
+        assert from_dict({"loss": {"name": name, **target}}).objective.name == name

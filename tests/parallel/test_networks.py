@@ -119,7 +119,7 @@ def test_replicas_learn_from_pairs(tmp_path: Path):
 
 def test_custom_network_learns_from_pairs(tmp_path: Path):
     model = {"name": "custom", "target": "tests.helpers.custom_nets:sharpener", "scale": 1}
-    check(tmp_path, image=[13, 10], parallel={"tiles": [3, 1]}, model=model, task={"loss": "l1"})
+    check(tmp_path, image=[13, 10], parallel={"tiles": [3, 1]}, model=model, loss={"name": "l1"})
 
 
 def test_state_and_skip_and_nothing_else_cross_a_cut_between_two_cells(tmp_path: Path):

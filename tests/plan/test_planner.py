@@ -238,9 +238,9 @@ def test_one_number_is_no_class(task):
 @pytest.mark.parametrize(
     ("channels", "scale", "remedy"),
     [
-        (3, 2, "use model.scale=1, or data with classes and task.loss=cross_entropy"),
+        (3, 2, "use model.scale=1, or data with classes and loss=cross_entropy"),
         (5, 1, "make the network return 3 channels, not 5"),
-        (0, 2, "use a network that makes images, as model=edsr, or task.loss=cross_entropy"),
+        (0, 2, "use a network that makes images, as model=edsr, or loss=cross_entropy"),
     ],
 )
 def test_output_that_is_no_image_of_its_target(channels, scale, remedy):
@@ -248,7 +248,7 @@ def test_output_that_is_no_image_of_its_target(channels, scale, remedy):
         return n.conv(x) if channels else n.conv(x).mean((2, 3))
 
     graph = traced(forward, (2, 3, 13, 10), conv=nn.Conv2d(3, channels or 5, 1))
-    keys = {"image": [13, 10], "batch": 2, "task": {"loss": "l1"}, "model": {"scale": scale}}
+    keys = {"image": [13, 10], "batch": 2, "loss": {"name": "l1"}, "model": {"scale": scale}}
     [(key, text)] = errors(make_plan(from_dict(keys), graph))
     assert key == "model.scale"
     assert f"compares images of [2, 3, {13 * scale}, {10 * scale}] (n, channels," in text

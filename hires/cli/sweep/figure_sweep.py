@@ -17,7 +17,8 @@ from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
 from hires.cli.compose.compose_config import Composer
-from hires.cli.planning import Planner, with_classes
+from hires.cli.data_keys import with_classes
+from hires.cli.planning import Planner
 from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import print_table
 from hires.cli.sweep.axes import StoredSweep, axes_of

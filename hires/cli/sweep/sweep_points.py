@@ -14,8 +14,9 @@ from typing import Any
 from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
+from hires.cli.data_keys import with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
-from hires.cli.planning import PackedPlan, Planner, with_classes
+from hires.cli.planning import PackedPlan, Planner
 from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis

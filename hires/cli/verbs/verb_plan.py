@@ -9,8 +9,9 @@ from argparse import Namespace
 from hires.cli.calibration import with_assumed_scales
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
+from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag
-from hires.cli.planning import Planner, with_classes
+from hires.cli.planning import Planner
 from hires.cli.screens.screen import print_config
 from hires.cli.screens.show_plan import node_lines, plan_lines
 from hires.core.errors import PlanError

@@ -19,8 +19,9 @@ from hires.cli.calibration import (
     quantised_config,
 )
 from hires.cli.compose.compose_config import compose
+from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, option
-from hires.cli.planning import Planner, require_feasible, with_classes
+from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural, print_config, print_table
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.quant_config import DYNAMIC, QuantConfig

@@ -11,10 +11,11 @@ from pathlib import Path
 from hires.cli.calibration import with_scales
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
+from hires.cli.data_keys import with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.main import MULTIRUN
 from hires.cli.options import AFTER, CONTINUE, JSON, Parser, composing, flag
-from hires.cli.planning import Planner, require_feasible, with_classes
+from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import explain, wait_for
 from hires.core.store import campaign, rundir

@@ -14,8 +14,9 @@ from typing import Any
 
 from hires.cli.calibration import with_scales
 from hires.cli.compose.compose_config import compose
+from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing
-from hires.cli.planning import Planner, require_feasible, with_classes
+from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.precision_config import PrecisionConfig

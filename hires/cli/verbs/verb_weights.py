@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
+from hires.cli.data_keys import with_classes
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option, overrides, run_folders
-from hires.cli.planning import shapes_of, with_classes
+from hires.cli.planning import shapes_of
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig

@@ -44,7 +44,7 @@ class ModelConfig(Section, key="model"):
     """Way up of a ``unet``: a ``transposed`` convolution, or ``bilinear`` or ``nearest``
     interpolation before a convolution."""
     scale: int = number(2, least=1)
-    """How much larger the target of ``task.loss=l1`` is than the image; an ``edsr`` enlarges by
+    """How much larger the target of ``loss=l1`` is than the image; an ``edsr`` enlarges by
     2, 3 or 4."""
     res_scale: float = number(1.0, above=True)
     """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""

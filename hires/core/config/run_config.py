@@ -14,6 +14,7 @@ from hires.core.config import library_options
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
+from hires.core.config.loss_config import LossConfig
 from hires.core.config.lr_schedule_config import LrScheduleConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.optimizer_config import OptimizerConfig
@@ -34,7 +35,7 @@ from hires.core.config.value_checks import (
     word,
 )
 from hires.core.errors import ConfigError
-from hires.core.losses import LOSSES
+from hires.core.losses import IMAGES, LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.compilers import TENSORRT
 
@@ -123,6 +124,9 @@ class RunConfig(Section):
     """Images per step, of the whole world."""
     steps: int = number(12, least=1)
     """Steps of the run, warm-up included."""
+    epochs: float | None = number(None, above=True)
+    """Passes over the images of the data, in place of ``steps``, which follow from it: rounded up,
+    so that each image was taken. Each pass has an order of its own, from ``seed``."""
     device: str = choice("auto", ("auto", "cpu", "cuda", "simulated"))
     """What ranks compute on: ``cpu``, ``cuda`` (NVIDIA GPUs), ``simulated`` (computes on the CPU
     and refuses what a GPU would) or ``auto``: ``cuda`` where ``cluster.gpus`` or the job's options
@@ -146,6 +150,7 @@ class RunConfig(Section):
     task: TaskConfig = field(default_factory=TaskConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_schedule: LrScheduleConfig = field(default_factory=LrScheduleConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -157,7 +162,9 @@ class RunConfig(Section):
         self.image = check(_image_size, self.image) or [1, 1]
         check(check_name, "campaign", self.campaign)
         counted = self.measure.warmup + (self.measure.steps or 1)
-        if 0 < self.steps < counted:  # fewer are refused already
+        if self.epochs is not None:
+            check.problems += self._unfit_for_epochs(self.epochs)
+        elif 0 < self.steps < counted:  # fewer are refused already
             check.problems.append(
                 f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
                 f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
@@ -165,7 +172,8 @@ class RunConfig(Section):
         key, length = "steps", self.steps
         if self.lr_schedule.steps is not None:
             key, length = "lr_schedule.steps", self.lr_schedule.steps
-        if self.task.name == "train" and 0 < length <= self.lr_schedule.warmup:
+        known = self.epochs is None or key != "steps"  # else it is checked once they are
+        if self.task.name == "train" and known and 0 < length <= self.lr_schedule.warmup:
             check.problems.append(
                 f"lr_schedule.warmup={self.lr_schedule.warmup} leaves no step of {key}={length} to "
                 f"lr_schedule={self.lr_schedule.name}; use a shorter warm-up, or {key}="
@@ -202,12 +210,19 @@ class RunConfig(Section):
                 f"weights={self.weights} and checkpoint.{key}={self.checkpoint.source} both name "
                 f"what the network begins with; leave one of them out"
             )
-        images = [f"task.loss={name}" for name, one in LOSSES.items() if one.targets == "images"]
-        if self.data.name == "pairs" and LOSSES[self.loss].targets == "classes":
+        images = [f"loss={name}" for name, one in LOSSES.items() if one.targets == IMAGES]
+        objective = check(lambda: self.objective)
+        if self.data.name == "pairs" and objective and objective.compares != IMAGES:
             check.problems.append(
-                f"task.loss={self.loss} needs classes, which data=pairs does not have; use "
+                f"loss={objective.name} needs classes, which data=pairs does not have; use "
                 f"{' or '.join(images)} or data=folder"
             )
+
+    def _unfit_for_epochs(self, epochs: float) -> Iterator[str]:
+        if self.steps != type(self).steps:
+            yield f"epochs={epochs:g} and steps={self.steps} both set the length; leave one out"
+        if self.task.name in ONE_PASS:
+            yield f"epochs={epochs:g}: task={self.task.name} takes each image once; leave it out"
 
     def _unfit_for_engines(self) -> Iterator[str]:
         key = f"engine.compile={TENSORRT}"
@@ -278,12 +293,12 @@ class RunConfig(Section):
         return self.autocast_type == PRECISIONS["fp16"] and self.task.name == "train"
 
     @property
-    def loss(self) -> str:
-        """What training minimises: ``task.loss``, or what ``auto`` means here."""
-        if self.task.loss != "auto":
-            return self.task.loss
+    def objective(self) -> LossConfig:
+        """What training minimises: ``loss``, with the name that ``auto`` means here."""
+        if self.loss.name != "auto":
+            return self.loss
         makes_images = self.model.name == "edsr" or self.data.name == "pairs"
-        return "l1" if makes_images else "cross_entropy"
+        return dataclasses.replace(self.loss, name="l1" if makes_images else "cross_entropy")
 
     @property
     def shuffles(self) -> bool:
@@ -293,7 +308,7 @@ class RunConfig(Section):
     @property
     def target_size(self) -> tuple[int, int] | None:
         """(height, width) of the target image of every pair; None where targets are classes."""
-        if LOSSES[self.loss].targets == "classes":
+        if self.objective.compares != IMAGES:
             return None
         return self.model.scale * self.height, self.model.scale * self.width
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hires.core.config.value_checks import Section, choice
-from hires.core.losses import LOSSES
 
 INFERENCE = ("infer", "evaluate", "predict")
 """Tasks that compute forward and keep no value for anything else."""
@@ -22,6 +21,3 @@ class TaskConfig(Section, key="task"):
     pass over the data: accuracy; ``steps`` is what that takes), ``predict`` (the same pass, whose
     outputs are written: ``predict.reduce``) or ``calibrate`` (forward only, to find the scales of
     ``precision=int8``: `hires quantize` does that)."""
-    loss: str = choice("auto", ("auto", *LOSSES))
-    """``cross_entropy`` (classes), ``l1`` (images of ``model.scale`` times the input's size) or
-    ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, else ``cross_entropy``."""

@@ -82,10 +82,12 @@ class RunInputs:
     """Digest of what ``weights`` names; nothing of first weights from the seed."""
     scales: str = ""
     """Digest of the scales of ``precision=int8``."""
+    loss: str = ""
+    """Digest of the source of ``loss.target``."""
 
     @property
     def digests(self) -> dict[str, str]:
-        """Returns ``network``, ``data``, ``table``, ``weights`` and ``scales``, if any.
+        """Returns ``network``, ``data``, ``table``, ``weights``, ``scales`` and ``loss``, if any.
 
         Each is 16 digits.
         """
@@ -100,6 +102,8 @@ class RunInputs:
             found["weights"] = self.weights
         if self.scales:
             found["scales"] = self.scales
+        if self.loss:
+            found["loss"] = self.loss
         return found
 
     @property
@@ -124,6 +128,7 @@ class RunInputs:
             str(values.get("table") or ""),
             str(values.get("weights") or ""),
             str(values.get("scales") or ""),
+            str(values.get("loss") or ""),
         )
 
 

@@ -75,6 +75,13 @@ LATER: dict[str, Any] = {
     "optimizer.nesterov": False,
     "optimizer.betas": [0.9, 0.999],
     "optimizer.eps": 1e-8,
+    "epochs": None,
+    "loss.weights": None,
+    "loss.label_smoothing": 0.0,
+    "loss.ignore_index": None,
+    "loss.smooth": 1.0,
+    "loss.target": None,
+    "loss.targets": "classes",
     "lr_schedule.name": "constant",
     "lr_schedule.warmup": 0,
     "lr_schedule.warmup_begin": 1 / 3,
@@ -108,12 +115,16 @@ LATER: dict[str, Any] = {
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 
+SECTIONS = ("engine", "quant", "predict", "optimizer", "lr_schedule", "loss")
+"""Sections that came later; names hold none that is empty without those keys."""
+
 MOVED = {
     "optimizer.lr": "task.lr",
     "optimizer.momentum": "task.momentum",
     "optimizer.weight_decay": "task.weight_decay",
     "optimizer.shard": "task.optimizer.shard",
     "optimizer.exchange": "task.optimizer.exchange",
+    "loss.name": "task.loss",
 }
 """Keys that have moved, with their places in the names of older runs."""
 
@@ -156,7 +167,7 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
         _move(kept, key, before)
     for key, default in LATER.items():
         _drop(kept, key, default)
-    for section in ("engine", "quant", "predict", "optimizer", "lr_schedule"):  # which came later
+    for section in SECTIONS:
         if not kept.get(section, True):
             del kept[section]
     _drop(kept, "task.optimizer", {})

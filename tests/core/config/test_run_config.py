@@ -49,7 +49,7 @@ def test_defaults_are_not_shared():
 @pytest.mark.parametrize(
     ("key", "choices"),
     [
-        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, device, engine, image"),
+        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, device, engine, epochs"),
         ("parallel.tile", "balance, directions, gather, halo, local_dp, microbatches, name"),
     ],
 )
@@ -291,21 +291,19 @@ def test_steps_must_outlast_the_warm_up():
         ({"model": {"name": "unet"}}, "cross_entropy"),
         ({"model": {"name": "edsr"}}, "l1"),
         ({"data": {"name": "pairs"}}, "l1"),
-        ({"task": {"loss": "l1"}}, "l1"),
-        ({"model": {"name": "edsr"}, "task": {"loss": "cross_entropy"}}, "cross_entropy"),
+        ({"loss": {"name": "l1"}}, "l1"),
+        ({"model": {"name": "edsr"}, "loss": {"name": "cross_entropy"}}, "cross_entropy"),
     ],
 )
 def test_loss_follows_from_network_and_data_unless_it_is_named(values, loss):
     config = from_dict(values)
-    assert config.loss == loss
+    assert config.objective.name == loss
     assert config.target_size == ((448, 448) if loss == "l1" else None)
 
 
 def test_pairs_have_no_classes():
-    with pytest.raises(
-        ConfigError, match=r"task\.loss=cross_entropy needs classes, .* task.loss=l1"
-    ):
-        from_dict({"data": {"name": "pairs"}, "task": {"loss": "cross_entropy"}})
+    with pytest.raises(ConfigError, match=r"loss=cross_entropy needs classes, .* loss=l1"):
+        from_dict({"data": {"name": "pairs"}, "loss": {"name": "cross_entropy"}})
 
 
 @pytest.mark.parametrize(
@@ -348,3 +346,16 @@ def test_engines_of_tensorrt_compute_inference_in_every_other_precision(precisio
 def test_optimiser_takes_its_own_keys(keys, expected):
     with pytest.raises(ConfigError, match=expected):
         from_dict({"optimizer": keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"epochs": 2, "steps": 30}, "epochs=2 and steps=30 both set the length; leave one out"),
+        ({"epochs": 1, "task": {"name": "predict"}}, "epochs=1: task=predict takes each image"),
+        ({"epochs": 0}, "epochs=0.0 must be above 0"),
+    ],
+)
+def test_length_is_set_once(keys, expected):
+    with pytest.raises(ConfigError, match=expected):
+        from_dict(keys)

@@ -1,0 +1,59 @@
+"""Fills in the keys of a config that follow from its data: classes, and steps of its passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from hires.core.config.run_config import RunConfig
+from hires.core.config.task_config import ONE_PASS
+from hires.core.errors import ConfigError
+from hires.core.evaluation_summary import one_pass
+
+
+class DataSize(NamedTuple):
+    """How much there is in the data of a run."""
+
+    classes: int
+    images: int
+
+
+def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
+    """Returns the config with what follows from its data, which is opened unless it was ``seen``.
+
+    ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
+    or prediction are those of one pass, and those of a training may follow from its ``epochs``.
+    """
+    seen = {} if seen is None else seen
+    data = {
+        **vars(config.data),
+        "channels": config.model.channels,
+        "loss": config.objective.compares,
+    }
+    key = json.dumps(data, sort_keys=True)
+    if key not in seen:
+        from hires.data.source import open_data
+
+        source = open_data(config)
+        seen[key] = DataSize(source.num_classes, len(source))
+    num_classes, length = seen[key]
+    classes = config.model.classes or num_classes
+    if classes < num_classes and config.target_size is None:
+        raise ConfigError(
+            f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
+            f"leave model.classes out, or set it to {num_classes} or more"
+        )
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+    if config.task.name not in ONE_PASS and config.epochs is None:
+        return config
+    steps = one_pass(length, config.batch)
+    counted = None
+    if config.epochs is not None:
+        passes = Fraction(str(config.epochs))  # 1.1 of 10 images are 11
+        steps, counted = math.ceil(passes * length / config.batch), config.measure.steps
+    warmup = min(config.measure.warmup, steps - (counted or 1))
+    measure = dataclasses.replace(config.measure, warmup=max(0, warmup), steps=counted)
+    return dataclasses.replace(config, steps=steps, epochs=None, measure=measure)

@@ -1,0 +1,70 @@
+"""Declares the keys of what training minimises: ``loss``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hires.core.config.value_checks import (
+    Checks,
+    Section,
+    changed_names,
+    choice,
+    number,
+    word,
+)
+from hires.core.losses import CLASSES, IMAGES, LOSSES
+
+
+@dataclass
+class LossConfig(Section, key="loss"):
+    """``loss=NAME``: what training minimises."""
+
+    name: str = choice("auto", ("auto", *LOSSES))
+    """Of classes: ``cross_entropy``, ``bce`` (binary cross-entropy of each class, with logits),
+    ``dice`` (1 - the mean Dice coefficient of the classes, from probabilities, over all pixels of
+    a microbatch). Of images of ``model.scale`` times the input's size: ``l1``, ``l2`` (mean
+    square). ``custom``: the function ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and
+    ``data=pairs``, else ``cross_entropy``."""
+    weights: list[float] | None = None
+    """Of ``cross_entropy``: a factor for each class; the mean is divided by the factors of the
+    labels."""
+    label_smoothing: float = number(0.0, most=1)
+    """Of ``cross_entropy``: share of a label that is spread over all classes."""
+    ignore_index: int | None = None
+    """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count."""
+    smooth: float = number(1.0)
+    """Of ``dice``: added to numerator and denominator of each class."""
+    target: str | None = word()
+    """Of ``custom``: ``package.module:function``, from an output (n, C, ...) and its targets to
+    their mean loss. With an argument ``reduction``, and terms that do not depend on each other, of
+    which ``reduction="none"`` returns all, it also works for an output in tiles or shards."""
+    targets: str = choice(CLASSES, (CLASSES, IMAGES))
+    """Of ``custom``: what it gets beside the output: labels, (n) or (n, H, W), of ``classes``, or
+    ``images`` of the output's shape."""
+
+    @property
+    def compares(self) -> str:
+        """What an output is compared with: ``classes`` or ``images``."""
+        return self.targets if self.name == "custom" else LOSSES[self.name].targets
+
+    def _check_more(self, check: Checks) -> None:
+        own = (*LOSSES[self.name].keys, "name") if self.name in LOSSES else ()
+        if self.name == "auto":
+            own = ("name", *LOSSES["cross_entropy"].keys)
+        for name, value in changed_names(self):
+            users = [loss for loss, one in LOSSES.items() if name.partition(".")[2] in one.keys]
+            if own and users and name.partition(".")[2] not in own:
+                check.problems.append(
+                    f"{name}={value} is for loss={' or '.join(users)}, not loss={self.name}; leave "
+                    f"it out"
+                )
+        if self.name == "custom" and (self.target is None or self.target.count(":") != 1):
+            check.problems.append(
+                f"loss.target={self.target} must name a function, as "
+                f"loss.target=package.module:function"
+            )
+        if self.weights is not None and (min(self.weights, default=0) < 0 or not any(self.weights)):
+            check.problems.append(
+                f"loss.weights={self.weights} must be one factor for each class, 0 or more and not "
+                f"all 0, as [1.0,2.5]"
+            )

@@ -1,0 +1,41 @@
+"""Do classes and steps follow from the data?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hires.cli.data_keys import with_classes
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError
+from hires.core.store.naming import run_name
+
+
+def resolved(**keys: Any) -> RunConfig:
+    """Returns a config of 10 images with what follows from them."""
+    return with_classes(from_dict({"image": 8, "batch": 4, "data": {"length": 10}, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(1, 3), (2, 5), (4, 10), (0.5, 2), (40, 100), (1.1, 3)]
+)
+def test_every_image_is_taken_as_often_as_there_are_epochs(epochs: float, steps: int):
+    config = resolved(epochs=epochs, measure={"warmup": 0})
+    assert (config.steps, config.epochs) == (steps, None)
+
+
+def test_run_of_epochs_is_the_run_of_as_many_steps():
+    long = resolved(epochs=40.0)
+    assert long.measure.warmup == 2
+    assert run_name(long) == run_name(resolved(steps=100))
+
+
+def test_short_epochs_have_a_shorter_warm_up():
+    assert resolved(epochs=0.1).measure.warmup == 0
+
+
+def test_warm_up_of_the_learning_rate_is_compared_with_the_steps_of_the_epochs():
+    with pytest.raises(ConfigError, match=r"lr_schedule.warmup=50 leaves no step of steps=5"):
+        resolved(epochs=2.0, lr_schedule={"warmup": 50})
+    assert resolved(epochs=40.0, lr_schedule={"warmup": 50}).steps == 100
