@@ -55,7 +55,7 @@ from hires.engine import tensorfile
 from hires.engine.build import RankEngine, made_tensors, names_of
 from hires.engine.checkpoint_contents import Contents, ContentsReader, rank_file, stage_file
 from hires.engine.checkpoint_numbers import NAMES, SCALE, UPDATES, files_of_numbers, numbers_in
-from hires.engine.optimizer import Optimizer
+from hires.engine.optimizer import EMA, Optimizer
 from hires.engine.stopped_pass import agreed_step
 from hires.engine.tensorfile import TensorFile
 from hires.engine.weight_sharing import reader_of, share_weights
@@ -257,10 +257,16 @@ class Saver:
                     if not own:
                         shared[stage].append(tensor)
         updates = numbers_in(contents, self._rank, UPDATES)
-        if optimizer is not None and updates is not None and any(kinds[k] for k in optimizer.kept):
+        if (
+            optimizer is not None
+            and updates is not None
+            and any(kinds[k] for k in {*optimizer.kept} - {EMA})
+        ):
             optimizer.updates = int(updates)
         comm.max_all(0, patient=True)  # a disk may need longer than a message
         share_weights(engine.context, shared)
+        if optimizer is not None and not kinds.get(EMA, True):  # of a run that kept none
+            optimizer.begin_ema()
 
 
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:

@@ -16,10 +16,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hires.core.errors import RunError
-from hires.core.store.checkpoints import Checkpoint, DamagedError
+from hires.core.store.checkpoints import Checkpoint, DamagedError, part_of_key
 from hires.engine.tensorfile import TensorFile
-
-_ROWS = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
 
 
 class Held(NamedTuple):
@@ -34,14 +32,12 @@ class Held(NamedTuple):
     @property
     def name(self) -> str:
         """The tensor's name in the network."""
-        rows = _ROWS.fullmatch(self.key)
-        return rows[1] if rows else self.key
+        return part_of_key(self.key)[0]
 
     @property
     def first(self) -> int:
         """Its first row, along the first dim."""
-        rows = _ROWS.fullmatch(self.key)
-        return int(rows[2]) if rows else 0
+        return part_of_key(self.key)[1]
 
 
 @dataclass(frozen=True)

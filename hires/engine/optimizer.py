@@ -39,6 +39,8 @@ class Optimizer:
         self.settings = settings
         self.updates = 0
         """Steps that it has taken; a checkpoint keeps it."""
+        self.ema: float | None = None
+        """Share of the running mean of each parameter that a step keeps; None: there is none."""
         self.rate: Callable[[int], float] | None = None
         """From a step of the run to its learning rate; None: always that of the settings."""
         self.rows: dict[int, tuple[int, int]] | None = None
@@ -75,11 +77,24 @@ class Optimizer:
                 by_type.setdefault(parameter.dtype, []).append((parameter, parameter.grad))
         for moved in by_type.values():
             states = [self._numbers(parameter) for parameter, _ in moved]
-            self.update(
-                [flat(self.own(parameter)) for parameter, _ in moved],
-                [flat(self.own(gradient, parameter)) for parameter, gradient in moved],
-                {name: [state[name] for state in states] for name in self.kept},
-            )
+            parameters = [flat(self.own(parameter)) for parameter, _ in moved]
+            kept = {name: [state[name] for state in states] for name in self.kept}
+            gradients = [flat(self.own(gradient, parameter)) for parameter, gradient in moved]
+            self.update(parameters, gradients, kept)
+            if self.ema is not None:
+                torch._foreach_lerp_(kept[EMA], parameters, 1 - self.ema)
+
+    def keep_ema(self, share: float) -> None:
+        """Keeps a running mean of the parameters from now on; it begins with what they are."""
+        self.ema, self.kept = share, {**self.kept, EMA: torch.clone}
+
+    @torch.no_grad()
+    def begin_ema(self) -> None:
+        """Sets the running means that are there to what the parameters are now."""
+        for parameter in self.parameters:
+            state = self._state.get(id(parameter), {})
+            if EMA in state:
+                state[EMA].copy_(flat(self.own(parameter)))
 
     def state(self) -> list[Tensor]:
         """Returns what is kept for the parameters that were moved so far."""
@@ -116,6 +131,9 @@ class Optimizer:
             self._state[id(parameter)] = {name: make(numbers) for name, make in self.kept.items()}
         return self._state[id(parameter)]
 
+
+EMA = "ema"
+"""What is kept of each parameter as its running mean; a checkpoint has files of that name."""
 
 OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimiser")
 
@@ -187,4 +205,6 @@ def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Optimiz
         return None
     made = kind(trainable, **settings)
     made.rate = functools.partial(learning_rate, config)
+    if config.optimizer.ema is not None:
+        made.keep_ema(config.optimizer.ema)
     return made

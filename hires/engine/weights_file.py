@@ -22,7 +22,13 @@ from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import frozen
-from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights
+from hires.core.store.network_weights import (
+    COUNTER,
+    WeightsPlace,
+    find_weights,
+    is_mean,
+    whole_shape,
+)
 from hires.engine.tensorfile import TensorFile
 
 _NESTED = ("state_dict", "model")
@@ -38,15 +44,22 @@ class WeightsFile:
     def __init__(self, place: WeightsPlace) -> None:
         self.place = place
         self._tensors = _unpickled(place) if place.is_pickle else {}
-        self._files: dict[str, TensorFile] = {}
+        held: dict[str, dict[int, tuple[TensorFile, str]]] = {}  # by name and first row
+        means: dict[str, dict[int, tuple[TensorFile, str]]] = {}
         for path in () if place.is_pickle else place.files:
-            file = TensorFile(path)
-            self._files |= dict.fromkeys(file.names, file)
+            file, of_kind = TensorFile(path), means if is_mean(path) else held
+            for key in file.names:
+                name, first = place.part(key)
+                of_kind.setdefault(name, {})[first] = file, key
+        self._files = held | means
 
     @property
     def shapes(self) -> dict[str, list[int]]:
         """The shapes of all tensors."""
-        held = {name: file.shape(name) for name, file in self._files.items()}
+        held = {
+            name: whole_shape([file.shape(key) for file, key in parts.values()])
+            for name, parts in self._files.items()
+        }
         return held | {name: list(tensor.shape) for name, tensor in self._tensors.items()}
 
     @property
@@ -59,12 +72,14 @@ class WeightsFile:
 
         RunError: it is damaged.
         """
-        file = self._files.get(name)
-        if file is None:
+        if name not in self._files:
             return self._tensors[name]
-        if self.place.is_checkpoint:
-            file.check([name])
-        return file.tensor(name)
+        made = []
+        for _, (file, key) in sorted(self._files[name].items()):
+            if self.place.is_checkpoint:
+                file.check([key])
+            made.append(file.tensor(key))
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     def fill_all(self, tensors: Mapping[str, Tensor]) -> None:
         """Fills tensors of a network by their names; RunError as of :meth:`fill`."""

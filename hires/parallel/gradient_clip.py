@@ -44,8 +44,8 @@ class GradientClip:
     def clip(self) -> None:
         """Finds the norm of all gradients, and multiplies those of this rank."""
         counted = [g for index, one in self.sync.by_group.items() for g in self._own(index, one)]
-        norms = torch._foreach_norm(counted) if counted else []
-        squares = sum(float(norm.double().square()) for norm in norms)
+        norms = [norm.double() for norm in torch._foreach_norm(counted)] if counted else []
+        squares = float(torch.stack(norms).square().sum()) if norms else 0.0
         finish_streams()
         self.norm = math.sqrt(sum_all(squares))
         factor = self.most / (self.norm + SMALL)

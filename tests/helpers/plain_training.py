@@ -23,6 +23,8 @@ class PlainTraining:
     model: nn.Module
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    means: dict[str, Tensor] = field(default_factory=dict)
+    """Running means of the parameters, by name."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -72,7 +74,8 @@ def plain_training(config: RunConfig, skipped: Collection[int] = ()) -> PlainTra
     """Trains in float64, microbatch by microbatch; leaves out the updates of ``skipped`` steps."""
     config = replace(config, precision=PrecisionConfig("fp64"))
     made = PlainTraining(whole_model(config))
-    optimizer = torch_optimizer(config, made.model)
+    optimizer, share = torch_optimizer(config, made.model), config.optimizer.ema
+    made.means = {name: tensor.clone() for name, tensor in made.parameters.items()}
     rates = torch_rates(config)
     for step in range(config.steps):
         replicas = range(config.parallel.replicas)
@@ -90,4 +93,6 @@ def plain_training(config: RunConfig, skipped: Collection[int] = ()) -> PlainTra
             made.norms.append(float(norm))
         if step not in skipped:
             optimizer.step()
+            for name, tensor in made.parameters.items() if share is not None else ():
+                made.means[name] = share * made.means[name] + (1 - share) * tensor
     return made

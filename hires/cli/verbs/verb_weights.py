@@ -21,6 +21,7 @@ from hires.core.registry import offer
 from hires.core.store import rundir
 from hires.core.store.files import make_folder
 from hires.core.store.network_weights import (
+    EMA,
     PICKLES,
     SAFETENSORS,
     WeightsPlace,
@@ -55,7 +56,12 @@ PARSER = Parser(
         "hires run weights=net.safetensors model=resnet50 data=digits parallel=sp",
     ),
     option("action", "ACTION", "show, import or export", ACTIONS, type=_action),
-    option("source", "SOURCE", "a run, a checkpoint, or a file of a state dict", run_folders),
+    option(
+        "source",
+        "SOURCE",
+        "a run, a checkpoint, either with /ema, or a file of a state dict",
+        run_folders,
+    ),
     option(
         "overrides", "KEY=VALUE", "show, import: the network, as of a run", overrides, nargs="*"
     ),
@@ -98,6 +104,9 @@ def _path_of(source: str, results: str) -> str:
     # The name or hash of a run is as good as its path.
     if Path(source).exists() or Path(source).suffix in (*SAFETENSORS, *PICKLES):
         return source
+    run, _, last = source.rstrip("/").rpartition("/")
+    if run and last == EMA:
+        return f"{_path_of(run, results)}/{EMA}"
     return str(rundir.locate(source, results))
 
 

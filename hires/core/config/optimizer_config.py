@@ -10,6 +10,7 @@ from hires.core.config.value_checks import (
     changed_keys,
     choice,
     number,
+    share,
 )
 from hires.core.errors import ConfigError
 
@@ -47,6 +48,9 @@ class OptimizerConfig(Section, key="optimizer"):
     clip_norm: float | None = number(None, above=True)
     """Largest norm of the gradients of all parameters together: larger ones are scaled down to it,
     as by ``torch.nn.utils.clip_grad_norm_``; unset: none are."""
+    ema: float | None = share(None)
+    """Share of a running mean of the weights that each step keeps, as 0.999; it begins with the
+    first weights, and is in checkpoints beside these: ``weights=RUN/ema`` takes it. Unset: none."""
     momentum: float = number(0.9)
     """Of ``sgd``: share of the last step's direction that is kept."""
     nesterov: bool = False
@@ -85,6 +89,7 @@ class OptimizerConfig(Section, key="optimizer"):
     @property
     def num_states(self) -> int:
         """Numbers that it keeps for each parameter."""
+        own = 2
         if self.name == "sgd":
-            return 1 if self.momentum else 0
-        return 2
+            own = 1 if self.momentum else 0
+        return own + (self.ema is not None)

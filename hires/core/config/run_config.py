@@ -135,7 +135,8 @@ class RunConfig(Section):
     """Seed of the weights, the synthetic data and the order of images."""
     weights: str | None = word()
     """What the network begins with in place of first weights from the seed: a run folder (its
-    latest checkpoint), a checkpoint, or a file .safetensors, .pt or .pth of a plain state dict."""
+    latest checkpoint), a checkpoint, either with /ema behind it (``optimizer.ema``), or a file
+    .safetensors, .pt or .pth of a plain state dict."""
     campaign: str = "default"
     """Name that groups runs: one folder under ``results``."""
     results: str = "results"

@@ -70,7 +70,7 @@ def number(
     return dataclasses.field(default=default, metadata={"check": check, "span": span})
 
 
-def share(default: float) -> Any:
+def share(default: float | None) -> Any:
     """Returns a field that takes numbers between 0 and 1, without these."""
 
     def check(key: str, value: float) -> None:

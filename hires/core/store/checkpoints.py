@@ -30,6 +30,8 @@ FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
 SCHEMA = 1
 Shape = list[int]
+_ROWS = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
+"""A key of a file that holds rows of a tensor: ``conv1.weight[16:32]``."""
 _SHOWN = 3
 """Tensors that one error names."""
 
@@ -222,6 +224,12 @@ def _folders(run_dir: StrPath) -> dict[int, Path]:
         return {}
     named = ((re.fullmatch(r"step(\d{6,})", path.name), path) for path in paths)
     return {int(match[1]): path for match, path in named if match}
+
+
+def part_of_key(key: str) -> tuple[str, int]:
+    """Returns the tensor that a key of a file names, and the first of its rows there."""
+    rows = _ROWS.fullmatch(key)
+    return (rows[1], int(rows[2])) if rows else (key, 0)
 
 
 def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:

@@ -72,6 +72,7 @@ LATER: dict[str, Any] = {
     "optimizer.name": "sgd",
     "optimizer.scale_lr": False,
     "optimizer.clip_norm": None,
+    "optimizer.ema": None,
     "optimizer.nesterov": False,
     "optimizer.betas": [0.9, 0.999],
     "optimizer.eps": 1e-8,

@@ -2,6 +2,7 @@
 
     run folder             its latest whole checkpoint
     checkpoint folder      the tensors of its stages, whatever layout wrote them
+    either, and /ema       the same, with the running means of its parameters in their place
     FILE.safetensors       a plain state dict
     FILE.pt, FILE.pth      one of torch.save, whose pickle holds tensors only (engine.weights_file)
 
@@ -20,7 +21,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, frozen, reading
-from hires.core.store.checkpoints import DamagedError, Shape
+from hires.core.store.checkpoints import DamagedError, Shape, part_of_key
 
 SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -30,6 +31,20 @@ _TYPES |= {
 }
 COUNTER = "num_batches_tracked"
 """Of batch norms: files of older versions of torch lack it, and no layer computes with it."""
+
+
+EMA = "ema"
+"""What follows a path to take running means; their files begin with it."""
+
+
+def is_mean(file: Path) -> bool:
+    """Whether a file of a checkpoint holds running means of parameters."""
+    return file.name.startswith(EMA)
+
+
+def whole_shape(shapes: list[Shape]) -> Shape:
+    """Returns the shape of a tensor that lies in rows of these shapes."""
+    return [sum(one[0] for one in shapes), *shapes[0][1:]] if shapes[1:] else shapes[0]
 
 
 @dataclass(frozen=True)
@@ -86,15 +101,27 @@ class WeightsPlace:
         names: dict[str, str] = {}
         for path in self.files:
             with self._opened(path) as file:
-                names |= {name: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
+                types = {key: file.get_slice(key).get_dtype() for key in sorted(file.keys())}
+            names |= {self.part(key)[0]: dtype for key, dtype in types.items()}
         return {name: _TYPES.get(dtype, dtype) for name, dtype in names.items()}
 
     def _held(self) -> Iterator[tuple[str, Shape, str]]:
+        held: dict[str, dict[int, tuple[Shape, str]]] = {}  # by name and first row
+        means: dict[str, dict[int, tuple[Shape, str]]] = {}
         for path in self.files:
             with self._opened(path) as file:
-                sums = file.metadata() or {}
-                for name in sorted(file.keys()):
-                    yield name, list(file.get_slice(name).get_shape()), sums.get(name, "")
+                sums, of_kind = file.metadata() or {}, means if is_mean(path) else held
+                for key in sorted(file.keys()):
+                    (name, first), shape = self.part(key), list(file.get_slice(key).get_shape())
+                    of_kind.setdefault(name, {})[first] = shape, sums.get(key, "")
+        for name, parts in (held | means).items():
+            shapes = [shape for shape, _ in parts.values()]
+            sums_of_parts = [parts[first][1] for first in sorted(parts)]
+            yield name, whole_shape(shapes), ",".join(sums_of_parts)
+
+    def part(self, key: str) -> tuple[str, int]:
+        """Returns the tensor that a key of its files names, and the first of its rows there."""
+        return part_of_key(key) if self.is_checkpoint else (key, 0)
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[Any]:
@@ -113,13 +140,23 @@ class WeightsPlace:
 def find_weights(source: str) -> WeightsPlace:
     """Returns what the path holds; ConfigError: no weights, or a checkpoint that is not whole."""
     key, path = f"weights={source}", Path(source)
+    takes_means = path.name == EMA and not os.path.lexists(path)
+    path = path.parent if takes_means else path
     if path.is_dir():
         checkpoint = _checkpoint_at(path, key)
         files = [checkpoint.path / name for name in sorted(checkpoint.files)]
         stages = tuple(file for file in files if file.name.startswith("stage"))
         if not stages:
             raise ConfigError(f"{key}: {checkpoint.path} holds no stage; name another checkpoint")
-        return WeightsPlace(checkpoint.path, key, stages)
+        if not takes_means:
+            return WeightsPlace(checkpoint.path, key, stages)
+        means = tuple(file for file in files if is_mean(file))
+        if not means:
+            raise ConfigError(
+                f"{key}: {checkpoint.path} holds no running means of its weights; train with "
+                f"optimizer.ema=0.999, or leave /{EMA} out"
+            )
+        return WeightsPlace(checkpoint.path / EMA, key, (*stages, *means))
     kinds = (*SAFETENSORS, *PICKLES)
     if not os.path.lexists(path):
         raise ConfigError(
