@@ -43,6 +43,8 @@ class _Packed(NamedTuple):
     """Strides in which pixels are picked first."""
     shape: torch.Size
     dtype: torch.dtype
+    is_padded: bool
+    """The shape is that of a map with a row or column of zeros more: ``padding="same"``."""
 
     def fits(self, x: Tensor, other: Tensor | None) -> bool:
         """Whether its kernel computes with these operands; with gradients torch's own do."""
@@ -118,7 +120,9 @@ class FusedConvolution:
         def run(values: Values) -> Tensor:
             x, packed = values[source], self._packed
             added = None if beside is None else values[beside]
-            if packed is not None and is_fixed and packed.fits(x, added):
+            # A map that is yet to be padded may have the shape of one that has been.
+            is_ready = packed is not None and is_fixed and not packed.is_padded
+            if packed is not None and is_ready and packed.fits(x, added):
                 return packed.run(x, bias, added, activation, self.overwrites)
             return self(*bind(values).values())
 
@@ -142,6 +146,7 @@ class FusedConvolution:
         if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
             return None
         x, pads = numeric_padding(x, weight, padding, dilation)
+        is_padded = tuple(x.shape) != tuple(shape)
         how = pads, pair(args["stride"]), pair(dilation), args["groups"]
         names = [WHOLE_MAP]
         if is_pointwise(weight, pads) and tuple(how[1]) != (1, 1):
@@ -166,7 +171,8 @@ class FusedConvolution:
         }
         work = tried[0] * math.prod(made) * weight.numel()
         picks = fastest(what, work, names, build) == PICKED
-        self._packed = _pack(weight, x.shape, dtype, how, picks=picks)
+        packed = _pack(weight, x.shape, dtype, how, picks=picks)
+        self._packed = packed._replace(is_padded=is_padded)
         return self._packed.weight
 
 
@@ -185,7 +191,7 @@ def _pack(
         inner[2:] = [-(-size // one) for size, one in zip(shape[2:], stride, strict=True)]
     place = pads, step, dilation, groups
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place, inner)
-    return _Packed(packed, place, stride if picks else None, torch.Size(shape), dtype)
+    return _Packed(packed, place, stride if picks else None, torch.Size(shape), dtype, False)
 
 
 @SUBSTITUTES.register("fused_conv2d")
