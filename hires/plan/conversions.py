@@ -68,7 +68,7 @@ def convert(graph: Graph, stages: list[Stage], gather: bool = True) -> tuple[Gra
     Returns the network with the conversions that this takes, which may move the bounds of the
     stages, and the nodes that no rank can compute; without ``gather`` also those computed whole.
     """
-    result = Graph([], graph.output, graph.input_shape, graph.params, graph.updates)
+    result = dataclasses.replace(graph, nodes=[])
     labels, refused, bounds = labels_of(graph), Refused(), [0]
     for stage in stages:
         nodes = graph.nodes[stage.first : stage.last]

@@ -111,6 +111,8 @@ class Graph:
     """Why it was not compared with the user's module; empty if it was."""
     kept: dict[str, str] = field(default_factory=dict)
     """Nodes of a quantised network that stay in float, with the reason."""
+    shared: int = 0
+    """How many nodes an inference leaves out because another one computes their value."""
 
     @functools.cached_property
     def by_name(self) -> dict[str, Node]:

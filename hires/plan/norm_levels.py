@@ -14,6 +14,7 @@ that nodes stay about where they were, and values live about as long.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -39,9 +40,7 @@ def with_norms_together(graph: Graph, stages: Sequence[Stage]) -> Graph:
         nodes += _ordered(graph, stage, part) if stage.num_ranks > 1 else part
     if all(node is other for node, other in zip(nodes, graph.nodes, strict=True)):
         return graph
-    return Graph(
-        nodes, graph.output, graph.input_shape, graph.params, graph.updates, graph.unchecked
-    )
+    return dataclasses.replace(graph, nodes=nodes)
 
 
 def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:

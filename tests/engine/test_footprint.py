@@ -171,6 +171,12 @@ def test_process_answers_graph_memory_and_errors():
             "precision": {"name": "int8"},
             "parallel": {"tiles": [2, 1]},
         },
+        {
+            "batch": 8,
+            "image": 128,
+            "task": {"name": "infer"},
+            "model": {"name": "amoebanet", "layers": 3, "filters": 32, "classes": 10},
+        },
         {"batch": 8, "image": 128, "task": {"name": "calibrate"}, "quant": {"images": 16}},
         {
             "batch": 8,
@@ -182,16 +188,16 @@ def test_process_answers_graph_memory_and_errors():
     ],
     ids=[
         *("single", "tiles", "pipeline", "inference", "bf16", "int8", "int8 tiles"),
-        *("calibration", "calibration of tiles"),
+        *("equal values shared", "calibration", "calibration of tiles"),
     ],
 )
 def test_prediction_is_what_ranks_measure(keys, tmp_path):
     # 10 % is the aim for networks of any size. These take 20 to 250 MiB, of which kernels, caches
     # and the transport's threads make up 8, known to 4 MiB only; so 4 MiB are added.
-    model = {"depth": 18, "classes": 10}
+    model = keys.get("model", {"depth": 18, "classes": 10})
     if keys.get("precision") == {"name": "int8"}:
         keys = {**keys, "quant": {"scales": str(scales_of(tmp_path, model))}}
-    config = config_of(**keys, model=model, measure={"warmup": 2}, results=str(tmp_path))
+    config = config_of(**{**keys, "model": model}, measure={"warmup": 2}, results=str(tmp_path))
     plan = plan_of(config)
     plan.memory = [memory.to_dict() for memory in footprint(config, plan)]
     run = create(config, plan.to_dict(), ["hires", "run"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.jobs import verify_each
-from tests.helpers.layouts import config_of, given
+from tests.helpers.layouts import config_of, given, plan_of
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
@@ -33,3 +33,16 @@ def test_random_networks_in_layouts_of_two_ranks(tmp_path):
     errors = run_ranks(verify_each, 2, layouts)[0]
     assert len(errors) == len(layouts)
     assert max(errors.values()) < 1e-10, errors
+
+
+def test_equal_values_that_are_shared_in_layouts_of_two_ranks(tmp_path):
+    model = {"name": "amoebanet", "layers": 3, "filters": 8, "classes": 4}
+    layouts = []
+    for name in ("rows", "overlap", "stages", "both directions"):
+        keys = {"parallel": TWO_RANKS[name], "image": [37, 41]}
+        config = config_of(model=model, task={"name": "infer"}, **keys)
+        assert plan_of(config).graph.shared > 5
+        layouts.append(given(name, tmp_path, config))
+    errors = run_ranks(verify_each, 2, layouts)[0]
+    assert len(errors) == len(layouts)
+    assert max(errors.values()) < 1e-12, errors

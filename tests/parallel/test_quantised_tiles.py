@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 
 import pytest
 import torch
 
 from hires.parallel import quantized_kernels
+from hires.plan.passes.share_equal_values import share_in_stages
 from hires.quant import int8_kernels
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
 from tests.helpers.small_nets8 import SIZES, SLOW
@@ -40,6 +42,15 @@ def test_sums_written_over_an_operand_have_the_same_bits(monkeypatch, name):
     monkeypatch.setattr(quantized_kernels, "Added", spy)
     assert torch.equal(net.output_of_stage(), net.output())
     assert any(seen), "no operand is written over"
+
+
+def test_equal_integers_that_are_computed_once_have_the_same_bits():
+    net = small_quantised("amoebanet")
+    graph, _ = share_in_stages(net.graph, [0, len(net.graph.nodes)])
+    made = [Counter(node.kind for node in one.nodes)["q_requantize"] for one in (graph, net.graph)]
+    assert made[0] < made[1]
+    for grid in ((1, 1), (2, 1)):
+        assert torch.equal(net.run(graph, grid)[0][graph.output], net.output())
 
 
 @NETS
