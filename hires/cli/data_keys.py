@@ -54,6 +54,10 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     if config.epochs is not None:
         passes = Fraction(str(config.epochs))  # 1.1 of 10 images are 11
         steps, counted = math.ceil(passes * length / config.batch), config.measure.steps
+    saving = config.checkpoint
+    if config.epochs is not None and saving.at_end == "auto":  # this is no measurement alone
+        saving = dataclasses.replace(saving, at_end="always")
     warmup = min(config.measure.warmup, steps - (counted or 1))
     measure = dataclasses.replace(config.measure, warmup=max(0, warmup), steps=counted)
-    return dataclasses.replace(config, steps=steps, epochs=None, measure=measure)
+    config = dataclasses.replace(config, checkpoint=saving, measure=measure)
+    return dataclasses.replace(config, steps=steps, epochs=None)

@@ -130,6 +130,10 @@ def run_steps(
                 raise LossError(f"{why}; a smaller optimizer.lr (now {config.optimizer.lr}) helps")
             if every and (step + 1) % every == 0:
                 saver.save(step + 1)
+        else:
+            ends = config.task.name == "train" and config.checkpoint.saves_end
+            if ends and saver.last != config.steps:
+                saver.save(config.steps)
         note("memory", **meter.line(), **engine.byte_counts())
     engine.close()
     return done

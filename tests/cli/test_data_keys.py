@@ -31,6 +31,12 @@ def test_run_of_epochs_is_the_run_of_as_many_steps():
     assert run_name(long) == run_name(resolved(steps=100))
 
 
+def test_training_of_epochs_saves_its_weights_at_the_end():
+    assert resolved(epochs=2.0).checkpoint.saves_end
+    assert not resolved(epochs=2.0, checkpoint={"at_end": "never"}).checkpoint.saves_end
+    assert not resolved(steps=5).checkpoint.saves_end
+
+
 def test_short_epochs_have_a_shorter_warm_up():
     assert resolved(epochs=0.1).measure.warmup == 0
 

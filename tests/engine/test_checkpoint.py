@@ -140,6 +140,21 @@ def test_saves_are_regular_and_only_the_latest_are_kept(tmp_path):
     assert names == ["step000006", "step000008"]
 
 
+@pytest.mark.parametrize(
+    ("saving", "names"),
+    [
+        ({"every": 3, "keep": 3}, ["step000003", "step000006", "step000008"]),
+        ({"every": 3, "keep": 3, "at_end": "never"}, ["step000003", "step000006"]),
+        ({"at_end": "always"}, ["step000008"]),
+        ({}, []),
+    ],
+)
+def test_training_saves_its_last_state_where_it_saves_at_all(tmp_path, saving, names):
+    run = make(tmp_path, checkpoint=saving)
+    attempt(run)
+    assert sorted(path.name for path in run.glob(f"{checkpoints.FOLDER}/*")) == names
+
+
 def test_complete_run_that_is_repeated_begins_anew(tmp_path):
     run = make(tmp_path, checkpoint={"every": 3})
     attempt(run)
@@ -147,7 +162,7 @@ def test_complete_run_that_is_repeated_begins_anew(tmp_path):
     assert losses(run, 1) == losses(run, 0)
     assert records.read_record(run)["resumed"] is None
     there, damaged = checkpoints.whole_checkpoints(run)
-    assert [(c.attempt, c.step) for c in there] == [(1, 6), (1, 3)]
+    assert [(c.attempt, c.step) for c in there] == [(1, 8), (1, 6)]
     assert not damaged
 
 

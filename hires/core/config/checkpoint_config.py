@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hires.core.config.value_checks import Section, number, word
+from hires.core.config.value_checks import Section, choice, number, word
 
 
 @dataclass
@@ -16,12 +16,20 @@ class CheckpointConfig(Section, key="checkpoint"):
     backward pass computes again is ``memory.checkpoint``."""
     keep: int = number(2, least=1)
     """Checkpoints of the run that are kept, the latest ones."""
+    at_end: str = choice("auto", ("auto", "always", "never"))
+    """Whether a training saves its state after its last step: ``always``, ``never``, or ``auto``,
+    where ``every`` saves it before, too, and where ``epochs`` is the length."""
     resume: str = word("auto")
     """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
     at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
     continues: str | None = word()
     """Checkpoint of a run that differs in its steps only, where this one begins until it has one of
     its own; ``--continue`` finds it."""
+
+    @property
+    def saves_end(self) -> bool:
+        """Whether a training saves its state after its last step."""
+        return self.at_end == "always" or (self.at_end == "auto" and self.every > 0)
 
     @property
     def source(self) -> str | None:

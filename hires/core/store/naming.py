@@ -47,6 +47,7 @@ COSMETIC = (
     "memory.limit",
     "data.max_pixels",
     "checkpoint.every",
+    "checkpoint.at_end",
     "checkpoint.keep",
     "checkpoint.continues",
 )
