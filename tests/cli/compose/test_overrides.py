@@ -24,6 +24,7 @@ def answer(*words: str) -> str:
         ("paralel=sp", "'paralel'", "did you mean parallel?"),
         ("parallel.tils=[2,2]", "'parallel.tils'", "did you mean parallel.tiles?"),
         ("tiles=[2,2]", "'tiles'", "did you mean parallel.tiles?"),
+        ("task.lr=0.1", "'task.lr'", "did you mean optimizer.lr?"),
         ("Batch=4", "'Batch'", "did you mean batch?"),
         ("+stepz=4", "'stepz'", "did you mean steps?"),
         ("~paralell", "'paralell'", "did you mean parallel?"),
