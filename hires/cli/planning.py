@@ -108,8 +108,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._process.__exit__(*error)
 
     def plan(self, config: RunConfig, memory: bool = True) -> Plan:
-        """Returns the plan of a config (:func:`with_classes`), with all findings.
+        """Returns the plan of a config, with all findings.
 
+        The config is one of :func:`hires.cli.data_keys.with_classes`.
         With ``memory`` the memory of every rank is predicted and compared with what there is; a
         plan that does not fit comes with the changes that would. ConfigError: the network cannot be
         built or traced, or ``checkpoint.resume`` names nothing that the run can go on with.
@@ -250,7 +251,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return self._digests[source] if source else ""
 
     def inputs(self, config: RunConfig) -> RunInputs:
-        """Returns what decides a run beside its config (:func:`with_classes`).
+        """Returns what decides a run beside its config (:func:`hires.cli.data_keys.with_classes`).
 
         ConfigError: the network cannot be built or traced, or the images cannot be read.
         """

@@ -21,7 +21,7 @@ def saved(run, step):
 
 
 def test_longer_run_is_bitwise_equal_to_the_uninterrupted_one(tmp_path):
-    every = {"checkpoint": {"every": 2}, "parallel": TILES}
+    every = {"checkpoint": {"every": 2, "at_end": "never"}, "parallel": TILES}
     whole = make(tmp_path / "whole", steps=6, **every)
     first = make(tmp_path / "parts", steps=3, **every)
     assert [attempt(whole), attempt(first)] == [[0, 0], [0, 0]]

@@ -101,9 +101,10 @@ def test_each_file_of_a_checkpoint_is_read_by_one_rank(tmp_path):
     assert {code for code, _ in done} == {0}
     by_rank = [{line.split()[0] for line in read} for _, read in done]
     assert set().union(*by_rank) == {
-        *(f"{kind}0{stage}.safetensors" for kind in ("stage", "momentum") for stage in (0, 1))
+        *(f"{kind}0{stage}.safetensors" for kind in ("stage", "momentum") for stage in (0, 1)),
+        "updates.safetensors",
     }
-    assert sum(map(len, by_rank)) == 4
+    assert sum(map(len, by_rank)) == 5
     # Once to compare its sum, once to use it.
     assert all(len(read) <= 2 * len(set(read)) for _, read in done)
 

@@ -133,7 +133,9 @@ def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
 def test_save_that_takes_longer_than_the_timeout_is_no_hang(run, monkeypatch):
     monkeypatch.setenv("SLOW_S", "5")
     config = records.read_config(run)
-    config = replace(config, steps=3, checkpoint=CheckpointConfig(every=2), campaign="slow")
+    config = replace(
+        config, steps=3, checkpoint=CheckpointConfig(every=2, at_end="never"), campaign="slow"
+    )
     slow = rundir.create(config, records.read_plan(run), ["hires", "run"])
     outcome = local_launcher.launch(slow, 0, module="tests.helpers.slow_saver")
     assert (outcome.state, outcome.cause) == ("done", None)

@@ -88,7 +88,7 @@ def test_untiled_batch_norm_in_inference_says_nothing():
 
 def test_image_of_logits_sums_its_loss_over_the_tiles():
     plan = planned(lambda n, x: n.conv(x), {"tiles": [2, 1]}, conv=nn.Conv2d(3, 5, 1))
-    assert plan.stages[0].comm == [CommOp("conv", "loss", "conv", elements=1)]
+    assert plan.stages[0].comm == [CommOp("conv", "loss", "conv", elements=2)]
 
 
 ALL = (0, 2, 0, 1, 0, 1)

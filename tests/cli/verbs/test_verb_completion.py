@@ -89,7 +89,7 @@ def test_what_verbs_of_results_take(hires):
     for verb in ("compare", "export"):
         assert offered(hires, verb, "mine", "") == ["mine", "results/mine/one-0123abcd"]
     assert offered(hires, "compare", "--metric", "m") == ["memory"]
-    assert offered(hires, "export", "--to", "") == ["csv", "mlflow"]
+    assert offered(hires, "export", "--to", "") == ["csv", "exported", "mlflow", "onnx"]
     assert offered(hires, "show", "x", "--diff", "") == ["results/mine/one-0123abcd"]
     assert offered(hires, "list", "runs", "--campaign", "") == ["mine"]
     assert "runs" in offered(hires, "list", "")
