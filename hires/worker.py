@@ -32,6 +32,7 @@ from hires.engine.build import build_rank
 from hires.engine.calibrate import Calibrator, write_calibration
 from hires.engine.checkpoint import Saver, choose_begin
 from hires.engine.device import RankDevice, open_device
+from hires.engine.epochs import Epochs
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.predict import Predictor, write_prediction
@@ -39,6 +40,7 @@ from hires.engine.region_calls import Compilation
 from hires.engine.region_compiler import compile_regions
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.seen_outputs import Observer
+from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights
 from hires.nets.built_tensors import built_network
@@ -151,9 +153,14 @@ def run_attempt(
         observer = Predictor(config, source, plan.graph, metrics.parent)
     calibrates = config.task.name == "calibrate"
     calibrator = Calibrator(config, engine) if calibrates else None
-    done = run_steps(engine, config, metrics, meter, saver, observer)
+    validation = epochs = None
+    if config.task.name == "train":
+        epochs = Epochs(config, len(source), world.rank)
+    if plan.validation is not None:
+        validation = Validation(config, plan, engine, saver, world)
+    done = run_steps(engine, config, metrics, meter, saver, observer, validation, epochs)
     comm.barrier()
-    if done < config.steps:
+    if done < config.steps and not (validation is not None and validation.ends):
         log.info("preempted after %d of %d steps", done, config.steps)
         if world.rank == 0:
             records.event(run_dir, world.attempt, "made_way", step=done)

@@ -12,6 +12,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
+from hires.plan.validation import evaluation_of
 
 
 class DataSize(NamedTuple):
@@ -26,20 +27,18 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
 
     ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
     or prediction are those of one pass, and those of a training may follow from its ``epochs``.
+    A training that is evaluated learns from ``data.split=train``.
     """
     seen = {} if seen is None else seen
-    data = {
-        **vars(config.data),
-        "channels": config.model.channels,
-        "loss": config.objective.compares,
-    }
-    key = json.dumps(data, sort_keys=True)
-    if key not in seen:
-        from hires.data.source import open_data
-
-        source = open_data(config)
-        seen[key] = DataSize(source.num_classes, len(source))
-    num_classes, length = seen[key]
+    if config.validates:
+        learnt = dataclasses.replace(config.data, split="train")
+        config = dataclasses.replace(config, data=learnt)
+        _size_of(evaluation_of(config), seen)  # there are images for it
+        if config.checkpoint.at_end == "auto":
+            config = dataclasses.replace(
+                config, checkpoint=dataclasses.replace(config.checkpoint, at_end="always")
+            )
+    num_classes, length = _size_of(config, seen)
     classes = config.model.classes or num_classes
     if classes < num_classes and config.target_size is None:
         raise ConfigError(
@@ -61,3 +60,18 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     measure = dataclasses.replace(config.measure, warmup=max(0, warmup), steps=counted)
     config = dataclasses.replace(config, checkpoint=saving, measure=measure)
     return dataclasses.replace(config, steps=steps, epochs=None)
+
+
+def _size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
+    data = {
+        **vars(config.data),
+        "channels": config.model.channels,
+        "loss": config.objective.compares,
+    }
+    key = json.dumps(data, sort_keys=True)
+    if key not in seen:
+        from hires.data.source import open_data
+
+        source = open_data(config)
+        seen[key] = DataSize(source.num_classes, len(source))
+    return seen[key]

@@ -41,6 +41,7 @@ from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
 from hires.plan.search.advice import fewer_on_a_node, offered, would_fit
 from hires.plan.search.layout_search import DEADLINE_S, Budget
+from hires.plan.validation import add_validation, evaluation_of, with_evaluations
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
 FORECASTS_S = 100.0
@@ -60,7 +61,7 @@ _DECIDE = (
     "loss", "seed",
 )  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
-_DERIVED = ("findings", "verdict", "totals", "memory", "placement")
+_DERIVED = ("findings", "verdict", "totals", "memory", "placement", "validation")
 """What follows from the rest of a plan."""
 _AS_QUANTISED = "use the model, model.classes and engine.fuse with which it was quantised"
 _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
@@ -164,7 +165,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             return
         began_s = time.monotonic()
         try:
-            plan.memory = self._forecast(config, plan)
+            plan.memory = self._memory_of(config, plan)
         except PlanError as error:  # a rank cannot run it
             plan.findings.append(Finding("error", "model", str(error)))
             return
@@ -204,9 +205,11 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _planned(self, config: RunConfig) -> Plan:
         self._check_begin(config)
         graph = self._traced(config)
-        return make_plan(
+        plan = make_plan(
             config, graph, offered(config, len(layer_starts(rewritten(config, graph))))
         )
+        add_validation(config, plan, self._traced)
+        return plan
 
     def _check_begin(self, config: RunConfig) -> None:
         """Refuses weights, or a checkpoint of another run, that this one cannot begin with."""
@@ -289,6 +292,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
                 del self._graphs[next(iter(self._graphs))]
         self._graphs[key] = self._graphs.pop(key)  # the last is the one used last
         return self._graphs[key]
+
+    def _memory_of(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
+        memory = self._forecast(config, plan)
+        if plan.validation is None:
+            return memory
+        beside = self._forecast(evaluation_of(config), plan.validation)
+        return [with_evaluations(*both) for both in zip(memory, beside, strict=True)]
 
     def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}

@@ -166,9 +166,9 @@ def has_streams() -> bool:
 
 @contextlib.contextmanager
 def logged(log: MessageLog | None) -> Iterator[None]:
-    """Keeps the messages of the block in a log."""
-    transport.log = log
+    """Keeps the messages of the block in a log; None: in none."""
+    before, transport.log = transport.log, log
     try:
         yield
     finally:
-        transport.log = None
+        transport.log = before

@@ -115,10 +115,7 @@ class Saver:
                     return False
             self.last = step
             if self._rank == 0:
-                try:
-                    checkpoints.tidy(self.run_dir, self.config.checkpoint.keep)
-                except OSError as error:
-                    log.warning("an old checkpoint stays: %s", error)
+                self.tidy()
             comm.max_all(0, patient=True)  # to remove files may take as long as to write them
         if self._rank == 0:
             taken_s = time.perf_counter() - began_s
@@ -126,6 +123,13 @@ class Saver:
             log.info("saved %s, %s in %.2f s", path.name, size(num_bytes), taken_s)
             self._note("checkpoint_saved", step=step, bytes=num_bytes, save_s=taken_s)
         return True
+
+    def tidy(self) -> None:
+        """Removes the checkpoints that are not kept."""
+        try:
+            checkpoints.tidy(self.run_dir, self.config.checkpoint.keep)
+        except OSError as error:
+            log.warning("an old checkpoint stays: %s", error)
 
     def _make_folder(self, path: Path, step: int) -> None:
         if self._rank == 0:

@@ -31,7 +31,6 @@ from hires.engine.loader import Data, slot_loader, target_of
 from hires.engine.seen_outputs import (
     Counted,
     broken_pixels,
-    kind_of,
     merged,
     names_of_classes,
     seen_output,
@@ -39,6 +38,7 @@ from hires.engine.seen_outputs import (
 from hires.parallel.context import Context
 from hires.parallel.loss import plain_loss, sample_losses
 from hires.plan.graph import Graph
+from hires.plan.validation import kind_of
 
 DATA_KEYS = ("name", "path", "split", "validation", "split_seed")
 """Keys of the data that an evaluation, or prediction, names."""

@@ -36,13 +36,13 @@ from hires.engine.prediction_maps import PredictionMaps
 from hires.engine.seen_outputs import (
     Counted,
     broken_pixels,
-    kind_of,
     merged,
     names_of_classes,
     seen_output,
 )
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
+from hires.plan.validation import kind_of
 
 _BYTE = 2**8
 

@@ -22,15 +22,20 @@ from pathlib import Path
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
+from hires.core.epoch_lines import EPOCH_LINE
 from hires.core.errors import HiresError, LossError
 from hires.core.learning_rate import learning_rate
 from hires.core.store import records
 from hires.core.store.files import append_line
+from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
+from hires.engine.epochs import Epochs
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
 from hires.engine.seen_outputs import Observer
+from hires.engine.validate import Validation
+from hires.parallel.executor import StepResult
 from hires.plan import traffic
 from hires.plan.groups import groups
 
@@ -72,11 +77,14 @@ def run_steps(
     meter: PeakMeter,
     saver: Saver,
     observer: Observer | None = None,
+    validation: Validation | None = None,
+    epochs: Epochs | None = None,
 ) -> int:
     """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
 
     What an ``observer`` finds in it is another line. Returns how many steps of the run are done:
-    fewer than all after a preemption. LossError: the loss is not finite.
+    fewer than all after a preemption, or where ``validation`` ends. LossError: the loss is not
+    finite.
     """
     rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
     hold_preemption()
@@ -90,6 +98,9 @@ def run_steps(
     late, see = LateGraphs(config), None if observer is None else observer.see
     with _recorded(engine, log, metrics), comm.logged(log):
         for step in range(saver.first, config.steps):
+            if validation is not None and validation.ends:
+                done = step
+                break
             # The barrier of the step: all ranks agree whether the run ends here.
             if engine.executor.begin(functools.partial(_ends_before, step, saver)):
                 done = step
@@ -117,26 +128,46 @@ def run_steps(
                 note("memory", **meter.line())
             if engine.executor.scale is not None:
                 engine.executor.scale.require_progress()
-            if loss is not None and not math.isfinite(loss) and not result.skipped:
-                helps = f"a smaller optimizer.lr (now {config.optimizer.lr}) helps"
-                if config.loss.ignore_index is not None:
-                    helps += (
-                        f", unless a microbatch has no label but "
-                        f"loss.ignore_index={config.loss.ignore_index}: use fewer of them"
-                    )
-                raise LossError(f"the loss is {loss} at step {step}; {helps}")
-            if not math.isfinite(result.grad_norm or 0.0) and not result.skipped:
-                why = f"the norm of all gradients is {result.grad_norm} at step {step}"
-                raise LossError(f"{why}; a smaller optimizer.lr (now {config.optimizer.lr}) helps")
+            if not result.skipped:
+                _require_finite(config, step, result)
+            over = None if epochs is None else epochs.add(step, loss)
+            if over is not None and rank == 0:
+                note(EPOCH_LINE, **over)
+            better = False
+            if validation is not None and epochs is not None and validation.is_due(step, epochs):
+                facts, better = validation.evaluate(step)
+                if rank == 0:
+                    note(VALIDATED_LINE, step=step, **facts)
             if every and (step + 1) % every == 0:
                 saver.save(step + 1)
-        else:
+            if better and validation is not None:
+                validation.keep_best()
+        ends_early = validation is not None and validation.ends and done < config.steps
+        if ends_early:
+            note(ENDED_LINE, step=done)
+        if ends_early or done == config.steps:
             ends = config.task.name == "train" and config.checkpoint.saves_end
-            if ends and saver.last != config.steps:
-                saver.save(config.steps)
+            if ends and saver.last != done:
+                saver.save(done)
         note("memory", **meter.line(), **engine.byte_counts())
     engine.close()
     return done
+
+
+def _require_finite(config: RunConfig, step: int, result: StepResult) -> None:
+    """Raises a LossError if the loss of a step, or the norm of its gradients, is not finite."""
+    loss, lr = result.loss, config.optimizer.lr
+    if loss is not None and not math.isfinite(loss):
+        helps = f"a smaller optimizer.lr (now {lr}) helps"
+        if config.loss.ignore_index is not None:
+            helps += (
+                f", unless a microbatch has no label but "
+                f"loss.ignore_index={config.loss.ignore_index}: use fewer of them"
+            )
+        raise LossError(f"the loss is {loss} at step {step}; {helps}")
+    if not math.isfinite(result.grad_norm or 0.0):
+        why = f"the norm of all gradients is {result.grad_norm} at step {step}"
+        raise LossError(f"{why}; a smaller optimizer.lr (now {lr}) helps")
 
 
 def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
+from hires.core.evaluation_summary import Numbers
 from hires.data.source import PairSource
 from hires.engine.loader import Data
 from hires.parallel.context import Context
-from hires.plan.graph import Graph, Rect
+from hires.plan.graph import Rect
 from hires.plan.rules import SHARDED, TILED, WHOLE
 
 
@@ -70,13 +70,6 @@ class Observer(Protocol):
     def drain(self) -> Counted:
         """Returns what was found since the last call."""
         ...
-
-
-def kind_of(config: RunConfig, graph: Graph) -> str:
-    """Returns what one output holds: ``classes``, ``pixels`` or ``images``."""
-    if config.objective.compares == "images":
-        return IMAGES
-    return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
 
 
 def names_of_classes(source: Data, number: int) -> list[str]:

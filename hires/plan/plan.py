@@ -210,6 +210,8 @@ class Plan:
     memory: list[dict[str, int]] = field(default_factory=list)
     """Predicted bytes of each rank of a replica at the fullest moment of a step, by what they are
     for, as ``plan.memory`` describes; empty if it was not predicted."""
+    validation: Plan | None = None
+    """Of the evaluations of a training, on the same ranks; None: it has none."""
 
     @property
     def ok(self) -> bool:
@@ -350,6 +352,8 @@ class Plan:
             ]
             kept["edges"] = [Edge(**item) for item in values["edges"]]
             kept["findings"] = [Finding(**item) for item in values["findings"]]
+            if (other := values.get("validation")) is not None:
+                kept["validation"] = Plan.from_dict({"schema": SCHEMA, **other})
             plan = Plan(**kept)
             plan._check_counts()
             for *_, route in plan.routes:

@@ -184,6 +184,21 @@ def class_rows(record: Row) -> list[Row]:
     return [values(PER_CLASS, entry) for entry in dicts(dig(record, "evaluation", "classes"))]
 
 
+def validation_rows(record: Row) -> list[Row]:
+    """Returns the best and the last evaluation in the middle of a training."""
+    rows: list[Row] = []
+    for name in ("best", "last"):
+        facts, step = (
+            dig(record, "validation", name),
+            count(dig(record, "validation", name, "step")),
+        )
+        if isinstance(facts, dict) and step is not None:
+            named = f"{name} {text(dig(record, 'validation', 'metric'), 20)}"
+            shown = {"name": named if name == "best" else name, "done": step + 1}
+            rows.append(values(VALIDATION, {**shown, "evaluation": facts}))
+    return rows
+
+
 def _with_interval(
     key: str, title: str, unit: str = "%", factor: float = 100.0, digits: int = 2
 ) -> tuple[Column, ...]:
@@ -248,6 +263,12 @@ ACCURACY = (
     Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
 )
 """What a pass over a data set counted: means over classes are of those that occur."""
+VALIDATION = (
+    Column("evaluation", "evaluation", of=_read(text, "name")),
+    Column("done", "after step", digits=0, of=_read(count, "done")),
+    *ACCURACY,
+)
+"""An evaluation in the middle of a training."""
 PREDICTION = (
     Column("predicted", "images", digits=0, of=_read(count, "prediction", "images")),
     Column("kind", "of", of=_read(text, "prediction", "kind")),

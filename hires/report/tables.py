@@ -25,6 +25,7 @@ from hires.report.columns import (
     PREDICTION,
     RUN,
     THROUGHPUT,
+    VALIDATION,
     Cell,
     Column,
     Table,
@@ -33,6 +34,7 @@ from hires.report.columns import (
     memory_rows,
     safe_csv,
     table_of,
+    validation_rows,
     values,
 )
 
@@ -44,7 +46,7 @@ def tables(record: dict[str, Any]) -> list[Table]:
     """Returns the throughput of a record in one row, and its memory with a row a rank.
 
     Of an evaluation the accuracy stands first, in one row, and a row for each class; of a
-    prediction what it wrote.
+    prediction what it wrote. Of a training its best and last evaluation stand first.
     """
     return [table.trimmed() for table in _whole_tables(record)]
 
@@ -55,6 +57,9 @@ def _whole_tables(record: dict[str, Any]) -> list[Table]:
         table_of("throughput", "Throughput", THROUGHPUT, [values(THROUGHPUT, record)]),
         table_of("memory", "Memory", MEMORY, memory_rows(record)),
     ]
+    if rows := validation_rows(record):
+        title, wanted = "Evaluations of the training", keys(VALIDATION)
+        made.insert(0, table_of("validation", title, VALIDATION, rows, optional=wanted))
     if isinstance(record.get("prediction"), dict):
         row = values([*POINT, *PREDICTION], record)
         return [table_of("prediction", "Prediction", [*POINT, *PREDICTION], [row]), *made]
@@ -62,8 +67,8 @@ def _whole_tables(record: dict[str, Any]) -> list[Table]:
         return made
     row = values([*POINT, *ACCURACY], record)
     first = [table_of("accuracy", "Accuracy", [*POINT, *ACCURACY], [row], optional=keys(ACCURACY))]
-    if rows := class_rows(record):
-        first.append(table_of("classes", "Classes", PER_CLASS, rows, optional=keys(PER_CLASS)))
+    if classes := class_rows(record):
+        first.append(table_of("classes", "Classes", PER_CLASS, classes, optional=keys(PER_CLASS)))
     return [*first, *made]
 
 

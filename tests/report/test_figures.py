@@ -14,7 +14,10 @@ from hires.report.plots import loss_curves, style
 from hires.report.plots.base import DrawnRun, PlotData
 from tests.helpers.report_runs import report_run, sized_campaign
 
-ALWAYS = {"throughput_by_layout", "throughput_by_image", "throughput_by_ranks", "largest_image"}
+ALWAYS = {
+    "throughput_by_layout", "throughput_by_image", "throughput_by_ranks", "largest_image",
+    "learning",
+}  # fmt: skip
 OF_RANKS = {
     "memory_per_rank", "step_split", "timeline", "traffic", "tile_grid", "loss", "message_costs",
 }  # fmt: skip
@@ -254,3 +257,26 @@ def test_loss_that_is_no_number_is_left_out(tmp_path):
     [shown] = PlotData(frames.load([run])).runs
     assert isinstance(shown, DrawnRun)
     assert loss_curves.losses_of(shown) == {0: 2.0}
+
+
+def test_learning_curve_shows_evaluations_rates_and_norms(tmp_path):
+    run = report_run(tmp_path)
+    lines = [
+        {"kind": "step", "rank": 0, "step": n, "loss": 2.0 - 0.1 * n, "lr": 0.1 / (n + 1),
+         "grad_norm": 3.0 + n}
+        for n in range(6)
+    ]  # fmt: skip
+    for step, top1 in ((1, 0.5), (3, 0.8), (5, 0.7)):
+        facts = {"metric": "top1", "top1": top1, "loss": 1.5, "better": top1 > 0.6}
+        lines.append({"kind": "validated", "rank": 0, "step": step, **facts})
+    (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    plot = drawn(run)["learning"]
+    assert "top1 0.8 at best (step 4), 0.7 last" in plot.caption
+    titles = [axis.get_title(loc="left") for axis in plot.figure.axes]
+    assert titles[1:] == ["top1", "learning rate", "gradient norm"]
+    curve = plot.figure.axes[1].lines[0]
+    assert curve.get_xydata().tolist() == [[2, 0.5], [4, 0.8], [6, 0.7]]
+
+
+def test_run_without_evaluations_says_how_to_have_some(plots):
+    assert "validate.every" in plots["learning"].missing

@@ -12,6 +12,7 @@ from typing import Any, TextIO, TypeVar
 from hires.cli.screens.printable import behind
 from hires.cli.screens.screen import print_activity
 from hires.core import terminal
+from hires.core.epoch_lines import line_text
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.store.reading import printable
@@ -72,9 +73,12 @@ class StepProgress(Bars):
         self._printed_at = 0.0
 
     def __call__(self, line: dict[str, Any]) -> None:
-        """Takes one line of ``metrics.jsonl`` into account; lines of other kinds are ignored."""
+        """Takes one line of ``metrics.jsonl`` into account; epochs and evaluations have a line."""
         step = self.progress.feed(line)
         if step is None:
+            text = line_text(line)
+            if text is not None:
+                self.print(text)
             return
         facts = f"{step.img_per_s:.4g} img/s{step.loss_text}"
         self.bars.update(self._bar, completed=step.index + 1, facts=facts)

@@ -23,6 +23,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.predict_config import PredictConfig, keys_of_training
 from hires.core.config.quant_config import QuantConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS, TaskConfig
+from hires.core.config.validate_config import ValidateConfig
 from hires.core.config.value_checks import (
     SIZE,
     Checks,
@@ -63,9 +64,10 @@ class DataConfig(Section, key="data"):
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
     split: str = choice("all", ("all", "train", "validation"))
-    """Which images are used: ``all``, those to ``train`` with, or those for ``validation``. They
-    are the sub-folders ``train`` and ``val`` (or ``validation``, ``valid``) of ``data.path`` where
-    it has both, and else a share of every class, drawn from ``data.split_seed``."""
+    """Which images are used: ``all`` (``train`` with ``validate.every``), those to ``train`` with,
+    or those for ``validation``. They are the sub-folders ``train`` and ``val`` (or ``validation``,
+    ``valid``) of ``data.path`` where it has both, and else a share of every class, drawn from
+    ``data.split_seed``."""
     validation: float = share(0.1)
     """Share of every class that ``data.split=validation`` is."""
     split_seed: int = number(0)
@@ -152,6 +154,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_schedule: LrScheduleConfig = field(default_factory=LrScheduleConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -203,6 +206,8 @@ class RunConfig(Section):
                 f"predict.reduce={self.predict.reduce} is for task=predict, not "
                 f"task={self.task.name}; leave it out, or use task=predict"
             )
+        if self.validate.every is not None:
+            check.problems += self._unfit_for_validation()
         if self.task.name == "predict":
             check.problems += keys_of_training(self.optimizer, self.lr_schedule)
         if self.weights and self.checkpoint.source:
@@ -217,6 +222,16 @@ class RunConfig(Section):
             check.problems.append(
                 f"loss={objective.name} needs classes, which data=pairs does not have; use "
                 f"{' or '.join(images)} or data=folder"
+            )
+
+    def _unfit_for_validation(self) -> Iterator[str]:
+        key = f"validate.every={self.validate.every}"
+        if self.task.name != "train":
+            yield f"{key} is for task=train, not task={self.task.name}; leave it out"
+        if self.data.split == "validation":
+            yield (
+                f"{key} evaluates on data.split=validation, which this training would learn from; "
+                f"use data.split=train, or leave it out"
             )
 
     def _unfit_for_epochs(self, epochs: float) -> Iterator[str]:
@@ -300,6 +315,11 @@ class RunConfig(Section):
             return self.loss
         makes_images = self.model.name == "edsr" or self.data.name == "pairs"
         return dataclasses.replace(self.loss, name="l1" if makes_images else "cross_entropy")
+
+    @property
+    def validates(self) -> bool:
+        """Whether the training is evaluated as it goes on."""
+        return self.task.name == "train" and self.validate.every is not None
 
     @property
     def shuffles(self) -> bool:

@@ -1,6 +1,7 @@
 """Lists the checkpoints of a run, and decides at which of them an attempt begins.
 
     <run>/checkpoints/step000012/   checkpoint.json stage00.safetensors rank0000.safetensors ...
+                      best.json     which of them had the best evaluation
 
 A checkpoint is the state after so many steps. It is written into a hidden folder beside its place,
 which is renamed when all ranks have written and everything is on the disk, so that a folder with
@@ -11,6 +12,7 @@ to ``hires.engine.checkpoint``. No torch, so that the front end can list them.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, reading
 from hires.core.store.file_names import StrPath
+from hires.core.store.files import write_atomically
 from hires.core.store.frozen import Frozen
 from hires.core.store.records import done_attempt
 
@@ -133,6 +136,31 @@ def saved_step(run_dir: StrPath) -> int:
     return max(_folders(run_dir), default=0)
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a training, whose checkpoint is kept."""
+
+    step: int
+    """Steps that were done."""
+    metric: str
+    value: float
+
+
+def write_best(run_dir: StrPath, best: Best) -> None:
+    """Notes which checkpoint of a run is the best; RunError: it cannot."""
+    text = json.dumps(dataclasses.asdict(best)) + "\n"
+    write_atomically(Path(run_dir) / FOLDER / file_names.BEST, text)
+
+
+def read_best(run_dir: StrPath) -> Best | None:
+    """Returns which checkpoint of a run is the best; None: there is none, or nobody can tell."""
+    values = reading.read_json(Path(run_dir) / FOLDER / file_names.BEST, [])
+    try:
+        return build(Best, values)
+    except (ConfigError, TypeError):
+        return None
+
+
 def candidates(
     run_dir: StrPath, config: RunConfig, planned: Frozen | None = None
 ) -> tuple[list[Checkpoint], list[str]]:
@@ -200,11 +228,16 @@ def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
 
 
 def tidy(run_dir: StrPath, keep: int | None = None) -> None:
-    """Removes what crashes left, and all but ``keep`` checkpoints; raises OSError if it cannot."""
+    """Removes what crashes left, and all but the best and the last ``keep`` checkpoints.
+
+    OSError: it cannot.
+    """
     for path in (Path(run_dir) / FOLDER).glob(".step*"):
         shutil.rmtree(path)
+    best = read_best(run_dir)
     for checkpoint in whole_checkpoints(run_dir)[0][keep:] if keep else []:
-        remove(checkpoint.path)
+        if best is None or checkpoint.step != best.step:
+            remove(checkpoint.path)
 
 
 def remove(path: Path) -> None:

@@ -49,6 +49,8 @@ BEGIN_LOCK = ".begin.lock"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = "checkpoint.json"
 """Manifest of one checkpoint."""
+BEST = "best.json"
+"""Among the checkpoints: which of them had the best evaluation."""
 RECORD = "record.json"
 """In a run folder that of the run; in the folder of an attempt its own."""
 

@@ -102,6 +102,10 @@ LATER: dict[str, Any] = {
     "engine.fuse": "auto",
     "comm.options": {},
     "predict.reduce": "argmax",
+    "validate.every": None,
+    "validate.metric": "auto",
+    "validate.patience": None,
+    "validate.min_delta": 0.0,
     "data.split": "all",
     "data.validation": 0.1,
     "data.split_seed": 0,
@@ -117,7 +121,7 @@ LATER: dict[str, Any] = {
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 
-SECTIONS = ("engine", "quant", "predict", "optimizer", "lr_schedule", "loss")
+SECTIONS = ("engine", "quant", "predict", "validate", "optimizer", "lr_schedule", "loss")
 """Sections that came later; names hold none that is empty without those keys."""
 
 MOVED = {

@@ -1,6 +1,7 @@
 """Finds the weights that ``weights=PATH`` names, and compares them with a network; no torch.
 
     run folder             its latest whole checkpoint
+    run folder and /best   that of the best evaluation in its training
     checkpoint folder      the tensors of its stages, whatever layout wrote them
     either, and /ema       the same, with the running means of its parameters in their place
     FILE.safetensors       a plain state dict
@@ -35,6 +36,10 @@ COUNTER = "num_batches_tracked"
 
 EMA = "ema"
 """What follows a path to take running means; their files begin with it."""
+
+
+BEST = "best"
+"""What follows the path of a run folder to take the checkpoint of its best evaluation."""
 
 
 def is_mean(file: Path) -> bool:
@@ -142,6 +147,8 @@ def find_weights(source: str) -> WeightsPlace:
     key, path = f"weights={source}", Path(source)
     takes_means = path.name == EMA and not os.path.lexists(path)
     path = path.parent if takes_means else path
+    if path.name == BEST and not os.path.lexists(path):
+        path = _best_of(path.parent, key)
     if path.is_dir():
         checkpoint = _checkpoint_at(path, key)
         files = [checkpoint.path / name for name in sorted(checkpoint.files)]
@@ -187,6 +194,17 @@ def _checkpoint_at(path: Path, key: str) -> checkpoints.Checkpoint:
             f"{key}: {why}; checkpoint.every=N saves them, or name a checkpoint or a file"
         )
     return there[0]
+
+
+def _best_of(run: Path, key: str) -> Path:
+    best = checkpoints.read_best(run)
+    path = run if best is None else checkpoints.place(run, best.step)
+    if best is None or not path.is_dir():
+        raise ConfigError(
+            f"{key}: {run} has no checkpoint of a best evaluation; train with "
+            f"validate.every=epoch, or leave /{BEST} out"
+        )
+    return path
 
 
 def require_fit(

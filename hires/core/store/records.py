@@ -27,7 +27,14 @@ from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA, model_label
 from hires.core.store.reading import Values
-from hires.core.store.step_lines import begin_of, by_step, lines_before
+from hires.core.store.step_lines import (
+    ENDED_LINE,
+    VALIDATED_LINE,
+    begin_of,
+    by_step,
+    lines_before,
+    pass_lines,
+)
 from hires.core.units import bytes_without_unit
 
 STATES = ("done", "failed", "cancelled", "lost")
@@ -137,7 +144,8 @@ def _build(
     world, lines = int(plan["world"]), own.metrics
     before, first = lines_before(own, "step")
     steps, every = by_step(lines), by_step([*before, *lines])
-    wanted = range(first["step"] if first else 0, config.steps)
+    ended = next((line["step"] for line in lines if line.get("kind") == ENDED_LINE), None)
+    wanted = range(first["step"] if first else 0, config.steps if ended is None else ended)
     for rank in range(world if state == "done" else 0):
         recorded = sum(rank in every.get(step, {}) for step in wanted)
         if recorded < len(wanted):
@@ -170,6 +178,7 @@ def _build(
         "loss": _loss(every),
         **_scale(every, first),
         **_one_pass(own),
+        **_validation(own, ended),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
         "comm": message_sums.summed(line for line in lines if line.get("kind") == "comm"),
@@ -323,6 +332,25 @@ def _one_pass(own: Attempt) -> Values:
         kept = {key: value for key, value in held.items() if key not in ("samples", "confusion")}
         made |= {key: kept} if kept else {}
     return made
+
+
+def _validation(own: Attempt, ended: int | None) -> Values:
+    """Returns the best and the last evaluation in the middle of a training, and their number.
+
+    ``ended`` is the step at which the training ended for want of a better one.
+    """
+    lines = pass_lines(own, VALIDATED_LINE)
+    if not lines:
+        return {}
+    best = next((line for line in reversed(lines) if line["better"]), None)
+    drop = ("kind", "rank", "better", "metric")
+
+    def facts(line: Values) -> Values:
+        return {key: value for key, value in line.items() if key not in drop}
+
+    made = {"metric": lines[-1]["metric"], "count": len(lines), "ended_early": ended}
+    made |= {"best": None if best is None else facts(best), "last": facts(lines[-1])}
+    return {"validation": made}
 
 
 def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:

@@ -17,6 +17,10 @@ from hires.core.store.reading import Values
 
 EVALUATED_LINE, PREDICTED_LINE = "evaluated", "predicted"
 """Kinds of the lines that hold what a rank counted, or predicted, in a step of one pass."""
+VALIDATED_LINE = "validated"
+"""Kind of the lines that hold an evaluation in the middle of a training."""
+ENDED_LINE = "ended_early"
+"""Kind of the line of a training that ended before its last step, since it got no better."""
 PASS_LINES = {"evaluate": EVALUATED_LINE, "predict": PREDICTED_LINE}
 """``task`` -> the kind of its lines."""
 

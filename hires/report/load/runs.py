@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import StepSpans
 from hires.core.store import file_names, reading, run_index
 from hires.core.store.attempts import Attempt
 from hires.core.store.naming import COSMETIC, SCHEMA
 from hires.core.store.reading import Note, Values, text
+from hires.core.store.step_lines import pass_lines
 from hires.plan.plan import Plan
 from hires.report.load.plain_values import count, flat, value_text
 from hires.report.load.repeats import attempt_origin, repeat_latest
@@ -145,6 +147,14 @@ class Run:
             why = text(f"cannot be read: {type(error).__name__} {error}", 300) or "?"
             self.notes.append(Note(f"{self.name}/{file_names.PLAN}", why))
             return None
+
+    def lines(self, kind: str) -> list[Values]:
+        """Returns the lines of a kind of the shown attempt and of those that it continues."""
+        shown = self.shown
+        try:
+            return pass_lines(Attempt(self.path, shown.number, strict=True), kind)
+        except (RunError, LookupError, TypeError):  # damaged: what can be read of its own
+            return [line for line in shown.metrics if line.get("kind") == kind]
 
     def timeline(self) -> list[StepSpans]:
         """Returns the kept steps of all ranks of the shown attempt; empty if there are none."""

@@ -86,9 +86,9 @@ def error(data: PlotData) -> Drawing | str:
 def losses_of(drawn: DrawnRun) -> dict[int, float]:
     """Returns the finite losses of a run by step, each the mean over its ranks."""
     by_step: dict[int, list[float]] = defaultdict(list)
-    for line in drawn.run.shown.metrics:
+    for line in drawn.run.lines("step"):
         step, loss = count(line.get("step")), number(line.get("loss"))
-        if line.get("kind") == "step" and step is not None and loss is not None:
+        if step is not None and loss is not None:
             by_step[step].append(loss)
     return {step: math.fsum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)}
 

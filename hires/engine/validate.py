@@ -1,0 +1,136 @@
+"""Evaluates a training as it goes on, keeps its best checkpoint, and says when to end it.
+
+    step               1      2      3      4      5      6
+    top1                    0.81          0.93          0.92     validate.every=2
+    checkpoint            best          best            .        validate.patience=1: it ends
+
+The evaluations have a plan of their own (:mod:`hires.plan.validation`) and compute on the tensors
+of the training, which they leave as they are. A run that goes on reads the lines of those before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from hires import comm
+from hires.core.config.run_config import RunConfig
+from hires.core.config.validate_config import EPOCH
+from hires.core.epoch_lines import evaluation_text
+from hires.core.ranks.world import World
+from hires.core.store import checkpoints
+from hires.core.store.attempts import Attempt
+from hires.core.store.checkpoints import Best
+from hires.core.store.step_lines import VALIDATED_LINE, pass_lines
+from hires.data.source import open_data
+from hires.data.start_check import require_readable
+from hires.engine.build import RankEngine, assemble, contexts_of
+from hires.engine.checkpoint import Saver
+from hires.engine.epochs import Epochs
+from hires.engine.evaluate import evaluate_pass
+from hires.plan.plan import Plan
+from hires.plan.validation import evaluation_of, is_better, metric_of
+
+_LEFT_OUT = ("kind", "classes", "confusion")
+"""Of a summary: what is long; `hires run task=evaluate weights=RUN` writes it."""
+
+log = logging.getLogger(__name__)
+
+
+class Validation:
+    """The evaluations of a training, on one rank; all ranks make it together."""
+
+    def __init__(
+        self, config: RunConfig, plan: Plan, engine: RankEngine, saver: Saver, world: World
+    ) -> None:
+        assert plan.validation is not None
+        self._training, self._engine, self._saver = config, engine, saver
+        self._config = evaluation_of(config)
+        self._rank = world.rank
+        self._source = open_data(self._config)
+        steps = range(-(-len(self._source) // config.batch))
+        require_readable(self._config, self._source, steps, world.rank, world.size)
+        used = comm.opened_channels()
+        self._contexts = contexts_of(plan.validation, world.rank, engine.device.torch)
+        self._channels = comm.opened_channels()
+        comm.use_channels(used)
+        self.metric = metric_of(config, plan.graph)
+        self.best: Best | None = None
+        self._worse = 0  # evaluations since the best one
+        held = _lines_before(saver.run_dir, saver.attempt, world.rank)
+        for line in held:
+            self._take(line["step"] + 1, line.get(self.metric))
+        self._repair()
+
+    @property
+    def ends(self) -> bool:
+        """Whether the training ends here (``validate.patience``)."""
+        patience = self._training.validate.patience
+        return patience is not None and self._worse >= patience
+
+    def is_due(self, step: int, epochs: Epochs) -> bool:
+        """Whether the training is evaluated after a step."""
+        every = self._training.validate.every
+        if step + 1 == self._training.steps:
+            return True
+        return epochs.ends_in(step) if every == EPOCH else (step + 1) % every == 0
+
+    def evaluate(self, step: int) -> tuple[dict[str, Any], bool]:
+        """Evaluates the network after a step; returns what to note, and whether it is the best."""
+        began_s = time.perf_counter()
+        used, recorder = comm.opened_channels(), comm.activity.recorder
+        comm.use_channels(self._channels)
+        try:
+            with comm.logged(None):
+                beside = assemble(self._config, self._contexts, self._engine.tensors, [])
+                comm.activity.recorder = beside.recorder
+                beside.device = self._engine.device
+                facts = evaluate_pass(beside, self._config, self._source)
+        finally:
+            comm.use_channels(used)
+            comm.activity.recorder = recorder
+        kept = {key: value for key, value in facts.items() if key not in _LEFT_OUT}
+        better = self._take(step + 1, kept.get(self.metric))
+        taken_s = time.perf_counter() - began_s
+        made = {**kept, "metric": self.metric, "better": better, "validate_s": taken_s}
+        if self._rank == 0:
+            log.info("%s", evaluation_text({"step": step, **made}))
+        return made, better
+
+    def keep_best(self) -> None:
+        """Saves the network after the best evaluation, the last one, and notes that it is that."""
+        assert self.best is not None
+        saved = self._saver.last == self.best.step or self._saver.save(self.best.step)
+        if saved and self._rank == 0:
+            checkpoints.write_best(self._saver.run_dir, self.best)
+            self._saver.tidy()  # the best one before
+        comm.max_all(0, patient=True)  # to remove files may take as long as to write them
+
+    def _take(self, done: int, value: float | None) -> bool:
+        best = None if self.best is None else self.best.value
+        better = is_better(self._training, self.metric, value, best)
+        if better and value is not None:
+            self.best, self._worse = Best(done, self.metric, value), 0
+        else:
+            self._worse += 1
+        return better
+
+    def _repair(self) -> None:
+        # A run that was killed between the two parts of keep_best.
+        run_dir, best = self._saver.run_dir, self.best
+        if self._rank or best is None or checkpoints.read_best(run_dir) == best:
+            return
+        if checkpoints.place(run_dir, best.step).is_dir():
+            checkpoints.write_best(run_dir, best)
+
+
+def _lines_before(run_dir: Path, attempt: int, rank: int) -> list[dict[str, Any]]:
+    # Rank 0 reads them for all: a file server may show another rank fewer.
+    text = "[]"
+    if rank == 0:
+        text = json.dumps(pass_lines(Attempt(run_dir, attempt, strict=True), VALIDATED_LINE))
+    lines: list[dict[str, Any]] = json.loads(comm.broadcast_text(text))
+    return lines

@@ -1,0 +1,100 @@
+"""Plots how runs learned: loss and evaluations over the steps, learning rate and gradient norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from hires.core.config.validate_config import METRICS
+from hires.core.store.step_lines import VALIDATED_LINE
+from hires.report.load.plain_values import count, number
+from hires.report.plots import style
+from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
+from hires.report.plots.loss_curves import losses_of, thinned
+
+Curve = dict[int, float]
+"""Steps that were done -> a number."""
+_TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
+
+
+@plot(115, "learning", "Learning curves")
+def learning(data: PlotData) -> Drawing | str:
+    """Draws loss, evaluations, learning rate and gradient norm of runs that were evaluated."""
+    runs = [drawn for drawn in data.runs_of_precisions if evaluations_of(drawn, "loss")]
+    if not runs:
+        return "no run that is drawn was evaluated while it trained (validate.every)"
+    metrics = [metric_of(drawn) for drawn in runs]
+    named = sorted({name for name in metrics if name not in (None, "loss")})
+    rates = {key: [curve_of(drawn, "step", key) for drawn in runs] for key in _TITLES}
+    shown = [key for key, curves in rates.items() if any(map(_changes, curves))]
+    fig, axes = style.panels(1 + len(named) + len(shown), 2, 2.4)
+    words = []
+    for drawn, metric in zip(runs, metrics, strict=True):
+        look = style.layout_style(drawn.layout).of_line | {"label": style.short(drawn.label)}
+        training = {step + 1: loss for step, loss in losses_of(drawn).items()}
+        if training:
+            quiet = {"color": look["color"], "lw": 0.8, "alpha": 0.6}
+            axes[0].plot(*thinned(training), **quiet)
+        _draw(axes[0], evaluations_of(drawn, "loss"), look)
+        for axis, name in zip(axes[1:], named, strict=False):
+            if name == metric:
+                _draw(axis, evaluations_of(drawn, name), look)
+        words.append(_words(drawn, metric))
+    for axis, key in zip(axes[1 + len(named) :], shown, strict=True):
+        for drawn, curve in zip(runs, rates[key], strict=True):
+            if curve:
+                colour = style.layout_style(drawn.layout).of_line["color"]
+                axis.plot(*thinned(curve), color=colour, lw=1.0)
+    titles = ["loss: training (thin), evaluations", *named, *(_TITLES[key] for key in shown)]
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, fontsize=8.5)
+        axis.set_xlabel("steps")
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    style.legend(fig, axes[:1])
+    return Drawing(
+        fig, f"Evaluated on images that the runs did not learn from. {'; '.join(words)}."
+    )
+
+
+def evaluations_of(drawn: DrawnRun, key: str) -> Curve:
+    """Returns a number of all evaluations of a run by the steps that were done before."""
+    return curve_of(drawn, VALIDATED_LINE, key)
+
+
+def curve_of(drawn: DrawnRun, kind: str, key: str) -> Curve:
+    """Returns a number of the lines of a kind, of the first rank that has it."""
+    curve: Curve = {}
+    for line in drawn.run.lines(kind):
+        step, value = count(line.get("step")), number(line.get(key))
+        if step is not None and value is not None:
+            curve.setdefault(step + 1, value)
+    return dict(sorted(curve.items()))
+
+
+def metric_of(drawn: DrawnRun) -> str | None:
+    """Returns the number that says which evaluation of a run is the best."""
+    lines = drawn.run.lines(VALIDATED_LINE)
+    name = lines[-1].get("metric") if lines else None
+    return name if name in METRICS else None
+
+
+def _draw(axis: Axes, curve: Curve, look: dict[str, Any]) -> None:
+    if curve:
+        axis.plot(*thinned(curve), **look)
+
+
+def _changes(curve: Curve) -> bool:
+    return len(set(curve.values())) > 1
+
+
+def _words(drawn: DrawnRun, metric: str | None) -> str:
+    curve = evaluations_of(drawn, metric or "loss")
+    if not curve:
+        return f"{drawn.label}: no finite {metric or 'loss'}"
+    choose = max if metric and METRICS[metric] else min
+    best = choose(curve, key=lambda step: curve[step])
+    last = max(curve)
+    name = metric or "loss"
+    return f"{drawn.label}: {name} {curve[best]:.4g} at best (step {best}), {curve[last]:.4g} last"
