@@ -51,7 +51,7 @@ def create(
     names = backends or (chosen.backends if chosen else ("gloo",))
     if "nccl" in names:  # its groups are those of torch's default group, which is this one
         raise ConfigError("backend nccl cannot carry torch's own default group; use nccl_direct")
-    world = _world(options.store, options.group_rank, options.group_size)
+    world = world_at(options.store, options.group_rank, options.group_size)
     rendezvous.use(world, options.store)
     comm.init(
         names,
@@ -70,7 +70,8 @@ def _leave() -> None:
     comm.shutdown()
 
 
-def _world(store: Any, rank: int, size: int) -> World:
+def world_at(store: Any, rank: int, size: int) -> World:
+    """Returns this rank among those that share a store; all of them call it."""
     # Launchers name local ranks differently, so the ranks of a machine are counted here.
     place = f"{socket.gethostname()} {_boot()}"
     store.set(f"hires/place/{rank}", place)

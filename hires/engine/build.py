@@ -241,7 +241,7 @@ def assemble(
     every = {**tensors, **derived.tensors}
     modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
     slots = [SlotPass(*pair, config.objective, low) for pair in zip(contexts, modules, strict=True)]
-    sync = GradientSync(contexts, modules, _counters(contexts, tensors)) if training else None
+    sync = GradientSync(contexts, modules, counters_of(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
@@ -361,8 +361,8 @@ def cast_constants(model: nn.Module, dtype: torch.dtype) -> None:
                 vars(module)[name] = changed(item)
 
 
-def _counters(contexts: list[Context], tensors: dict[str, Tensor]) -> list[tuple[Tensor, int]]:
-    # The counters of the norms that train, and how often each norm runs in a microbatch.
+def counters_of(contexts: list[Context], tensors: dict[str, Tensor]) -> list[tuple[Tensor, int]]:
+    """Returns the counters of the norms that train, and how often each runs in a microbatch."""
     stages = {context.stage.index for context in contexts}
     nodes = (node for stage in stages for node in contexts[0].plan.nodes(stage))
     # Instance norms keep a counter and never count.

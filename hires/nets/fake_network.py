@@ -35,7 +35,7 @@ LOUD = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 def export_network(
     model: nn.Module,
     input_shape: list[int],
-    training: bool,
+    training: bool | None,
     dtype: torch.dtype,
     watched: Callable[[nn.Module], contextlib.AbstractContextManager[None]],
 ) -> ExportedProgram:
@@ -48,7 +48,9 @@ def export_network(
         fakes = FakeTensorMode(
             shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True
         )
-    copied = _fake_copy(model, fakes, dtype).train(training)
+    copied = _fake_copy(model, fakes, dtype)
+    if training is not None:
+        copied.train(training)
     with fakes:
         images = torch.empty(input_shape, dtype=dtype)
     with warnings.catch_warnings(), tracing(TracingContext(fakes)), _plain_calls():

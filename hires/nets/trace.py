@@ -31,12 +31,16 @@ LARGER = (2, 4)
 
 
 def trace(
-    model: nn.Module, input_shape: list[int], training: bool, dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    input_shape: list[int],
+    training: bool | None,
+    dtype: torch.dtype = torch.float32,
 ) -> Graph:
     """Returns the graph of one forward pass of a module, which is left as it was.
 
     It takes one microbatch of images, (n, C, H, W), and returns one tensor; ConfigError: why it
-    cannot be traced. ``dtype`` is that of images, parameters and buffers.
+    cannot be traced. ``training``: whether it trains; None: each of its modules stays in its mode.
+    ``dtype`` is that of images, parameters and buffers.
     """
     assigned: dict[str, Tensor] = {}
     watched = functools.partial(_assignments, assigned)

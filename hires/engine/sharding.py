@@ -1,0 +1,296 @@
+r"""Runs a module of the user's on tiles of its images, in a training loop of the user's.
+
+    mesh   tiles of one image ---->
+           rank 0   rank 1             out = model(image)     halos and statistics travel
+    dp     rank 2   rank 3             loss.backward()        gradients are summed over the tiles,
+    |                                                         then (DDP) over the replicas
+    v
+
+The parameters stay those of the module: one autograd function takes them all, runs the plan of the
+tiles, and returns their gradients when all tiles have theirs. So whatever hooks on parameters do
+(DDP, clipping, a gradient scaler) sees gradients of whole images.
+
+    forward    parameters ----\
+               window of x ----> [ the plan's forward pass, with a graph of its own ] --> output
+    backward   gradients <----- [ its backward pass, then one sum over the tiles ]  <-- gradient
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hires import comm
+from hires.comm.backends import rendezvous
+from hires.comm.torch_world import world_at
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError
+from hires.core.precisions import HALF, PRECISIONS
+from hires.core.ranks.world import World
+from hires.engine.tiled_pass import TiledPass
+from hires.nets.trace import trace
+from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.tiling import own_rect
+
+GATHERS = ("full", "local")
+_NAMES = {getattr(torch, PRECISIONS[name]): name for name in ("fp64", "fp32", *HALF)}
+"""Precisions of the types of tensors."""
+_joined: list[tuple[int, ...]] = []
+"""The ranks of the world that this process has joined for its tiles."""
+
+
+def window(
+    shape: Sequence[int], mesh: Any, tiles: Sequence[int] | None = None
+) -> tuple[slice, slice]:
+    """Returns the rows and columns of an image that this rank should read.
+
+    Args:
+        shape: of the image; its last two numbers are rows and columns.
+        mesh: the device mesh of the tiles, as for :func:`shard`.
+        tiles: [rows, cols] of the grid, as for :func:`shard`.
+
+    Raises:
+        ConfigError: the mesh and the grid do not fit each other.
+    """
+    place = _Tiles(mesh, tiles)
+    r0, r1, c0, c1 = own_rect([*shape[-2:]], place.grid, place.index)
+    return slice(r0, r1), slice(c0, c1)
+
+
+def shard(
+    model: nn.Module,
+    mesh: Any,
+    *,
+    example: Tensor,
+    gather: str = "full",
+    tiles: Sequence[int] | None = None,
+) -> ShardedModule:
+    """Returns a module that computes ``model`` on tiles of its images; all ranks call it together.
+
+    It has the parameters, buffers and names of ``model``, and takes its place: in optimisers, DDP,
+    checkpoints. Called with a whole image, (n, C, H, W), each rank computes on its window of it;
+    called with a rank's own window (:func:`window`), no rank holds the image. Parameters must be
+    equal on all ranks of the mesh, and stay so: gradients are.
+
+    Args:
+        model: takes images, (n, C, H, W), and returns one tensor.
+        mesh: the ranks that share an image: a device mesh of one dim (bands of rows), or of two
+            (rows and columns of a grid).
+        example: images of the usual size, (n, C, H, W); only their shape and type count.
+        gather: what a map of an image becomes: ``full`` (whole on each rank, for a loss of all of
+            it) or ``local`` (the rank's own rows and columns, for a loss that is a sum over ranks).
+            Outputs without rows and columns are whole on each rank.
+        tiles: [rows, cols] of the grid, if it does not follow from the mesh.
+
+    Raises:
+        ConfigError: the module cannot run on these tiles; it names the operator and a remedy.
+    """
+    if gather not in GATHERS:
+        raise ConfigError(f"gather={gather!r} is unknown; choose one of {', '.join(GATHERS)}")
+    place = _Tiles(mesh, tiles)
+    _require_images("example", example)
+    made = ShardedModule(model, place, gather, (example.shape[2], example.shape[3]))
+    made.prepare(example)
+    return made
+
+
+class _Tiles:
+    """The ranks that share an image, and the place of this one."""
+
+    def __init__(self, mesh: Any, tiles: Sequence[int] | None) -> None:
+        sizes = [*mesh.mesh.shape]
+        if len(sizes) > 2:
+            raise ConfigError(
+                f"a mesh of {len(sizes)} dims is no grid of tiles; slice it, as mesh['tiles']"
+            )
+        self.ranks: list[int] = mesh.mesh.flatten().tolist()
+        self.grid = [*map(int, tiles)] if tiles is not None else [sizes[0], *(sizes[1:] or [1])]
+        if len(self.grid) != 2 or self.grid[0] * self.grid[1] != len(self.ranks):
+            raise ConfigError(
+                f"tiles={self.grid} are not the {len(self.ranks)} ranks of the mesh; use "
+                f"tiles=[{len(self.ranks)},1], or another mesh"
+            )
+        own = dist.get_rank()
+        if own not in self.ranks:
+            raise ConfigError(f"rank {own} is none of the mesh's {self.ranks}; slice the mesh")
+        self.index = self.ranks.index(own)
+
+    def join(self, plan: Plan) -> None:
+        """Joins the world of the tiles, in which ranks count as tiles do."""
+        if comm.is_initialized():
+            if tuple(self.ranks) not in _joined:
+                held = f"ranks {[*_joined[-1]]}" if _joined else "a world of its own"
+                raise ConfigError(
+                    f"this process exchanges messages among {held} already, and a process has one "
+                    f"set of tiles: shard every module on the same mesh"
+                )
+            return
+        size = len(self.ranks)
+        store: Any = dist.distributed_c10d._get_default_store()
+        own = rendezvous.part(store, f"hires tiles {self.ranks}")
+        world: World = world_at(own, self.index, size)
+        rendezvous.use(world, own)
+        comm.init(
+            joined_backends(plan),
+            world=world,
+            shared_memory=has_memory(plan),
+            algorithms=stage_algorithms(plan),
+        )
+        _joined.append(tuple(self.ranks))
+
+
+class ShardedModule(nn.Module):
+    """A module on tiles: the user's own parameters and names, and a plan for each kind of input."""
+
+    def __init__(self, plain: nn.Module, tiles: _Tiles, gather: str, size: tuple[int, int]) -> None:
+        super().__init__()
+        # Not as a submodule: names stay those of the plain module.
+        self.__dict__["plain"] = plain
+        self.__dict__["_calls"] = {}
+        self._tiles, self.gather, self._size = tiles, gather, size
+        self.training = plain.training
+        self._parameters, self._buffers = plain._parameters, plain._buffers
+        self._modules = plain._modules
+        self._non_persistent_buffers_set = plain._non_persistent_buffers_set
+
+    def train(self, mode: bool = True) -> ShardedModule:
+        """Sets the mode of the module, as that of the plain one."""
+        self.plain.train(mode)
+        self.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "plain" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["plain"], name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy has: all but plans, which it makes again."""
+        return {**self.__dict__, "_calls": {}}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
+        """Returns a module with copies of the parameters, on the same tiles."""
+        made = ShardedModule(copy.deepcopy(self.plain, memo), self._tiles, self.gather, self._size)
+        memo[id(self)] = made
+        return made
+
+    def prepare(self, images: Tensor, size: Sequence[int] | None = None) -> None:
+        """Plans for images like these, so that the first call need not; ConfigError: it cannot."""
+        self._call(self._whole_shape(images, size), images)
+
+    def forward(self, images: Tensor, size: Sequence[int] | None = None) -> Tensor:
+        """Returns what the plain module computes of images, (n, C, H, W).
+
+        ``images`` are whole, or this rank's window: of images of the example's size, or of images
+        of a ``size`` that is given, (rows, columns).
+        """
+        shape = self._whole_shape(images, size)
+        call = self._call(shape, images)
+        rect = own_rect([*shape[2:]], self._tiles.grid, self._tiles.index)
+        if tuple(images.shape[2:]) == shape[2:]:
+            images = images[:, :, rect[0] : rect[1], rect[2] : rect[3]]
+        return call.call(images, self.gather == "full")
+
+    def _whole_shape(self, images: Tensor, size: Sequence[int] | None) -> tuple[int, int, int, int]:
+        _require_images("images", images)
+        n, channels, *given = images.shape
+        if images.requires_grad:
+            raise ConfigError(
+                "images that need a gradient: tiles return none for them; use images.detach(), or "
+                "shard the whole network"
+            )
+        whole = self._size if size is None else (int(size[0]), int(size[1]))
+        r0, r1, c0, c1 = own_rect(whole, self._tiles.grid, self._tiles.index)
+        if [*given] in ([*whole], [r1 - r0, c1 - c0]):
+            return n, channels, *whole
+        if size is not None:
+            raise ConfigError(
+                f"images of {given[0]}x{given[1]} are neither whole images of size={[*whole]} nor "
+                f"this rank's window, {r1 - r0}x{c1 - c0}; see hires.window"
+            )
+        return n, channels, given[0], given[1]  # whole images of another size
+
+    def _call(self, shape: tuple[int, ...], images: Tensor) -> TiledPass:
+        key = (shape, images.dtype, images.device.type, *self._mode(images))
+        if key not in self._calls:
+            self._calls[key] = self._planned(shape, images)
+        call: TiledPass = self._calls[key]
+        if not call.is_of(self.plain):  # .to() or a file has put other tensors in their place
+            call = self._calls[key] = self._planned(shape, images)
+        return call
+
+    def _mode(self, images: Tensor) -> Iterator[Any]:
+        # Whatever else decides the plan.
+        yield self._trains
+        yield self._autocast(images)
+        yield tuple(module.training for module in self.plain.modules())
+        yield tuple(parameter.requires_grad for parameter in self.plain.parameters())
+
+    @property
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.plain.parameters())
+
+    @staticmethod
+    def _autocast(images: Tensor) -> torch.dtype | None:
+        kind = images.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def _planned(self, shape: tuple[int, ...], images: Tensor) -> TiledPass:
+        low = self._autocast(images)
+        config = _config(shape, images, low, self._trains, self._tiles.grid)
+        graph = trace(self.plain, [*shape], None, images.dtype)
+        plan = make_plan(config, graph)
+        if not plan.ok:
+            errors = [f.text for f in plan.findings if f.severity == "error"]
+            raise ConfigError(f"hires.shard: {'; '.join(errors)}")
+        self._tiles.join(plan)
+        return TiledPass(plan, self.plain, self._tiles.index, images.device, low)
+
+
+def _config(
+    shape: Sequence[int],
+    images: Tensor,
+    low: torch.dtype | None,
+    trains: bool,
+    grid: Sequence[int],
+) -> RunConfig:
+    """Returns the config of a run that computes what a module computes on tiles."""
+    if images.dtype not in _NAMES:
+        raise ConfigError(f"images of {images.dtype} are no numbers of a network; use float32")
+    own = _NAMES[images.dtype]
+    if low is None and trains and own not in ("fp32", "fp64"):
+        raise ConfigError(
+            f"tiles do not train weights of {own}; keep them in float32, under torch.autocast"
+        )
+    precision = {"name": own if low is None else _NAMES[low]}
+    if low is not None and not trains:
+        precision["weights"] = "fp32"
+    return from_dict(
+        {
+            "image": [*shape[2:]],
+            "batch": shape[0],
+            "device": images.device.type,
+            "task": {"name": "train" if trains else "infer"},
+            "model": {"name": "custom", "target": "a:module", "channels": shape[1]},
+            "parallel": {"tiles": [*grid]},
+            "precision": precision,
+            "engine": {"fuse": "off"},
+            "loss": {"name": "cross_entropy"},
+            "comm": {"log": "off"},
+        }
+    )
+
+
+def _require_images(name: str, images: Tensor) -> None:
+    if images.dim() != 4:
+        raise ConfigError(f"{name} of shape {[*images.shape]} are no images; use (n, C, H, W)")

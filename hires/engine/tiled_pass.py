@@ -1,0 +1,218 @@
+"""Runs the passes of a plan of tiles whenever autograd comes to them, outside of any step.
+
+A plan's events are those of one step of one microbatch. A call takes the part of them that belongs
+to its pass, and leaves no message under way:
+
+    events    barrier begin read | forward F0 ... end F0 | backward B0 ... end B0 | sums, update
+    call                          ^-- forward ----------^
+    backward                                              ^-- backward --------^  one sum of its own
+
+So calls may follow each other as the loop likes, forward and back, as long as all ranks of the
+tiles make the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hires import comm
+from hires.core.errors import ConfigError, RunError
+from hires.engine.build import contexts_of, counters_of, named_tensors, names_of, placement
+from hires.parallel.context import Context
+from hires.parallel.gradients import flat
+from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT
+from hires.plan.groups import trained
+from hires.plan.plan import Plan
+from hires.plan.rules import TILED
+from hires.plan.tiling import own_rects
+
+
+class TiledPass:
+    """One plan of a module on this rank: its stage, its tensors, and its place in the events."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        tile: int,
+        device: torch.device,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.plan = plan = _without_step(plan)
+        self.autocast, self.device = autocast, device
+        [context] = contexts_of(plan, tile, device)
+        self.context: Context = context
+        tensors = named_tensors(model)
+        names = names_of([context], tensors)
+        if missing := sorted(names - tensors.keys()):
+            raise ConfigError(f"hires.shard: the module has no {missing[0]} of its own")
+        self.originals = {name: tensors[name] for name in sorted(names)}
+        place = placement(_dtype_of(model), plan.graph)
+        for name, tensor in self.originals.items():
+            place(name, tensor)  # in another order of memory; the numbers stay
+        self.pointers = {name: tensor.data_ptr() for name, tensor in self.originals.items()}
+        # Leaves of the pass's own graph, on the same numbers.
+        self.leaves = {
+            name: nn.Parameter(tensor.data, tensor.requires_grad)
+            if isinstance(tensor, nn.Parameter)
+            else tensor
+            for name, tensor in self.originals.items()
+        }
+        self.module = StageModule(context, self.leaves)
+        self.counters = counters_of([context], tensors)
+        self.trained = [*trained(plan, 0)] if plan.training else []
+        # All tiles have their gradient in full: a mean of them is a sum of shares.
+        several = context.stage.num_tiles > 1
+        self.copied = {*self.trained} - self.module.partial if several else set()
+        self.parameters = [self.originals[name] for name in self.trained]
+        self._spans = _spans(context)
+        self._calls = 0
+
+    def call(self, images: Tensor, full: bool) -> Tensor:
+        """Returns the output for this rank's window of images, (n, C, h, w); all ranks call it.
+
+        ``full``: that of the whole images, where it has rows and columns.
+        """
+        if self.plan.training:
+            return _Pass.apply(self, full, images, *self.parameters)  # type: ignore[no-any-return, no-untyped-call]
+        with torch.no_grad():
+            return self._out(self.forward(images), full)
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether the module still has the tensors that the pass reads."""
+        tensors = named_tensors(model)
+        return all(
+            tensors.get(name) is held and held.data_ptr() == self.pointers[name]
+            for name, held in self.originals.items()
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns this rank's part of the output."""
+        self.context.step = self._calls  # random numbers of each call are its own
+        self._calls += 1
+        images = images.detach().contiguous(memory_format=torch.channels_last)
+        with self._events("F0"), self._casting():
+            if self.module.buffers.written:
+                self.module.buffers.begin_step()
+            made = self.module.forward({INPUT: images})
+        if self.plan.training:
+            self.module.buffers.end_step()
+            for counter, uses in self.counters:
+                counter.add_(uses)
+        return made[self.plan.graph.output]
+
+    def backward(self, output: Tensor, gradient: Tensor) -> list[Tensor]:
+        """Returns the gradients of all parameters, summed over the tiles."""
+        if self.context.stage.num_tiles == 1:
+            torch.autograd.backward(output, gradient)
+        else:
+            with self._events("B0"):
+                torch.autograd.backward(output, gradient)
+        leaves = [self.leaves[name] for name in self.trained]
+        gradients = []
+        for name, leaf in zip(self.trained, leaves, strict=True):
+            made = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            gradients.append(
+                made.div_(self.context.stage.num_tiles) if name in self.copied else made
+            )
+            leaf.grad = None
+        comm.all_reduce_coalesced([*map(flat, gradients)], self.context.tiles)
+        return gradients
+
+    def _out(self, own: Tensor, full: bool) -> Tensor:
+        return self.gathered(own) if full and self.in_tiles else own
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether ranks hold rows and columns of the output, not all of it."""
+        held = self.context.stage.layout[self.plan.graph.output] == TILED
+        return held and self.context.stage.num_tiles > 1
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """Returns the whole map of which each rank has its tile."""
+        n, channels = own.shape[:2]
+        size = self.plan.graph.shape(self.plan.graph.output)[2:]
+        rects = own_rects(size, self.context.stage.tiles)
+        shapes = [(n, channels, r1 - r0, c1 - c0) for r0, r1, c0, c1 in rects]
+        parts = [own.new_empty(shape) for shape in shapes]
+        comm.all_gather(parts, own.contiguous(), self.context.tiles)
+        whole = own.new_empty((n, channels, size[0], size[1]))
+        for (r0, r1, c0, c1), part in zip(rects, parts, strict=True):
+            whole[:, :, r0:r1, c0:c1] = part
+        return whole
+
+    def own_of(self, whole: Tensor) -> Tensor:
+        """Returns this rank's tile of the gradient of a whole output."""
+        r0, r1, c0, c1 = self.context.own_of(self.plan.graph.output)
+        return whole[:, :, r0:r1, c0:c1]
+
+    def _casting(self) -> torch.autocast:
+        low = self.autocast
+        return torch.autocast(self.device.type, dtype=low, enabled=low is not None)
+
+    @contextlib.contextmanager
+    def _events(self, action: str) -> Iterator[None]:
+        # Walks the messages of one pass; whatever it has sent has left when it ends.
+        cursor, (first, end) = self.context.cursor, self._spans[action]
+        cursor.at = first
+        try:
+            yield
+            if cursor.at != end:
+                event = cursor.events[cursor.at]
+                raise RunError(
+                    f"a pass has ended before {event.what}, which the plan has inside it"
+                )
+            cursor.wait_sends()
+            comm.finish_streams()
+        finally:
+            cursor.restart()
+
+
+class _Pass(torch.autograd.Function):
+    # Window of the images and all parameters -> output; the way back returns their gradients.
+    @staticmethod
+    def forward(ctx: Any, tiled: TiledPass, full: bool, images: Tensor, *_: Tensor) -> Tensor:
+        with torch.enable_grad():
+            made = tiled.forward(images)
+        ctx.tiled, ctx.full, ctx.made = tiled, full, made
+        return tiled._out(made.detach(), full)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        tiled, [gradient], made = ctx.tiled, gradients, ctx.made
+        if made is None:
+            raise RunError("the gradients of a call were computed before; call the module again")
+        ctx.made = None
+        if ctx.full and tiled.in_tiles:
+            gradient = tiled.own_of(gradient)
+        return None, None, None, *tiled.backward(made, gradient.contiguous())
+
+
+def _without_step(plan: Plan) -> Plan:
+    """Returns a plan without what belongs to a whole step: its loss, and sums before its end."""
+    values = plan.to_dict()
+    for stage in values["stages"]:
+        stage["comm"] = [op for op in stage["comm"] if op["kind"] != "loss"]
+    values["gradients"] = "together"
+    return Plan.from_dict(values)
+
+
+def _spans(context: Context) -> dict[str, tuple[int, int]]:
+    """Returns for each pass its first event behind its begin, and its end."""
+    spans, begin = {}, {}
+    for place, event in enumerate(context.cursor.events):
+        if event.kind in ("forward", "backward"):
+            begin[event.part.action] = place + 1
+        elif event.kind == "end":
+            spans[event.part.action] = begin[event.part.action], place
+    return spans
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -1,0 +1,67 @@
+"""Is a module on tiles, in a loop of the user's own, the plain module?"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.ranks import run_ranks
+from tests.helpers.shard_jobs import refusals, train_beside_plain
+
+RESNET = {"net": "resnet", "image": [33, 35], "steps": 2}
+CASES = {
+    "two bands": {"net": "whole", "image": [19, 22], "mesh": [1, 2]},
+    "three uneven bands": {"net": "whole", "image": [20, 13], "mesh": [1, 3]},
+    "a grid": {"net": "unet", "image": [24, 28], "mesh": [1, 2, 2]},
+    "windows, and maps that stay in tiles": {
+        "net": "unet", "image": [20, 24], "mesh": [1, 3], "gather": "local", "windows": True,
+    },
+    "windows, and whole maps": {"net": "whole", "image": [16, 9], "mesh": [1, 2], "windows": True},
+    "several calls before an update": {
+        "net": "whole", "image": [16, 12], "mesh": [1, 2], "calls": 3, "steps": 2,
+    },
+    "replicas of tiles": {"net": "of samples", "image": [16, 12], "mesh": [2, 2]},
+    "a network of classes": {**RESNET, "mesh": [1, 2]},
+    "one tile": {"net": "whole", "image": [16, 12], "mesh": [1, 1]},
+}  # fmt: skip
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", CASES)
+def test_module_on_tiles_trains_as_the_plain_one(name):
+    case = CASES[name]
+    size = 1
+    for one in case["mesh"]:
+        size *= one
+    for found in run_ranks(train_beside_plain, size, case):
+        for what, error in found.items():
+            assert error < 1e-10, (name, what, found)
+
+
+@pytest.mark.dist
+def test_autocast_is_that_of_the_loop():
+    case = {"net": "unet", "image": [20, 24], "mesh": [1, 2], "autocast": True, "steps": 2}
+    for found in run_ranks(train_beside_plain, 2, case):
+        assert 0 < found["output"] < 0.15  # of bfloat16: 2^-8 of values of about 4, a few times
+        assert found["gradient"] < 0.05
+        assert found["parameter"] < 5e-3
+
+
+REFUSED = [
+    "gather='all' is unknown; choose one of full, local",
+    "are not the 2 ranks of the mesh; use tiles=[2,1]",
+    "slice it, as mesh['tiles']",
+    "use (n, C, H, W)",
+    "its control flow depends on the values of tensors",
+    "keep them in float32, under torch.autocast",
+    "use at most 1, or a larger image",
+    "use images.detach()",
+    "neither whole images of size=[16, 16] nor this rank's window, 8x16",
+    "use float32",
+]
+
+
+@pytest.mark.dist
+def test_wrong_calls_are_answered_with_the_remedy():
+    for texts in run_ranks(refusals, 2):
+        for wanted, text in zip(REFUSED, texts, strict=True):
+            assert wanted in text

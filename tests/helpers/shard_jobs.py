@@ -1,0 +1,185 @@
+"""Training loops of a user's on ranks: a module on tiles beside the plain one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import hires
+from hires import comm
+from hires.core.config.model_config import ModelConfig
+from hires.core.errors import ConfigError
+from hires.core.ranks.world import World
+from hires.nets.build_network import build_model, materialise
+
+
+class Whole(nn.Module):
+    """Has an operator between its convolutions that tiles compute whole, and norms."""
+
+    def __init__(self, of_batch: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6) if of_batch else nn.GroupNorm(3, 6)
+        self.second, self.groups = nn.Conv2d(6, 4, 5, padding=2), nn.GroupNorm(2, 4)
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns a map, (n, 4, H, W)."""
+        y = torch.cumsum(torch.relu(self.norm(self.first(x))), 2) / x.shape[2]
+        return self.groups(self.second(y)) * self.scale
+
+
+def network(name: str, seed: int = 1) -> nn.Module:
+    """Returns a module of float64 that is the same on every rank."""
+    torch.manual_seed(seed)
+    if name in ("whole", "of samples"):
+        return Whole(name == "whole").double()
+    sizes: dict[str, Any] = {"unet": {"levels": 2, "width": 4}, "resnet": {"depth": 18}}[name]
+    model = build_model(ModelConfig(name=name, classes=5, **sizes), seed, (32, 32))
+    materialise(model, [*model.state_dict()], seed)
+    return model.double()
+
+
+@contextlib.contextmanager
+def torch_world(world: World) -> Iterator[None]:
+    """Makes torch's default group, as torchrun's scripts do."""
+    place = f"tcp://{world.address}:{world.port}"
+    dist.init_process_group("gloo", init_method=place, rank=world.rank, world_size=world.size)
+    try:
+        yield
+    finally:
+        comm.shutdown()
+        dist.destroy_process_group()
+
+
+def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
+    """Returns the largest differences from the plain module over some steps of AdamW.
+
+    ``case``: ``net``, ``image``, ``mesh`` (sizes of replicas, then of the tiles), ``gather``,
+    ``windows`` (whether ranks get their window only), ``calls`` before each update, ``autocast``.
+    """
+    replicas, *grid = case["mesh"]
+    names = ("dp", "rows", "cols")[: 1 + len(grid)]
+    with torch_world(world):
+        mesh = init_device_mesh("cpu", (replicas, *grid), mesh_dim_names=names)
+        tiles = mesh[names[1:]] if len(grid) > 1 else mesh["rows"]
+        plain, calls = network(case["net"]), case.get("calls", 1)
+        low = case.get("autocast")
+        dtype = torch.float64 if low is None else torch.float32
+        plain = plain.to(dtype)
+        model: nn.Module = copy.deepcopy(plain)
+        example = torch.empty(2, 3, *case["image"], dtype=dtype)
+        sharded = hires.shard(model, tiles, example=example, gather=case.get("gather", "full"))
+        model = sharded
+        if replicas > 1:
+            model = DistributedDataParallel(model, process_group=mesh["dp"].get_group())
+        ours, theirs = (
+            torch.optim.AdamW(m.parameters(), lr=1e-3, eps=1e-3) for m in (model, plain)
+        )
+        found = {"output": 0.0, "gradient": 0.0, "parameter": 0.0, "norm": 0.0}
+        own = world.rank // tiles.size()
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(case.get("steps", 5)):
+            for optimizer in (ours, theirs):
+                optimizer.zero_grad()
+            for _ in range(calls):
+                images = torch.randn(2 * replicas, 3, *case["image"], generator=generator).to(dtype)
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low is not None):
+                    wanted = plain(images)
+                    given = images[2 * own : 2 * own + 2]
+                    if case.get("windows"):
+                        given = given[(..., *hires.window(images.shape, tiles))]
+                    made = model(given)
+                    target = torch.randn(wanted.shape, generator=generator).to(wanted.dtype)
+                    functional.mse_loss(wanted.double(), target.double()).backward()
+                    mine = _loss(made, target[2 * own : 2 * own + 2], wanted, sharded, tiles)
+                mine.backward()
+                part = wanted[2 * own : 2 * own + 2]
+                part = part[_rect(part, made, tiles)]
+                found["output"] = max(found["output"], _largest(made - part))
+            for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+                assert a.grad is not None
+                assert b.grad is not None
+                found["gradient"] = max(found["gradient"], _largest(a.grad - b.grad))
+            norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.5) for m in (model, plain)]
+            found["norm"] = max(found["norm"], abs(float(norms[0] - norms[1])))
+            for optimizer in (ours, theirs):
+                optimizer.step()
+            for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+                found["parameter"] = max(found["parameter"], _largest(a - b))
+        states = [sharded.state_dict(), plain.state_dict()]
+        assert [*states[0]] == [*states[1]]
+        if replicas == 1:
+            pairs = zip(states[0].values(), states[1].values(), strict=True)
+            found["state"] = max(_largest(a.double() - b.double()) for a, b in pairs)
+        sharded.eval(), plain.eval()
+        found["evaluated"] = 0.0
+        if replicas == 1 and low is None:
+            with torch.no_grad():
+                bigger = torch.randn(1, 3, 40, 37, generator=generator).to(dtype)
+                wanted, made = plain(bigger), sharded(bigger)
+                wanted = wanted[_rect(wanted, made, tiles)]
+                found["evaluated"] = _largest(made - wanted)
+    return found
+
+
+def _loss(made: Tensor, target: Tensor, wanted: Tensor, model: Any, tiles: Any) -> Tensor:
+    # The mean over all, or this rank's share of it.
+    part = target[_rect(target, made, tiles)]
+    error = functional.mse_loss(made.double(), part.double(), reduction="sum")
+    return error / target.numel()
+
+
+def _rect(whole: Tensor, made: Tensor, tiles: Any) -> Any:
+    # Rows and columns of a whole map that an output holds.
+    if made.shape[2:] == whole.shape[2:]:
+        return (...,)
+    return (..., *hires.window(whole.shape, tiles))
+
+
+def _largest(difference: Tensor) -> float:
+    return float(difference.detach().abs().max()) if difference.numel() else 0.0
+
+
+def refusals(world: World) -> list[str]:
+    """Returns what several wrong calls are answered with."""
+    images = torch.zeros(2, 3, 16, 16, dtype=torch.float64)
+    with torch_world(world):
+        mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tiles",))
+        deep = init_device_mesh("cpu", (world.size, 1, 1))
+        net = network("whole")
+        model = hires.shard(net, mesh, example=images)
+
+        class Values(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x if x.mean() > 0 else -x
+
+        wrong = [
+            lambda: hires.shard(net, mesh, example=images, gather="all"),
+            lambda: hires.shard(net, mesh, example=images, tiles=[2, 2]),
+            lambda: hires.shard(net, deep, example=images),
+            lambda: hires.shard(net, mesh, example=images[0]),
+            lambda: hires.shard(Values(), mesh, example=images),
+            lambda: hires.shard(network("whole").half(), mesh, example=images.half()),
+            lambda: hires.shard(net, mesh, example=images[:, :, :1]),
+            lambda: model(images.clone().requires_grad_()),
+            lambda: model(images[:, :, :5], size=(16, 16)),
+            lambda: model(images.long()),
+        ]
+        texts = []
+        for call in wrong:
+            try:
+                call()
+                texts.append("nothing")
+            except ConfigError as error:
+                texts.append(str(error))
+    return texts
