@@ -114,14 +114,14 @@ class TiledPass:
         else:
             with self._events("B0"):
                 torch.autograd.backward(output, gradient)
-        leaves = [self.leaves[name] for name in self.trained]
-        gradients = []
-        for name, leaf in zip(self.trained, leaves, strict=True):
+        gradients, share = [], self.context.stage.num_tiles
+        for name in self.trained:
+            leaf = self.leaves[name]
             made = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            gradients.append(
-                made.div_(self.context.stage.num_tiles) if name in self.copied else made
-            )
             leaf.grad = None
+            if made.stride() != leaf.stride():  # of 1x1, which has several; DDP compares them
+                made = made.clone().as_strided(leaf.shape, leaf.stride())
+            gradients.append(made.div_(share) if name in self.copied else made)
         comm.all_reduce_coalesced([*map(flat, gradients)], self.context.tiles)
         return gradients
 

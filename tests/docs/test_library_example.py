@@ -38,6 +38,7 @@ def test_script_trains_as_the_plain_module(tmp_path):
     for words in ([*start, "train.py"], [sys.executable, "plain.py"]):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
+        assert "Warning: " not in done.stderr
     ours, theirs = (
         torch.load(tmp_path / name, weights_only=True) for name in ("model.pt", "plain.pt")
     )
