@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.run_config import DataConfig, RunConfig
 from hires.core.errors import ConfigError
+from hires.data.augmented import AugmentedSource
 from hires.data.folder import CONTENTS, FolderSource, scan
 from hires.data.image_fit import resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
@@ -68,11 +69,13 @@ class Source(Protocol):
 
 def open_data(config: RunConfig) -> Source | PairSource:
     """Returns what a run learns from; errors are those of :func:`open_source`."""
-    channels = config.model.channels
+    channels, size = config.model.channels, config.target_size or (config.height, config.width)
+    whole = open_source(config.data, size, channels, config.seed)
+    if config.augments:
+        whole = AugmentedSource(whole, size, config.augment, config.seed)
     if config.target_size is None:
-        return open_source(config.data, config.image, channels, config.seed)
-    large = open_source(config.data, config.target_size, channels, config.seed)
-    return PairSource(large, (config.height, config.width), config.model.scale, channels)
+        return whole
+    return PairSource(whole, (config.height, config.width), config.model.scale, channels)
 
 
 def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int) -> Source:

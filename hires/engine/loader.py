@@ -190,9 +190,16 @@ def target_of(source: Data, rect: Rect | None) -> Target:
 
 
 def replica_samples(config: RunConfig, source: Data, step: int, replica: int) -> list[int]:
-    """Returns the indices of a replica's images in a step, microbatch after microbatch."""
-    share = config.batch // config.parallel.replicas
-    indices = step_indices(step, config.batch, len(source), config.seed, config.shuffles)
+    """Returns the indices of a replica's images in a step, microbatch after microbatch.
+
+    Of images that are changed at random they count on through the epochs
+    (:mod:`hires.data.augmented`).
+    """
+    share, length = config.batch // config.parallel.replicas, len(source)
+    indices = step_indices(step, config.batch, length, config.seed, config.shuffles)
+    if config.augments:  # each epoch has changes of its own
+        first = step * config.batch
+        indices = [(first + k) // length * length + index for k, index in enumerate(indices)]
     return indices[replica * share : (replica + 1) * share]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config import library_options
+from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
@@ -145,6 +146,7 @@ class RunConfig(Section):
     """Folder for all run folders."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -315,6 +317,11 @@ class RunConfig(Section):
             return self.loss
         makes_images = self.model.name == "edsr" or self.data.name == "pairs"
         return dataclasses.replace(self.loss, name="l1" if makes_images else "cross_entropy")
+
+    @property
+    def augments(self) -> bool:
+        """Whether images are changed at random."""
+        return self.task.name == "train" and self.augment.is_on
 
     @property
     def validates(self) -> bool:

@@ -102,6 +102,13 @@ LATER: dict[str, Any] = {
     "engine.fuse": "auto",
     "comm.options": {},
     "predict.reduce": "argmax",
+    "augment.flip": "none",
+    "augment.rotate": False,
+    "augment.crop": 1.0,
+    "augment.shift": 0,
+    "augment.brightness": 0.0,
+    "augment.contrast": 0.0,
+    "augment.saturation": 0.0,
     "validate.every": None,
     "validate.metric": "auto",
     "validate.patience": None,
@@ -121,7 +128,7 @@ LATER: dict[str, Any] = {
 }
 """Keys that came later, with the value that leaves the names of older runs as they are."""
 
-SECTIONS = ("engine", "quant", "predict", "validate", "optimizer", "lr_schedule", "loss")
+SECTIONS = ("engine", "quant", "predict", "validate", "augment", "optimizer", "lr_schedule", "loss")
 """Sections that came later; names hold none that is empty without those keys."""
 
 MOVED = {
