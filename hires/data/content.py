@@ -21,13 +21,14 @@ from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.frozen import DataContent
 from hires.data.folder import CONTENTS, scan
+from hires.data.masks import mask_pairs
 from hires.data.splits import cifar10_files, part_of
 
 MOST_BYTES = 16 * 2**30
 """Size of the images whose contents are read; of more images the times of change count."""
 _SETTLED_NS = 2 * 10**9
 """Two changes of a file within the clock's ticks may have one time (git: racy index entries)."""
-HAS_FILES = (*CONTENTS, "cifar10")
+HAS_FILES = (*CONTENTS, "cifar10", "masks")
 """``data.name`` of images that lie below ``data.path``."""
 _THREADS = 4
 _CHUNK = 2**20
@@ -105,6 +106,9 @@ def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -
 def _paths(data: DataConfig) -> Sequence[str]:
     if data.name == "cifar10":
         return [*map(str, cifar10_files(data))]
+    if data.name == "masks":
+        index, masks = mask_pairs(data, part_of(data))
+        return (*index.paths, *masks)
     return scan(part_of(data), data.name).paths
 
 

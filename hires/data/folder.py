@@ -91,7 +91,7 @@ def listing(path: str | None, data: str = "folder") -> tuple[dict[str, list[str]
         if data == "folder":
             entries = sorted(filter(lambda entry: _visible(entry.name), root.iterdir()))
             folders = {entry.name: entry for entry in entries if entry.is_dir()}
-        files = {name: _files(folder) for name, folder in folders.items()}
+        files = {name: visible_files(folder) for name, folder in folders.items()}
     except OSError as error:
         raise ConfigError(
             f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
@@ -115,8 +115,8 @@ def _check_finished(root: Path, path: str, contents: str) -> None:
         raise ConfigError(f"data.path={path} {fault}")
 
 
-def _files(folder: Path) -> list[str]:
-    """Returns the visible files below a folder in order of name."""
+def visible_files(folder: Path) -> list[str]:
+    """Returns the visible files below a folder in order of name; OSError: it cannot be listed."""
 
     def refuse(error: OSError) -> None:  # os.walk would ignore it
         raise error

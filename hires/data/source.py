@@ -23,12 +23,13 @@ from hires.data.augmented import AugmentedSource
 from hires.data.folder import CONTENTS, FolderSource, scan
 from hires.data.image_fit import resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
+from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.overlapping import OverlappingSource
 from hires.data.small_images import cifar10, digits
 from hires.data.splits import chosen, part_of
 from hires.data.synthetic import SyntheticSource
 
-KINDS = ("synthetic", "textures", "hard", "digits", "cifar10", *CONTENTS)
+KINDS = ("synthetic", "textures", "hard", "digits", "cifar10", "masks", *CONTENTS)
 """Values of ``data.name``."""
 
 
@@ -71,7 +72,9 @@ def open_data(config: RunConfig) -> Source | PairSource:
     """Returns what a run learns from; errors are those of :func:`open_source`."""
     channels, size = config.model.channels, config.target_size or (config.height, config.width)
     whole = open_source(config.data, size, channels, config.seed)
-    if config.augments:
+    if config.augments and isinstance(whole, MaskSource):
+        whole = AugmentedMasks(whole, size, config.augment, config.seed)
+    elif config.augments:
         whole = AugmentedSource(whole, size, config.augment, config.seed)
     if config.target_size is None:
         return whole
@@ -89,6 +92,9 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
     """
     whole = _whole_source(data, (image[0], image[1]), channels, seed)
     numbers = chosen(data, map(whole.label, range(len(whole))))
+    if numbers is not None and isinstance(whole, MaskSource):
+        whole.keep(numbers)
+        return whole
     return whole if numbers is None else SplitSource(whole, numbers)
 
 
@@ -103,6 +109,8 @@ def _whole_source(data: DataConfig, size: Size, channels: int, seed: int) -> Sou
     if data.name in CONTENTS:
         index = scan(part_of(data), data.name)
         return FolderSource(index, size, channels, data.fit, data.max_pixels)
+    if data.name == "masks":
+        return MaskSource(data, part_of(data), size, channels)
     raise ConfigError(f"data={data.name!r} is unknown; choose one of {', '.join(KINDS)}")
 
 

@@ -81,7 +81,7 @@ _lock = threading.Lock()  # loaders read in threads of their own
 @FORMATS.register(".png")
 def open_whole(path: Path, max_pixels: int) -> WholeImage:
     """Returns the image of a file, of which only the header was read."""
-    with _opened(path) as image:
+    with opened(path) as image:
         width, height = image.size
         mode = _mode_of(image)
         bits = _SAMPLE_BITS.get(image.mode, 8) * len(image.getbands())
@@ -112,7 +112,7 @@ def _pixels_of(path: Path) -> Pixels:
     key = (path, stat.st_mtime_ns, stat.st_size)
     pixels = _kept.get(key)
     if pixels is None:
-        with _opened(path) as image:
+        with opened(path) as image:
             image.load()
             mode = _mode_of(image)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
@@ -133,7 +133,7 @@ def _mode_of(image: Image.Image) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def opened(path: Path) -> Iterator[Image.Image]:
     """Yields the first image of a file; raises whatever Pillow raises when it is broken.
 
     Pillow's own limit on pixels is a warning, and is lifted: ``data.max_pixels`` takes its place.

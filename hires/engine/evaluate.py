@@ -59,7 +59,7 @@ class Evaluator:
         seen = seen_output(context, self._config, len(self._source), output)
         if seen is None:
             return
-        target = target_of(self._source, seen.rect if self.kind == IMAGES else None)
+        target = target_of(self._source, None if self.kind == CLASSES else seen.rect)
         for sample, numbers in self._rows(seen.samples, seen.values, target):
             self.counted.rows.append([sample, *numbers])
 
@@ -84,9 +84,15 @@ class Evaluator:
             error.masked_fill_(~output.isfinite(), math.nan)  # infinity is no white
             return [float(error.sum()), float(loss) * wanted.numel()]
         labels = torch.as_tensor(target, device=output.device)
-        [loss] = sample_losses(self._config.objective, output[None], labels[None])
+        ignored = self._config.data.ignore
+        [loss] = sample_losses(self._config.objective, output[None], labels[None], ignored)
         made = output.argmax(0).masked_fill(broken_pixels(output), -1).flatten()
         labels = labels.flatten().expand(made.numel())
+        if ignored is not None:
+            counts = labels != ignored
+            labels, made = labels[counts], made[counts]
+            if not made.numel():
+                return [0, 0, 0.0]
         columns = len(output) + 1  # the first one of pixels that are not finite
         counts = torch.bincount(labels * columns + made + 1, minlength=len(output) * columns)
         for key in counts.nonzero().flatten().tolist():

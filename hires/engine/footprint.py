@@ -230,6 +230,9 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
         if needs.compares:
             classes = torch.empty(needs.num_samples, dtype=torch.int64)
             target = images(needs.target) if needs.target else classes
+            if needs.target and config.data.name == "masks":
+                r0, r1, c0, c1 = needs.target
+                target = torch.empty(needs.num_samples, r1 - r0, c1 - c0, dtype=torch.int64)
         batch = images(needs.window) if needs.window else None, target
         live.assign(batch, "buffers")
         return batch

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
+from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.source import PairSource, Source, open_data, step_indices
 from hires.engine.device import RankDevice, Uploads
 from hires.parallel.context import Context
@@ -24,16 +25,19 @@ from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED
 
 Data = Source | PairSource
+_MAPS = (MaskSource, AugmentedMasks)
+"""Sources whose targets are label maps."""
 Order = Callable[[int], list[int]]  # step -> a rank's samples, microbatch after microbatch
 Target = Callable[[int], Any]
-"""Returns what the output for a sample is compared with: its class, or an image (C, h, w)."""
+"""Returns what the output for a sample is compared with: its class, an image (C, h, w), or the
+class of each pixel, (h, w)."""
 
 
 class Microbatch(NamedTuple):
     """What one rank needs of one microbatch."""
 
     images: Tensor | None  # (n, C, h, w), channels_last in memory; None if it needs no pixels
-    target: Tensor | None  # classes (n,), int64, or images; None if it compares nothing
+    target: Tensor | None  # classes (n,) or (n, h, w), int64, or images; None: it compares nothing
 
 
 _THREAD = "loader"
@@ -115,7 +119,7 @@ class Needs(NamedTuple):
     num_samples: int
     window: Rect | None  # pixels of the images; None: none
     compares: bool  # whether it compares the output with something
-    target: Rect | None  # pixels of the target, if that is an image
+    target: Rect | None  # pixels of the target, if that is an image or a label map
 
 
 def needs_of(config: RunConfig, context: Context) -> Needs:
@@ -126,6 +130,9 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
     window = context.own(config.image) if reads else None
     compares = stage.index == len(plan.stages) - 1 and plan.training
     target, size = config.target_rect, config.target_size
+    if config.data.name == "masks":
+        size = config.height, config.width
+        target = 0, size[0], 0, size[1]
     if compares and size and stage.layout[plan.graph.output] == TILED:
         target = context.own(list(size))
     return Needs(end - first, window, compares, target)
@@ -164,7 +171,7 @@ def whole_microbatches(
     num_microbatches = config.parallel.pieces // config.parallel.replicas
     parts = split_steps(lambda step: samples, num_microbatches, range(1))
     image = image_of(source, (0, config.height, 0, config.width))
-    target = target_of(source, config.target_rect)
+    target = target_of(source, config.target_rect or (0, config.height, 0, config.width))
     read = read_microbatches(parts, image, target, image_dtype(config))
     return [(images, t) for images, t in read if images is not None and t is not None]
 
@@ -181,7 +188,11 @@ def image_of(source: Data, rect: Rect) -> Target:
 
 
 def target_of(source: Data, rect: Rect | None) -> Target:
-    """Returns the function from a sample to its class, or to a part of its larger image."""
+    """Returns the function from a sample to its class, or a part of its image or label map."""
+    if isinstance(source, _MAPS):
+        assert rect is not None
+        maps, own = source, (rect[:2], rect[2:])
+        return lambda sample: maps.labels(sample, *own)
     if isinstance(source, PairSource):
         assert rect is not None
         pairs, rows, cols = source, rect[:2], rect[2:]
@@ -231,6 +242,9 @@ def read_microbatches(
         if isinstance(first, int):
             labels = torch.tensor([first, *map(read, samples[1:])])
             return empty(labels.shape, labels.dtype).copy_(labels)
+        if first.ndim == 2:  # label maps
+            maps = [torch.from_numpy(one) for one in (first, *map(read, samples[1:]))]
+            return empty((len(maps), *first.shape), torch.int64).copy_(torch.stack(maps))
         shape = (len(samples), *first.shape)
         images = empty(shape, dtype, memory_format=torch.channels_last)
         images[0] = torch.from_numpy(first)

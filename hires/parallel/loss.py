@@ -54,9 +54,14 @@ def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
     return loss_of_sums(keys, sums_of_part(keys, output, target))
 
 
-def sample_losses(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
-    """Returns the loss of each sample alone, (n,); every class counts, and alike."""
-    alone = dataclasses.replace(keys, weights=None, ignore_index=None)
+def sample_losses(
+    keys: LossConfig, output: Tensor, target: Tensor, ignored: int | None = None
+) -> Tensor:
+    """Returns the loss of each sample alone, (n,); every class counts, and alike.
+
+    ``ignored``: the value of pixels of label maps that have no label.
+    """
+    alone = dataclasses.replace(keys, weights=None, ignore_index=ignored)
     each = [plain_loss(alone, output[i : i + 1], target[i : i + 1]) for i in range(len(output))]
     return torch.stack(each)
 

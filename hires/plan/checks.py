@@ -254,6 +254,14 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
                 f"the size of the input; {_image_remedy(config, shape)}"
             )
             return [Finding("error", "model.scale", text)]
+    if config.data.name == "masks" and shape[2:] != [config.height, config.width]:
+        what = f"maps of {shape[2]}x{shape[3]}" if len(shape) == 4 else f"{shape}"
+        text = (
+            f"the network returns {what} for images of {config.height}x{config.width}, and "
+            f"data=masks has a class for each of their pixels; end it with an upsampling to their "
+            f"size, or use model=unet"
+        )
+        return [Finding("error", "data", text)]
     if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or ""):

@@ -45,6 +45,7 @@ PARSER = Parser(
     "data",
     (
         "hires data make data/textures --classes 4 --count 64 --size 256x320",
+        "hires data make data/shapes --masks --classes 3 --size 64x64",
         "hires data check data/textures",
         "hires data check data/textures image=256 model.channels=1   as this run would read them",
         "hires data check photos data=pairs model=edsr image=96",
@@ -58,6 +59,7 @@ PARSER = Parser(
     number("--count", "make: images, at least one a class", default=64),
     number("--seed", "make: seed of the images", default=0, least=0),
     option("--size", "HxW", "make: pixels (default: 256x256)", type=_size, default=[256, 256]),
+    flag("--masks", "make: images with a label map each, for data=masks"),
     flag("--striped", "make: write ordinary TIFF instead of tiled TIFF"),
     CONFIG_DIR,
     JSON,
@@ -72,6 +74,7 @@ def main(args: argparse.Namespace) -> int:
     """Writes or checks a folder of images; returns 0, or 1 if a run could not read all of it."""
     if args.action == "check":
         return _check(args)
+    from hires.data.mask_shapes import make_masks
     from hires.data.textures import make_folder
 
     if args.overrides:
@@ -80,7 +83,14 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--count {args.count} must be at least {args.classes}, one a class")
     path = Path(args.path).expanduser()
     facts = {key: getattr(args, key) for key in ("classes", "count", "size", "seed")}
-    written = make_folder(path, **facts, tiled=not args.striped)
+    if args.masks and not 2 <= args.classes <= 256:
+        raise ConfigError(
+            f"--classes {args.classes} must be 2 to 256 with --masks: 0 is the ground"
+        )
+    if args.masks:
+        written = make_masks(path, **facts)
+    else:
+        written = make_folder(path, **facts, tiled=not args.striped)
     if args.json:
         print(json.dumps({"path": str(path), **facts, "written": written}, indent=2))
         return 0

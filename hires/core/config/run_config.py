@@ -49,14 +49,20 @@ class DataConfig(Section, key="data"):
     name: str = "synthetic"
     """Made in memory from the seed: ``synthetic`` or ``textures`` (a network learns them), ``hard``
     (its classes overlap). ``digits`` ship with hires; below ``data.path``: ``cifar10`` (binary
-    files), ``folder`` (one sub-folder per class), ``pairs`` (an image and a smaller copy of it, for
-    super-resolution)."""
+    files), ``folder`` (one sub-folder per class), ``masks`` (images and label maps, for a class of
+    each pixel), ``pairs`` (an image and a smaller copy of it, for super-resolution)."""
     path: str | None = None
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
     classes: int = number(10, least=1)
-    """Of images that are made: number of classes."""
+    """Of images that are made, and of ``masks``: number of classes."""
     length: int = number(1024, least=1)
     """Of images that are made: number of images."""
+    images: str = word("images/*")
+    """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
+    masks: str = word("masks/*")
+    """Of ``masks``: names of the label maps; the star is the name of the image."""
+    ignore: int | None = number(None)
+    """Of ``masks``: the value of pixels that have no label."""
     fit: str = choice("resize", ("resize", "crop", "error"))
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
@@ -218,6 +224,7 @@ class RunConfig(Section):
                 f"weights={self.weights} and checkpoint.{key}={self.checkpoint.source} both name "
                 f"what the network begins with; leave one of them out"
             )
+        check.problems += self._unfit_for_masks() if self.data.name == "masks" else ()
         images = [f"loss={name}" for name, one in LOSSES.items() if one.targets == IMAGES]
         objective = check(lambda: self.objective)
         if self.data.name == "pairs" and objective and objective.compares != IMAGES:
@@ -225,6 +232,15 @@ class RunConfig(Section):
                 f"loss={objective.name} needs classes, which data=pairs does not have; use "
                 f"{' or '.join(images)} or data=folder"
             )
+
+    def _unfit_for_masks(self) -> Iterator[str]:
+        moved = "data.fit=crop" if self.data.fit == "crop" else None
+        if self.augments and self.augment.shift:
+            moved = f"augment.shift={self.augment.shift}"
+        if moved and self.data.ignore is None:
+            yield f"{moved} brings in pixels without a label; name their value, data.ignore=255"
+        if self.loss.name not in ("auto", "custom") and LOSSES[self.loss.name].targets == IMAGES:
+            yield f"loss={self.loss.name} compares images; data=masks has classes: use loss=auto"
 
     def _unfit_for_validation(self) -> Iterator[str]:
         key = f"validate.every={self.validate.every}"
@@ -313,6 +329,10 @@ class RunConfig(Section):
     @property
     def objective(self) -> LossConfig:
         """What training minimises: ``loss``, with the name that ``auto`` means here."""
+        if self.data.name == "masks" and self.loss.ignore_index is None:
+            name = "cross_entropy" if self.loss.name == "auto" else self.loss.name
+            ignored = self.data.ignore if "ignore_index" in LOSSES[name].keys else None
+            return dataclasses.replace(self.loss, name=name, ignore_index=ignored)
         if self.loss.name != "auto":
             return self.loss
         makes_images = self.model.name == "edsr" or self.data.name == "pairs"

@@ -1,0 +1,226 @@
+"""Reads images with label maps: beside each image a file with a class for each of its pixels.
+
+    data.path/images/a/1.jpg     data.images=images/*      the star is a name, without its suffix
+    data.path/masks/a/1.png      data.masks=masks/*        here a/1
+
+A label map is a PNG (grey, or with a palette, whose numbers count), or a TIFF of one sample a
+pixel. ``data.ignore`` is the value of pixels without a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hires.core.config.augment_config import AugmentConfig
+from hires.core.config.run_config import DataConfig
+from hires.core.errors import ConfigError
+from hires.data.augmented import AugmentedSource, nearest_window, seen_through
+from hires.data.folder import FolderIndex, FolderSource, naming, visible_files
+from hires.data.image_fit import crop
+from hires.data.image_format import (
+    FORMATS,
+    ImageError,
+    Size,
+    Span,
+    check_claim,
+    check_window,
+    open_image,
+    suffix_of,
+)
+from hires.data.whole import opened
+
+Labels = NDArray[np.int64]
+"""(h, w): the class of each pixel, or ``data.ignore``."""
+_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
+"""Of Pillow, with one number a pixel."""
+
+
+def mask_pairs(data: DataConfig, path: str | None) -> tuple[FolderIndex, tuple[str, ...]]:
+    """Returns the images of a folder, and the label map of each; ConfigError: one is missing."""
+    if not path:
+        raise ConfigError(
+            f"data=masks needs data.path=FOLDER, with images in {data.images} and their label maps "
+            f"in {data.masks}"
+        )
+    root = Path(path).expanduser()
+    try:
+        files = [str(Path(file).relative_to(root)) for file in visible_files(root)]
+    except OSError as error:
+        raise ConfigError(
+            f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); give "
+            f"a readable folder"
+        ) from error
+    files = [file for file in files if suffix_of(Path(file).name) in FORMATS]
+    images, masks = _by_name(data.images, files), _by_name(data.masks, files)
+    if not images:
+        raise ConfigError(
+            f"data.path={path} holds no images named data.images={data.images}; the star stands "
+            f"for a name without suffix, as in images/*"
+        )
+    alone = [name for name in images if name not in masks]
+    if alone:
+        more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+        raise ConfigError(
+            f"data.path={path}: the image {images[alone[0]]}{more} has no label map "
+            f"{data.masks.replace('*', alone[0])}; add it, or set data.masks"
+        )
+    paths = tuple(str(root / images[name]) for name in images)
+    index = FolderIndex(("images",), paths, (0,) * len(paths), path)
+    return index, tuple(str(root / masks[name]) for name in images)
+
+
+def _by_name(pattern: str, files: list[str]) -> dict[str, str]:
+    # What the star of a pattern stands for -> the file.
+    before, star, after = pattern.partition("*")
+    if not star or "*" in after:
+        raise ConfigError(f"{pattern!r} needs one star, for the names of files, as in images/*")
+    found: dict[str, str] = {}
+    for file in files:
+        suffix = "" if suffix_of(after) in FORMATS else Path(file).suffix
+        end = after + suffix
+        inside = file[len(before) : len(file) - len(end)]
+        if file.startswith(before) and file.endswith(end) and inside:
+            found.setdefault(inside, file)
+    return dict(sorted(found.items()))
+
+
+class MaskSource(FolderSource):
+    """Images, and the classes of their pixels."""
+
+    def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
+        index, self._masks = mask_pairs(data, path)
+        super().__init__(index, size, channels, data.fit, data.max_pixels)
+        self.num_classes = data.classes
+        self.class_names = tuple(map(str, range(data.classes)))
+        self.ignore, self._data = data.ignore, data
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Leaves some of the images, those of ``data.split``."""
+        self._masks = tuple(self._masks[number] for number in numbers)
+        paths = tuple(self._index.paths[number] for number in numbers)
+        self._index = replace(self._index, paths=paths, labels=(0,) * len(paths))
+
+    def check(self, i: int, most_bytes: int) -> int:
+        """Checks an image and its label map, as :meth:`FolderSource.check`."""
+        num_bytes = super().check(i, most_bytes)
+        mask = self._masks[i]
+        with naming(Path(mask), self._index.root):
+            size = mask_size(mask, self._max_pixels)
+            self._require_size(i, size)
+            if num_bytes:
+                _require_labels(stored_labels(mask, size, self._max_pixels), self._data)
+        return num_bytes
+
+    def labels(self, i: int, rows: Span, cols: Span) -> Labels:
+        """Returns a window of a label map after ``data.fit``, (h, w)."""
+        check_window(rows, cols, self._size)
+        mask = self._masks[i]
+        with naming(Path(mask), self._index.root):
+            size = mask_size(mask, self._max_pixels)
+            self._require_size(i, size)
+
+            def read(rows: Span, cols: Span) -> NDArray[Any]:
+                return stored_labels(mask, size, self._max_pixels, rows, cols)
+
+            if size == self._size:
+                made = read(rows, cols)
+            elif self._fit == "crop":
+                fill = -1 if self.ignore is None else self.ignore
+                spans = self._size, rows, cols
+                made = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill)[:, :, 0]
+            else:
+                made = nearest_window(read, size, self._size, rows, cols)
+            made = made.astype(np.int64)
+            _require_labels(made, self._data)
+            return made
+
+    def _require_size(self, i: int, size: Size) -> None:
+        path = Path(self._index.paths[i])
+        with closing(open_image(path, self._max_pixels)) as image:
+            held = image.size
+        if held != size:
+            raise ImageError(
+                f"a label map of {size[0]} x {size[1]} pixels, and its image {path.name} has "
+                f"{held[0]} x {held[1]}; make one for each pixel"
+            )
+
+
+class AugmentedMasks(AugmentedSource):
+    """Images with label maps as a training sees them: both are changed alike."""
+
+    def __init__(self, whole: MaskSource, size: Size, augment: AugmentConfig, seed: int) -> None:
+        super().__init__(whole, size, augment, seed)
+        self._maps = whole
+
+    def labels(self, i: int, rows: Span, cols: Span) -> Labels:
+        """Returns a window of the changed label map, (h, w)."""
+        change, image = self.change(i), i % len(self)
+
+        def read(rows: Span, cols: Span) -> NDArray[Any]:
+            return self._maps.labels(image, rows, cols)
+
+        fill = -1 if self._maps.ignore is None else self._maps.ignore
+        made = seen_through(change, self._size, read, rows, cols, float(fill), nearest=True)
+        made = made.reshape(rows[1] - rows[0], cols[1] - cols[0])
+        return np.ascontiguousarray(made, np.int64)
+
+
+def _require_labels(labels: NDArray[Any], data: DataConfig) -> None:
+    wrong = (labels < 0) | (labels >= data.classes)
+    if data.ignore is not None:
+        wrong &= labels != data.ignore
+    if wrong.any():
+        value = int(labels[wrong].max())
+        raise ImageError(
+            f"it holds the class {value}, and data.classes={data.classes}; use data.classes="
+            f"{value + 1}, or data.ignore={value} if it means no label"
+        )
+
+
+def mask_size(path: str, max_pixels: int) -> Size:
+    """Returns (height, width) of a label map; ImageError: it is none."""
+    if suffix_of(Path(path).name) in (".tif", ".tiff"):
+        with closing(open_image(Path(path), max_pixels)) as image:
+            return image.size
+    with opened(Path(path)) as image:
+        if image.mode not in _MODES:
+            raise ImageError(
+                f"a label map has one number a pixel, and its pixels are {image.mode}; save it as "
+                f"grey or with a palette"
+            )
+        check_claim((image.height, image.width), 32, max_pixels)
+        return image.height, image.width
+
+
+def stored_labels(
+    path: str, size: Size, max_pixels: int, rows: Span | None = None, cols: Span | None = None
+) -> NDArray[Any]:
+    """Returns rows and columns of a label map as it is stored, (h, w); all of them by default."""
+    rows, cols = rows or (0, size[0]), cols or (0, size[1])
+    if suffix_of(Path(path).name) in (".tif", ".tiff"):
+        with closing(open_image(Path(path), max_pixels)) as image:
+            pixels = image.read(rows, cols)
+        if pixels.shape[2] != 1 or pixels.dtype.kind not in "ui":
+            raise ImageError(
+                f"a label map has one whole number a pixel, not {pixels.shape[2]} of "
+                f"{pixels.dtype}; save it as grey"
+            )
+        return pixels[:, :, 0]
+    stat = Path(path).stat()
+    return _decoded_png(path, stat.st_mtime_ns, stat.st_size)[slice(*rows), slice(*cols)]
+
+
+@lru_cache(maxsize=8)
+def _decoded_png(path: str, changed_ns: int, num_bytes: int) -> NDArray[Any]:
+    del changed_ns, num_bytes  # of another file of this name
+    with opened(Path(path)) as image:
+        made: NDArray[Any] = np.asarray(image).astype(np.int32)
+    return made
