@@ -17,8 +17,8 @@ class AugmentConfig(Section, key="augment"):
     """
 
     flip: str = choice("none", ("none", "horizontal", "vertical", "both"))
-    """In which ways half of the images are mirrored: left to right (``horizontal``), upside down
-    (``vertical``), or each of them."""
+    """In which ways half of the images are mirrored: ``none``, ``horizontal`` (left to right),
+    ``vertical`` (upside down) or ``both``, each by itself."""
     rotate: bool = False
     """Whether images are turned by 0, 90, 180 or 270 degrees; those that are not square by 0 or
     180."""

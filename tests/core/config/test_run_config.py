@@ -49,7 +49,7 @@ def test_defaults_are_not_shared():
 @pytest.mark.parametrize(
     ("key", "choices"),
     [
-        ("imagee", "batch, campaign, checkpoint, cluster, comm, data, device, engine, epochs"),
+        ("imagee", "augment, batch, campaign, checkpoint, cluster, comm, data, device, engine"),
         ("parallel.tile", "balance, directions, gather, halo, local_dp, microbatches, name"),
     ],
 )
