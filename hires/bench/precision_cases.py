@@ -11,8 +11,9 @@ from typing import Any
 from hires.bench.bench_output import names_of, option
 from hires.bench.contestants import CLASSES, model_config
 from hires.bench.halo_bench import pixels_of
+from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.run_config import DataConfig, RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.data.source import open_source

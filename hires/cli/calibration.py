@@ -20,10 +20,11 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.quant_config import QuantConfig
-from hires.core.config.run_config import DataConfig, MeasureConfig, RunConfig
+from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, HiresError, RunError

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
+from hires.cli.earlier_runs import read_content
+from hires.cli.screens.screen import print_activity
+from hires.cli.tracing import cached, keep
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import ONE_PASS
+from hires.core.config.task_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
+from hires.core.store import file_names
+from hires.core.store.records import read_config
 from hires.plan.validation import evaluation_of
 
 
@@ -38,7 +45,13 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             config = dataclasses.replace(
                 config, checkpoint=dataclasses.replace(config.checkpoint, at_end="always")
             )
+    config = _with_statistics(_as_trained(config))
     num_classes, length = _size_of(config, seen)
+    if config.data.name == "images" and config.model.classes is None:
+        raise ConfigError(
+            "data=images has no classes to count; set model.classes to those of the network, or "
+            "weights=RUN, which knows them"
+        )
     classes = config.model.classes or num_classes
     if classes < num_classes and config.target_size is None:
         raise ConfigError(
@@ -75,3 +88,55 @@ def _size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
         source = open_data(config)
         seen[key] = DataSize(source.num_classes, len(source))
     return seen[key]
+
+
+def _as_trained(config: RunConfig) -> RunConfig:
+    """Returns the config with what an inference must share with the run that it has its weights of.
+
+    These are the classes of the network, if the data has none, and the normalisation of images.
+    """
+    if config.weights is None or config.task.name not in INFERENCE:
+        return config
+    run = next((p for p in _folders(config.weights) if (p / file_names.CONFIG).is_file()), None)
+    if run is None:
+        return config
+    trained = read_config(run)
+    if config.data.normalize == "white" and config.data.mean is None:
+        own = dataclasses.replace(config.data, mean=trained.data.mean, std=trained.data.std)
+        config = dataclasses.replace(config, data=own)
+    if config.data.name == "images" and config.model.classes is None:
+        model = dataclasses.replace(config.model, classes=trained.model.classes)
+        config = dataclasses.replace(config, model=model)
+    return config
+
+
+def _folders(weights: str) -> list[Path]:
+    # RUN, RUN/best, RUN/checkpoints/step000012/ema and the like.
+    path = Path(weights)
+    return [path, *list(path.parents)[:3]]
+
+
+def _with_statistics(config: RunConfig) -> RunConfig:
+    """Returns the config with the means and deviations that ``data.normalize=dataset`` asks for."""
+    if config.data.normalize != "dataset" or config.data.mean is not None:
+        return config
+    from hires.data.content import HAS_FILES
+    from hires.data.statistics import channel_statistics, learnt_from
+
+    learnt = learnt_from(config)
+    files = read_content(learnt.data).digest if config.data.name in HAS_FILES else ""
+    facts = [files, vars(learnt.data), config.image, config.model.channels, config.seed]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    held = cached("statistics", key)
+    if not (isinstance(held, list) and len(held) == 2):
+
+        def show(done: int, of: int) -> None:
+            if done % 16 == 0:
+                print_activity(f"reading the images for their mean and deviation: {done} of {of}")
+
+        held = [*channel_statistics(config, show)]
+        print_activity("")
+        keep("statistics", key, held)
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, mean=held[0], std=held[1])
+    )

@@ -14,7 +14,8 @@ from typing import Any
 
 from hires.cli.screens.screen import print_activity
 from hires.cli.tracing import cached, keep
-from hires.core.config.run_config import DataConfig, RunConfig
+from hires.core.config.data_config import DataConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen
 from hires.core.store.checkpoints import Checkpoint

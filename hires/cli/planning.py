@@ -52,7 +52,7 @@ UNRELATED = (
     "optimizer.scale_lr", "optimizer.weight_decay", "optimizer.betas", "optimizer.eps",
     "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
     "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
-    "augment", "data.images", "data.masks",
+    "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",
 )  # fmt: skip
 """Keys that change neither the network, nor the plan, nor its memory. A new key that is not
 named here costs time and gives no wrong answer. ``model.classes`` is what follows of

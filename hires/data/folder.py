@@ -41,7 +41,7 @@ MANIFEST = ".hires-data.json"
 UNFINISHED = ".hires-data.unfinished.json"
 """Lies in a folder while ``hires data make`` fills it."""
 
-CONTENTS = {"folder": "one sub-folder per class", "pairs": "images"}
+CONTENTS = {"folder": "one sub-folder per class", "pairs": "images", "images": "images"}
 """``data.name`` -> what its folder holds."""
 LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue (ITU-R BT.601), as Pillow uses them."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hires.core.config.augment_config import AugmentConfig
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import AugmentedSource, nearest_window, seen_through
 from hires.data.folder import FolderIndex, FolderSource, naming, visible_files

@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.core.config.run_config import DataConfig, RunConfig
+from hires.core.config.data_config import DataConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import AugmentedSource
 from hires.data.folder import CONTENTS, FolderSource, scan

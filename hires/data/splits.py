@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store.file_names import entries_of, is_dir, is_file
 

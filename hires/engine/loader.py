@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.source import PairSource, Source, open_data, step_indices
@@ -155,7 +157,7 @@ def slot_loader(
         return [index for m in own for index in samples[m * size + first : m * size + end]]
 
     parts = split_steps(order, len(own), steps)
-    image = None if needs.window is None else image_of(source, needs.window)
+    image = None if needs.window is None else image_of(source, needs.window, config.data)
     target = target_of(source, needs.target) if needs.compares else None
     microbatches = read_microbatches(parts, image, target, image_dtype(config), device.host_empty)
     prefetch = 0 if image is target is None else config.data.prefetch
@@ -170,7 +172,7 @@ def whole_microbatches(
     samples = replica_samples(config, source, step, replica)
     num_microbatches = config.parallel.pieces // config.parallel.replicas
     parts = split_steps(lambda step: samples, num_microbatches, range(1))
-    image = image_of(source, (0, config.height, 0, config.width))
+    image = image_of(source, (0, config.height, 0, config.width), config.data)
     target = target_of(source, config.target_rect or (0, config.height, 0, config.width))
     read = read_microbatches(parts, image, target, image_dtype(config))
     return [(images, t) for images, t in read if images is not None and t is not None]
@@ -182,9 +184,15 @@ def image_dtype(config: RunConfig) -> torch.dtype:
     return dtype
 
 
-def image_of(source: Data, rect: Rect) -> Target:
-    """Returns the function from a sample to a part of its image."""
-    return lambda sample: source.window(sample, rect[:2], rect[2:])
+def image_of(source: Data, rect: Rect, data: DataConfig) -> Target:
+    """Returns the function from a sample to a part of its image, as the network gets it."""
+    if data.mean is None or data.std is None:
+        return lambda sample: source.window(sample, rect[:2], rect[2:])
+    # A value from -2 to 2 is 4 v - 2: (v - mean) / std in one product and one sum.
+    factors = [1 / (4 * std) for std in data.std]
+    terms = [(0.5 - mean) / std for mean, std in zip(data.mean, data.std, strict=True)]
+    scale, shift = (np.array(n, np.float32)[:, None, None] for n in (factors, terms))
+    return lambda sample: source.window(sample, rect[:2], rect[2:]) * scale + shift
 
 
 def target_of(source: Data, rect: Rect | None) -> Target:

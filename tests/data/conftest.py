@@ -11,7 +11,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.data.image_format import MAX_PIXELS
 from hires.data.source import Source, open_source
 

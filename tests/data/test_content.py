@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data import content
 from hires.data.content import KnownFiles, content_of, data_changes, is_unchanged

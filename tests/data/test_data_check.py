@@ -13,8 +13,9 @@ import pytest
 import tifffile
 from PIL import Image
 
+from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.run_config import DataConfig, RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import checked_image
 from hires.data.data_check import check_data

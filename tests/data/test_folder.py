@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.folder import UNFINISHED, scan
 from hires.data.source import open_source

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hires.cli.data_keys import with_classes
 from hires.core.config.augment_config import AugmentConfig
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.evaluation_summary import PIXELS
 from hires.core.store import file_names, rundir

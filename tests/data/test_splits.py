@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.source import open_source
 

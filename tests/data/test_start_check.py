@@ -11,7 +11,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hires.core.config.run_config import DataConfig, RunConfig
+from hires.core.config.data_config import DataConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.data import start_check
 from hires.data.source import open_data, step_indices

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.data import synthetic
 from hires.data.source import open_source
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import textures
 from hires.data.folder import MANIFEST, UNFINISHED, scan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hires.comm import rehearsal
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.errors import RunError
 from hires.data.source import open_data, open_source, step_indices
 from hires.engine.build import contexts_of
@@ -222,7 +222,7 @@ def test_microbatches_of_unequal_size_are_a_bug():
 def test_a_process_ends_although_nobody_closed_the_loader():
     script = """
 import torch
-from hires.core.config.run_config import DataConfig
+from hires.core.config.data_config import DataConfig
 from hires.data.source import open_source
 from hires.engine.loader import Loader, image_of, read_microbatches, split_steps
 source = open_source(DataConfig(), (64, 64), 3, seed=0)

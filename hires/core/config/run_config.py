@@ -14,6 +14,7 @@ from hires.core.config import library_options
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
+from hires.core.config.data_config import DataConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.loss_config import LossConfig
 from hires.core.config.lr_schedule_config import LrScheduleConfig
@@ -33,56 +34,12 @@ from hires.core.config.value_checks import (
     check_name,
     choice,
     number,
-    share,
     word,
 )
 from hires.core.errors import ConfigError
 from hires.core.losses import IMAGES, LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.compilers import TENSORRT
-
-
-@dataclass
-class DataConfig(Section, key="data"):
-    """``data=NAME``: where the images come from."""
-
-    name: str = "synthetic"
-    """Made in memory from the seed: ``synthetic`` or ``textures`` (a network learns them), ``hard``
-    (its classes overlap). ``digits`` ship with hires; below ``data.path``: ``cifar10`` (binary
-    files), ``folder`` (one sub-folder per class), ``masks`` (images and label maps, for a class of
-    each pixel), ``pairs`` (an image and a smaller copy of it, for super-resolution)."""
-    path: str | None = None
-    """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
-    classes: int = number(10, least=1)
-    """Of images that are made, and of ``masks``: number of classes."""
-    length: int = number(1024, least=1)
-    """Of images that are made: number of images."""
-    images: str = word("images/*")
-    """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
-    masks: str = word("masks/*")
-    """Of ``masks``: names of the label maps; the star is the name of the image."""
-    ignore: int | None = number(None)
-    """Of ``masks``: the value of pixels that have no label."""
-    fit: str = choice("resize", ("resize", "crop", "error"))
-    """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
-    ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
-    max_pixels: int = number(2**28, least=1)
-    """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
-    tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
-    What a header claims is compared with it before anything is decoded."""
-    split: str = choice("all", ("all", "train", "validation"))
-    """Which images are used: ``all`` (``train`` with ``validate.every``), those to ``train`` with,
-    or those for ``validation``. They are the sub-folders ``train`` and ``val`` (or ``validation``,
-    ``valid``) of ``data.path`` where it has both, and else a share of every class, drawn from
-    ``data.split_seed``."""
-    validation: float = share(0.1)
-    """Share of every class that ``data.split=validation`` is."""
-    split_seed: int = number(0)
-    """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
-    shuffle: bool = True
-    """Whether the order is drawn anew for every epoch, from the seed."""
-    prefetch: int = number(2)
-    """Microbatches that are read ahead."""
 
 
 @dataclass
@@ -224,6 +181,7 @@ class RunConfig(Section):
                 f"weights={self.weights} and checkpoint.{key}={self.checkpoint.source} both name "
                 f"what the network begins with; leave one of them out"
             )
+        check.problems += self._unfit_for_data()
         check.problems += self._unfit_for_masks() if self.data.name == "masks" else ()
         images = [f"loss={name}" for name, one in LOSSES.items() if one.targets == IMAGES]
         objective = check(lambda: self.objective)
@@ -231,6 +189,21 @@ class RunConfig(Section):
             check.problems.append(
                 f"loss={objective.name} needs classes, which data=pairs does not have; use "
                 f"{' or '.join(images)} or data=folder"
+            )
+
+    def _unfit_for_data(self) -> Iterator[str]:
+        data = self.data
+        if data.name == "images" and self.task.name in ("train", "evaluate"):
+            yield (
+                f"data=images has no classes, which task={self.task.name} compares with; use "
+                f"data=folder, or task=predict"
+            )
+        if data.name == "pairs" and (data.normalize != "white" or data.mean is not None):
+            yield "data=pairs compares images as they are; leave data.normalize and data.mean out"
+        if data.mean is not None and len(data.mean) != self.model.channels:
+            yield (
+                f"data.mean={data.mean} are {len(data.mean)} numbers, and model.channels="
+                f"{self.model.channels}; give one for each channel"
             )
 
     def _unfit_for_masks(self) -> Iterator[str]:

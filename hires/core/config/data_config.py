@@ -1,0 +1,74 @@
+"""Declares the keys of where images come from, and of how they are read: ``data``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hires.core.config.value_checks import Checks, Section, choice, number, share, word
+
+
+@dataclass
+class DataConfig(Section, key="data"):
+    """``data=NAME``: where the images come from."""
+
+    name: str = "synthetic"
+    """Made in memory from the seed: ``synthetic`` or ``textures`` (a network learns them), ``hard``
+    (its classes overlap). ``digits`` ship with hires; below ``data.path``: ``cifar10`` (binary
+    files), ``folder`` (one sub-folder per class), ``images`` (without classes), ``masks`` (images
+    and label maps, for a class of each pixel), ``pairs`` (an image and a smaller copy of it, for
+    super-resolution)."""
+    path: str | None = None
+    """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
+    classes: int = number(10, least=1)
+    """Of images that are made, and of ``masks``: number of classes."""
+    length: int = number(1024, least=1)
+    """Of images that are made: number of images."""
+    images: str = word("images/*")
+    """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
+    masks: str = word("masks/*")
+    """Of ``masks``: names of the label maps; the star is the name of the image."""
+    ignore: int | None = number(None)
+    """Of ``masks``: the value of pixels that have no label."""
+    normalize: str = choice("white", ("white", "dataset"))
+    """What the network gets of a value v between 0 (black) and 1 (white): ``white``: 4 v - 2;
+    ``dataset``: (v - mean) / deviation, both of each channel over the images to train with."""
+    mean: list[float] | None = None
+    """Means of the channels that are taken instead, with ``std``: of ``dataset`` they are found
+    once and stand here in the run folder."""
+    std: list[float] | None = None
+    """Deviations of the channels, from 0 (black) to 1 (white)."""
+    fit: str = choice("resize", ("resize", "crop", "error"))
+    """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
+    ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
+    max_pixels: int = number(2**28, least=1)
+    """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
+    tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
+    What a header claims is compared with it before anything is decoded."""
+    split: str = choice("all", ("all", "train", "validation"))
+    """Which images are used: ``all`` (``train`` with ``validate.every``), those to ``train`` with,
+    or those for ``validation``. They are the sub-folders ``train`` and ``val`` (or ``validation``,
+    ``valid``) of ``data.path`` where it has both, and else a share of every class, drawn from
+    ``data.split_seed``."""
+    validation: float = share(0.1)
+    """Share of every class that ``data.split=validation`` is."""
+    split_seed: int = number(0)
+    """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
+    shuffle: bool = True
+    """Whether the order is drawn anew for every epoch, from the seed."""
+    prefetch: int = number(2)
+    """Microbatches that are read ahead."""
+
+    def _check_more(self, check: Checks) -> None:
+        for name in ("mean", "std"):
+            other = "std" if name == "mean" else "mean"
+            own, its = getattr(self, name), getattr(self, other)
+            if own is not None and (its is None or len(its) != len(own)):
+                check.problems.append(
+                    f"data.{name}={own} needs data.{other} with as many numbers, one for each "
+                    f"channel"
+                )
+        if any(not 0 < value < math.inf for value in self.std or ()):
+            check.problems.append(f"data.std={self.std} must hold numbers above 0, and finite")
+        if any(not math.isfinite(value) for value in self.mean or ()):
+            check.problems.append(f"data.mean={self.mean} must hold finite numbers")
