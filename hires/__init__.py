@@ -1,6 +1,7 @@
 """Distributed deep learning on high-resolution images: layouts, proofs, runs and records.
 
 hires.shard(model, mesh, example=x)     a module of one's own on tiles (docs/library.md)
+hires.Engine(model, config)             stages, GEMS and replicas in one's own loop
 hires.window(shape, mesh)               the pixels that a rank should read
 """
 
@@ -13,11 +14,16 @@ __version__ = "0.1.0"
 
 remove_current_folder()  # before anything else is imported
 
-_LIBRARY = ("ShardedModule", "shard", "window")
+_LIBRARY = {
+    "shard": "hires.engine.sharding",
+    "ShardedModule": "hires.engine.sharding",
+    "window": "hires.engine.sharding",
+    "Engine": "hires.engine.stepping",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: the command line starts without torch.
     if name not in _LIBRARY:
         raise AttributeError(f"module 'hires' has no attribute {name!r}")
-    return getattr(importlib.import_module("hires.engine.sharding"), name)
+    return getattr(importlib.import_module(_LIBRARY[name]), name)

@@ -183,3 +183,57 @@ def refusals(world: World) -> list[str]:
             except ConfigError as error:
                 texts.append(str(error))
     return texts
+
+
+def steps_of_an_engine(world: World, parallel: dict[str, Any], kind: str) -> Any:
+    """Returns the losses of three steps in a layout, and the parameters of this rank after them."""
+    model = network("of samples")
+    images = torch.randn(3, 4, 3, 18, 16, generator=torch.Generator().manual_seed(5)).double()
+    labels = torch.randint(0, 4, (3, 4, 18, 16), generator=torch.Generator().manual_seed(6))
+    targets = labels if kind == "labels" else torch.randn(3, 4, 4, 18, 16).double()
+    config = {"image": [18, 16], "batch": 4, "parallel": parallel, "optimizer": {"lr": 0.1}}
+    with torch_world(world):
+        engine = hires.Engine(model, config)
+        losses = [engine.step(*batch) for batch in zip(images, targets, strict=True)]
+        own = {name: one.detach().numpy().copy() for name, one in engine.parameters.items()}
+    return losses, own
+
+
+def plain_steps() -> Any:
+    """Returns the same of plain torch, with momentum and weight decay as hires has by default."""
+    model = network("of samples")
+    images = torch.randn(3, 4, 3, 18, 16, generator=torch.Generator().manual_seed(5)).double()
+    labels = torch.randint(0, 4, (3, 4, 18, 16), generator=torch.Generator().manual_seed(6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    losses = []
+    for batch, target in zip(images, labels, strict=True):
+        loss = functional.cross_entropy(model(batch), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: one.detach().numpy() for name, one in model.named_parameters()}
+
+
+def wrong_engines(world: World) -> list[str]:
+    """Returns what wrong calls of an engine are answered with."""
+    good = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}}
+    texts = []
+    with torch_world(world):
+        engine = hires.Engine(network("of samples"), good)
+        images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
+        labels = torch.zeros(4, 18, 16, dtype=torch.int64)
+        for call in (
+            lambda: hires.Engine(network("of samples"), {**good, "parallel": {"replicas": 3}, "batch": 6}),
+            lambda: hires.Engine(network("of samples"), {"image": 16}),
+            lambda: hires.Engine(network("of samples"), {**good, "imagee": 3}),
+            lambda: hires.Engine(network("of samples"), {**good, "model": {"name": "unet"}}),
+            lambda: engine.step(images[:2], labels[:2]),
+            lambda: engine.step(images, labels[:2]),
+        ):
+            try:
+                call()
+                texts.append("nothing")
+            except ConfigError as error:
+                texts.append(str(error))
+    return texts

@@ -1,0 +1,187 @@
+"""Runs steps of a module of the user's in any layout, in a loop of the user's.
+
+    engine = hires.Engine(model, {"parallel": {"stages": 2, "microbatches": 4}, "batch": 8, ...})
+    for images, target in batches:          the whole batch; each rank takes its part of it
+        loss = engine.step(images, target)
+
+What a step is, `hires run` and this share: stages, tiles, GEMS, replicas, the optimiser and its
+schedule are those of the config. The module's own parameters move, those of this rank's stages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hires import comm
+from hires.comm.backends import rendezvous
+from hires.comm.torch_world import world_at
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError, LossError
+from hires.engine.build import (
+    assemble,
+    contexts_of,
+    named_tensors,
+    names_of,
+    place_tensors,
+)
+from hires.engine.device import RankDevice
+from hires.engine.loader import image_dtype, needs_of
+from hires.nets.trace import trace
+from hires.parallel.context import Context
+from hires.parallel.slot_pass import Batch
+from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.rules import TILED
+
+
+class Engine:
+    """A module on the ranks of ``torch.distributed``, laid out as a config says."""
+
+    def __init__(self, model: nn.Module, config: Mapping[str, Any]) -> None:
+        """Plans, proves and builds; all ranks of the world call it together, with equal parameters.
+
+        Args:
+            model: takes images, (n, C, H, W), and returns one tensor.
+            config: keys of a run, nested: ``image``, ``batch`` and what else is not as by default.
+
+        Raises:
+            ConfigError: a key is unknown or wrong, or the module cannot run in this layout; the
+                message has the remedy.
+        """
+        self.config, self.model = _settings(model, config), model
+        self.plan = self._planned()
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if size != self.plan.world:
+            raise ConfigError(
+                f"this layout has {self.plan.world} ranks, and the world has {size}; start "
+                f"{self.plan.world}, as `torchrun --nproc-per-node {self.plan.world} SCRIPT`, or "
+                f"change parallel"
+            )
+        _join(self.plan, rank, size)
+        device = RankDevice()
+        contexts = contexts_of(self.plan, rank, device.torch)
+        tensors = named_tensors(model)
+        tensors = {name: tensors[name] for name in sorted(names_of(contexts, tensors))}
+        place_tensors(tensors, image_dtype(self.config), self.plan.graph)
+        self._engine = assemble(self.config, contexts, tensors, [], device)
+        self.steps = 0
+        """Steps that were done."""
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of this rank's stages, by their names in the module."""
+        return dict(self._engine.parameters)
+
+    def step(self, images: Tensor, target: Tensor) -> float:
+        """Trains on a batch; returns its loss, the mean over all microbatches.
+
+        Args:
+            images: the whole batch, (batch, C, H, W); a rank reads only its part.
+            target: classes, (batch) or (batch, H, W), or images of the output's size.
+
+        Raises:
+            ConfigError: the batch has another shape than the config says.
+            LossError: the loss is not finite.
+        """
+        wanted = [self.config.batch, self.config.model.channels, *self.config.image]
+        if [*images.shape] != wanted or len(target) != len(images):
+            raise ConfigError(
+                f"a batch of {[*images.shape]} with {len(target)} targets, where the config says "
+                f"{wanted}; give that, or make an Engine for it"
+            )
+        feeds = [self._feed(context, images, target) for context in self._engine.contexts]
+        result = self._engine.executor.step(feeds, number=self.steps)
+        own = [] if result.loss is None else [result.loss]
+        every = [x for text in comm.gather_texts(json.dumps(own)) for x in json.loads(text)]
+        loss = math.fsum(every) / len(every) if all(map(math.isfinite, every)) else math.nan
+        if not math.isfinite(loss) and not result.skipped:
+            raise LossError(f"the loss is not finite at step {self.steps}; lower optimizer.lr")
+        self.steps += 1
+        return loss
+
+    def _feed(self, context: Context, images: Tensor, target: Tensor) -> Iterator[Batch]:
+        # The samples and windows of a slot, microbatch after microbatch.
+        needs, (first, end) = needs_of(self.config, context), context.samples
+        size = context.plan.graph.input_shape[0]
+        share = self.config.batch // self.config.parallel.replicas
+        dtype = image_dtype(self.config)
+        for number in context.plan.microbatches_of(context.direction):
+            begin = context.replica * share + number * size
+            part = slice(begin + first, begin + end)
+            own = wanted = None
+            if needs.window is not None:
+                own = _window(images[part], needs.window).to(dtype)
+                own = own.contiguous(memory_format=torch.channels_last)
+            if needs.compares:
+                wanted = target[part]
+                if wanted.dim() > 1:
+                    rect = needs.target or _own_rect(context)
+                    wanted = _window(wanted, rect) if rect else wanted
+                if wanted.is_floating_point():
+                    wanted = wanted.to(dtype)
+            yield own, wanted
+
+    def _planned(self) -> Plan:
+        samples = max(1, self.config.batch // self.config.parallel.pieces)
+        shape = [samples, self.config.model.channels, *self.config.image]
+        graph = trace(self.model, shape, True, image_dtype(self.config))
+        plan = make_plan(self.config, graph)
+        if not plan.ok:
+            errors = [f"{f.text} [{f.key}]" for f in plan.findings if f.severity == "error"]
+            raise ConfigError(f"hires.Engine: {'; '.join(errors)}")
+        return plan
+
+
+def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
+    values = {**config, "device": "cpu", "task": {"name": "train"}}
+    if "model" in values and {*values["model"]} - {"channels"}:
+        raise ConfigError(
+            "the module is the network of hires.Engine; of model.* it takes model.channels alone"
+        )
+    if "image" not in values or "batch" not in values:
+        raise ConfigError("hires.Engine needs the keys image and batch, the shape of a step")
+    channels = values.get("model", {}).get("channels", 3)
+    values["model"] = {"name": "custom", "target": "own:module", "channels": channels}
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    wanted = {torch.float64: "fp64", torch.float32: "fp32"}
+    if "precision" not in values and len(types) == 1 and (own := wanted.get(next(iter(types)))):
+        values["precision"] = {"name": own}
+    return from_dict(values)
+
+
+def _join(plan: Plan, rank: int, size: int) -> None:
+    if comm.is_initialized():
+        return
+    store: Any = torch._C._distributed_c10d.HashStore()
+    if dist.is_initialized():
+        store = rendezvous.part(dist.distributed_c10d._get_default_store(), "hires engine")
+    world = world_at(store, rank, size)
+    rendezvous.use(world, store)
+    comm.init(
+        joined_backends(plan),
+        world=world,
+        shared_memory=has_memory(plan),
+        algorithms=stage_algorithms(plan),
+    )
+
+
+def _own_rect(context: Context) -> tuple[int, int, int, int] | None:
+    # Of a label map, the rows and columns that the slot has of the output.
+    graph = context.plan.graph
+    if len(graph.shape(graph.output)) != 4:
+        return None
+    if context.stage.layout[graph.output] == TILED and context.stage.num_tiles > 1:
+        return context.own_of(graph.output)
+    return None
+
+
+def _window(images: Tensor, rect: tuple[int, int, int, int]) -> Tensor:
+    return images[..., rect[0] : rect[1], rect[2] : rect[3]]
