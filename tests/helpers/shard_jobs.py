@@ -224,7 +224,9 @@ def wrong_engines(world: World) -> list[str]:
         images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
         labels = torch.zeros(4, 18, 16, dtype=torch.int64)
         for call in (
-            lambda: hires.Engine(network("of samples"), {**good, "parallel": {"replicas": 3}, "batch": 6}),
+            lambda: hires.Engine(
+                network("of samples"), {**good, "parallel": {"replicas": 3}, "batch": 6}
+            ),
             lambda: hires.Engine(network("of samples"), {"image": 16}),
             lambda: hires.Engine(network("of samples"), {**good, "imagee": 3}),
             lambda: hires.Engine(network("of samples"), {**good, "model": {"name": "unet"}}),

@@ -270,6 +270,9 @@ def test_learning_curve_shows_evaluations_rates_and_norms(tmp_path):
         facts = {"metric": "top1", "top1": top1, "loss": 1.5, "better": top1 > 0.6}
         lines.append({"kind": "validated", "rank": 0, "step": step, **facts})
     (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    record = json.loads((run / "record.json").read_text())
+    record["validation"] = {"metric": "top1"}
+    (run / "record.json").write_text(json.dumps(record))
     plot = drawn(run)["learning"]
     assert "top1 0.8 at best (step 4), 0.7 last" in plot.caption
     titles = [axis.get_title(loc="left") for axis in plot.figure.axes]

@@ -146,6 +146,13 @@ class PlotData:
         return self._labelled(self._rows.loc[list(chosen)])
 
     @functools.cached_property
+    def evaluated_runs(self) -> list[DrawnRun]:
+        """The first runs that were evaluated while they trained."""
+        every = enumerate(self.frames.run_list)
+        places = [n for n, run in every if isinstance(run.record.get("validation"), dict)]
+        return self._labelled(self._rows.loc[places[:MAX_RUNS]])
+
+    @functools.cached_property
     def _rows(self) -> pd.DataFrame:
         return self.frames.runs.assign(_layout=self.frames.runs["layout"].fillna("?"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -22,31 +24,28 @@ _TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
 @plot(115, "learning", "Learning curves")
 def learning(data: PlotData) -> Drawing | str:
     """Draws loss, evaluations, learning rate and gradient norm of runs that were evaluated."""
-    runs = [drawn for drawn in data.runs_of_precisions if evaluations_of(drawn, "loss")]
+    runs = [drawn for drawn in data.evaluated_runs if drawn.run.lines(VALIDATED_LINE)]
     if not runs:
-        return "no run that is drawn was evaluated while it trained (validate.every)"
+        return "no run was evaluated while it trained (validate.every)"
     metrics = [metric_of(drawn) for drawn in runs]
     named = sorted({name for name in metrics if name not in (None, "loss")})
     rates = {key: [curve_of(drawn, "step", key) for drawn in runs] for key in _TITLES}
     shown = [key for key, curves in rates.items() if any(map(_changes, curves))]
     fig, axes = style.panels(1 + len(named) + len(shown), 2, 2.4)
-    words = []
-    for drawn, metric in zip(runs, metrics, strict=True):
-        look = style.layout_style(drawn.layout).of_line | {"label": style.short(drawn.label)}
+    words, looks = [], _looks(runs)
+    for drawn, metric, look in zip(runs, metrics, looks, strict=True):
         training = {step + 1: loss for step, loss in losses_of(drawn).items()}
         if training:
-            quiet = {"color": look["color"], "lw": 0.8, "alpha": 0.6}
-            axes[0].plot(*thinned(training), **quiet)
+            axes[0].plot(*thinned(training), color=look["color"], ls=look["ls"], lw=0.8, alpha=0.6)
         _draw(axes[0], evaluations_of(drawn, "loss"), look)
         for axis, name in zip(axes[1:], named, strict=False):
             if name == metric:
                 _draw(axis, evaluations_of(drawn, name), look)
         words.append(_words(drawn, metric))
     for axis, key in zip(axes[1 + len(named) :], shown, strict=True):
-        for drawn, curve in zip(runs, rates[key], strict=True):
+        for curve, look in zip(rates[key], looks, strict=True):
             if curve:
-                colour = style.layout_style(drawn.layout).of_line["color"]
-                axis.plot(*thinned(curve), color=colour, lw=1.0)
+                axis.plot(*thinned(curve), color=look["color"], ls=look["ls"], lw=1.0)
     titles = ["loss: training (thin), evaluations", *named, *(_TITLES[key] for key in shown)]
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, fontsize=8.5)
@@ -78,6 +77,16 @@ def metric_of(drawn: DrawnRun) -> str | None:
     lines = drawn.run.lines(VALIDATED_LINE)
     name = lines[-1].get("metric") if lines else None
     return name if name in METRICS else None
+
+
+def _looks(runs: Sequence[DrawnRun]) -> list[dict[str, Any]]:
+    drawn: Counter[str] = Counter()
+    looks = []
+    for run in runs:
+        look = style.layout_style(run.layout).of_further_line(drawn[run.layout])
+        looks.append(look | {"label": style.short(run.label)})
+        drawn[run.layout] += 1
+    return looks
 
 
 def _draw(axis: Axes, curve: Curve, look: dict[str, Any]) -> None:
