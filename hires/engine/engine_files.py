@@ -28,7 +28,7 @@ _MOST_HEADER = 1000
 log = logging.getLogger(__name__)
 
 
-class Engine(NamedTuple):
+class KeptEngine(NamedTuple):
     """An engine as its library writes it."""
 
     data: bytes
@@ -41,7 +41,7 @@ def engine_key(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def built_engine(key: str, build: Callable[[], bytes], folder: Path | None = None) -> Engine:
+def built_engine(key: str, build: Callable[[], bytes], folder: Path | None = None) -> KeptEngine:
     """Returns the engine of a key from its file, or builds it and writes the file.
 
     ``folder`` is that of the user's cache if it is None. Of ranks that build the same engine at
@@ -50,7 +50,7 @@ def built_engine(key: str, build: Callable[[], bytes], folder: Path | None = Non
     folder = folder or cache_dir() / "engines"
     path = folder / f"{key}.engine"
     try:
-        return Engine(_read(path, key), False)
+        return KeptEngine(_read(path, key), False)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
@@ -68,7 +68,7 @@ def built_engine(key: str, build: Callable[[], bytes], folder: Path | None = Non
         path.chmod(0o600)  # as read, whatever the mask of new files is
     except (HiresError, OSError) as error:
         log.warning("the engine is not kept, and is built again next time: %s", error)
-    return Engine(engine, True)
+    return KeptEngine(engine, True)
 
 
 def _read(path: Path, key: str) -> bytes:

@@ -24,6 +24,7 @@ from hires.comm.backends import rendezvous
 from hires.comm.torch_world import world_at
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, LossError
+from hires.core.ranks.world import World
 from hires.engine.build import (
     assemble,
     contexts_of,
@@ -31,7 +32,7 @@ from hires.engine.build import (
     names_of,
     place_tensors,
 )
-from hires.engine.device import RankDevice
+from hires.engine.device import HOST, open_device
 from hires.engine.loader import image_dtype, needs_of
 from hires.nets.trace import trace
 from hires.parallel.context import Context
@@ -65,8 +66,7 @@ class Engine:
                 f"{self.plan.world}, as `torchrun --nproc-per-node {self.plan.world} SCRIPT`, or "
                 f"change parallel"
             )
-        _join(self.plan, rank, size)
-        device = RankDevice()
+        device = open_device(self.plan.device, _join(self.plan, rank, size).local_rank)
         contexts = contexts_of(self.plan, rank, device.torch)
         tensors = named_tensors(model)
         tensors = {name: tensors[name] for name in sorted(names_of(contexts, tensors))}
@@ -141,7 +141,8 @@ class Engine:
 
 
 def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
-    values = {**config, "device": "cpu", "task": {"name": "train"}}
+    place = next((one.device.type for one in model.parameters()), HOST.type)
+    values = {**config, "device": place, "task": {"name": "train"}}
     if "model" in values and {*values["model"]} - {"channels"}:
         raise ConfigError(
             "the module is the network of hires.Engine; of model.* it takes model.channels alone"
@@ -157,20 +158,16 @@ def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
     return from_dict(values)
 
 
-def _join(plan: Plan, rank: int, size: int) -> None:
-    if comm.is_initialized():
-        return
+def _join(plan: Plan, rank: int, size: int) -> World:
     store: Any = torch._C._distributed_c10d.HashStore()
     if dist.is_initialized():
         store = rendezvous.part(dist.distributed_c10d._get_default_store(), "hires engine")
     world = world_at(store, rank, size)
-    rendezvous.use(world, store)
-    comm.init(
-        joined_backends(plan),
-        world=world,
-        shared_memory=has_memory(plan),
-        algorithms=stage_algorithms(plan),
-    )
+    if not comm.is_initialized():
+        rendezvous.use(world, store)
+        shared, algorithms = has_memory(plan), stage_algorithms(plan)
+        comm.init(joined_backends(plan), world=world, shared_memory=shared, algorithms=algorithms)
+    return world
 
 
 def _own_rect(context: Context) -> tuple[int, int, int, int] | None:
