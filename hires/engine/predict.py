@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hires.core.config.predict_config import PROBABILITY
+from hires.core.config.predict_config import PARQUET, PROBABILITY
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.evaluation_summary import CLASSES, IMAGES, by_sample
@@ -162,13 +162,8 @@ def write_prediction(
         lines = [[*one, row[1]] for *one, row in zip(ids, files, rows, strict=True)]
         facts |= {"not_finite": sum(int(row[1]) for row in rows)}
         facts["folder"] = str(maps.folder.relative_to(run_dir))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(spreadsheet_text, heads))
-    for line in lines:
-        writer.writerow([spreadsheet_text(c) if isinstance(c, str) else c for c in line])
-    table = own.folder / file_names.PREDICTION_TABLE
-    write_atomically(table, text.getvalue().encode("utf-8", "surrogateescape"))
+    table = own.folder / file_names.PREDICTION_TABLES[config.predict.table]
+    write_atomically(table, _encoded(config.predict.table, heads, lines))
     facts["table"] = str(table.relative_to(run_dir))
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
     write_atomically(own.folder / file_names.PREDICTION, json.dumps(facts))
@@ -186,6 +181,31 @@ def _class_table(
         cells = (share if math.isfinite(share) else None for share in shares)
         lines.append([own, int(made), name, *cells])
     return heads, lines
+
+
+def _encoded(form: str, heads: list[str], lines: list[list[Any]]) -> bytes:
+    """Returns a table as a CSV, or as a Parquet file, whose numbers keep their types."""
+    if form == PARQUET:
+        import pandas as pd  # not before: each rank would pay for it
+
+        frame = pd.DataFrame(lines, columns=heads)
+        for name in {"id", "file", "name"} & {*heads}:  # no name of a file need be UTF-8
+            frame[name] = [_readable(cell) for cell in frame[name]]
+        data = io.BytesIO()
+        frame.to_parquet(data, index=False)
+        return data.getvalue()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(spreadsheet_text, heads))
+    for line in lines:
+        writer.writerow([spreadsheet_text(c) if isinstance(c, str) else c for c in line])
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _readable(cell: Any) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    return cell.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _require_whole(ids: Sequence[str], rows: Sequence[Sequence[float]], pixels: int) -> None:

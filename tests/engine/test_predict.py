@@ -7,6 +7,7 @@ import dataclasses
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import tifffile
 import torch
@@ -85,6 +86,23 @@ def test_every_layout_writes_the_classes_of_plain_torch(tmp_path, size):
         facts = records.read_record(path)["prediction"]
         assert [facts[k] for k in ("kind", "images", "not_finite")] == ["classes", 11, 0]
         assert facts["table"] == "a0/predictions.csv"
+
+
+@pytest.mark.dist
+def test_parquet_holds_the_numbers_of_the_csv(tmp_path):
+    keys = {"reduce": "probability"}
+    paths = [
+        made(tmp_path / form, prediction(**{**RESNET, "predict": {**keys, "table": form}}))
+        for form in ("csv", "parquet")
+    ]
+    run_ranks(run_folders, 1, [*map(str, paths)])
+    rows = table_of(paths[0])
+    frame = pd.read_parquet(paths[1] / "a0" / "predictions.parquet")
+    assert [*frame.columns] == [*rows[0]]
+    assert frame["class"].tolist() == [int(row["class"]) for row in rows]
+    for name in frame.columns[3:]:
+        assert frame[name].tolist() == [float(row[name]) for row in rows]
+    assert records.read_record(paths[1])["prediction"]["table"] == "a0/predictions.parquet"
 
 
 MAPS = {

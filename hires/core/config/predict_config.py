@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hires.core.config.value_checks import Section, changed_names, choice
 
 PROBABILITY = "probability"
+PARQUET = "parquet"
 
 
 @dataclass
@@ -19,6 +20,10 @@ class PredictConfig(Section, key="predict"):
     one's probability, of a map the class of each pixel (8 bits; 16 above 255 classes).
     ``probability``: of an image that of each class beside them, of a map that of each class and
     pixel (32-bit floats). Images that a network makes are written as they are."""
+
+    table: str = choice("csv", ("csv", PARQUET))
+    """Form of the table of all images: ``csv``, or ``parquet``, which is smaller and keeps the types
+    of its columns."""
 
 
 def keys_of_training(*sections: Section) -> Iterator[str]:

@@ -31,6 +31,7 @@ from hires.core.config.value_checks import (
     Checks,
     Section,
     build,
+    changed_names,
     check_name,
     choice,
     number,
@@ -168,8 +169,8 @@ class RunConfig(Section):
             )
         if self.predict != PredictConfig() and self.task.name != "predict":
             check.problems.append(
-                f"predict.reduce={self.predict.reduce} is for task=predict, not "
-                f"task={self.task.name}; leave it out, or use task=predict"
+                f"{', '.join(f'{k}={v}' for k, v in changed_names(self.predict))} is for "
+                f"task=predict, not task={self.task.name}; leave it out, or use task=predict"
             )
         if self.validate.every is not None:
             check.problems += self._unfit_for_validation()

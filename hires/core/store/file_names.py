@@ -65,7 +65,7 @@ EVALUATION = "evaluation.json"
 """Accuracies of an evaluation, and what it predicted for every image."""
 PREDICTION = "prediction.json"
 """Of what, how many, and where they are."""
-PREDICTION_TABLE = "predictions.csv"
+PREDICTION_TABLES = {"csv": "predictions.csv", "parquet": "predictions.parquet"}
 """What was predicted for every image, or in which file that is."""
 PREDICTIONS = "predictions"
 """Folder of these files."""

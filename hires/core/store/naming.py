@@ -102,6 +102,7 @@ LATER: dict[str, Any] = {
     "engine.fuse": "auto",
     "comm.options": {},
     "predict.reduce": "argmax",
+    "predict.table": "csv",
     "augment.flip": "none",
     "augment.rotate": False,
     "augment.crop": 1.0,
