@@ -22,7 +22,7 @@ class PredictConfig(Section, key="predict"):
     pixel (32-bit floats). Images that a network makes are written as they are."""
 
     table: str = choice("csv", ("csv", PARQUET))
-    """Form of the table of all images: ``csv``, or ``parquet``, which is smaller and keeps the types
+    """Form of the table of images: ``csv``, or ``parquet``, which is smaller and keeps the types
     of its columns."""
 
 
