@@ -82,6 +82,8 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
         model = sharded
         if replicas > 1:
             model = DistributedDataParallel(model, process_group=mesh["dp"].get_group())
+        # A bias before a norm has a gradient of 0, which rounding makes 1e-17, and Adam divides by
+        # the size of gradients: with the usual eps it would step by the rounding alone.
         ours, theirs = (
             torch.optim.AdamW(m.parameters(), lr=1e-3, eps=1e-3) for m in (model, plain)
         )
@@ -148,6 +150,30 @@ def _rect(whole: Tensor, made: Tensor, tiles: Any) -> Any:
 
 def _largest(difference: Tensor) -> float:
     return float(difference.detach().abs().max()) if difference.numel() else 0.0
+
+
+def several_calls(world: World, order: str, freezes: bool) -> float:
+    """Returns the largest difference of gradients and states after two calls before any backward.
+
+    ``order`` of the backward passes: ``joint``, ``same`` or ``reverse``.
+    """
+    with torch_world(world):
+        mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tiles",))
+        plain = network("whole")
+        plain.first.requires_grad_(not freezes)
+        ours, generator = copy.deepcopy(plain), torch.Generator().manual_seed(3)
+        first, second = (torch.randn(2, 3, 17, 12, generator=generator).double() for _ in range(2))
+        for net in (hires.shard(ours, mesh, example=first), plain):
+            made = [net(first), net(second)]
+            if order == "joint":
+                (made[0] * made[1]).mean().backward()
+            for one in made[:: -1 if order == "reverse" else 1] if order != "joint" else ():
+                one.square().mean().backward()
+        pairs = [*zip(ours.parameters(), plain.parameters(), strict=True)]
+        assert all((a.grad is None) == (b.grad is None) for a, b in pairs)
+        grads = [a.grad - b.grad for a, b in pairs if a.grad is not None and b.grad is not None]
+        states = zip(ours.state_dict().values(), plain.state_dict().values(), strict=True)
+        return max(map(_largest, [*grads, *(a.double() - b.double() for a, b in states)]))
 
 
 def refusals(world: World) -> list[str]:
