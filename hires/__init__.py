@@ -5,14 +5,13 @@ hires.Engine(model, config)             stages, GEMS and replicas in one's own l
 hires.window(shape, mesh)               the pixels that a rank should read
 """
 
-import importlib
-from typing import Any
-
 from hires.core.python_path import remove_current_folder
 
-__version__ = "0.1.0"
-
 remove_current_folder()  # before anything else is imported
+
+from typing import Any  # noqa: E402
+
+__version__ = "0.1.0"
 
 _LIBRARY = {
     "shard": "hires.engine.sharding",
@@ -26,4 +25,6 @@ def __getattr__(name: str) -> Any:
     # Imported on first use: the command line starts without torch.
     if name not in _LIBRARY:
         raise AttributeError(f"module 'hires' has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(_LIBRARY[name]), name)

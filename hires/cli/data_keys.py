@@ -45,6 +45,11 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             config = dataclasses.replace(
                 config, checkpoint=dataclasses.replace(config.checkpoint, at_end="always")
             )
+    if config.data.name == "images" and config.task.name in ("train", "evaluate"):
+        raise ConfigError(
+            f"data=images has no classes, which task={config.task.name} compares with; use "
+            f"data=folder, or task=predict"
+        )
     config = _with_statistics(_as_trained(config))
     num_classes, length = _size_of(config, seen)
     if config.data.name == "images" and config.model.classes is None:

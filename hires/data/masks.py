@@ -35,7 +35,6 @@ from hires.data.image_format import (
     open_image,
     suffix_of,
 )
-from hires.data.whole import opened
 
 Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
@@ -190,6 +189,8 @@ def mask_size(path: str, max_pixels: int) -> Size:
     if suffix_of(Path(path).name) in (".tif", ".tiff"):
         with closing(open_image(Path(path), max_pixels)) as image:
             return image.size
+    from hires.data.whole import opened  # Pillow, which ranks without label maps do not need
+
     with opened(Path(path)) as image:
         if image.mode not in _MODES:
             raise ImageError(
@@ -221,6 +222,8 @@ def stored_labels(
 @lru_cache(maxsize=8)
 def _decoded_png(path: str, changed_ns: int, num_bytes: int) -> NDArray[Any]:
     del changed_ns, num_bytes  # of another file of this name
+    from hires.data.whole import opened
+
     with opened(Path(path)) as image:
         made: NDArray[Any] = np.asarray(image).astype(np.int32)
     return made

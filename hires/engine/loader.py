@@ -184,9 +184,12 @@ def image_dtype(config: RunConfig) -> torch.dtype:
     return dtype
 
 
-def image_of(source: Data, rect: Rect, data: DataConfig) -> Target:
-    """Returns the function from a sample to a part of its image, as the network gets it."""
-    if data.mean is None or data.std is None:
+def image_of(source: Data, rect: Rect, data: DataConfig | None = None) -> Target:
+    """Returns the function from a sample to a part of its image, as the network gets it.
+
+    Without ``data`` it is not normalised by means and deviations.
+    """
+    if data is None or data.mean is None or data.std is None:
         return lambda sample: source.window(sample, rect[:2], rect[2:])
     # A value from -2 to 2 is 4 v - 2: (v - mean) / std in one product and one sum.
     factors = [1 / (4 * std) for std in data.std]

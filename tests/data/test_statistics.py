@@ -105,4 +105,4 @@ def test_what_does_not_fit_the_data_is_refused():
     with pytest.raises(ConfigError, match="data=pairs compares images as they are"):
         config_of(data={"name": "pairs", "path": "x", "normalize": "dataset"})
     with pytest.raises(ConfigError, match="data=images has no classes, which task=train"):
-        config_of(data={"name": "images", "path": "x"})
+        with_classes(config_of(data={"name": "images", "path": "x"}))

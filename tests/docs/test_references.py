@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import hires
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     path for top in ("hires", "scripts") for path in (ROOT / top).rglob("*.py") if path.is_file()
@@ -63,7 +65,8 @@ def exists(reference: str) -> bool:
         for path in (folder / "__init__.py", folder.with_suffix(".py")):
             if path.is_file():
                 rest = ".".join(parts[count:])
-                return not rest or rest in names_in(path)
+                of_library = count == 1 and hasattr(hires, rest)  # found on first use
+                return not rest or rest in names_in(path) or of_library
     return False
 
 

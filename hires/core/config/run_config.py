@@ -194,11 +194,6 @@ class RunConfig(Section):
 
     def _unfit_for_data(self) -> Iterator[str]:
         data = self.data
-        if data.name == "images" and self.task.name in ("train", "evaluate"):
-            yield (
-                f"data=images has no classes, which task={self.task.name} compares with; use "
-                f"data=folder, or task=predict"
-            )
         if data.name == "pairs" and (data.normalize != "white" or data.mean is not None):
             yield "data=pairs compares images as they are; leave data.normalize and data.mean out"
         if data.mean is not None and len(data.mean) != self.model.channels:

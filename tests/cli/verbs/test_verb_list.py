@@ -133,8 +133,8 @@ def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
         ("spatial_stags", "spatial_stages"),
         ("opertors", "operators"),
         ("modle", "model"),
-        ("nosuch", "choose one of checkpoint, "),
-        ("nonsense", "choose one of checkpoint, "),  # it was "did you mean nodes?" alone
+        ("nosuch", "choose one of augment, checkpoint, "),
+        ("nonsense", "choose one of augment, checkpoint, "),  # it was "did you mean nodes?" alone
     ],
 )
 def test_unknown_word_is_answered_with_the_nearest(hires, wrong, meant):
