@@ -85,9 +85,9 @@ class Validation:
         comm.use_channels(self._channels)
         try:
             with comm.logged(None):
-                beside = assemble(self._config, self._contexts, self._engine.tensors, [])
+                own = self._contexts, self._engine.tensors
+                beside = assemble(self._config, *own, [], self._engine.device)
                 comm.activity.recorder = beside.recorder
-                beside.device = self._engine.device
                 facts = evaluate_pass(beside, self._config, self._source)
         finally:
             comm.use_channels(used)

@@ -93,6 +93,9 @@ def add_validation(config: RunConfig, plan: Plan, traced: Callable[[RunConfig], 
             text = f"of the evaluations (validate.every): {finding.text}"
             plan.findings.append(Finding("error", finding.key, text))
     plan.findings += _unfit(config, plan, evaluation)
+    if plan.ok and evaluation.verdict:
+        text = f"evaluations (validate.every={config.validate.every}): {evaluation.verdict}"
+        plan.findings.append(Finding("note", "validate.every", text))
 
 
 def _unfit(config: RunConfig, plan: Plan, evaluation: Plan) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ SIZES = [1, 2, 2, 3, 2, 2]
 @pytest.mark.parametrize(("name", "size"), [*zip(LAYOUTS, SIZES, strict=True)])
 def test_steps_are_those_of_plain_torch(name, size):
     losses, parameters = plain_steps()
-    answers = run_ranks(steps_of_an_engine, size, LAYOUTS[name], "labels")
+    answers = run_ranks(steps_of_an_engine, size, LAYOUTS[name])
     held = set()
     for found, own in answers:
         assert found == pytest.approx(losses, rel=1e-10)

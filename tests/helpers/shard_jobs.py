@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -176,6 +176,18 @@ def several_calls(world: World, order: str, freezes: bool) -> float:
         return max(map(_largest, [*grads, *(a.double() - b.double() for a, b in states)]))
 
 
+def answers(calls: Sequence[Callable[[], object]]) -> list[str]:
+    """Returns the errors of wrong calls."""
+    texts = []
+    for call in calls:
+        try:
+            call()
+            texts.append("nothing")
+        except ConfigError as error:
+            texts.append(str(error))
+    return texts
+
+
 def refusals(world: World) -> list[str]:
     """Returns what several wrong calls are answered with."""
     images = torch.zeros(2, 3, 16, 16, dtype=torch.float64)
@@ -201,26 +213,22 @@ def refusals(world: World) -> list[str]:
             lambda: model(images[:, :, :5], size=(16, 16)),
             lambda: model(images.long()),
         ]
-        texts = []
-        for call in wrong:
-            try:
-                call()
-                texts.append("nothing")
-            except ConfigError as error:
-                texts.append(str(error))
-    return texts
+        return answers(wrong)
 
 
-def steps_of_an_engine(world: World, parallel: dict[str, Any], kind: str) -> Any:
-    """Returns the losses of three steps in a layout, and the parameters of this rank after them."""
-    model = network("of samples")
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """Returns three batches of images and label maps."""
     images = torch.randn(3, 4, 3, 18, 16, generator=torch.Generator().manual_seed(5)).double()
     labels = torch.randint(0, 4, (3, 4, 18, 16), generator=torch.Generator().manual_seed(6))
-    targets = labels if kind == "labels" else torch.randn(3, 4, 4, 18, 16).double()
+    return [*zip(images, labels, strict=True)]
+
+
+def steps_of_an_engine(world: World, parallel: dict[str, Any]) -> Any:
+    """Returns the losses of three steps in a layout, and the parameters of this rank after them."""
     config = {"image": [18, 16], "batch": 4, "parallel": parallel, "optimizer": {"lr": 0.1}}
     with torch_world(world):
-        engine = hires.Engine(model, config)
-        losses = [engine.step(*batch) for batch in zip(images, targets, strict=True)]
+        engine = hires.Engine(network("of samples"), config)
+        losses = [engine.step(*batch) for batch in batches()]
         own = {name: one.detach().numpy().copy() for name, one in engine.parameters.items()}
     return losses, own
 
@@ -228,12 +236,10 @@ def steps_of_an_engine(world: World, parallel: dict[str, Any], kind: str) -> Any
 def plain_steps() -> Any:
     """Returns the same of plain torch, with momentum and weight decay as hires has by default."""
     model = network("of samples")
-    images = torch.randn(3, 4, 3, 18, 16, generator=torch.Generator().manual_seed(5)).double()
-    labels = torch.randint(0, 4, (3, 4, 18, 16), generator=torch.Generator().manual_seed(6))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     losses = []
-    for batch, target in zip(images, labels, strict=True):
-        loss = functional.cross_entropy(model(batch), target)
+    for images, labels in batches():
+        loss = functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -244,12 +250,11 @@ def plain_steps() -> Any:
 def wrong_engines(world: World) -> list[str]:
     """Returns what wrong calls of an engine are answered with."""
     good = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}}
-    texts = []
     with torch_world(world):
         engine = hires.Engine(network("of samples"), good)
         images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
         labels = torch.zeros(4, 18, 16, dtype=torch.int64)
-        for call in (
+        wrong = [
             lambda: hires.Engine(
                 network("of samples"), {**good, "parallel": {"replicas": 3}, "batch": 6}
             ),
@@ -258,10 +263,5 @@ def wrong_engines(world: World) -> list[str]:
             lambda: hires.Engine(network("of samples"), {**good, "model": {"name": "unet"}}),
             lambda: engine.step(images[:2], labels[:2]),
             lambda: engine.step(images, labels[:2]),
-        ):
-            try:
-                call()
-                texts.append("nothing")
-            except ConfigError as error:
-                texts.append(str(error))
-    return texts
+        ]
+        return answers(wrong)
