@@ -86,7 +86,7 @@ class Contestant:
     """``hires`` and ``pipelining``: what is executed, and where it is cut."""
     num_ranks: int
     kind: str = "hires"
-    """``hires``, ``module``, ``ddp`` or ``pipelining``: what builds it."""
+    """``hires``, ``shard``, ``module``, ``ddp`` or ``pipelining``: what builds it."""
     threads: int = 1
     """Of each rank."""
     baseline: str = SINGLE
@@ -104,6 +104,8 @@ class Contestant:
         device, backend = self.config.device, self.config.comm.backend
         if device == CPU:
             return ""
+        if self.kind == "shard":
+            return f"hires.shard has been tried on the CPU alone, and this is device={device}"
         if self.threads > 1 or not self.settings.get("trick", True):
             return f"only the CPU has threads and the 1x1 trick, and this is device={device}"
         if device != CUDA and self.kind in ("ddp", "pipelining"):

@@ -11,6 +11,7 @@ import itertools
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +23,7 @@ from hires.engine.build import build_rank, whole_model
 from hires.engine.device import HOST, RankDevice
 from hires.engine.loader import whole_microbatches
 from hires.engine.optimizer import make_optimizer
+from hires.engine.sharding import shard
 from hires.engine.weights_file import open_weights
 from hires.parallel.loss import plain_loss
 from hires.parallel.stage import StageModule
@@ -41,7 +43,9 @@ def build(row: Contestant, rank: int, device: RankDevice | None = None) -> Runne
     if rank >= row.num_ranks:
         return None
     runner: Runner
-    if row.plan is not None:
+    if row.kind == "shard":
+        runner = ShardSteps(row.config)
+    elif row.plan is not None:
         make = HiresSteps if row.kind == "hires" else PipelineSteps
         runner = make(row.config, row.plan, rank, device)
     else:
@@ -110,6 +114,23 @@ class ModuleSteps(Runner):
             losses.append(loss.detach())
         self.optimizer.step()
         return torch.stack(losses).sum().view(1)
+
+
+class ShardSteps(ModuleSteps):
+    """A plain module on tiles in a loop of its user's own: :func:`hires.shard`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        microbatches = whole_microbatches(config, 0)
+        rows, cols = config.parallel.tiles
+        mesh = init_device_mesh(config.device, (rows, cols))
+        module = shard(whole_model(config), mesh, example=microbatches[0][0])
+        self.channels = opened_channels()
+        super().__init__(module, config, microbatches)
+
+    def prepare(self) -> None:
+        """Makes the communicators of its tiles those of this rank."""
+        super().prepare()
+        use_channels(self.channels)
 
 
 def reference_steps(config: RunConfig) -> ModuleSteps:

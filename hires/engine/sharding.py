@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from hires import comm
 from hires.comm.backends import rendezvous
 from hires.comm.torch_world import world_at
+from hires.comm.transport import transport
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
@@ -125,13 +126,21 @@ class _Tiles:
     def join(self, plan: Plan) -> None:
         """Joins the world of the tiles, in which ranks count as tiles do."""
         if comm.is_initialized():
-            if tuple(self.ranks) not in _joined:
+            if tuple(self.ranks) not in _joined and not self._is_world():
                 held = f"ranks {[*_joined[-1]]}" if _joined else "a world of its own"
                 raise ConfigError(
                     f"this process exchanges messages among {held} already, and a process has one "
                     f"set of tiles: shard every module on the same mesh"
                 )
             return
+        self._make_world(plan)
+
+    def _is_world(self) -> bool:
+        # Whoever joined hires' world before has all of these ranks in it, and no others.
+        size = len(self.ranks)
+        return size == dist.get_world_size() == transport.world.size
+
+    def _make_world(self, plan: Plan) -> None:
         size = len(self.ranks)
         store: Any = dist.distributed_c10d._get_default_store()
         own = rendezvous.part(store, f"hires tiles {self.ranks}")

@@ -131,3 +131,15 @@ def test_rows_compute_on_the_device_that_is_named():
     kinds, verdicts = run_ranks(device_jobs.bench_rows, 2, PATIENCE_S, run, place=place)
     assert kinds == {row.name: {"simulated"} for row in run}
     assert all(verdict.ok for verdict in verdicts.values())
+
+
+@pytest.mark.dist
+def test_shard_in_a_loop_computes_what_a_run_does():
+    small = {"model": "preact_resnet11", "image": [32, 32], "batch": 2}
+    rows = line_up(LayoutsOptions(**small, device="cpu", only=("sp",)), "train")
+    run = [row for row in rows if row.kind == "shard"]
+    _, verdicts = run_ranks(device_jobs.bench_rows, 2, PATIENCE_S, run)
+    assert [verdict.ok for verdict in verdicts.values()] == [True]
+    simulated = line_up(LayoutsOptions(**small, device="simulated", only=("sp",)), "train")
+    [shard] = [row for row in simulated if row.kind == "shard"]
+    assert "on the CPU alone" in shard.not_run
