@@ -119,8 +119,8 @@ class TiledPass:
             leaf = self.leaves[name]
             made = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             leaf.grad = None
-            if made.stride() != leaf.stride():  # of 1x1, which has several; DDP compares them
-                made = made.clone().as_strided(leaf.shape, leaf.stride())
+            if made.stride() != leaf.stride():  # DDP compares them
+                made = _laid_out(made, leaf)
             gradients.append(made.div_(share) if name in self.copied else made)
         comm.all_reduce_coalesced([*map(flat, gradients)], self.context.tiles)
         return gradients
@@ -192,6 +192,17 @@ class _Pass(torch.autograd.Function):
         if ctx.full and tiled.in_tiles:
             gradient = tiled.own_of(gradient)
         return None, None, None, *tiled.backward(made, gradient.contiguous())
+
+
+def _laid_out(made: Tensor, like: Tensor) -> Tensor:
+    """Returns numbers in the order of memory of another tensor; without a copy if they are in it.
+
+    Kernels of 1x1 have several strides for one order.
+    """
+    long = [dim for dim, length in enumerate(made.shape) if length > 1]
+    if all(made.stride(dim) == like.stride(dim) for dim in long):
+        return made.as_strided(like.shape, like.stride())
+    return torch.empty_like(like).copy_(made)
 
 
 def _without_step(plan: Plan) -> Plan:
