@@ -264,7 +264,7 @@ def _data_of(config: RunConfig, words: set[str]) -> DataConfig:
         length = max(quant.images, own.length)
         return DataConfig(MADE_UP, classes=own.classes, length=length, max_pixels=own.max_pixels)
     data = build(DataConfig, {**vars(own), **quant.data})
-    if data.split == "validation" and "split" not in quant.data:
+    if data.split in ("validation", "test") and "split" not in quant.data:
         data = dataclasses.replace(data, split="train")
     if data.name != MADE_UP:
         return data

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from hires.cli.earlier_runs import read_content
 from hires.cli.screens.screen import print_activity
-from hires.cli.tracing import cached, keep
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
 from hires.core.store import file_names
+from hires.core.store.cache import cached, keep
 from hires.core.store.records import read_config
 from hires.plan.validation import evaluation_of
 
@@ -45,16 +45,18 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             config = dataclasses.replace(
                 config, checkpoint=dataclasses.replace(config.checkpoint, at_end="always")
             )
-    if config.data.name == "images" and config.task.name in ("train", "evaluate"):
+    name, labelled = config.data.name, config.data.has_labels
+    if not labelled and config.task.name in ("train", "evaluate"):
+        remedy = "data.labels" if name == "slide" else "data=folder"
         raise ConfigError(
-            f"data=images has no classes, which task={config.task.name} compares with; use "
-            f"data=folder, or task=predict"
+            f"data={name} has no classes, which task={config.task.name} compares with; use "
+            f"{remedy}, or task=predict"
         )
     config = _with_statistics(_as_trained(config))
     num_classes, length = _size_of(config, seen)
-    if config.data.name == "images" and config.model.classes is None:
+    if not labelled and config.model.classes is None:
         raise ConfigError(
-            "data=images has no classes to count; set model.classes to those of the network, or "
+            f"data={name} has no classes to count; set model.classes to those of the network, or "
             "weights=RUN, which knows them"
         )
     classes = config.model.classes or num_classes
@@ -109,7 +111,7 @@ def _as_trained(config: RunConfig) -> RunConfig:
     if config.data.normalize == "white" and config.data.mean is None:
         own = dataclasses.replace(config.data, mean=trained.data.mean, std=trained.data.std)
         config = dataclasses.replace(config, data=own)
-    if config.data.name == "images" and config.model.classes is None:
+    if not config.data.has_labels and config.model.classes is None:
         model = dataclasses.replace(config.model, classes=trained.model.classes)
         config = dataclasses.replace(config, model=model)
     return config

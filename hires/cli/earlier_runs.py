@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.screens.screen import print_activity
-from hires.cli.tracing import cached, keep
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen
+from hires.core.store.cache import cached, keep
 from hires.core.store.checkpoints import Checkpoint
 from hires.core.store.frozen import MOST_FILES, MOST_READ, DataContent, Frozen, RunInputs
 from hires.core.store.records import done_attempt

@@ -20,11 +20,12 @@ from hires.cli.data_keys import DataSize
 from hires.cli.earlier_runs import read_content
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
-from hires.cli.tracing import TorchProcess, cached, keep, key_of, trace_key
+from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError, RunError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
+from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import DataContent, RunInputs, frozen_of
 from hires.core.store.network_weights import find_weights, require_fit
 from hires.core.store.own_module import module_digest
@@ -53,6 +54,8 @@ UNRELATED = (
     "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
     "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
     "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",
+    "data.split_file", "data.test", "data.balance", "data.level", "data.region", "data.stride",
+    "data.tissue", "data.labels", "data.outside", "data.cut",
 )  # fmt: skip
 """Keys that change neither the network, nor the plan, nor its memory. A new key that is not
 named here costs time and gives no wrong answer. ``model.classes`` is what follows of
@@ -270,7 +273,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         inputs = dataclasses.replace(inputs, table=table, weights=weights, scales=digest, loss=loss)
         data = None
         if config.data.name in HAS_FILES:
-            key = json.dumps([config.data.name, config.data.path, config.data.split])
+            key = json.dumps(vars(config.data))
             if key not in self._contents:
                 self._contents[key] = read_content(config.data)
             data = self._contents[key]

@@ -10,9 +10,6 @@ does not hold. ``HIRES_CACHE=off`` leaves the cache alone; a damaged entry count
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -21,19 +18,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-import hires
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.python_command import module_command
 from hires.core.store.built_network import BuiltNetwork
-from hires.core.store.files import cache_dir, write_atomically
+from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import RunInputs, sha256_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
 
-MOST_BYTES = 256 * 2**20
-"""Size of all cached entries of one kind."""
 _END_S = 5.0  # of a process that gave no answer, to end by itself
 
 
@@ -190,40 +184,6 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self._process, self._pipes = None, []
 
 
-def cached(kind: str, key: str) -> Any:
-    """Returns an entry as plain values, or None if there is none that can be read."""
-    path = cache_dir() / kind / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError):
-        if os.environ.get("HIRES_CACHE") != "off":
-            values = json.loads(path.read_text(encoding="utf-8"))
-            os.utime(path)
-            return values
-    return None
-
-
-def keep(kind: str, key: str, values: Any) -> None:
-    """Adds an entry, and removes the oldest ones if there are too many."""
-    if os.environ.get("HIRES_CACHE") == "off":
-        return
-    folder = cache_dir() / kind
-    with contextlib.suppress(HiresError, OSError):  # a folder that cannot be written to stays empty
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{key}.json", json.dumps(values))
-        stats = {entry: entry.stat() for entry in folder.glob("*.json")}
-        oldest = sorted(stats, key=lambda entry: stats[entry].st_mtime_ns)
-        size = sum(stat.st_size for stat in stats.values())
-        while size > MOST_BYTES:
-            entry = oldest.pop(0)
-            entry.unlink(missing_ok=True)
-            size -= stats[entry].st_size
-
-
-def key_of(*facts: Any) -> str:
-    """Returns the hash of some plain values, of torch's version and of hires' own code."""
-    text = json.dumps([facts, _versions()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def trace_key(config: RunConfig) -> str:
     """Returns the key of a trace: the network, shape and type of its input, and the task."""
     samples = max(1, config.batch // config.parallel.pieces)
@@ -267,15 +227,3 @@ def _with_times(held: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     files = {(one["module"], one["path"]): one for one in now["network"]}
     network = [files.get((one["module"], one["path"]), one) for one in held["network"]]
     return {**held, "network": network}
-
-
-@functools.cache
-def _versions() -> list[Any]:
-    """Returns torch's version, and name, size and time of every file of hires."""
-    torch = ""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        torch = importlib.metadata.version("torch")
-    folder = Path(hires.__file__).parent
-    files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
-    code = [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]
-    return [torch, code]

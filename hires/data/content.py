@@ -22,13 +22,14 @@ from hires.core.store import reading
 from hires.core.store.frozen import DataContent
 from hires.data.folder import CONTENTS, scan
 from hires.data.masks import mask_pairs
-from hires.data.splits import cifar10_files, part_of
+from hires.data.slides import label_files, root_of, slide_files
+from hires.data.splits import cifar10_files, file_of_split, part_of
 
 MOST_BYTES = 16 * 2**30
 """Size of the images whose contents are read; of more images the times of change count."""
 _SETTLED_NS = 2 * 10**9
 """Two changes of a file within the clock's ticks may have one time (git: racy index entries)."""
-HAS_FILES = (*CONTENTS, "cifar10", "masks")
+HAS_FILES = (*CONTENTS, "cifar10", "masks", "slide")
 """``data.name`` of images that lie below ``data.path``."""
 _THREADS = 4
 _CHUNK = 2**20
@@ -55,7 +56,7 @@ def content_of(
     of how many. Errors are those of :func:`hires.data.folder.scan`, and a ConfigError names a file
     that cannot be read.
     """
-    root = str(Path(data.path or "").expanduser())
+    root = str(root_of(data))
     paths = _paths(data)
     began_ns = time.time_ns()
     marks = {path.removeprefix(root).lstrip("/"): _marks(path) for path in paths}
@@ -79,7 +80,7 @@ def is_unchanged(data: DataConfig, content: DataContent) -> bool:
     """Whether a folder still holds what it held; ConfigError: it cannot be read."""
     if data.name not in HAS_FILES:
         return True
-    root = str(Path(data.path or "").expanduser())
+    root = str(root_of(data))
     paths = _paths(data)
     marks = {path.removeprefix(root).lstrip("/"): _marks(path) for path in paths}
     if _entries(marks) == content.stat:
@@ -104,11 +105,19 @@ def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -
 
 
 def _paths(data: DataConfig) -> Sequence[str]:
+    paths = [*_image_paths(data)]
+    split = file_of_split(data)
+    return paths if split is None else [*paths, str(split)]
+
+
+def _image_paths(data: DataConfig) -> Sequence[str]:
     if data.name == "cifar10":
         return [*map(str, cifar10_files(data))]
     if data.name == "masks":
         index, masks = mask_pairs(data, part_of(data))
         return (*index.paths, *masks)
+    if data.name == "slide":
+        return [*slide_files(data, part_of(data)), *label_files(data)]
     return scan(part_of(data), data.name).paths
 
 

@@ -10,9 +10,9 @@ import itertools
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,25 @@ class FolderIndex:
     """All images, class by class; plain strings, because there may be millions."""
     labels: tuple[int, ...]
     root: str = ""
-    """``data.path``."""
+    """Folder below which they lie."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def label(self, i: int) -> int:
+        """Returns the class of an image."""
+        return self.labels[i]
+
+    def name(self, i: int) -> str:
+        """Returns the path of an image in its folder."""
+        return os.path.relpath(self.paths[i], Path(self.root).expanduser())
+
+    def part(self, numbers: Sequence[int] | None) -> FolderIndex:
+        """Returns some of the images; None: all."""
+        if numbers is None:
+            return self
+        paths = tuple(self.paths[number] for number in numbers)
+        return replace(self, paths=paths, labels=tuple(self.labels[n] for n in numbers))
 
 
 def scan(path: str | None, data: str = "folder") -> FolderIndex:
@@ -188,7 +206,7 @@ class FolderSource:
 
     def name(self, i: int) -> str:
         """Returns the path of an image in its folder."""
-        return os.path.relpath(self._index.paths[i], Path(self._index.root).expanduser())
+        return self._index.name(i)
 
     def check(self, i: int, most_bytes: int) -> int:
         """Raises a RunError if image ``i`` cannot be read; returns how many bytes were decoded.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,8 +103,7 @@ class MaskSource(FolderSource):
     def keep(self, numbers: Sequence[int]) -> None:
         """Leaves some of the images, those of ``data.split``."""
         self._masks = tuple(self._masks[number] for number in numbers)
-        paths = tuple(self._index.paths[number] for number in numbers)
-        self._index = replace(self._index, paths=paths, labels=(0,) * len(paths))
+        self._index = self._index.part(numbers)
 
     def check(self, i: int, most_bytes: int) -> int:
         """Checks an image and its label map, as :meth:`FolderSource.check`."""

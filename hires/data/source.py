@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import lru_cache
 from typing import Protocol
 
@@ -21,16 +21,18 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import AugmentedSource
+from hires.data.balanced import balanced_order
 from hires.data.folder import CONTENTS, FolderSource, scan
 from hires.data.image_fit import resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
 from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.overlapping import OverlappingSource
+from hires.data.slides import SlideSource
 from hires.data.small_images import cifar10, digits
 from hires.data.splits import chosen, part_of
 from hires.data.synthetic import SyntheticSource
 
-KINDS = ("synthetic", "textures", "hard", "digits", "cifar10", "masks", *CONTENTS)
+KINDS = ("synthetic", "textures", "hard", "digits", "cifar10", "masks", "slide", *CONTENTS)
 """Values of ``data.name``."""
 
 
@@ -92,8 +94,8 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
         ConfigError: ``data.name`` is unknown, or ``data.path`` does not hold what it needs.
     """
     whole = _whole_source(data, (image[0], image[1]), channels, seed)
-    numbers = chosen(data, map(whole.label, range(len(whole))))
-    if numbers is not None and isinstance(whole, MaskSource):
+    numbers = chosen(data, whole.slides if isinstance(whole, SlideSource) else whole)
+    if numbers is not None and isinstance(whole, (MaskSource, SlideSource)):
         whole.keep(numbers)
         return whole
     return whole if numbers is None else SplitSource(whole, numbers)
@@ -112,6 +114,8 @@ def _whole_source(data: DataConfig, size: Size, channels: int, seed: int) -> Sou
         return FolderSource(index, size, channels, data.fit, data.max_pixels)
     if data.name == "masks":
         return MaskSource(data, part_of(data), size, channels)
+    if data.name == "slide":
+        return SlideSource(data, part_of(data), size, channels)
     raise ConfigError(f"data={data.name!r} is unknown; choose one of {', '.join(KINDS)}")
 
 
@@ -186,7 +190,20 @@ class PairSource:
         return self._large.window(i, rows, cols)
 
 
-def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -> list[int]:
+def step_images(config: RunConfig, source: Sized, step: int) -> list[int]:
+    """Returns the images of one step of a run, as :func:`step_indices`."""
+    order = balanced_order(source, config.seed, config.shuffles) if config.balances else None
+    return step_indices(step, config.batch, len(source), config.seed, config.shuffles, order=order)
+
+
+def step_indices(
+    step: int,
+    batch: int,
+    length: int,
+    seed: int,
+    shuffle: bool,
+    order: Callable[[int], Sequence[int]] | None = None,
+) -> list[int]:
     """Returns the images of one step, for the whole world; it depends on the arguments alone.
 
     epoch 0          epoch 1          epoch 2           each a permutation of the data set
@@ -194,7 +211,8 @@ def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -
      step 0  | step 1   | step 2   |                    batch = 3
 
     Steps count from 0, ``batch`` may exceed the ``length`` of the data set, and ``seed`` decides
-    the permutations. Replicas and microbatches take the ``batch`` indices in their order.
+    the permutations, or an ``order`` that gives the images of an epoch. Replicas and microbatches
+    take the ``batch`` indices in their order.
     """
     assert step >= 0
     assert min(batch, length) >= 1
@@ -203,7 +221,9 @@ def step_indices(step: int, batch: int, length: int, seed: int, shuffle: bool) -
     while position < end:
         epoch, offset = divmod(position, length)
         count = min(length - offset, end - position)
-        if shuffle:
+        if order is not None:
+            indices += order(epoch)[offset : offset + count]
+        elif shuffle:
             indices += _permutation(seed, epoch, length)[offset : offset + count].tolist()
         else:
             indices += range(offset, offset + count)

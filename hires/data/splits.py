@@ -1,6 +1,7 @@
 """Divides a data set into images to train with and images for validation.
 
-    data.path/train, data.path/val        the folder's own division, and that of CIFAR-10's files
+    data.split_file                       a list of names
+    data.path/train, val and test         the folder's own division, and that of CIFAR-10's files
     all other data                        a share of every class, drawn from data.split_seed
 
 Every run that names the same data divides it alike, whatever its layout or ``seed``.
@@ -10,19 +11,36 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store.file_names import entries_of, is_dir, is_file
+from hires.data.text_tables import read_table
 
 CIFAR10_FOLDER = "cifar-10-batches-bin"
 """Of its archive."""
-TRAIN, VALIDATION = ("train",), ("val", "validation", "valid")
-"""Names of a folder's own parts; of several the first counts."""
+PARTS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+"""``data.split`` -> names of a folder's own parts; of several the first counts."""
+
+
+class Divided(Protocol):
+    """What is divided: images, or slides."""
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+        ...
+
+    def label(self, i: int) -> int:
+        """Returns the class of one."""
+        ...
+
+    def name(self, i: int) -> str:
+        """Returns the name of one."""
+        ...
 
 
 def cifar10_files(data: DataConfig) -> list[Path]:
@@ -31,7 +49,8 @@ def cifar10_files(data: DataConfig) -> list[Path]:
     if data.path and not any(root.glob("*_batch*.bin")):
         root /= CIFAR10_FOLDER
     train, held = sorted(root.glob("data_batch_*.bin")), root / "test_batch.bin"
-    files = {"train": train, "validation": [held]}.get(data.split, [*train, held])
+    parts = {"train": train, "validation": [held], "test": [held]}
+    files = parts.get(data.split, [*train, held])
     missing = [file for file in files if not is_file(file)]
     if not train:
         missing = [root / "data_batch_1.bin"]
@@ -45,52 +64,101 @@ def cifar10_files(data: DataConfig) -> list[Path]:
 
 def part_of(data: DataConfig) -> str | None:
     """Returns the folder in which the images of ``data.split`` lie: ``data.path`` or a part."""
-    parts = {} if data.split == "all" else _own_parts(data.path)
+    parts = {} if data.split == "all" or data.split_file else _own_parts(data.path)
+    if parts and data.split not in parts:
+        raise ConfigError(
+            f"data.split=test: data.path={data.path} has train and val, but no folder test; add it"
+        )
     if parts and data.name == "folder":
         _require_same_classes(*parts.values())
     return str(parts[data.split]) if parts else data.path
 
 
-def chosen(data: DataConfig, labels: Iterable[int]) -> list[int] | None:
-    """Returns the images of ``data.split`` by their numbers, given the labels of all; None: all.
+def chosen(data: DataConfig, whole: Divided) -> list[int] | None:
+    """Returns the images of ``data.split`` by their numbers; None: all.
 
     ConfigError: there is none.
     """
-    if data.split == "all" or data.name == "cifar10" or _own_parts(data.path):
+    if data.split == "all" or data.name == "cifar10":
         return None
+    if data.split_file is not None:
+        return _listed(data, whole)
+    if _own_parts(data.path):
+        return None
+    if data.split == "test" and data.test == 0:
+        raise ConfigError(
+            "data.split=test: no images are set apart for it; use data.test=SHARE, a folder test "
+            "beside train and val, or data.split_file"
+        )
     by_class: dict[int, list[int]] = collections.defaultdict(list)
-    for number, label in enumerate(labels):
-        by_class[label].append(number)
+    for number in range(len(whole)):
+        by_class[whole.label(number)].append(number)
     kept: list[int] = []
     for label, numbers in by_class.items():
         order = np.random.Generator(np.random.PCG64([data.split_seed, label]))
         drawn = order.permutation(len(numbers)).tolist()
         # A class of several images has some of them in either part.
         count = min(max(1, int(len(numbers) * data.validation + 0.5)), len(numbers) - 1)
-        part = drawn[:count] if data.split == "validation" else drawn[count:]
-        kept += [numbers[place] for place in part]
+        last = min(count + int(len(numbers) * data.test + 0.5), len(numbers) - 1)
+        parts = {"validation": (0, count), "test": (count, last), "train": (last, len(numbers))}
+        first, end = parts[data.split]
+        kept += [numbers[place] for place in drawn[first:end]]
     if not kept:
         raise ConfigError(
-            f"data.split={data.split}: no class has two images to divide; use data.split=all"
+            f"data.split={data.split}: no class has enough images to divide; use data.split=all"
+        )
+    return sorted(kept)
+
+
+def file_of_split(data: DataConfig) -> Path | None:
+    """Returns the file that lists the images of each part."""
+    if data.split_file is None:
+        return None
+    root = Path(data.path or os.devnull).expanduser()
+    return (root if is_dir(root) else root.parent) / data.split_file
+
+
+def _listed(data: DataConfig, whole: Divided) -> list[int]:
+    """Returns the images that ``data.split_file`` lists for ``data.split``."""
+    path = file_of_split(data)
+    assert path is not None
+    table = read_table(path, "name", "split", "data.split_file")
+    if wrong := sorted({*table.values()} - {*PARTS}):
+        raise ConfigError(
+            f"data.split_file={data.split_file}: {wrong[0]!r} is no part; use {', '.join(PARTS)}"
+        )
+    numbers = {whole.name(number): number for number in range(len(whole))}
+    if missing := [name for name in table if name not in numbers]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(
+            f"data.split_file={data.split_file}: {missing[0]!r}{more} is none of the data's "
+            f"images, as {next(iter(numbers), 'none')!r}"
+        )
+    kept = [numbers[name] for name, part in table.items() if part == data.split]
+    if not kept:
+        raise ConfigError(
+            f"data.split_file={data.split_file} lists no image for data.split={data.split}"
         )
     return sorted(kept)
 
 
 def _own_parts(path: str | None) -> dict[str, Path]:
     root, parts = Path(path or os.devnull).expanduser(), dict[str, Path]()
-    for split, names in (("train", TRAIN), ("validation", VALIDATION)):
+    for split, names in PARTS.items():
         there = [name for name in names if is_dir(root / name)]
         if there:
             parts[split] = root / there[0]
-    return parts if len(parts) == 2 else {}
+    return parts if {"train", "validation"} <= parts.keys() else {}
 
 
 def _require_same_classes(*parts: Path) -> None:
     """Refuses parts in which a class would have two labels."""
     held = [{entry.name for entry in entries_of(part) if entry.is_dir()} for part in parts]
-    if differing := sorted(held[0] ^ held[1]):
-        where = parts[0] if differing[0] in held[0] else parts[1]
-        raise ConfigError(
-            f"data.path={parts[0].parent}: only {where.name} has the class {differing[0]!r}, so "
-            f"labels would differ from those of the other part; give both the same sub-folders"
-        )
+    for part, own in zip(parts, held, strict=True):
+        if differing := sorted(held[0] ^ own):
+            where = parts[0] if differing[0] in held[0] else part
+            raise ConfigError(
+                f"data.path={parts[0].parent}: only {where.name} has the class {differing[0]!r}, "
+                f"so labels would differ from those of the other part; give both the same "
+                f"sub-folders"
+            )

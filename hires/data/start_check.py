@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.data.folder import CONTENTS, naming, scan
 from hires.data.image_format import open_image
-from hires.data.source import PairSource, Source, step_indices
+from hires.data.source import PairSource, Source, step_images
 from hires.data.splits import chosen, part_of
 
 DECODED_BYTES = 2**27
@@ -42,10 +42,10 @@ def require_readable(
 
     RunError: one is unreadable.
     """
-    if config.data.name not in (*CONTENTS, "masks"):
+    if config.data.name not in (*CONTENTS, "masks", "slide"):
         return
     began_s, left, num_checked = time.monotonic(), DECODED_BYTES, 0
-    for index in itertools.islice(_first_used(config, len(source), steps), rank, None, world):
+    for index in itertools.islice(_first_used(config, source, steps), rank, None, world):
         if time.monotonic() - began_s > SECONDS:
             # Steps of two epochs may read fewer different files than this.
             most = min(len(source), len(steps) * config.batch)
@@ -57,13 +57,13 @@ def require_readable(
     log.info("checked all %d image files of this rank", num_checked)
 
 
-def _first_used(config: RunConfig, length: int, steps: range) -> Iterator[int]:
+def _first_used(config: RunConfig, source: Sized, steps: range) -> Iterator[int]:
     """Yields the images of some steps, each once, in the order of their first use."""
     seen: set[int] = set()
     for step in steps:
-        if len(seen) == length:
+        if len(seen) == len(source):
             break
-        for index in step_indices(step, config.batch, length, config.seed, config.shuffles):
+        for index in step_images(config, source, step):
             if index not in seen:
                 seen.add(index)
                 yield index
@@ -80,8 +80,8 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
         return None
     faults: dict[int, str] = {}
     listed, root = scan(part_of(data), data.name), data.path or ""
-    numbers = chosen(data, listed.labels)
-    paths = listed.paths if numbers is None else [listed.paths[number] for number in numbers]
+    listed = listed.part(chosen(data, listed))
+    paths = listed.paths
     for index in range(0, len(paths), -(-len(paths) // LOOKED_AT)):
         path = Path(paths[index])
         try:
@@ -91,7 +91,7 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
         except RunError as error:
             faults[index] = str(error)
     if faults:
-        read = (i for i in _first_used(config, len(paths), range(config.steps)) if i in faults)
+        read = (i for i in _first_used(config, listed, range(config.steps)) if i in faults)
         first = next(read, None)
         if first is not None:
             return "error", "data.path", faults[first]

@@ -18,7 +18,7 @@ MOST_IMAGES = 4096
 
 def learnt_from(config: RunConfig) -> RunConfig:
     """Returns the config whose images a training of the same data learns from, as they are."""
-    split = "train" if config.data.split == "validation" else config.data.split
+    split = "train" if config.data.split in ("validation", "test") else config.data.split
     data = dataclasses.replace(config.data, split=split, normalize="white", mean=None, std=None)
     return dataclasses.replace(config, data=data, task=TaskConfig("infer"), validate=_NEVER)
 

@@ -57,6 +57,9 @@ _STORED: dict[int, tuple[str, int]] = {
 }
 """Colours in words, and the samples that they take in the file."""
 JPEG = (6, 7)
+_MOST_LEVELS = 64
+_ALIKE = ("is_tiled", "samplesperpixel", "dtype", "photometric")
+"""What all levels of a pyramid have in common."""
 _MIN_TILE = 256
 """Pixels; the format asks for sides of 16, and a file of single pixels would take hours."""
 
@@ -88,14 +91,14 @@ def open_tiff(path: Path, max_pixels: int) -> ImageFile:
 
 
 class TiffImage:
-    """The first page of an open TIFF file."""
+    """The first page of an open TIFF file, or a coarser level of it."""
 
-    def __init__(self, path: Path, max_pixels: int) -> None:
+    def __init__(self, path: Path, max_pixels: int, level: int = 0) -> None:
         # These flags are of makers whose other pages tifffile would read at once.
         self._file = TiffFile(path, is_lsm=False, is_scanimage=False, is_ndpi=False)
         self._max_pixels = max_pixels
         try:
-            page = self._file.pages[0]
+            page = self._file.pages[0] if level == 0 else _level_pages(self._file)[level]
             assert isinstance(page, TiffPage)
             self._page = page
             _check_readable(page)
@@ -118,6 +121,11 @@ class TiffImage:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    @property
+    def levels(self) -> list[Size]:
+        """Height and width of each level of its pyramid, the finest first."""
+        return [(page.imagelength, page.imagewidth) for page in _level_pages(self._file)]
 
     @property
     def facts(self) -> ImageFacts:
@@ -246,6 +254,27 @@ class TiffImage:
         if len(inflated) > most:
             raise ValueError(f"segment {index} holds more than the {most} bytes of its pixels")
         return inflated
+
+
+def _level_pages(file: TiffFile) -> list[TiffPage]:
+    """Returns the pages that show the first one, each smaller than that before.
+
+    They lie beside it, or below it as in OME-TIFF. Labels and thumbnails, which are not in tiles or
+    have another shape, are left out.
+    """
+    first = file.pages[0]
+    assert isinstance(first, TiffPage)
+    others = first.pages if first.subifds else itertools.islice(file.pages, 1, None)
+    found = [first]
+    for page in itertools.islice(others or (), _MOST_LEVELS):
+        if not isinstance(page, TiffPage) or not 0 < page.imagewidth < found[-1].imagewidth:
+            continue
+        if any(getattr(page, name) != getattr(first, name) for name in _ALIKE):
+            continue
+        height = first.imagelength * page.imagewidth / first.imagewidth
+        if abs(height - page.imagelength) <= 2 + 0.01 * height:
+            found.append(page)
+    return found
 
 
 def _check_readable(page: TiffPage) -> None:

@@ -40,7 +40,7 @@ from hires.parallel.loss import plain_loss, sample_losses
 from hires.plan.graph import Graph
 from hires.plan.validation import kind_of
 
-DATA_KEYS = ("name", "path", "split", "validation", "split_seed")
+DATA_KEYS = ("name", "path", "split", "split_file", "validation", "test", "split_seed")
 """Keys of the data that an evaluation, or prediction, names."""
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.data.masks import AugmentedMasks, MaskSource
-from hires.data.source import PairSource, Source, open_data, step_indices
+from hires.data.source import PairSource, Source, open_data, step_images
 from hires.engine.device import RankDevice, Uploads
 from hires.parallel.context import Context
 from hires.plan.graph import INPUT, Rect
@@ -218,7 +218,7 @@ def replica_samples(config: RunConfig, source: Data, step: int, replica: int) ->
     (:mod:`hires.data.augmented`).
     """
     share, length = config.batch // config.parallel.replicas, len(source)
-    indices = step_indices(step, config.batch, length, config.seed, config.shuffles)
+    indices = step_images(config, source, step)
     if config.augments:  # each epoch has changes of its own
         first = step * config.batch
         indices = [(first + k) // length * length + index for k, index in enumerate(indices)]

@@ -90,36 +90,10 @@ def test_edit_while_a_warm_process_waits_is_kept_with_its_trace(
     assert counted.count("tracing the network") == 1
 
 
-def test_damaged_entry_counts_as_absent(cache):
-    assert tracing.cached("memory", "key") is None
-    tracing.keep("memory", "key", [1])
-    assert tracing.cached("memory", "key") == [1]
-    (cache / "memory" / "key.json").write_text("[1")
-    assert tracing.cached("memory", "key") is None
-
-
 @pytest.mark.parametrize("sources", [None, 3, {"/nowhere": "0"}, {"/nowhere": 3}])
 def test_sources_that_cannot_be_compared_are_not_the_same(sources):
     assert not tracing.same_sources(sources)
     assert tracing.same_sources({})
-
-
-def test_cache_can_be_turned_off(cache, monkeypatch):
-    tracing.keep("memory", "key", [1])
-    monkeypatch.setenv("HIRES_CACHE", "off")
-    assert tracing.cached("memory", "key") is None
-    tracing.keep("memory", "other", [1])
-    assert [path.name for path in (cache / "memory").iterdir()] == ["key.json"]
-
-
-def test_entries_that_were_not_used_for_longest_go_first(cache, monkeypatch):
-    monkeypatch.setattr(tracing, "MOST_BYTES", 250)
-    for number, name in enumerate("abc"):
-        tracing.keep("memory", name, "x" * 98)
-        os.utime(cache / "memory" / f"{name}.json", (number, number))
-    tracing.cached("memory", "b")
-    tracing.keep("memory", "d", "x" * 98)
-    assert sorted(path.stem for path in (cache / "memory").iterdir()) == ["b", "d"]
 
 
 def test_key_holds_what_decides_the_trace():

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hires.cli.planning import Planner
-from hires.cli.tracing import cache_dir
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.store.files import cache_dir
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
 from hires.plan.planner import make_plan

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from hires.cli import planning
-from hires.cli.tracing import cache_dir, trace_key
+from hires.cli.tracing import trace_key
 from hires.core.store.built_network import BuiltNetwork, BuiltTensor
+from hires.core.store.files import cache_dir
 from hires.core.store.frozen import RunInputs, SourceFile
 from tests.cli.conftest import SMALL
 

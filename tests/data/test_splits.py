@@ -73,3 +73,43 @@ def test_class_of_one_part_only_would_shift_labels_and_is_refused(tmp_path):
 def test_share_without_images_is_refused(value):
     with pytest.raises(ConfigError, match=r"data\.validation=.* must be a share above 0"):
         DataConfig(validation=value)
+
+
+def test_third_part_is_for_a_last_test(tmp_path):
+    parts = {s: names(opened(**MADE, split=s, test=0.1)) for s in ("train", "validation", "test")}
+    assert parts["validation"] == names(opened(**MADE, split="validation"))  # as without a test
+    assert [len(part) for part in parts.values()] == [42, 12, 6]
+    assert len({*parts["train"], *parts["validation"], *parts["test"]}) == 60
+    with pytest.raises(ConfigError, match=r"data\.split=test: no images are set apart"):
+        opened(**MADE, split="test")
+    folder(tmp_path, "train/cat/1.tif", "val/cat/3.tif")
+    of = {"name": "folder", "path": str(tmp_path), "split": "test"}
+    with pytest.raises(ConfigError, match=r"has train and val, but no folder test"):
+        opened(**of)
+    folder(tmp_path, "test/cat/5.tif", "test/cat/6.tif")
+    assert names(opened(**of)) == ["cat/5.tif", "cat/6.tif"]
+    folder(tmp_path, "test/dog/5.tif")
+    with pytest.raises(ConfigError, match=r"only test has the class 'dog'"):
+        opened(**of)
+
+
+def test_file_lists_the_images_of_each_part(tmp_path):
+    folder(tmp_path, "cat/1.tif", "cat/2.tif", "dog/3.tif", "dog/4.tif", "dog/5.tif")
+    listed = tmp_path / "parts.csv"
+    listed.write_text("name,split\ncat/2.tif,train\ndog/5.tif,train\ndog/3.tif,validation\n")
+    of = {"name": "folder", "path": str(tmp_path), "split_file": "parts.csv"}
+    assert names(opened(**of, split="train")) == ["cat/2.tif", "dog/5.tif"]
+    held = opened(**of, split="validation")
+    assert names(held) == ["dog/3.tif"]
+    assert held.class_names == ("cat", "dog")
+    assert len(opened(**of)) == 5
+    with pytest.raises(ConfigError, match=r"lists no image for data\.split=test"):
+        opened(**of, split="test")
+    for text, wrong in (
+        ("name,split\ncat/9.tif,train\n", r"'cat/9\.tif' is none of the data's images"),
+        ("name,split\ncat/2.tif,held\n", "'held' is no part; use train, validation, test"),
+        ("image,split\n", "its first line must name name,split"),
+    ):
+        listed.write_text(text)
+        with pytest.raises(ConfigError, match=wrong):
+            opened(**of, split="train")

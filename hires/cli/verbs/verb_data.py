@@ -46,6 +46,7 @@ PARSER = Parser(
     (
         "hires data make data/textures --classes 4 --count 64 --size 256x320",
         "hires data make data/shapes --masks --classes 3 --size 64x64",
+        "hires data make data/slides --slides --classes 2 --count 6 --size 768x1024",
         "hires data check data/textures",
         "hires data check data/textures image=256 model.channels=1   as this run would read them",
         "hires data check photos data=pairs model=edsr image=96",
@@ -60,6 +61,7 @@ PARSER = Parser(
     number("--seed", "make: seed of the images", default=0, least=0),
     option("--size", "HxW", "make: pixels (default: 256x256)", type=_size, default=[256, 256]),
     flag("--masks", "make: images with a label map each, for data=masks"),
+    flag("--slides", "make: slides of tissue on glass, with outlines, for data=slide"),
     flag("--striped", "make: write ordinary TIFF instead of tiled TIFF"),
     CONFIG_DIR,
     JSON,
@@ -75,6 +77,7 @@ def main(args: argparse.Namespace) -> int:
     if args.action == "check":
         return _check(args)
     from hires.data.mask_shapes import make_masks
+    from hires.data.slide_shapes import make_slides
     from hires.data.textures import make_folder
 
     if args.overrides:
@@ -87,7 +90,11 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--classes {args.classes} must be 2 to 256 with --masks: 0 is the ground"
         )
-    if args.masks:
+    if args.masks and args.slides:
+        raise ConfigError("--masks and --slides are two kinds of data; give one of them")
+    if args.slides:
+        written = make_slides(path, **facts)
+    elif args.masks:
         written = make_masks(path, **facts)
     else:
         written = make_folder(path, **facts, tiled=not args.striped)
@@ -115,7 +122,7 @@ def _check(args: argparse.Namespace) -> int:
         raise ConfigError("hires data check needs a PATH, or data.path=PATH")
     data = config.data.name if "data" in keys else None
     if data not in (None, "folder", "pairs"):
-        raise ConfigError(f"data={data} reads no image files; use data=folder or data=pairs")
+        raise ConfigError(f"data={data} is not checked here; use data=folder or data=pairs")
 
     def progress(done: int, total: int) -> None:
         if done % 16 == 0:

@@ -17,7 +17,7 @@ class DataConfig(Section, key="data"):
     (its classes overlap). ``digits`` ship with hires; below ``data.path``: ``cifar10`` (binary
     files), ``folder`` (one sub-folder per class), ``images`` (without classes), ``masks`` (images
     and label maps, for a class of each pixel), ``pairs`` (an image and a smaller copy of it, for
-    super-resolution)."""
+    super-resolution), ``slide`` (patches of slides, or slides whole)."""
     path: str | None = None
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
     classes: int = number(10, least=1)
@@ -30,6 +30,24 @@ class DataConfig(Section, key="data"):
     """Of ``masks``: names of the label maps; the star is the name of the image."""
     ignore: int | None = number(None)
     """Of ``masks``: the value of pixels that have no label."""
+    level: int = number(0)
+    """Of ``slide``: level of the pyramid; 0 is the finest."""
+    cut: str = choice("patches", ("patches", "whole"))
+    """Of ``slide``: ``patches`` of the size of ``image``, each an image, or the ``whole`` slide."""
+    region: list[int] | None = None
+    """Of ``slide``: [row, column, height, width] in pixels of the level; null: all of a slide."""
+    stride: int | None = number(None, least=1)
+    """Of ``slide``: pixels from one patch to the next; null: the size of ``image``."""
+    tissue: float = share(0.5, zero=True)
+    """Of ``slide``: least share of a patch that is tissue, by Otsu's threshold of saturation; 0
+    takes all patches."""
+    labels: str | None = None
+    """Of ``slide``: a file below ``data.path`` with the columns ``slide,label``, or files of
+    outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide.
+    null: slides have no classes."""
+    outside: str | None = None
+    """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
+    these patches out."""
     normalize: str = choice("white", ("white", "dataset"))
     """What the network gets of a value v between 0 (black) and 1 (white): ``white``: 4 v - 2;
     ``dataset``: (v - mean) / deviation, both of each channel over the images to train with."""
@@ -45,21 +63,47 @@ class DataConfig(Section, key="data"):
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
-    split: str = choice("all", ("all", "train", "validation"))
+    split: str = choice("all", ("all", "train", "validation", "test"))
     """Which images are used: ``all`` (``train`` with ``validate.every``), those to ``train`` with,
-    or those for ``validation``. They are the sub-folders ``train`` and ``val`` (or ``validation``,
-    ``valid``) of ``data.path`` where it has both, and else a share of every class, drawn from
-    ``data.split_seed``."""
+    those for ``validation``, or those for a last ``test``. They are listed in ``data.split_file``;
+    or the sub-folders ``train``, ``val`` (or ``validation``, ``valid``) and ``test`` of
+    ``data.path`` where it has the first two; or a share of every class, drawn from
+    ``data.split_seed``. Slides are divided, not their patches."""
+    split_file: str | None = None
+    """A file below ``data.path`` with the columns ``name,split``: an image as ``predictions.csv``
+    names it (or a slide), and train, validation or test. Images that it does not list are not
+    used."""
     validation: float = share(0.1)
     """Share of every class that ``data.split=validation`` is."""
+    test: float = share(0.0, zero=True)
+    """Share of every class that ``data.split=test`` is."""
     split_seed: int = number(0)
     """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
+    balance: bool = False
+    """Whether a training sees every class equally often: images of large classes take turns from
+    epoch to epoch, those of small ones come several times."""
     prefetch: int = number(2)
     """Microbatches that are read ahead."""
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether images have something to compare outputs with."""
+        return self.name != "images" and (self.name != "slide" or self.labels is not None)
+
     def _check_more(self, check: Checks) -> None:
+        if self.region is not None and (
+            len(self.region) != 4 or min(self.region) < 0 or min(self.region[2:]) < 1
+        ):
+            check.problems.append(
+                f"data.region={self.region} must be [row, column, height, width] in pixels"
+            )
+        if self.validation + self.test >= 1:
+            check.problems.append(
+                f"data.validation={self.validation:g} and data.test={self.test:g} leave nothing to "
+                f"train with; their sum must be below 1"
+            )
         for name in ("mean", "std"):
             other = "std" if name == "mean" else "mean"
             own, its = getattr(self, name), getattr(self, other)

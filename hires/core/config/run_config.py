@@ -323,6 +323,11 @@ class RunConfig(Section):
         return self.data.shuffle and self.task.name not in ONE_PASS
 
     @property
+    def balances(self) -> bool:
+        """Whether every class comes equally often."""
+        return self.data.balance and self.task.name == "train"
+
+    @property
     def target_size(self) -> tuple[int, int] | None:
         """(height, width) of the target image of every pair; None where targets are classes."""
         if self.objective.compares != IMAGES:

@@ -70,14 +70,16 @@ def number(
     return dataclasses.field(default=default, metadata={"check": check, "span": span})
 
 
-def share(default: float | None) -> Any:
-    """Returns a field that takes numbers between 0 and 1, without these."""
+def share(default: float | None, zero: bool = False) -> Any:
+    """Returns a field that takes numbers between 0 and 1, without these, or with ``zero``."""
 
     def check(key: str, value: float) -> None:
-        if not 0 < value < 1:
-            raise ConfigError(f"{key}={value} must be a share above 0 and below 1, as 0.1")
+        if not (0 < value < 1 or (zero and value == 0)):
+            least = "0 or more" if zero else "above 0"
+            raise ConfigError(f"{key}={value} must be a share of {least} and below 1, as 0.1")
 
-    return dataclasses.field(default=default, metadata={"check": check, "span": "between 0 and 1"})
+    span = "0 or more, below 1" if zero else "between 0 and 1"
+    return dataclasses.field(default=default, metadata={"check": check, "span": span})
 
 
 def word(default: str | None = None) -> Any:

@@ -1,0 +1,350 @@
+"""Cuts slides into patches that are tissue, or takes them whole: ``data=slide``.
+
+    data.level    +----+----+----+----+
+                  |    |####|####|    |    # patches of image pixels, data.stride apart, of which
+                  +----+-##-+-##-+----+      at least data.tissue is tissue; each is an image
+                  |    | ###|#   |    |
+                  +----+----+----+----+
+
+A patch has the class of its slide, or that of the annotations that cover at least half of it. Every
+window of an image reads only its own pixels of the slide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hires.core.config.data_config import DataConfig
+from hires.core.errors import ConfigError, RunError
+from hires.core.store.cache import cached, keep, key_of
+from hires.data import slide_labels, tissue
+from hires.data.folder import naming, to_channels, visible_files
+from hires.data.image_fit import fitted
+from hires.data.image_format import (
+    ImageError,
+    ImageFile,
+    Pixels,
+    Size,
+    Span,
+    Window,
+    check_window,
+    normalised,
+    suffix_of,
+)
+from hires.data.slide_file import SUFFIXES, levels_of, slide_level
+from hires.data.text_tables import read_table
+
+log = logging.getLogger(__name__)
+
+_HALF = 0.5
+"""Share of a patch that annotations of one class have to cover."""
+
+
+class Patch(NamedTuple):
+    """A rectangle of a slide that is one image."""
+
+    slide: int
+    row: int
+    col: int
+    size: Size
+    label: int
+
+
+def slide_files(data: DataConfig, path: str | None) -> list[str]:
+    """Returns the slides of a folder, or a single one; ConfigError: there are none."""
+    if not path:
+        raise ConfigError("data=slide needs data.path, a slide or a folder of slides")
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise ConfigError(f"data.path={path} does not exist; give a slide or a folder of slides")
+    try:
+        files = visible_files(root) if root.is_dir() else [str(root)]
+    except OSError as error:
+        raise ConfigError(f"data.path={path} cannot be listed: {error.strerror}") from None
+    files = [file for file in files if suffix_of(Path(file).name) in SUFFIXES]
+    if not files:
+        raise ConfigError(
+            f"data.path={path} holds no slides; they are files named "
+            f"{', '.join('*' + suffix for suffix in SUFFIXES)}"
+        )
+    return files
+
+
+def label_files(data: DataConfig) -> list[str]:
+    """Returns the files that say what the slides show."""
+    if data.labels is None:
+        return []
+    root = root_of(data)
+    if "*" in data.labels:
+        return [*map(str, slide_labels.annotation_files(root, data.labels).values())]
+    return [str(root / data.labels)]
+
+
+def root_of(data: DataConfig) -> Path:
+    """Returns the folder of the data."""
+    path = Path(data.path or "").expanduser()
+    return path if path.is_dir() else path.parent
+
+
+class Slides:
+    """The slides of a source, each as one thing that has a name and a class."""
+
+    def __init__(self, source: SlideSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return self._source.num_slides
+
+    def label(self, i: int) -> int:
+        """Returns the class of a slide."""
+        return self._source.slide_label(i)
+
+    def name(self, i: int) -> str:
+        """Returns the path of a slide in its folder."""
+        return self._source.slide_name(i)
+
+
+class SlideSource:
+    """Patches of slides, or regions of them, as images."""
+
+    def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
+        self._data, self._size, self._channels = data, size, channels
+        self._root = root_of(data)
+        self._files = slide_files(data, path)
+        self._kept: Sequence[int] = range(len(self._files))
+        self._levels: dict[int, list[Size]] = {}
+        self._label_of_slide: list[int] = [0] * len(self._files)
+        self._regions: dict[str, list[slide_labels.Outline]] = {}
+        self.class_names: tuple[str, ...] = ("slides",)
+        if data.labels is not None and "*" in data.labels:
+            self._read_annotations(data.labels)
+        elif data.labels is not None:
+            self._read_labels(self._root / data.labels)
+        self.num_classes = len(self.class_names)
+
+    def _read_labels(self, path: Path) -> None:
+        table = read_table(path, "slide", "label", "data.labels")
+        self.class_names = tuple(sorted({*table.values()}))
+        for number in range(len(self._files)):
+            key = slide_labels.of_slide(table, self.slide_name(number))
+            if key is None:
+                raise ConfigError(
+                    f"data.labels={path} has no line for the slide {self.slide_name(number)}; add "
+                    f"it, or take the slide out of data.path"
+                )
+            self._label_of_slide[number] = self.class_names.index(table[key])
+
+    def _read_annotations(self, pattern: str) -> None:
+        files = slide_labels.annotation_files(self._root, pattern)
+        self._regions = {name: slide_labels.read_regions(path) for name, path in files.items()}
+        outside = {self._data.outside} if self._data.outside else set()
+        labels = {region.label for held in self._regions.values() for region in held}
+        self.class_names = tuple(sorted(labels | outside))
+        if not self.class_names:
+            raise ConfigError(f"data.labels={pattern}: these files have no regions; annotate some")
+        for number in range(len(self._files)):
+            name = self.slide_name(number)
+            if slide_labels.of_slide(self._regions, name) is None and not outside:
+                raise ConfigError(
+                    f"the slide {name} has no annotations {pattern}; add them, or say by "
+                    f"data.outside=CLASS what slides and patches without them are"
+                )
+
+    @property
+    def slides(self) -> Slides:
+        """The slides, which ``data.split`` divides."""
+        return Slides(self)
+
+    @property
+    def num_slides(self) -> int:
+        """How many slides there are."""
+        return len(self._files)
+
+    def slide_name(self, number: int) -> str:
+        """Returns the path of a slide in its folder."""
+        return Path(self._files[number]).relative_to(self._root).as_posix()
+
+    def slide_label(self, number: int) -> int:
+        """Returns the class of a slide, 0 where its patches have classes of their own."""
+        return self._label_of_slide[number]
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Leaves some of the slides, those of ``data.split``."""
+        self._kept = numbers
+        self.__dict__.pop("patches", None)
+
+    @cached_property
+    def patches(self) -> list[Patch]:
+        """All images, slide by slide."""
+        made = [patch for number in self._kept for patch in self._patches_of(number)]
+        if not made:
+            raise ConfigError(
+                f"data=slide: no patch of {self._size[0]} x {self._size[1]} pixels in "
+                f"{len(self._kept)} slides is one to learn from; lower data.tissue="
+                f"{self._data.tissue:g}, or use another data.level"
+            )
+        return made
+
+    def _patches_of(self, number: int) -> list[Patch]:
+        path = Path(self._files[number])
+        try:
+            with naming(path, str(self._root)):
+                levels = self._levels_of(number)
+                region = self._region(levels)
+                if self._data.cut == "whole":
+                    r0, c0, height, width = region
+                    return [Patch(number, r0, c0, (height, width), self.slide_label(number))]
+                return self._grid(number, path, levels, region)
+        except RunError as error:
+            raise ConfigError(str(error)) from None
+
+    def _levels_of(self, number: int) -> list[Size]:
+        if number not in self._levels:
+            path = Path(self._files[number])
+            self._levels[number] = levels_of(path, self._data.max_pixels)
+        return self._levels[number]
+
+    def _region(self, levels: list[Size]) -> tuple[int, int, int, int]:
+        """Returns row, column, height and width of what is used of a slide."""
+        level, region = self._data.level, self._data.region
+        if level >= len(levels):
+            raise ImageError(f"it has {len(levels)} levels, and data.level={level} is none of them")
+        height, width = levels[level]
+        if region is None:
+            return 0, 0, height, width
+        row, col, tall, wide = region
+        if row + tall > height or col + wide > width:
+            raise ImageError(
+                f"data.region={region} leaves the {height} x {width} pixels of level {level}; it "
+                f"is [row, column, height, width]"
+            )
+        return row, col, tall, wide
+
+    def _grid(
+        self, number: int, path: Path, levels: list[Size], region: tuple[int, int, int, int]
+    ) -> list[Patch]:
+        """Returns the patches of a slide that are tissue and have a class."""
+        data, size = self._data, self._size
+        row, col, height, width = region
+        stride = data.stride or 0
+        down, across = stride or size[0], stride or size[1]
+        places = [
+            (r, c)
+            for r in range(row, row + height - size[0] + 1, down)
+            for c in range(col, col + width - size[1] + 1, across)
+        ]
+        if not places:
+            raise ImageError(
+                f"its {height} x {width} pixels at data.level={data.level} hold no patch of "
+                f"{size[0]} x {size[1]}; use a smaller image, or a finer level"
+            )
+        slide = levels[data.level]
+        if data.tissue > 0:
+            places = self._tissue(path, levels, places)
+        labels = [self.slide_label(number)] * len(places)
+        if self._regions:
+            labels = self._labels(number, levels[0], slide, places)
+        return [
+            Patch(number, r, c, size, label)
+            for (r, c), label in zip(places, labels, strict=True)
+            if label >= 0
+        ]
+
+    def _tissue(
+        self, path: Path, levels: list[Size], places: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Returns the places at which enough is tissue; the map of a slide is kept in the cache."""
+        data, slide, stat = self._data, levels[self._data.level], path.stat()
+        cells = tissue.map_size(slide, self._size)
+        facts = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, slide, cells]
+        key = key_of("tissue", facts)
+        held = cached("tissue", key)
+        if not isinstance(held, str):
+            log.info("%s: looking for tissue", path)
+            found = tissue.tissue_of(tissue.small_copy(path, levels, cells, data.max_pixels))
+            held = np.packbits(found).tobytes().hex()
+            keep("tissue", key, held)
+        packed = np.frombuffer(bytes.fromhex(held), np.uint8)
+        bits = np.unpackbits(packed, count=cells[0] * cells[1])
+        sums = tissue.CellSums(bits.reshape(cells), slide)
+        return [(r, c) for r, c in places if sums.share(r, c, self._size) >= data.tissue]
+
+    def _labels(
+        self, number: int, finest: Size, slide: Size, places: list[tuple[int, int]]
+    ) -> list[int]:
+        """Returns the class of each patch by the annotations of its slide; -1: it has none."""
+        name, outside = self.slide_name(number), -1
+        if self._data.outside:
+            outside = self.class_names.index(self._data.outside)
+        key = slide_labels.of_slide(self._regions, name)
+        if key is None:
+            return [outside] * len(places)
+        cells = tissue.map_size(slide, self._size)
+        drawn = slide_labels.class_map(self._regions[key], self.class_names, finest, cells)
+        sums = [tissue.CellSums(drawn == label, slide) for label in range(self.num_classes)]
+        labels = []
+        for r, c in places:
+            shares = [one.share(r, c, self._size) for one in sums]
+            best = int(np.argmax(shares))
+            labels.append(best if shares[best] >= _HALF else outside)
+        return labels
+
+    def __len__(self) -> int:
+        return len(self.patches)
+
+    def label(self, i: int) -> int:
+        """Returns the class of a patch."""
+        return self.patches[i].label
+
+    def name(self, i: int) -> str:
+        """Returns the slide of an image, and row and column of a patch at its level."""
+        patch = self.patches[i]
+        name = self.slide_name(patch.slide)
+        return name if self._data.cut == "whole" else f"{name}[{patch.row},{patch.col}]"
+
+    def check(self, i: int, most_bytes: int) -> int:
+        """Raises a RunError if an image cannot be read; returns how many bytes were decoded."""
+        height, width = self.patches[i].size
+        num_bytes = 4 * self._channels * height * width
+        if num_bytes > most_bytes:
+            return 0
+        self._read(i, (0, height), (0, width))
+        return num_bytes
+
+    def window(self, i: int, rows: Span, cols: Span) -> Window:
+        """Returns a window of an image, (C, h, w); only regions are changed by ``data.fit``."""
+        check_window(rows, cols, self._size)
+        patch = self.patches[i]
+
+        def read(rows: Span, cols: Span) -> Pixels:
+            return self._read(i, rows, cols)
+
+        image = self._image(i)
+        grey = image.peak / 2
+        pixels = fitted(read, patch.size, self._size, self._data.fit, rows, cols, fill=grey)
+        return normalised(pixels, image.peak, self._channels)
+
+    def _image(self, i: int) -> ImageFile:
+        path = Path(self._files[self.patches[i].slide])
+        with naming(path, str(self._root)):
+            return slide_level(path, self._data.level, self._data.max_pixels)
+
+    def _read(self, i: int, rows: Span, cols: Span) -> Pixels:
+        patch, image = self.patches[i], self._image(i)
+        with naming(Path(self._files[patch.slide]), str(self._root)):
+            spans = [
+                (start + span[0], start + span[1])
+                for start, span in zip((patch.row, patch.col), (rows, cols), strict=True)
+            ]
+            return to_channels(image.read(*spans), image.colours, self._channels)
+
+    def classes(self) -> Counter[str]:
+        """Returns how many images there are of each class."""
+        return Counter(self.class_names[patch.label] for patch in self.patches)

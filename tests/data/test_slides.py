@@ -1,0 +1,318 @@
+"""Are slides cut into the right patches, with the right classes, in the right pixels?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import tifffile
+
+from hires.cli.data_keys import with_classes
+from hires.core.config.data_config import DataConfig
+from hires.core.errors import ConfigError
+from hires.core.store import rundir
+from hires.data import slide_file
+from hires.data.image_format import ImageError
+from hires.data.slide_file import OpenSlideLevel, levels_of, slide_level
+from hires.data.slide_labels import Outline, class_map, read_regions
+from hires.data.slide_shapes import make_slides
+from hires.data.source import open_data, open_source
+from hires.data.tissue import CellSums, otsu, tissue_of
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.saved import attempt, mean_losses
+
+SIZE = (384, 512)
+MOST = 2**28
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "slides"
+    assert make_slides(folder, 2, 4, SIZE, 0) == 4
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    shutil.copytree(made, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def source_of(folder, size=(32, 32), **keys):
+    return open_source(DataConfig(name="slide", path=str(folder), **keys), size, 3, 0)
+
+
+def slide(folder, number, level=0):
+    path = folder / "slides" / f"{number:03d}.tif"
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        return (page if level == 0 else page.pages[level - 1]).asarray()
+
+
+def labels_in(source):
+    return Counter(source.class_names[source.label(i)] for i in range(len(source)))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_patches_are_parts_of_the_slide_at_its_level(folder, level):
+    source = source_of(folder, tissue=0, level=level)
+    height, width = SIZE[0] >> level, SIZE[1] >> level
+    assert len(source) == 4 * (height // 32) * (width // 32)
+    number = len(source) - 1
+    name, _, place = source.name(number).partition("[")
+    assert name == "slides/003.tif"
+    row, col = map(int, place.rstrip("]").split(","))
+    assert (row, col) == (height // 32 * 32 - 32, width // 32 * 32 - 32)
+    pixels = slide(folder, 3, level)[row : row + 32, col : col + 32]
+    window = source.window(number, (3, 20), (7, 32))
+    expected = pixels[3:20, 7:].transpose(2, 0, 1).astype(np.float32) / np.float32(255 / 4) - 2
+    assert np.allclose(window, expected, atol=1e-6)
+    whole = source.window(number, (0, 32), (0, 32))
+    assert np.array_equal(window, whole[:, 3:20, 7:])
+
+
+def test_stride_and_region_say_where_patches_lie(folder):
+    source = source_of(folder, tissue=0, region=[10, 20, 70, 64], stride=16)
+    places = [source.name(i).partition("[")[2] for i in range(len(source) // 4)]
+    assert places == [f"{r},{c}]" for r in (10, 26, 42) for c in (20, 36, 52)]
+
+
+def test_patches_of_glass_are_left_out(folder):
+    everything, some = source_of(folder, tissue=0), source_of(folder, tissue=0.5)
+    kept = {some.name(i) for i in range(len(some))}
+    assert 0 < len(kept) < len(everything)
+    for i in range(0, len(everything), 7):
+        # Tissue is coloured, glass is white: the saturation of the patch itself tells.
+        pixels = (everything.window(i, (0, 32), (0, 32)) + 2) / 4
+        coloured = float(((pixels.max(0) - pixels.min(0)) > 0.15).mean())
+        if not 0.3 < coloured < 0.7:  # at an edge the small copy decides
+            assert (everything.name(i) in kept) == (coloured > 0.5), everything.name(i)
+
+
+def test_threshold_is_that_of_otsu():
+    # Two classes of 30 at 10 and 12, and 10 at 200: any threshold between them is as good.
+    levels = np.array([10] * 15 + [12] * 15 + [200] * 10, np.uint8)
+    assert 12 <= otsu(levels) < 200
+    best, found = -1.0, 0
+    noisy = np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8)
+    for t in range(255):  # the definition: the variance between the classes
+        low, high = noisy[noisy <= t], noisy[noisy > t]
+        if len(low) and len(high):
+            between = len(low) * len(high) * (float(low.mean()) - float(high.mean())) ** 2
+            if between > best * (1 + 1e-9):
+                best, found = between, t
+    assert otsu(noisy) == found
+    assert not tissue_of(np.full((4, 4, 3), 0.9, np.float32)).any()
+
+
+def test_sums_over_cells_are_means_below_a_rectangle():
+    cells = np.random.default_rng(1).random((12, 20))
+    sums = CellSums(cells, (120, 200))
+    assert sums.share(20, 50, (40, 30)) == pytest.approx(cells[2:6, 5:8].mean())
+    assert sums.share(0, 0, (120, 200)) == pytest.approx(cells.mean())
+    assert sums.share(119, 199, (1, 1)) == pytest.approx(cells[11, 19])
+
+
+def test_slides_have_classes_of_a_table(folder):
+    source = source_of(folder, labels="labels.csv")
+    assert source.class_names == ("class0", "class1")
+    for i in range(len(source)):
+        assert source.label(i) == int(source.name(i)[9]) % 2
+    (folder / "labels.csv").write_text("slide,label\n000,a\n001.tif,b\nslides/002.tif,a\n003,b\n")
+    assert source_of(folder, labels="labels.csv").class_names == ("a", "b")
+
+
+def test_patches_have_the_class_of_their_outlines(folder):
+    source = source_of(folder, labels="annotations/*.geojson", tissue=0)
+    assert {*labels_in(source)} == {"class0", "class1"}
+    with_glass = source_of(folder, labels="annotations/*.geojson", tissue=0, outside="glass")
+    counts = labels_in(with_glass)
+    assert counts["class0"] + counts["class1"] == len(source)
+    assert counts["glass"] == len(with_glass) - len(source) > 0
+    inside = {source.name(i) for i in range(len(source))}
+    tissue = source_of(folder, tissue=0.9)
+    assert {tissue.name(i) for i in range(len(tissue))} <= inside
+
+
+def test_outlines_have_holes_and_later_ones_count():
+    square = [(0.0, 0.0), (80.0, 0.0), (80.0, 80.0), (0.0, 80.0)]
+    hole = [(20.0, 20.0), (60.0, 20.0), (60.0, 60.0), (20.0, 60.0)]
+    regions = [Outline("b", square, []), Outline("a", square, [hole])]
+    drawn = class_map(regions, ["a", "b"], (80, 160), (40, 80))
+    assert drawn[5, 5] == 0  # a lies over b
+    assert drawn[20, 20] == 1  # in the hole b shows
+    assert drawn[20, 60] == -1
+
+
+def test_outlines_of_asap_are_read(folder):
+    text = """<?xml version="1.0"?><ASAP_Annotations><Annotations>
+    <Annotation Name="A 0" Type="Polygon" PartOfGroup="Tumor"><Coordinates>
+    <Coordinate Order="0" X="0.0" Y="0.0"/><Coordinate Order="1" X="256" Y="0"/>
+    <Coordinate Order="2" X="256" Y="384"/><Coordinate Order="3" X="0" Y="384"/>
+    </Coordinates></Annotation></Annotations></ASAP_Annotations>"""
+    (folder / "annotations" / "000.xml").write_text(text)
+    [region] = read_regions(folder / "annotations" / "000.xml")
+    assert region.label == "Tumor"
+    assert region.corners[2] == (256.0, 384.0)
+    source = source_of(folder, labels="annotations/*.xml", outside="normal", tissue=0)
+    assert source.class_names == ("Tumor", "normal")
+    # The left half of one of four slides.
+    assert labels_in(source) == {"Tumor": len(source) / 8, "normal": len(source) * 7 / 8}
+    (folder / "annotations" / "000.xml").write_text(text.replace("Tumor", "None"))
+    with pytest.raises(ConfigError, match="'A 0' is in no group"):
+        source_of(folder, labels="annotations/*.xml", outside="normal")
+
+
+def test_slides_are_divided_not_their_patches(folder):
+    parts = {
+        split: source_of(folder, labels="labels.csv", split=split, validation=0.4)
+        for split in ("train", "validation")
+    }
+    held = {
+        split: {s.name(i).partition("[")[0] for i in range(len(s))} for split, s in parts.items()
+    }
+    assert len(held["train"]) == len(held["validation"]) == 2
+    assert not held["train"] & held["validation"]
+    assert len(labels_in(parts["train"])) == len(labels_in(parts["validation"])) == 2
+    (folder / "parts.csv").write_text("name,split\nslides/000.tif,test\nslides/001.tif,train\n")
+    listed = source_of(folder, labels="labels.csv", split="test", split_file="parts.csv")
+    assert {listed.name(i).partition("[")[0] for i in range(len(listed))} == {"slides/000.tif"}
+    assert listed.class_names == ("class0", "class1")
+
+
+def test_whole_slides_are_fitted_to_the_image(folder):
+    source = source_of(folder, cut="whole", size=SIZE)
+    assert len(source) == 4
+    assert source.name(1) == "slides/001.tif"
+    pixels = slide(folder, 1).transpose(2, 0, 1).astype(np.float32) / np.float32(255 / 4) - 2
+    assert np.allclose(source.window(1, (0, SIZE[0]), (0, SIZE[1])), pixels, atol=1e-6)
+    part = source_of(folder, cut="whole", size=(64, 96), region=[100, 200, 64, 96])
+    assert np.allclose(part.window(1, (0, 64), (0, 96)), pixels[:, 100:164, 200:296], atol=1e-6)
+    small = source_of(folder, cut="whole", size=(96, 128))
+    window = small.window(1, (0, 96), (0, 128))
+    assert np.array_equal(small.window(1, (20, 50), (3, 90)), window[:, 20:50, 3:90])
+
+
+def test_openslide_reads_the_same_pixels_whatever_the_window(folder):
+    pytest.importorskip("openslide", reason="needs hires[slides]")
+    path = folder / "slides" / "000.tif"
+    image = OpenSlideLevel(path, 0)
+    whole = slide(folder, 0)
+    assert image.size == SIZE
+    assert np.array_equal(image.read((0, SIZE[0]), (0, SIZE[1])), whole)
+    assert np.array_equal(image.read((100, 384), (37, 512)), whole[100:384, 37:512])
+    slide_file._BLOCK, before = 100, slide_file._BLOCK
+    try:
+        assert np.array_equal(image.read((95, 301), (99, 202)), whole[95:301, 99:202])
+    finally:
+        slide_file._BLOCK = before
+        image.close()
+
+
+def test_levels_leave_out_labels_and_other_shapes(tmp_path):
+    path = tmp_path / "flat.tif"
+    options = {"tile": (64, 64), "photometric": "rgb", "metadata": None}
+    with tifffile.TiffWriter(path) as file:
+        file.write(np.zeros((256, 512, 3), np.uint8), **options)
+        file.write(np.zeros((64, 128, 3), np.uint8), photometric="rgb", metadata=None)  # thumbnail
+        file.write(np.ones((128, 256, 3), np.uint8), subfiletype=1, **options)
+        file.write(np.zeros((128, 128, 3), np.uint8), **options)  # label
+        file.write(np.ones((63, 127, 3), np.uint8), subfiletype=1, **options)
+    assert levels_of(path, MOST) == [(256, 512), (128, 256), (63, 127)]
+    assert slide_level(path, 1, MOST).read((0, 4), (0, 4)).all()
+
+
+def test_levels_stay_open_until_others_are_read(folder):
+    path = folder / "slides" / "000.tif"
+    first = slide_level(path, 0, MOST)
+    assert slide_level(path, 0, MOST) is first
+    for number in range(1, 4):
+        for level in (0, 1):
+            slide_level(folder / "slides" / f"{number:03d}.tif", level, MOST)
+    assert slide_level(path, 0, MOST) is not first
+
+
+WRONG = {
+    "has 3 levels, and data.level=7": {"level": 7},
+    r"leaves the 384 x 512 pixels of level 0": {"region": [0, 0, 400, 100]},
+    "hold no patch of 32 x 32; use a smaller image": {"region": [0, 0, 20, 100]},
+    "one to learn from; lower data.tissue": {"region": [0, 0, 32, 32], "tissue": 0.9},
+    "cannot be read: No such file": {"labels": "none.csv"},
+    "no such files below data.path": {"labels": "none/*.geojson"},
+    r"no folder|set apart": {"labels": "labels.csv", "split": "test"},
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_keys_are_answered_with_the_remedy(folder, text):
+    with pytest.raises(ConfigError, match=text):
+        len(source_of(folder, **WRONG[text]))
+
+
+def test_wrong_files_are_answered_with_the_remedy(folder, monkeypatch):
+    table = folder / "labels.csv"
+    for held, text in (
+        ("name,label\n", "has the columns name, label; its first line must name slide,label"),
+        ("slide,label\n000,a\n", "has no line for the slide slides/001.tif"),
+        ("slide,label\n000,a\n000,b\n", "000 is a and, later, b"),
+        ("slide,label\n000,\n", "line 2 lacks its slide or label"),
+    ):
+        table.write_text(held)
+        with pytest.raises(ConfigError, match=text):
+            source_of(folder, labels="labels.csv")
+    outlines = folder / "annotations" / "000.geojson"
+    point = {"type": "Point", "coordinates": [1, 2]}
+    for held, text in (
+        ("{", "cannot be read: JSONDecodeError"),
+        (json.dumps({"features": [{"properties": {}, "geometry": point}]}), "has no class"),
+        (json.dumps({"features": [{"properties": {"label": "a"}, "geometry": point}]}), "no area"),
+    ):
+        outlines.write_text(held)
+        with pytest.raises(ConfigError, match=text):
+            source_of(folder, labels="annotations/*.geojson")
+    outlines.unlink()
+    with pytest.raises(ConfigError, match=r"000\.tif has no annotations .*data\.outside=CLASS"):
+        source_of(folder, labels="annotations/*.geojson")
+    (folder / "slides" / "000.tif").write_bytes(b"II*\0" + bytes(8))
+    with pytest.raises(ConfigError, match=r"cannot read the image .*000\.tif"):
+        len(source_of(folder))
+    shutil.rmtree(folder / "slides")
+    with pytest.raises(ConfigError, match="holds no slides; they are files named"):
+        source_of(folder)
+    monkeypatch.setitem(sys.modules, "openslide", None)
+    with pytest.raises(ImageError, match=r"pip install hires\[slides\]"):
+        OpenSlideLevel(folder / "a.svs", 0)
+
+
+def run_config(folder, **keys):
+    data = {"name": "slide", "path": str(folder), "labels": "labels.csv"}
+    preact = {"name": "preact_resnet", "n": 1, "classes": 2}
+    return with_classes(
+        config_of(data=data, model=preact, image=[32, 32], batch=4, steps=3, **keys)
+    )
+
+
+@pytest.mark.dist
+def test_training_on_patches_is_that_of_one_process(folder, tmp_path):
+    found = []
+    for number, parallel in enumerate(({}, {"tiles": [1, 2], "stages": 2})):
+        augment = {"flip": "both", "shift": 3}
+        config = run_config(folder, parallel=parallel, augment=augment)
+        config = dataclasses.replace(config, results=str(tmp_path / str(number)))
+        path = rundir.create(config, plan_of(config).to_dict(), ["hires", "run"]).path
+        assert set(attempt(path)) == {0}
+        found.append(mean_losses(path, 0))
+    assert len(found[0]) == 3
+    assert found[1] == pytest.approx(found[0], rel=1e-10)
+
+
+def test_run_needs_classes_to_learn(folder):
+    config = config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32])
+    with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
+        with_classes(config)
+    assert len(open_data(run_config(folder))) > 20
