@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hires.data.textures import make_folder
-from hires.report.load.message_rows import message_sums
+from hires.report.read.message_rows import message_sums
 from tests.helpers.commands import hires
 from tests.helpers.patience import PATIENCE_S, until
 

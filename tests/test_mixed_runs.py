@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.report.load.message_rows import message_sums
+from hires.report.read.message_rows import message_sums
 from tests.helpers.commands import hires
 
 TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4"]

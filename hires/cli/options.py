@@ -170,7 +170,7 @@ def run_folders(current: str = "") -> list[str]:
 
 def campaign_names(current: str = "") -> list[str]:
     """Returns the names of the campaigns under ``results``."""
-    from hires.launcher.status.run_selection import campaigns
+    from hires.core.store.run_names import campaigns
 
     return [folder.name for folder in campaigns()]
 

@@ -15,7 +15,7 @@ from typing import Any
 from hires.core.store.reading import text
 from hires.core.text_table import aligned, spreadsheet_text
 from hires.core.units import MIB
-from hires.report.load.plain_values import count, dicts, dig, number, value_text
+from hires.report.read.plain_values import count, dicts, dig, number, value_text
 
 Cell = str | int | float | None
 Row = dict[str, Any]

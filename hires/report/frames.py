@@ -7,7 +7,6 @@ The names of columns end with units; what a run did not record is missing, never
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from typing import Any
 
 import pandas as pd
 
-from hires.core.errors import ConfigError
-from hires.core.store import campaign, file_names
+from hires.core.store import campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, POINT, Row
-from hires.report.load import evaluation_rows, measured_points, prediction_rows, rows
-from hires.report.load.plain_values import count, dicts, dig, value_text
-from hires.report.load.runs import Run, campaign_labels, read_runs
+from hires.report.read import evaluation_rows, measured_points, prediction_rows, rows
+from hires.report.read.plain_values import count, dicts, dig, value_text
+from hires.report.read.runs import Run, campaign_labels, read_runs
 
 DEVICE = "device"  # source of a rank's memory in a record, if it computed on an accelerator
 
@@ -133,58 +131,21 @@ class Frames:
 
 
 def load(
-    paths: StrPath | Iterable[StrPath],
+    paths: Iterable[Path],
     campaigns: Iterable[StrPath] = (),
     add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
 ) -> Frames:
     """Returns the frames of some run folders, and of the points that some campaigns planned.
 
-    The folder of a campaign, or of all results, stands for the runs in it. ``add_states`` sets the
-    status of runs without an exit record. A path that does not exist is noted; ConfigError: none
-    does; TypeError: one is no path.
+    ``add_states`` sets the status of runs without an exit record.
     """
-    if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
-        paths = [paths]
-    folders, missing = _existing(paths)
-    frames = Frames(read_runs(run for folder in folders for run in _runs_in(folder)))
-    frames.notes += [Note(text(path, 160) or "?", "there is no such folder") for path in missing]
+    frames = Frames(read_runs(paths))
     add_states(frames.run_list)
     labels = {run.path.parent: run.campaign for run in frames.run_list}
     for folder in map(Path, campaigns):
         name = labels.setdefault(folder, campaign_labels([*labels, folder])[folder])
         frames.planned_rows += rows.planned_rows(name, campaign.read(folder, frames.notes))
     return frames
-
-
-def _existing(paths: Iterable[Any]) -> tuple[list[Path], list[str]]:
-    """Returns the paths that exist, and the others as text."""
-    folders: list[Path] = []
-    missing: list[str] = []
-    for path in paths:
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(
-                f"frames.load takes paths of run folders, as 'results/default', not {path!r}"
-            )
-        folder = Path(os.fspath(path))
-        if folder.exists():
-            folders.append(folder)
-        else:
-            missing.append(str(folder))
-    if missing and not folders:
-        raise ConfigError(
-            f"{missing[0]!r} is no folder of a run, a campaign or all results; give a path as "
-            f"'results/default', from {Path.cwd()}"
-        )
-    return folders, missing
-
-
-def _runs_in(path: Path) -> list[Path]:
-    """Returns the run folders at a path: itself, or those of a campaign or of all results."""
-    for pattern in ("", "*/", "*/*/"):
-        runs = sorted(file.parent for file in path.glob(f"{pattern}{file_names.CONFIG}"))
-        if runs:
-            return [run for run in runs if not run.name.startswith(".")]
-    return [path]  # what is wrong with it is noted
 
 
 def plain_rows(frame: pd.DataFrame) -> list[Row]:

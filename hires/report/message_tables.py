@@ -9,7 +9,7 @@ from typing import Any
 from hires.core.store.message_entries import LoggedCall, RankMessages
 from hires.core.units import MIB
 from hires.report.columns import Column, Row, Table, table_of, texts
-from hires.report.load.message_rows import MessageSums, size_words
+from hires.report.read.message_rows import MessageSums, size_words
 
 COUNT = Column("count", "calls", digits=0)
 BYTES = Column("bytes", "bytes", "MiB", 1 / MIB, 3)

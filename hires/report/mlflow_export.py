@@ -19,8 +19,8 @@ from hires.core.store.attempts import Attempt
 from hires.report.columns import ACCURACY, RATES, STEP_TIMES, values
 from hires.report.compare.comparison import origin
 from hires.report.compare.metrics import METRICS
-from hires.report.load.plain_values import dig, number, steps_of, value_text
-from hires.report.load.runs import Run
+from hires.report.read.plain_values import dig, number, steps_of, value_text
+from hires.report.read.runs import Run
 
 TAG = "hires.attempt"  # tag that holds campaign, run and attempt
 _MAX_METRICS = 1000  # per call of mlflow

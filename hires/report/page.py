@@ -24,13 +24,13 @@ from hires.core.units import MIB, size
 from hires.report.columns import CAMPAIGN, RANKS, Column, Row, Table, place_text, table_of
 from hires.report.compare.comparison import origin
 from hires.report.frames import Frames, plain_rows
-from hires.report.load import measured_points
-from hires.report.load.measured_points import RIVALS, WORK, common_work, group_key
-from hires.report.load.plain_values import count, dicts, dig, listed, value_text
-from hires.report.load.rows import largest
-from hires.report.load.runs import Run
 from hires.report.plots import base as figures
 from hires.report.plots.base import Plot
+from hires.report.read import measured_points
+from hires.report.read.measured_points import RIVALS, WORK, common_work, group_key
+from hires.report.read.plain_values import count, dicts, dig, listed, value_text
+from hires.report.read.rows import largest
+from hires.report.read.runs import Run
 from hires.report.templates import FOLDER, rendered
 
 MAX_ROWS = 2000  # rows of one table on the page; files hold all of them

@@ -16,11 +16,11 @@ from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
 from hires.report import summaries
 from hires.report.frames import load
-from hires.report.load.runs import Run
 from hires.report.plots import base as figures
 from hires.report.plots import style
 from hires.report.plots.backends import read_benches
 from hires.report.plots.base import Plot, PlotData
+from hires.report.read.runs import Run
 
 PAGE = "index.html"
 OPTION = "--out DIR"

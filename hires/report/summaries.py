@@ -32,9 +32,9 @@ from hires.report.columns import (
     texts,
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
-from hires.report.load.evaluation_rows import AGREEMENT, QUANT
-from hires.report.load.measured_points import efficiency, single_speeds
 from hires.report.message_tables import CAPTION
+from hires.report.read.evaluation_rows import AGREEMENT, QUANT
+from hires.report.read.measured_points import efficiency, single_speeds
 from hires.report.templates import rendered
 
 FORMATS = ("csv", "md", "tex", "parquet")

@@ -7,7 +7,6 @@ import json
 import pandas as pd
 import pytest
 
-from hires.core.errors import ConfigError
 from hires.report import frames
 from tests.helpers.report_runs import MIB, report_run, sized_campaign
 
@@ -26,12 +25,6 @@ def test_every_run_has_a_row_with_its_numbers(campaign):
     assert row["peak_bytes_max"] == 22 * MIB
     assert row["img_per_s_median"] == pytest.approx(8 / 1.635, rel=1e-4)
     assert row["reproduce"] == "hires run parallel=sp image=32"
-
-
-def test_folders_may_be_text_and_those_of_campaigns_stand_for_their_runs(tmp_path):
-    paths = sized_campaign(tmp_path)
-    folders = ([str(path) for path in paths], str(paths[0].parent), [paths[0].parent], [tmp_path])
-    assert [len(frames.load(one).runs) for one in folders] == [len(paths)] * 4
 
 
 def test_frame_of_configs_names_the_runs_even_if_there_are_none():
@@ -187,20 +180,6 @@ def test_columns_hold_no_value_of_another_type(tmp_path):
     assert row["layout"] == "pp"
     assert row["image"] == "13x10"
     assert len(found.memory) == 1
-
-
-def test_path_that_is_none_is_refused(tmp_path):
-    # A folder that is not there gave empty frames without a word, and a number an AttributeError.
-    with pytest.raises(ConfigError, match=r"'.*nowhere' is no folder of a run"):
-        frames.load([tmp_path / "nowhere"])
-    with pytest.raises(TypeError, match=r"takes paths of run folders, .*, not 3"):
-        frames.load([3])
-    with pytest.raises(TypeError, match=r"takes paths of run folders, .*, not 3"):
-        frames.load(3)
-    run = report_run(tmp_path)
-    found = frames.load([run, tmp_path / "nowhere"])
-    assert len(found.runs) == 1
-    assert any("no such folder" in note.text for note in found.all_notes())
 
 
 def test_messages_are_those_of_the_plan_with_the_time_that_was_logged(tmp_path):

@@ -17,7 +17,7 @@ from hires.core.screen_table import screen_lines
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, printable, text
 from hires.report.columns import Column
-from hires.report.load.plain_values import count, dig, value_text
+from hires.report.read.plain_values import count, dig, value_text
 from hires.report.tables import tables
 
 _MOST_NOTES = 5

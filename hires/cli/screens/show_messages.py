@@ -14,7 +14,6 @@ from hires.core.store import message_entries
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import Note, Values, text
 from hires.report.columns import safe_csv
-from hires.report.load.message_rows import message_sums
 from hires.report.message_tables import (
     CAPTION,
     entries_table,
@@ -22,6 +21,7 @@ from hires.report.message_tables import (
     message_tables,
     message_values,
 )
+from hires.report.read.message_rows import message_sums
 
 _KEEP = (
     "operation",

@@ -40,9 +40,9 @@ from hires.plan.simulation.published_machine import (
     on_published_machine,
 )
 from hires.plan.simulation.simulate import simulate
-from hires.report.load.measured_points import median_speed
-from hires.report.load.plain_values import count, dicts
 from hires.report.published_figures import MEASURED, PREDICTED, FigurePoint, PublishedFigure
+from hires.report.read.measured_points import median_speed
+from hires.report.read.plain_values import count, dicts
 from hires.report.tables import done_records
 
 AUTO, PUBLISHED, SMALL = "auto", "published", "small"

@@ -11,11 +11,11 @@ from hires.cli.sweep.sweep_points import INFEASIBLE, Points, SweepPoint, attempt
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.report.columns import ACCURACY, POINT, RANKS, RUN, Column, Table, keys, table_of
-from hires.report.load.evaluation_rows import AGREEMENT, QUANT, evaluation_rows
-from hires.report.load.measured_points import median_speed
-from hires.report.load.plain_values import dicts
-from hires.report.load.rows import largest
-from hires.report.load.runs import read_runs
+from hires.report.read.evaluation_rows import AGREEMENT, QUANT, evaluation_rows
+from hires.report.read.measured_points import median_speed
+from hires.report.read.plain_values import dicts
+from hires.report.read.rows import largest
+from hires.report.read.runs import read_runs
 from hires.report.tables import done_records
 
 _SPEED = Column("img_per_s_median", "median", "img/s", digits=2)

@@ -20,9 +20,9 @@ from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 from hires.report.columns import Column, Row, safe_csv, table_of
 from hires.report.compare.metrics import METRICS
-from hires.report.load.plain_values import dig, same_value, value_text
-from hires.report.load.rows import RUN_COLUMNS, run_row
-from hires.report.load.runs import Run, runs_of
+from hires.report.read.plain_values import dig, same_value, value_text
+from hires.report.read.rows import RUN_COLUMNS, run_row
+from hires.report.read.runs import Run, runs_of
 
 _SHOWN = (
     Column("hash", "run"),

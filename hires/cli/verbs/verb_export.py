@@ -19,8 +19,8 @@ from hires.core.store import checkpoints, records, rundir
 from hires.core.store.files import make_folder
 from hires.core.units import size
 from hires.launcher.status.run_selection import Selection, select
-from hires.report.load.runs import read_runs
 from hires.report.mlflow_export import write_mlflow
+from hires.report.read.runs import read_runs
 
 KINDS = ("csv", "mlflow", "onnx", "exported")
 NETWORKS = KINDS[2:]

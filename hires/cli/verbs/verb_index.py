@@ -12,7 +12,7 @@ from hires.core.errors import ConfigError
 from hires.core.store import run_index
 from hires.core.store.file_names import is_dir
 from hires.launcher.status.run_selection import select
-from hires.report.load.runs import rebuild_index
+from hires.report.read.runs import rebuild_index
 
 PARSER = Parser(
     "index",

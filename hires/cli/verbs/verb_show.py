@@ -28,9 +28,9 @@ from hires.report.compare import comparison
 from hires.report.compare.comparison import Difference, named_differences, origin
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.load.plain_values import count, dicts, dig, number, value_text
-from hires.report.load.repeats import median
-from hires.report.load.runs import read_run
+from hires.report.read.plain_values import count, dicts, dig, number, value_text
+from hires.report.read.repeats import median
+from hires.report.read.runs import read_run
 from hires.report.timelines import timeline_lines, write_trace
 
 _EXAMPLES = (

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hires.core.errors import ConfigError
-from hires.core.store import campaign, file_names
-from hires.core.store.file_names import StrPath, entries_of, exists, is_dir
-from hires.core.store.rundir import locate
+from hires.core.store import campaign
+from hires.core.store.file_names import StrPath
+from hires.core.store.run_names import NamedRuns, campaigns, named, of_campaign
 from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
 
 
@@ -29,7 +28,7 @@ class Selection:
         """The campaigns all runs of which were chosen, and so what they planned."""
         folders = dict.fromkeys([*self.campaigns, *(path.parent for path in self.paths)])
         chosen = set(self.paths)
-        return [f for f in folders if chosen.issuperset(_of_campaign(f).paths)]
+        return [f for f in folders if chosen.issuperset(of_campaign(f))]
 
 
 def select(names: Sequence[str], results: StrPath = "results") -> Selection:
@@ -38,23 +37,19 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
     A campaign is named by its name or folder, a run by its folder, name or beginning of its hash.
     A name of neither, and one of several runs, is a ConfigError.
     """
-    parts = [_named(name, Path(results)) for name in names]
+    chosen = [named(name, results) for name in names]
     if not names:
-        parts = [_of_campaign(folder) for folder in campaigns(results)]
+        chosen = [NamedRuns(of_campaign(folder), [folder]) for folder in campaigns(results)]
     return Selection(
-        list(dict.fromkeys(path for part in parts for path in part.paths)),
-        list(dict.fromkeys(point for part in parts for point in part.planned)),
-        list(dict.fromkeys(folder for part in parts for folder in part.campaigns)),
+        list(dict.fromkeys(path for one in chosen for path in one.paths)),
+        list(dict.fromkeys(p for one in chosen for f in one.campaigns for p in _planned(f))),
+        list(dict.fromkeys(folder for one in chosen for folder in one.campaigns)),
     )
 
 
-def campaigns(results: StrPath = "results") -> list[Path]:
-    """Returns the folders of all campaigns, in order."""
-    return [entry.absolute() for entry in entries_of(results) if _is_campaign(entry)]
-
-
-def _of_campaign(folder: Path) -> Selection:
-    runs = [run.name for run in entries_of(folder) if exists(run / file_names.CONFIG)]
+def _planned(folder: Path) -> list[RunState]:
+    """Returns the points of a campaign that have no run folder."""
+    runs = {run.name for run in of_campaign(folder)}
     plans = campaign.read(folder, [])
     planned = [
         RunState(None, point.run, folder.name, PENDING, cause="planned, and not begun")
@@ -64,30 +59,4 @@ def _of_campaign(folder: Path) -> Selection:
     for out in plans.excluded:
         name = " ".join(out.overrides) or "?"
         planned.append(RunState(None, name, folder.name, INFEASIBLE, cause=out.reason))
-    return Selection([folder / name for name in runs], planned, [folder])
-
-
-def _named(name: str, results: Path) -> Selection:
-    for folder in (results / name, Path(name)):
-        if name and _is_campaign(folder):
-            return _of_campaign(folder.absolute())
-    try:
-        return Selection([locate(name, results)])
-    except ConfigError as error:
-        if "may be any of" in str(error):
-            raise
-        others = ", ".join(folder.name for folder in campaigns(results))
-        there = f"the campaigns under {results}/ are {others}"
-        there = there if others else f"there is no campaign under {results}/ at all"
-        raise ConfigError(
-            f"{name!r} is no campaign and no run: {there}; a run is named by its folder, its name "
-            f"or the beginning of its hash"
-        ) from None
-
-
-def _is_campaign(folder: Path) -> bool:
-    """Whether a folder holds runs, or the plan of a sweep."""
-    if folder.name.startswith(".") or not is_dir(folder) or exists(folder / file_names.CONFIG):
-        return False
-    runs = (run for run in entries_of(folder) if exists(run / file_names.CONFIG))
-    return exists(folder / file_names.CAMPAIGN) or any(runs)
+    return planned

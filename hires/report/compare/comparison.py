@@ -15,11 +15,11 @@ from hires.report.compare.metrics import METRICS, Metric, per_image
 from hires.report.compare.pairing import WORK, ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
-from hires.report.load.agreement import agreement, evaluated
-from hires.report.load.plain_values import count, dicts, dig, listed, value_text
-from hires.report.load.repeats import median
-from hires.report.load.rows import run_row
-from hires.report.load.runs import Run
+from hires.report.read.agreement import agreement, evaluated
+from hires.report.read.plain_values import count, dicts, dig, listed, value_text
+from hires.report.read.repeats import median
+from hires.report.read.rows import run_row
+from hires.report.read.runs import Run
 from hires.report.templates import rendered
 
 _FEW = 3  # repeats from which on their spread is known at least roughly

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hires.core.units import GIB, MIB
-from hires.report.load.plain_values import count, counted_steps, dicts, dig, number
+from hires.report.read.plain_values import count, counted_steps, dicts, dig, number
 
 Record = dict[str, Any]
 

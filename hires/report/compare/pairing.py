@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.report.compare.metrics import Metric
-from hires.report.load.plain_values import dig, value_text
-from hires.report.load.repeats import Repeat
-from hires.report.load.rows import what
-from hires.report.load.runs import INPUTS, SEED, Run, repeats_of
+from hires.report.read.plain_values import dig, value_text
+from hires.report.read.repeats import Repeat
+from hires.report.read.rows import what
+from hires.report.read.runs import INPUTS, SEED, Run, repeats_of
 
 WORK = ("image", "task.name")
 """Keys whose values make the numbers of an image different work."""

@@ -30,11 +30,11 @@ from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import points
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
-from hires.report.load.measured_points import WITH_COLUMN, defaults
-from hires.report.load.plain_values import number, same_value, value_text
-from hires.report.load.repeats import middle
-from hires.report.load.rows import what
-from hires.report.load.runs import INPUTS, Run
+from hires.report.read.measured_points import WITH_COLUMN, defaults
+from hires.report.read.plain_values import number, same_value, value_text
+from hires.report.read.repeats import middle
+from hires.report.read.rows import what
+from hires.report.read.runs import INPUTS, Run
 
 ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"

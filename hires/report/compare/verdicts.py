@@ -22,7 +22,7 @@ from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.load.repeats import Repeat, middle, paired, usable
+from hires.report.read.repeats import Repeat, middle, paired, usable
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"

@@ -10,9 +10,9 @@ import numpy as np
 from hires.core.store import reading
 from hires.core.store.reading import Note
 from hires.core.units import MIB
-from hires.report.load.plain_values import dig, number
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, PlotData, plot
+from hires.report.read.plain_values import dig, number
 
 FILE = "simulate.json"
 """What ``hires bench simulate --out DIR`` writes; it holds the links that were measured."""

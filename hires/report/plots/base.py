@@ -24,10 +24,10 @@ from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
-from hires.report.load.plain_values import discarded_steps
-from hires.report.load.rows import precision_mates
-from hires.report.load.runs import Run
 from hires.report.plots import style
+from hires.report.read.plain_values import discarded_steps
+from hires.report.read.rows import precision_mates
+from hires.report.read.runs import Run
 
 FORMATS = ("svg", "pdf", "png")
 DPI = 200  # of a PNG

@@ -11,10 +11,10 @@ from matplotlib.ticker import MaxNLocator
 
 from hires.core.config.validate_config import METRICS
 from hires.core.store.step_lines import VALIDATED_LINE
-from hires.report.load.plain_values import count, number
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
 from hires.report.plots.loss_curves import losses_of, thinned
+from hires.report.read.plain_values import count, number
 
 Curve = dict[int, float]
 """Steps that were done -> a number."""

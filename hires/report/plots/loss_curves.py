@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hires.report.frames import numeric
-from hires.report.load.plain_values import count, number
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
+from hires.report.read.plain_values import count, number
 
 MAX_POINTS = 500  # points of a curve; a longer one is drawn by the means of as many parts
 _FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis

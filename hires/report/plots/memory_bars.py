@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 
 from hires.core.units import MIB, size
 from hires.report.frames import Frames, numeric, plain_rows
-from hires.report.load.measured_points import group_key, point_name, set_apart
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
+from hires.report.read.measured_points import group_key, point_name, set_apart
 
 _BAR, _WIDEST = 0.3, 0.6
 """Inches that a rank takes at least, its gap included, and that its bar is wide at most."""

@@ -7,9 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from hires.report.load.message_rows import MessageSums, message_sums, size_words
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, PlotData, plot
+from hires.report.read.message_rows import MessageSums, message_sums, size_words
 
 _LOOKS = {
     "halo": (style.GREEN, "xx"),

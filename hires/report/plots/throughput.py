@@ -9,8 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hires.report.frames import Frames, numeric, plain_rows
-from hires.report.load import measured_points
-from hires.report.load.measured_points import (
+from hires.report.plots import style
+from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
+from hires.report.read import measured_points
+from hires.report.read.measured_points import (
     SPREAD,
     WORK,
     group_key,
@@ -18,8 +20,6 @@ from hires.report.load.measured_points import (
     set_apart,
     work_name,
 )
-from hires.report.plots import style
-from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
 
 MAX_BARS = 20
 _PANEL = tuple(key for key in ("campaign", *WORK) if key != "image")  # shared in a panel

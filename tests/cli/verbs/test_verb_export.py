@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from hires.report import mlflow_export
-from hires.report.load.runs import read_runs
 from hires.report.mlflow_export import TAG
+from hires.report.read.runs import read_runs
 from tests.helpers.compared_runs import compared_run, failed_run
 
 RESULTS = Path("results")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hires.report.compare.bootstrap import block_length, compare, together
-from hires.report.load.repeats import Repeat, median, middle
+from hires.report.read.repeats import Repeat, median, middle
 
 SEEDS = 100
 

@@ -11,7 +11,7 @@ from hires.core.errors import ConfigError
 from hires.report.compare.comparison import compare_runs
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import Settings, parse_tolerance
-from hires.report.load.runs import read_runs
+from hires.report.read.runs import read_runs
 from tests.helpers.compared_runs import compared_run, failed_run
 
 RNG = np.random.default_rng(0)

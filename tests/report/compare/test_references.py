@@ -10,7 +10,7 @@ from hires.report.compare import references
 from hires.report.compare.comparison import compare_references
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
-from hires.report.load.runs import read_runs
+from hires.report.read.runs import read_runs
 from tests.helpers.compared_runs import compared_run
 
 SETTINGS = Settings(parse_tolerance("5%"))

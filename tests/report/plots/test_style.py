@@ -1,5 +1,5 @@
-from hires.report.load.measured_points import set_apart
 from hires.report.plots import style
+from hires.report.read.measured_points import set_apart
 
 
 def test_long_title_takes_more_lines_and_loses_no_letter():

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from hires.core.evaluation_summary import paired_difference
-from hires.report.load.evaluation_rows import evaluation_rows
-from hires.report.load.runs import read_runs
+from hires.report.read.evaluation_rows import evaluation_rows
+from hires.report.read.runs import read_runs
 from tests.helpers.compared_runs import compared_run
 
 LABELS = [0, 1, 2, 3] * 25

@@ -8,8 +8,8 @@ import pytest
 
 from hires.core.store import message_sums as message_sums_of_store
 from hires.core.store.message_sums import summed
-from hires.report.load.message_rows import STUDY_CLASSES, message_sums, size_words
 from hires.report.message_tables import headline, message_tables
+from hires.report.read.message_rows import STUDY_CLASSES, message_sums, size_words
 from tests.helpers.report_runs import message_line
 from tests.helpers.small_plans import LAYOUTS, plan_of
 

@@ -9,11 +9,11 @@ from hires.core.precisions import INT8
 from hires.core.published import TABLE_2_2
 from hires.core.store.reading import text
 from hires.report.columns import ACCURACY, Column, Row, keys, texts, values
-from hires.report.load.agreement import agreement, evaluated
-from hires.report.load.measured_points import defaults
-from hires.report.load.plain_values import dig
-from hires.report.load.rows import most_exact, precision_mates, what
-from hires.report.load.runs import Run
+from hires.report.read.agreement import agreement, evaluated
+from hires.report.read.measured_points import defaults
+from hires.report.read.plain_values import dig
+from hires.report.read.rows import most_exact, precision_mates, what
+from hires.report.read.runs import Run
 
 AGREEMENT = (
     *texts(reference="beside"),

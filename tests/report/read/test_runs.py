@@ -10,8 +10,8 @@ import shutil
 import pytest
 
 from hires.core.store import run_index
-from hires.report.load.rows import run_row
-from hires.report.load.runs import read_run, rebuild_index, runs_of
+from hires.report.read.rows import run_row
+from hires.report.read.runs import read_run, rebuild_index, runs_of
 from hires.report.tables import done_records
 from tests.helpers.compared_runs import compared_run, failed_run
 

@@ -23,8 +23,8 @@ from hires.core.store.naming import COSMETIC, SCHEMA
 from hires.core.store.reading import Note, Values, text
 from hires.core.store.step_lines import pass_lines
 from hires.plan.plan import Plan
-from hires.report.load.plain_values import count, flat, value_text
-from hires.report.load.repeats import attempt_origin, repeat_latest
+from hires.report.read.plain_values import count, flat, value_text
+from hires.report.read.repeats import attempt_origin, repeat_latest
 
 End = tuple[str, str | None, str | None]  # state, reason and cause
 INPUTS = {"network": "model.source", "data": "data.content", "weights": "weights.content"}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from hires.core.evaluation_summary import paired_difference, wilson
 from hires.core.store import file_names, reading
 from hires.core.store.reading import Note, Values
-from hires.report.load.plain_values import dig
-from hires.report.load.runs import Run
+from hires.report.read.plain_values import dig
+from hires.report.read.runs import Run
 
 
 class SamePredictions(NamedTuple):

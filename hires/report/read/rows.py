@@ -23,9 +23,9 @@ from hires.core.store.naming import model_label
 from hires.core.store.reading import Note, text
 from hires.plan import traffic
 from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
-from hires.report.load import measured_points
-from hires.report.load.message_rows import message_sums
-from hires.report.load.plain_values import (
+from hires.report.read import measured_points
+from hires.report.read.message_rows import message_sums
+from hires.report.read.plain_values import (
     count,
     counted_steps,
     dicts,
@@ -34,8 +34,8 @@ from hires.report.load.plain_values import (
     steps_of,
     value_text,
 )
-from hires.report.load.repeats import attempt_origin
-from hires.report.load.runs import Run, end_of
+from hires.report.read.repeats import attempt_origin
+from hires.report.read.runs import Run, end_of
 
 _EXACTNESS = tuple(PRECISIONS)  # the most exact first
 _ARITHMETIC = (

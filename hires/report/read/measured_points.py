@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.report.columns import Row
-from hires.report.load.plain_values import dig, flat, number, value_text
-from hires.report.load.repeats import repeat_latest
-from hires.report.load.runs import SEED
+from hires.report.read.plain_values import dig, flat, number, value_text
+from hires.report.read.repeats import repeat_latest
+from hires.report.read.runs import SEED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hires.report.load.runs import Run
+    from hires.report.read.runs import Run
 
 WORK = ("model", "image", "precision", "task", "batch", "settings")
 """Columns that two layouts must share to be compared."""

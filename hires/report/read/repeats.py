@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hires.core.store.reading import Values, text
-from hires.report.load.plain_values import dig
+from hires.report.read.plain_values import dig
 
 Origin = tuple[str | None, str | None, str]  # commit, machine and end of an attempt
 

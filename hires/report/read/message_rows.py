@@ -15,7 +15,7 @@ from hires.core import units
 from hires.core.store.message_sums import KEYS, PLANNED_KEYS, ROUTED_KEYS, SUMS, added
 from hires.core.store.reading import text
 from hires.report.columns import Row
-from hires.report.load.plain_values import count, dicts, dig, number
+from hires.report.read.plain_values import count, dicts, dig, number
 
 _LARGEST = 62
 STAGED = " staged"

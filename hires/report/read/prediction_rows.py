@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hires.report.columns import PREDICTION, Row, keys, values
-from hires.report.load.evaluation_rows import data_label
-from hires.report.load.rows import what
-from hires.report.load.runs import Run
+from hires.report.read.evaluation_rows import data_label
+from hires.report.read.rows import what
+from hires.report.read.runs import Run
 
 COLUMNS = (
     "campaign", "run", "model", "image", "layout", "precision", "data", *keys(PREDICTION),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.report.load.plain_values import MAX_KEYS, count, dig, flat, number, value_text
+from hires.report.read.plain_values import MAX_KEYS, count, dig, flat, number, value_text
 
 
 def test_values_that_hold_each_other_a_billion_times_are_walked_a_little():
