@@ -20,6 +20,15 @@ CASES = {
         "net": "whole", "image": [16, 12], "mesh": [1, 2], "calls": 3,
     },
     "replicas of tiles": {"net": "of samples", "image": [16, 12], "mesh": [2, 2]},
+    "replicas of tiles whose norms are of a replica": {
+        "net": "unet", "image": [20, 24], "mesh": [2, 2], "gather": "local", "windows": True,
+    },
+    "replicas of a network of classes": {
+        "net": "preact_resnet", "image": [16, 20], "mesh": [2, 2],
+    },
+    "replicas with frozen parameters": {
+        "net": "unet", "image": [20, 24], "mesh": [2, 2], "frozen": 4,
+    },
     "a network of classes": {**RESNET, "mesh": [1, 2]},
     "one tile": {"net": "whole", "image": [16, 12], "mesh": [1, 1]},
 }  # fmt: skip

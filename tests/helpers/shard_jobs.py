@@ -43,7 +43,11 @@ def network(name: str, seed: int = 1) -> nn.Module:
     torch.manual_seed(seed)
     if name in ("whole", "of samples"):
         return Whole(name == "whole").double()
-    sizes: dict[str, Any] = {"unet": {"levels": 2, "width": 4}, "resnet": {"depth": 18}}[name]
+    sizes: dict[str, Any] = {
+        "unet": {"levels": 2, "width": 4},
+        "resnet": {"depth": 18},
+        "preact_resnet": {"n": 1},
+    }[name]
     model = build_model(ModelConfig(name=name, classes=5, **sizes), seed, (32, 32))
     materialise(model, [*model.state_dict()], seed)
     return model.double()
@@ -65,7 +69,8 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
     """Returns the largest differences from the plain module over some steps of AdamW.
 
     ``case``: ``net``, ``image``, ``mesh`` (sizes of replicas, then of the tiles), ``gather``,
-    ``windows`` (whether ranks get their window only), ``calls`` before each update, ``autocast``.
+    ``windows`` (whether ranks get their window only), ``calls`` before each update, ``autocast``,
+    ``frozen`` (how many of the first parameters are).
     """
     replicas, *grid = case["mesh"]
     names = ("dp", "rows", "cols")[: 1 + len(grid)]
@@ -76,6 +81,8 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
         low = case.get("autocast")
         dtype = torch.float64 if low is None else torch.float32
         plain = plain.to(dtype)
+        for parameter in [*plain.parameters()][: case.get("frozen", 0)]:
+            parameter.requires_grad_(False)
         model: nn.Module = copy.deepcopy(plain)
         example = torch.empty(2, 3, *case["image"], dtype=dtype)
         sharded = hires.shard(model, tiles, example=example, gather=case.get("gather", "full"))
@@ -96,7 +103,7 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
             for _ in range(calls):
                 images = torch.randn(2 * replicas, 3, *case["image"], generator=generator).to(dtype)
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low is not None):
-                    wanted = plain(images)
+                    wanted = _of_replicas(plain, images, replicas)
                     given = images[2 * own : 2 * own + 2]
                     if case.get("windows"):
                         given = given[(..., *hires.window(images.shape, tiles))]
@@ -109,9 +116,9 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
                 part = part[_rect(part, made, tiles)]
                 found["output"] = max(found["output"], _largest(made - part))
             for a, b in zip(model.parameters(), plain.parameters(), strict=True):
-                assert a.grad is not None
-                assert b.grad is not None
-                found["gradient"] = max(found["gradient"], _largest(a.grad - b.grad))
+                assert (a.grad is None) == (b.grad is None) == (not a.requires_grad)
+                if a.grad is not None and b.grad is not None:
+                    found["gradient"] = max(found["gradient"], _largest(a.grad - b.grad))
             norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.5) for m in (model, plain)]
             found["norm"] = max(found["norm"], abs(float(norms[0] - norms[1])))
             for optimizer in (ours, theirs):
@@ -120,18 +127,32 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
                 found["parameter"] = max(found["parameter"], _largest(a - b))
         states = [sharded.state_dict(), plain.state_dict()]
         assert [*states[0]] == [*states[1]]
-        if replicas == 1:
+        if own == 0:  # DDP takes those of the first replica at each call
             pairs = zip(states[0].values(), states[1].values(), strict=True)
             found["state"] = max(_largest(a.double() - b.double()) for a, b in pairs)
         sharded.eval(), plain.eval()
         found["evaluated"] = 0.0
-        if replicas == 1 and low is None:
+        if own == 0 and low is None:
             with torch.no_grad():
                 bigger = torch.randn(1, 3, 40, 37, generator=generator).to(dtype)
                 wanted, made = plain(bigger), sharded(bigger)
                 wanted = wanted[_rect(wanted, made, tiles)]
                 found["evaluated"] = _largest(made - wanted)
     return found
+
+
+def _of_replicas(plain: nn.Module, images: Tensor, replicas: int) -> Tensor:
+    """Returns the outputs of all replicas; norms are of a replica, and keep the first one's values.
+
+    As under DDP, where each replica begins a call with the buffers of the first.
+    """
+    before = [buffer.clone() for buffer in plain.buffers()]
+    parts = []
+    for part in reversed(images.chunk(replicas)):
+        for buffer, value in zip(plain.buffers(), before, strict=True):
+            buffer.data.copy_(value)  # no change that autograd sees
+        parts.append(plain(part))
+    return torch.cat(parts[::-1])
 
 
 def _loss(made: Tensor, target: Tensor, wanted: Tensor, model: Any, tiles: Any) -> Tensor:
