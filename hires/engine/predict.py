@@ -1,7 +1,7 @@
 """Predicts: writes the outputs of one pass over a data set as they come, in any layout.
 
     classes   lines of each rank, step by step        -> predictions.csv of rank 0, at the end
-    maps      a part of ID.tif, and a line for it     -> the same table, with the name of each file
+    maps      a part of a file, and a line for it     -> the same table, with the name of each file
 
 Each sample counts once, and so does each pixel of its map (:mod:`hires.engine.seen_outputs`); the
 lines tell at the end that none is missing. An interrupted pass continues where it stopped.
@@ -32,6 +32,7 @@ from hires.core.store.step_lines import PREDICTED_LINE, earlier_steps, pass_line
 from hires.core.text_table import spreadsheet_text
 from hires.engine.evaluate import DATA_KEYS
 from hires.engine.loader import Data
+from hires.engine.map_formats import MapKind
 from hires.engine.prediction_maps import PredictionMaps
 from hires.engine.seen_outputs import (
     Counted,
@@ -119,18 +120,15 @@ def maps_of(config: RunConfig, source: Data, graph: Graph, attempt: Path) -> Pre
     if kind == CLASSES:
         return None
     channels, *size = graph.shape(graph.output)[1:]
-    grey = {"photometric": "minisblack"}
+    classes = names_of_classes(source, channels)
     if kind == IMAGES:
-        shape, dtype, layout = [*size, channels], np.float32, {"planarconfig": "contig", **grey}
-        layout |= {"photometric": "rgb"} if channels == 3 else {}
-        layout = grey if channels == 1 else layout
+        form = MapKind([*size, channels], np.float32, "YXS")
     elif config.predict.reduce == PROBABILITY:
-        shape, dtype, layout = [channels, *size], np.float32, {"planarconfig": "separate", **grey}
-        layout = grey if channels == 1 else layout
+        form = MapKind([channels, *size], np.float32, "CYX", classes)
     else:
-        shape, dtype, layout = size, class_type(channels), grey
+        form = MapKind(size, class_type(channels), "YX", classes)
     names = map(source.name, range(len(source)))
-    return PredictionMaps(attempt / file_names.PREDICTIONS, names, shape, dtype, **layout)
+    return PredictionMaps(attempt / file_names.PREDICTIONS, names, form, config.predict.format)
 
 
 def write_prediction(
@@ -161,6 +159,7 @@ def write_prediction(
         files = [f"{file_names.PREDICTIONS}/{name}" for name in maps.names]
         lines = [[*one, row[1]] for *one, row in zip(ids, files, rows, strict=True)]
         facts |= {"not_finite": sum(int(row[1]) for row in rows)}
+        facts["format"] = config.predict.format
         facts["folder"] = str(maps.folder.relative_to(run_dir))
     table = own.folder / file_names.PREDICTION_TABLES[config.predict.table]
     write_atomically(table, _encoded(config.predict.table, heads, lines))

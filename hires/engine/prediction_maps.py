@@ -1,64 +1,49 @@
-"""Writes the map, or image, of each sample into a TIFF: every rank the part that it computed.
+"""Writes the map, or image, of each sample into a file: every rank the part that it computed.
 
     rank 0  creates ID.tif |  rows   0 to 149        No rank holds the whole map. Whichever comes
     rank 1  finds it       |  rows 150 to 299        first makes the file under another name and
                                                      links it to its own: it is there once, whole.
 
-The pixels lie uncompressed in one piece, so a part of them is written through a mapping of the
-file. Its blocks are allocated at once: on a full disk a mapping would end the process by SIGBUS.
+A map of ``predict.format=zarr`` is a folder, made and taken in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
 import time
 import unicodedata
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from hires.core.errors import RunError
+from hires.core.config.predict_config import TIFF
+from hires.core.store.file_names import StrPath
 from hires.core.store.files import cannot_write, make_folder
+from hires.engine.map_formats import MapKind, map_format
 
-BIG_BYTES = 2**32 - 2**25
-"""Size from which a file is a BigTIFF, with offsets of 64 bits."""
 _MOST_BYTES = 180  # of a name; file systems take 255
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""A file system has none."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """A file system has no hard links."""
 _PATIENCE_S, _POLL_S = 60.0, 0.01
-_SUFFIX = ".tif"
 
 
 class PredictionMaps:
-    """The TIFFs of a data set in one folder."""
+    """The files of a data set in one folder."""
 
-    def __init__(
-        self, folder: Path, names: Iterable[str], shape: Sequence[int], dtype: Any, **layout: Any
-    ) -> None:
+    def __init__(self, folder: Path, names: Iterable[str], kind: MapKind, form: str = TIFF) -> None:
         """Makes the folder; RunError: it cannot be made, or there is no tifffile.
 
-        ``names`` are those of all samples, ``shape`` and ``dtype`` those of each map, and
-        ``layout`` is what tifffile calls ``photometric`` and ``planarconfig``.
+        ``names`` are those of all samples, and ``form`` is one of ``predict.format``.
         """
-        try:
-            import tifffile
-        except ImportError:
-            text = "task=predict writes maps with tifffile, which is not installed: pip install it"
-            raise RunError(text) from None
-        self._tifffile = tifffile
-        self.folder, self.names = folder, safe_names(names)
-        self._shape, self._dtype, self._layout = tuple(shape), np.dtype(dtype), layout
+        self._form = map_format(form, kind)
+        self.folder, self.names = folder, safe_names(names, self._form.suffix)
         make_folder(folder)
 
     def write(self, sample: int, part: NDArray[Any], place: tuple[Any, ...]) -> None:
@@ -70,53 +55,63 @@ class PredictionMaps:
         try:
             if not path.exists():
                 self._make(path)
-            with path.open("r+b") as file:  # NFS locks only what is open for writing
-                # Two nodes that write into one page of a network file system would each send the
-                # page as they see it.
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                except OSError as error:
-                    if error.errno not in _NO_LOCKS:
-                        raise
-                mapped = self._tifffile.memmap(path, mode="r+")
-                mapped.reshape(self._shape)[place] = part
-                mapped.flush()
+            self._form.write(path, part, place)
         except (OSError, ValueError) as error:
             raise cannot_write(path, error) from error
 
     def adopt(self, sample: int, folder: Path) -> None:
         """Takes the file of a sample from another folder, which keeps it; RunError: it cannot."""
-        name = self.names[sample]
-        if (self.folder / name).exists():
+        path, other = self.folder / self.names[sample], folder / self.names[sample]
+        if path.exists():
             return
         try:
-            try:
-                os.link(folder / name, self.folder / name)
-            except FileNotFoundError:
-                raise
-            except OSError:  # the file system has no links
-                shutil.copyfile(folder / name, self.folder / name)
+            if not other.is_dir():
+                _link(other, path)
+                return
+            with _hidden(path) as hidden:
+                shutil.copytree(other, hidden, copy_function=_link)
+                _publish(hidden, path)
         except OSError as error:
-            raise cannot_write(self.folder / name, error) from error
+            raise cannot_write(path, error) from error
 
     def _make(self, path: Path) -> None:
-        hidden = path.with_name(f".{uuid.uuid4().hex}.tmp")
-        num_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
-        kind = {"bigtiff": num_bytes > BIG_BYTES, "metadata": None, **self._layout}
-        try:
-            self._tifffile.memmap(hidden, shape=self._shape, dtype=self._dtype, **kind)
-            with hidden.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, hidden.stat().st_size)
+        # Other attempts of the run make the same file, so that what is left to do ends the same.
+        run_name = self.folder.absolute().parent.parent.name
+        with _hidden(path) as hidden:
+            self._form.make(hidden, f"{run_name}/{path.name}")
             _publish(hidden, path)
-        finally:
-            hidden.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _hidden(path: Path) -> Iterator[Path]:
+    """Returns another name for what shall be a path; afterwards nothing has it."""
+    hidden = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        yield hidden
+    finally:
+        if hidden.is_dir():
+            shutil.rmtree(hidden)
+        hidden.unlink(missing_ok=True)
+
+
+def _link(file: StrPath, path: StrPath) -> None:
+    """Gives a file another name, or copies it where there are no links; OSError: it cannot."""
+    try:
+        os.link(file, path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(file, path)
 
 
 def _publish(hidden: Path, path: Path) -> None:
-    """Gives a file its name, unless another rank was faster; OSError: it cannot."""
+    """Gives a file or folder its name, unless another rank was faster; OSError: it cannot."""
     try:
         with contextlib.suppress(FileExistsError):
-            os.link(hidden, path)
+            if hidden.is_dir():
+                _rename_folder(hidden, path)
+            else:
+                os.link(hidden, path)
         return
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -139,7 +134,16 @@ def _publish(hidden: Path, path: Path) -> None:
             claim.unlink()
 
 
-def safe_names(ids: Iterable[str]) -> list[str]:
+def _rename_folder(hidden: Path, path: Path) -> None:
+    # A folder never replaces one that holds something.
+    try:
+        hidden.rename(path)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+
+
+def safe_names(ids: Iterable[str], suffix: str) -> list[str]:
     """Returns the file name of each sample, all different, without folders.
 
     What is no letter, digit or one of ``_.+-`` becomes ``_``; of names that are alike then, the
@@ -153,5 +157,5 @@ def safe_names(ids: Iterable[str]) -> list[str]:
         while (key := unicodedata.normalize("NFKC", name).casefold()) in taken:
             name, tries = f"{stem}-{tries}", tries + 1
         taken.add(key)
-        names.append(f"{name}{_SUFFIX}")
+        names.append(f"{name}{suffix}")
     return names

@@ -19,6 +19,7 @@ from hires.core.config.value_checks import build
 from hires.core.errors import PREEMPTED, ConfigError
 from hires.core.store import file_names, records, rundir
 from hires.core.store.network_weights import find_weights
+from hires.core.store.zarr_files import ZarrFolder, map_chunks
 from hires.data.image_format import normalised, open_image
 from hires.data.source import open_data
 from hires.engine.predict import Predictor
@@ -175,10 +176,46 @@ def test_a_quantised_file_predicts_the_same_bits_in_tiles(tmp_path):
     assert texts[0].count(b"\n") == len(open_data(config)) + 1
 
 
+def files_of(path):
+    """Returns the bytes of a map, of each file if it is a folder."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    assert files
+    return {file.relative_to(path): file.read_bytes() for file in files}
+
+
 @pytest.mark.dist
-@pytest.mark.parametrize("ends", ["killed", "preempted"])
-def test_a_stopped_prediction_goes_on_and_is_whole(tmp_path, ends):
-    config = prediction(**UNET, **ARGMAX, parallel={"tiles": [2, 1]})
+@pytest.mark.parametrize("form", ["ome-tiff", "zarr"])
+def test_every_format_holds_the_numbers_of_the_tiff_in_every_layout(tmp_path, form):
+    keys = {**UNET, "image": [20, 12]}
+    single, tiled, tiff = (
+        prediction(**keys, predict={"reduce": "probability", "format": name}, parallel=layout)
+        for name, layout in ((form, MAPS[1]), (form, MAPS[4]), ("tiff", MAPS[1]))
+    )
+    paths = [made(tmp_path, one) for one in (single, tiled, tiff)]
+    run_ranks(run_folders, 1, [str(paths[0]), str(paths[2])])
+    run_ranks(run_folders, 4, [str(paths[1])])
+    for rows in zip(*map(table_of, paths), strict=True):
+        one, other, tif = (p / "a0" / r["file"] for p, r in zip(paths, rows, strict=True))
+        expected = tifffile.imread(tif)
+        read = zarr_of if form == "zarr" else tifffile.imread
+        assert read(one).tobytes() == expected.tobytes()
+        np.testing.assert_allclose(read(other), expected, atol=1e-6)
+    assert records.read_record(paths[1])["prediction"]["format"] == form
+
+
+def zarr_of(path):
+    """Returns the probabilities of a map of four classes, 20 x 12 pixels."""
+    shape = (4, 20, 12)
+    return ZarrFolder(path, shape, map_chunks(shape, "CYX"), np.float32).read((slice(None),) * 3)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("ends", "form"), [("killed", "tiff"), ("preempted", "ome-tiff"), ("killed", "zarr")]
+)
+def test_a_stopped_prediction_goes_on_and_is_whole(tmp_path, ends, form):
+    keys = {"predict": {"reduce": "argmax", "format": form}}
+    config = prediction(**UNET, **keys, parallel={"tiles": [2, 1]})
     whole, stopped = made(tmp_path / "a", config), made(tmp_path / "b", config)
     assert attempt(whole) == [0, 0]
     if ends == "killed":  # nothing was saved: the lines are all that there is
@@ -192,7 +229,7 @@ def test_a_stopped_prediction_goes_on_and_is_whole(tmp_path, ends):
     assert table_of(stopped, 1) == table_of(whole)
     for row in table_of(whole):
         one, other = whole / "a0" / row["file"], stopped / "a1" / row["file"]
-        assert one.read_bytes() == other.read_bytes()
+        assert files_of(one) == files_of(other)
     # A complete run is done anew, and not from its lines.
     assert attempt(stopped) == [0, 0]
     assert records.read_record(stopped)["resumed"] is None

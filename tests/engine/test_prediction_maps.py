@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import tifffile
 
 from hires.core.errors import RunError
-from hires.engine import prediction_maps
+from hires.core.store import shared_files, zarr_files
+from hires.core.store.zarr_files import ZarrFolder, map_chunks
+from hires.engine import map_formats, prediction_maps
+from hires.engine.map_formats import MapKind
 from hires.engine.prediction_maps import PredictionMaps, safe_names
 
-GREY = {"photometric": "minisblack"}
+FORMATS = {"tiff": ".tif", "ome-tiff": ".ome.tif", "zarr": ".zarr"}
 
 
-def test_many_writers_make_one_file_of_all_parts(tmp_path):
+def grey(rows, columns, classes=()):
+    return MapKind((rows, columns), np.uint8, "YX", classes)
+
+
+def read(path, kind):
+    """Returns the numbers of a map, in any format."""
+    if path.suffix == ".tif":
+        return tifffile.imread(path)
+    folder = ZarrFolder(path, kind.shape, map_chunks(kind.shape, kind.axes), kind.dtype)
+    return folder.read((slice(None),) * len(kind.shape))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_many_writers_make_one_file_of_all_parts(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(zarr_files, "CHUNK", 24)  # tiles of 8 rows share chunks
     whole = np.random.default_rng(0).integers(0, 250, (6, 64, 40), np.uint8)
-    every = [PredictionMaps(tmp_path, "abcdef", (64, 40), np.uint8, **GREY) for _ in range(8)]
+    every = [PredictionMaps(tmp_path, "abcdef", grey(64, 40), form) for _ in range(8)]
 
     def write(k):
         rows = slice(8 * k, 8 * k + 8)
@@ -28,36 +47,40 @@ def test_many_writers_make_one_file_of_all_parts(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{c}.tif" for c in "abcdef"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{c}{FORMATS[form]}" for c in "abcdef"]
     for sample, name in enumerate("abcdef"):
-        assert (tifffile.imread(tmp_path / f"{name}.tif") == whole[sample]).all()
+        made = read(tmp_path / f"{name}{FORMATS[form]}", grey(64, 40))
+        assert (made == whole[sample]).all()
 
 
 def test_large_files_are_big_tiffs(tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_maps, "BIG_BYTES", 2000)
+    monkeypatch.setattr(map_formats, "BIG_BYTES", 2000)
     for size, is_big in ((40, False), (60, True)):
-        maps = PredictionMaps(tmp_path, [f"{size}"], (size, size), np.uint8, **GREY)
+        maps = PredictionMaps(tmp_path, [f"{size}"], grey(size, size))
         maps.write(0, np.full((2, size), 7, np.uint8), (slice(1, 3), slice(None)))
         with tifffile.TiffFile(tmp_path / f"{size}.tif") as file:
             assert file.is_bigtiff == is_big
             assert file.asarray()[:4, 0].tolist() == [0, 7, 7, 0]
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch, form):
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(prediction_maps.os, "posix_fallocate", full)
-    maps = PredictionMaps(tmp_path, ["one"], (4, 4), np.uint8, **GREY)
-    with pytest.raises(RunError, match=r"one\.tif: No space left on device; free some space"):
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    maps = PredictionMaps(tmp_path, ["one"], grey(4, 4), form)
+    with pytest.raises(RunError, match=r"one\.[a-z.]+: No space left on device; free some space"):
         maps.write(0, np.zeros((4, 4), np.uint8), (slice(None), slice(None)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_file_of_an_earlier_attempt_is_taken_and_stays_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", FORMATS)
+def test_file_of_an_earlier_attempt_is_taken_and_stays_there(tmp_path, monkeypatch, form):
+    suffix = FORMATS[form]
     for links in (True, False):
         old, new = tmp_path / f"old{links}", tmp_path / f"new{links}"
-        PredictionMaps(old, ["x"], (2, 2), np.uint8, **GREY).write(
+        PredictionMaps(old, ["x"], grey(2, 2), form).write(
             0, np.eye(2, dtype=np.uint8), (slice(None), slice(None))
         )
         if not links:
@@ -66,17 +89,19 @@ def test_file_of_an_earlier_attempt_is_taken_and_stays_there(tmp_path, monkeypat
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
             monkeypatch.setattr(prediction_maps.os, "link", refuse)
-        maps = PredictionMaps(new, ["x"], (2, 2), np.uint8, **GREY)
+        maps = PredictionMaps(new, ["x"], grey(2, 2), form)
         maps.adopt(0, old)
         maps.adopt(0, old)  # it is there already
-        assert (new / "x.tif").read_bytes() == (old / "x.tif").read_bytes()
-    with pytest.raises(RunError, match=r"cannot write .*y\.tif"):
-        PredictionMaps(new, ["y"], (2, 2), np.uint8, **GREY).adopt(0, old)
+        assert [p.name for p in new.iterdir()] == [f"x{suffix}"]
+        for folder in (old, new):
+            assert (read(folder / f"x{suffix}", grey(2, 2)) == np.eye(2)).all()
+    with pytest.raises(RunError, match=rf"cannot write .*y\{suffix}"):
+        PredictionMaps(new, ["y"], grey(2, 2), form).adopt(0, old)
 
 
 def test_names_stay_in_the_folder_and_differ():
     ids = ["7", "cat/1.png", "cat_1.png", "CAT_1.PNG", "../../etc/x", "/abs", "..", "", "=a b", "ü"]
-    names = safe_names([*ids, "n" * 300, "n" * 301])
+    names = safe_names([*ids, "n" * 300, "n" * 301], ".tif")
     assert names[:3] == ["7.tif", "cat_1.png.tif", "cat_1.png-2.tif"]
     assert names[4:6] == ["_.._etc_x.tif", "_abs.tif"]
     assert names[9] == "ü.tif"
@@ -86,7 +111,7 @@ def test_names_stay_in_the_folder_and_differ():
 
 
 def test_a_name_like_that_of_a_later_twin_is_taken_once():
-    names = safe_names(["a/b", "a_b-2", "a b", "a_b"])
+    names = safe_names(["a/b", "a_b-2", "a b", "a_b"], ".tif")
     assert len(set(names)) == 4
 
 
@@ -95,18 +120,98 @@ def test_ranks_make_one_file_where_the_file_system_has_no_links(tmp_path, monkey
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     monkeypatch.setattr(prediction_maps.os, "link", refused)
-    test_many_writers_make_one_file_of_all_parts(tmp_path)
+    test_many_writers_make_one_file_of_all_parts(tmp_path, monkeypatch, "tiff")
 
 
 def test_a_file_is_written_through_a_name_that_network_file_systems_can_lock(tmp_path, monkeypatch):
     # NFS locks for writing only what is open for writing; the file was open for reading.
-    modes, lock = [], prediction_maps.fcntl.flock
+    modes, lock = [], shared_files.fcntl.flock
 
     def noted(file, how):
         modes.append((file.mode, how))
         lock(file, how)
 
-    monkeypatch.setattr(prediction_maps.fcntl, "flock", noted)
-    maps = PredictionMaps(tmp_path, ["x"], (2, 2), np.uint8, **GREY)
+    monkeypatch.setattr(shared_files.fcntl, "flock", noted)
+    maps = PredictionMaps(tmp_path, ["x"], grey(2, 2))
     maps.write(0, np.ones((2, 2), np.uint8), (slice(None), slice(None)))
-    assert modes == [("rb+", prediction_maps.fcntl.LOCK_EX)]
+    assert modes == [("rb+", shared_files.fcntl.LOCK_EX)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_rank_holds_its_part_and_never_the_map(tmp_path, form):
+    kind = MapKind((3, 2048, 2048), np.float32, "CYX", "abc")  # 48 MiB
+    part = np.ones((3, 16, 2048), np.float32)
+    maps = PredictionMaps(tmp_path, ["x"], kind, form)
+    tracemalloc.start()
+    try:
+        maps.write(0, part, (slice(None), slice(100, 116), slice(None)))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 * 2**20
+    whole = read(tmp_path / f"x{FORMATS[form]}", kind)
+    assert (whole[:, 100:116] == 1).all()
+    assert whole.sum() == part.sum()
+
+
+CLASSES = ["a<b", "{é}", "c\x01\udcff"]
+KINDS = {
+    "YX": (MapKind((20, 31), np.uint8, "YX", CLASSES), "uint8"),
+    "CYX": (MapKind((3, 20, 31), np.float32, "CYX", CLASSES), "float"),
+    "YXS": (MapKind((20, 31, 3), np.float32, "YXS"), "float"),
+}
+
+
+@pytest.mark.parametrize("axes", KINDS)
+def test_ome_readers_find_axes_type_and_classes(tmp_path, axes):
+    kind, dtype = KINDS[axes]
+    whole = np.random.default_rng(0).random(kind.shape).astype(kind.dtype)
+    texts = set()
+    for folder in (tmp_path / "r" / "a0" / "p", tmp_path / "r" / "a1" / "p"):
+        PredictionMaps(folder, ["x"], kind, "ome-tiff").write(0, whole, (slice(None),) * len(axes))
+        with tifffile.TiffFile(folder / "x.ome.tif") as file:
+            assert file.is_ome
+            assert (file.series[0].kind, file.series[0].axes) == ("ome", axes)
+            assert (file.asarray() == whole).all()
+            texts.add(file.ome_metadata)
+    [text] = texts  # of every attempt
+    tree = ElementTree.fromstring(text)
+    at = {"o": "http://www.openmicroscopy.org/Schemas/OME/2016-06"}
+    pixels = tree.find(".//o:Pixels", at)
+    assert (pixels.get("Type"), pixels.get("SizeX"), pixels.get("SizeY")) == (dtype, "31", "20")
+    named = [one.get("Name") for one in tree.findall(".//o:Channel", at)]
+    listed = [one.text for one in tree.findall(".//o:M", at)]
+    if axes == "CYX":
+        assert named == ["a<b", "{é}", "c__"]
+    elif axes == "YX":
+        assert listed == ["a<b", "{é}", "c__"]
+
+
+@pytest.mark.parametrize("axes", KINDS)
+def test_zarr_itself_reads_what_tiles_wrote(tmp_path, monkeypatch, axes):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    monkeypatch.setattr(zarr_files, "CHUNK", 9)
+    kind, _ = KINDS[axes]
+    whole = np.random.default_rng(0).random(kind.shape).astype(kind.dtype)
+    maps = PredictionMaps(tmp_path, ["x"], kind, "zarr")
+    for rows in (slice(0, 7), slice(7, 14), slice(14, 20)):
+        for columns in (slice(0, 16), slice(16, 31)):
+            spans = {"Y": rows, "X": columns}
+            place = tuple(spans.get(axis, slice(None)) for axis in axes)
+            maps.write(0, whole[place], place)
+    array = zarr.open_array(tmp_path / "x.zarr", mode="r")
+    assert array.metadata.dimension_names == tuple(axes.lower())
+    assert (array.dtype, array.shape) == (whole.dtype, whole.shape)
+    assert (array[:] == whole).all()
+    assert array.attrs.asdict() == ({"classes": ["a<b", "{é}", "c__"]} if kind.classes else {})
+
+
+@pytest.mark.parametrize("form", ["tiff", "ome-tiff"])
+def test_an_image_of_one_colour_is_one_page(tmp_path, form):
+    # Its last axis, of one colour, was taken for its columns, and each row for a page.
+    image = np.random.default_rng(0).random((20, 31, 1)).astype(np.float32)
+    kind = MapKind(image.shape, np.float32, "YXS")
+    PredictionMaps(tmp_path, ["x"], kind, form).write(0, image, (slice(None),) * 3)
+    with tifffile.TiffFile(tmp_path / f"x{FORMATS[form]}") as file:
+        assert (file.series[0].axes, len(file.pages)) == ("YX", 1)
+        assert (file.asarray() == image[..., 0]).all()

@@ -9,6 +9,7 @@ from hires.core.config.value_checks import Section, changed_names, choice
 
 PROBABILITY = "probability"
 PARQUET = "parquet"
+TIFF, OME_TIFF, ZARR = "tiff", "ome-tiff", "zarr"
 
 
 @dataclass
@@ -24,6 +25,11 @@ class PredictConfig(Section, key="predict"):
     table: str = choice("csv", ("csv", PARQUET))
     """Form of the table of images: ``csv``, or ``parquet``, which is smaller and keeps the types
     of its columns."""
+
+    format: str = choice(TIFF, (TIFF, OME_TIFF, ZARR))
+    """Form of the map, or image, of each sample: ``tiff`` (``ID.tif``), ``ome-tiff``
+    (``ID.ome.tif``, with axes and names of classes as OME-XML), or ``zarr`` (``ID.zarr``, a folder
+    of Zarr 3, in chunks of at most 1024 x 1024 pixels). All hold the same numbers, uncompressed."""
 
 
 def keys_of_training(*sections: Section) -> Iterator[str]:
