@@ -21,12 +21,17 @@ from hires.core.store.cache import cached, keep
 from hires.core.store.records import read_config
 from hires.plan.validation import evaluation_of
 
+_NAMES_CLASSES = ("folder", "slide", "masks", "cifar10")
+"""``data.name`` of images whose classes have names that predictions should have."""
+
 
 class DataSize(NamedTuple):
     """How much there is in the data of a run."""
 
     classes: int
     images: int
+    names: tuple[str, ...]
+    """Of the classes."""
 
 
 def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
@@ -53,7 +58,10 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             f"{remedy}, or task=predict"
         )
     config = _with_statistics(_as_trained(config))
-    num_classes, length = _size_of(config, seen)
+    num_classes, length, names = _size_of(config, seen)
+    if config.data.name in _NAMES_CLASSES and config.task.name == "train":
+        named = dataclasses.replace(config.data, names=[*names])
+        config = dataclasses.replace(config, data=named)
     if not labelled and config.model.classes is None:
         raise ConfigError(
             f"data={name} has no classes to count; set model.classes to those of the network, or "
@@ -93,7 +101,7 @@ def _size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
         from hires.data.source import open_data
 
         source = open_data(config)
-        seen[key] = DataSize(source.num_classes, len(source))
+        seen[key] = DataSize(source.num_classes, len(source), getattr(source, "class_names", ()))
     return seen[key]
 
 
@@ -110,6 +118,9 @@ def _as_trained(config: RunConfig) -> RunConfig:
     trained = read_config(run)
     if config.data.normalize == "white" and config.data.mean is None:
         own = dataclasses.replace(config.data, mean=trained.data.mean, std=trained.data.std)
+        config = dataclasses.replace(config, data=own)
+    if not config.data.has_labels and config.data.names is None:
+        own = dataclasses.replace(config.data, names=trained.data.names)
         config = dataclasses.replace(config, data=own)
     if not config.data.has_labels and config.model.classes is None:
         model = dataclasses.replace(config.model, classes=trained.model.classes)

@@ -94,11 +94,25 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
         ConfigError: ``data.name`` is unknown, or ``data.path`` does not hold what it needs.
     """
     whole = _whole_source(data, (image[0], image[1]), channels, seed)
+    _name_classes(whole, data)
     numbers = chosen(data, whole.slides if isinstance(whole, SlideSource) else whole)
     if numbers is not None and isinstance(whole, (MaskSource, SlideSource)):
         whole.keep(numbers)
         return whole
     return whole if numbers is None else SplitSource(whole, numbers)
+
+
+def _name_classes(source: Source, data: DataConfig) -> None:
+    """Gives the classes of a source the names of the config; ConfigError: they do not fit it."""
+    if not data.has_labels:  # there is one class for all of them, which means nothing
+        source.num_classes, source.class_names = 0, ()
+    elif data.names is not None and len(data.names) != source.num_classes:
+        raise ConfigError(
+            f"data.names has {len(data.names)} names, and the data {source.num_classes} classes; "
+            f"name them all, or leave data.names out"
+        )
+    if data.names is not None:
+        source.num_classes, source.class_names = len(data.names), tuple(data.names)
 
 
 def _whole_source(data: DataConfig, size: Size, channels: int, seed: int) -> Source:

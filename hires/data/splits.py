@@ -105,7 +105,7 @@ def chosen(data: DataConfig, whole: Divided) -> list[int] | None:
         kept += [numbers[place] for place in drawn[first:end]]
     if not kept:
         raise ConfigError(
-            f"data.split={data.split}: no class has enough images to divide; use data.split=all"
+            f"data.split={data.split}: no class has two images to divide; use data.split=all"
         )
     return sorted(kept)
 

@@ -316,3 +316,22 @@ def test_run_needs_classes_to_learn(folder):
     with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
         with_classes(config)
     assert len(open_data(run_config(folder))) > 20
+
+
+@pytest.mark.dist
+def test_predictions_name_classes_as_the_training_did(folder, tmp_path):
+    config = dataclasses.replace(run_config(folder), results=str(tmp_path))
+    assert config.data.names == ["class0", "class1"]
+    path = rundir.create(config, plan_of(config).to_dict(), ["hires", "run"]).path
+    assert set(attempt(path)) == {0}
+    images = config_of(
+        data={"name": "slide", "path": str(folder)}, model={"name": "preact_resnet", "n": 1},
+        image=[32, 32], task={"name": "predict"}, weights=str(path), batch=4,
+    )  # fmt: skip
+    images = dataclasses.replace(images, model=dataclasses.replace(images.model, classes=None))
+    found = with_classes(images)
+    assert (found.model.classes, found.data.names) == (2, ["class0", "class1"])
+    assert open_data(found).class_names == ("class0", "class1")
+    wrong = {"name": "slide", "path": str(folder), "labels": "labels.csv", "names": ["a"]}
+    with pytest.raises(ConfigError, match=r"data\.names has 1 names, and the data 2 classes"):
+        open_source(DataConfig(**wrong), (32, 32), 3, 0)

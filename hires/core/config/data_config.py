@@ -48,6 +48,9 @@ class DataConfig(Section, key="data"):
     outside: str | None = None
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
+    names: list[str] | None = None
+    """Names of the classes, in the order of their numbers; null: those of the data, which a run of
+    files keeps here. Predictions with its weights have them, too."""
     normalize: str = choice("white", ("white", "dataset"))
     """What the network gets of a value v between 0 (black) and 1 (white): ``white``: 4 v - 2;
     ``dataset``: (v - mean) / deviation, both of each channel over the images to train with."""

@@ -75,8 +75,8 @@ def share(default: float | None, zero: bool = False) -> Any:
 
     def check(key: str, value: float) -> None:
         if not (0 < value < 1 or (zero and value == 0)):
-            least = "0 or more" if zero else "above 0"
-            raise ConfigError(f"{key}={value} must be a share of {least} and below 1, as 0.1")
+            least = "from 0" if zero else "above 0"
+            raise ConfigError(f"{key}={value} must be a share {least} and below 1, as 0.1")
 
     span = "0 or more, below 1" if zero else "between 0 and 1"
     return dataclasses.field(default=default, metadata={"check": check, "span": span})

@@ -46,6 +46,7 @@ COSMETIC = (
     "quant.scales",
     "memory.limit",
     "data.max_pixels",
+    "data.names",
     "checkpoint.every",
     "checkpoint.at_end",
     "checkpoint.keep",
