@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.store.network_weights import require_fit
+from hires.data.source import open_source
 from hires.nets.build_network import build_model
 from tests.cli.conftest import SMALL
 
@@ -110,3 +114,47 @@ def test_wrong_words_are_answered_with_a_remedy(hires, words, text):
     assert answer.code == 2
     assert text in answer.err
     assert not Path("a.pt").exists()
+
+
+@pytest.mark.dist
+def test_trained_weights_leave_and_come_back_in_another_layout(hires):
+    runtime = pytest.importorskip("onnxruntime")
+    net = "model=preact_resnet", "model.n=1", "model.channels=1", "image=32", "data=digits"
+    held = "data.split=validation", "data.validation=0.01", "predict.reduce=probability"
+    train = "batch=4", "steps=3", "data.split=train", "checkpoint.at_end=always", "campaign=net"
+    ran = hires("run", *net, *train, "parallel=sp+lp")
+    assert ran.code == 0, ran.err
+    [run] = map(str, Path("results").glob("net/*-*"))
+    for words in (
+        ("weights", "export", run, "--out", "net.safetensors"),
+        ("export", run, "--to", "onnx", "--out", "net.onnx"),
+    ):
+        answer = hires(*words)
+        assert answer.code == 0, answer.err
+
+    found = []
+    for weights, layout in ((run, "single"), ("net.safetensors", "sp"), (run, "sp+lp")):
+        keys = "task=predict", "batch=3", f"weights={weights}", f"parallel={layout}"
+        ran = hires("run", *net, *held, *keys, f"campaign={layout}")
+        assert ran.code == 0, ran.err
+        [table] = Path("results", layout).glob("*/a0/predictions.csv")
+        rows = [*csv.DictReader(table.read_text().splitlines())]
+        found.append([[float(row[f"p_{digit}"]) for digit in range(10)] for row in rows])
+    assert len(found[0]) == 20
+    for other in found[1:]:
+        assert np.allclose(other, found[0], rtol=0, atol=1e-5)
+
+    data = DataConfig(name="digits", split="validation", validation=0.01)
+    source = open_source(data, (32, 32), 1, 0)
+    session = runtime.InferenceSession("net.onnx")
+    [given] = session.get_inputs()
+    images = np.stack([source.window(i, (0, 32), (0, 32)) for i in range(len(source))])
+    [outputs] = session.run(None, {given.name: images})
+    for output, expected in zip(outputs, found[0], strict=True):
+        assert np.allclose(softmax(output), expected, rtol=0, atol=1e-5)
+
+
+def softmax(values):
+    """Returns shares of a row of numbers."""
+    powers = np.exp(values - values.max())
+    return powers / powers.sum()
