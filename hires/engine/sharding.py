@@ -33,6 +33,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
 from hires.core.ranks.world import World
+from hires.engine.plain_tensors import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.trace import trace
 from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
@@ -96,7 +97,7 @@ def shard(
     if gather not in GATHERS:
         raise ConfigError(f"gather={gather!r} is unknown; choose one of {', '.join(GATHERS)}")
     place = _Tiles(mesh, tiles)
-    _require_images("example", example)
+    example = _images("example", example)
     made = ShardedModule(model, place, gather, (example.shape[2], example.shape[3]))
     made.prepare(example)
     return made
@@ -195,6 +196,7 @@ class ShardedModule(nn.Module):
 
     def prepare(self, images: Tensor, size: Sequence[int] | None = None) -> None:
         """Plans for images like these, so that the first call need not; ConfigError: it cannot."""
+        images = _images("images", images)
         self._call(self._whole_shape(images, size), images)
 
     def forward(self, images: Tensor, size: Sequence[int] | None = None) -> Tensor:
@@ -203,6 +205,7 @@ class ShardedModule(nn.Module):
         ``images`` are whole, or this rank's window: of images of the example's size, or of images
         of a ``size`` that is given, (rows, columns).
         """
+        images = _images("images", images)
         shape = self._whole_shape(images, size)
         call = self._call(shape, images)
         rect = own_rect([*shape[2:]], self._tiles.grid, self._tiles.index)
@@ -211,7 +214,6 @@ class ShardedModule(nn.Module):
         return call.call(images, self.gather == "full")
 
     def _whole_shape(self, images: Tensor, size: Sequence[int] | None) -> tuple[int, int, int, int]:
-        _require_images("images", images)
         n, channels, *given = images.shape
         if images.requires_grad:
             raise ConfigError(
@@ -300,6 +302,7 @@ def _config(
     )
 
 
-def _require_images(name: str, images: Tensor) -> None:
+def _images(name: str, images: Tensor) -> Tensor:
     if images.dim() != 4:
         raise ConfigError(f"{name} of shape {[*images.shape]} are no images; use (n, C, H, W)")
+    return plain_tensor(name, images)

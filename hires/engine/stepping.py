@@ -34,6 +34,7 @@ from hires.engine.build import (
 )
 from hires.engine.device import HOST, open_device
 from hires.engine.loader import image_dtype, needs_of
+from hires.engine.plain_tensors import plain_tensor
 from hires.nets.trace import trace
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
@@ -97,6 +98,7 @@ class Engine:
                 f"a batch of {[*images.shape]} with {len(target)} targets, where the config says "
                 f"{wanted}; give that, or make an Engine for it"
             )
+        images, target = plain_tensor("images", images), plain_tensor("targets", target)
         feeds = [self._feed(context, images, target) for context in self._engine.contexts]
         result = self._engine.executor.step(feeds, number=self.steps)
         own = [] if result.loss is None else [result.loss]

@@ -16,6 +16,9 @@ CASES = {
         "net": "unet", "image": [20, 24], "mesh": [1, 3], "gather": "local", "windows": True,
     },
     "windows, and whole maps": {"net": "whole", "image": [16, 9], "mesh": [1, 2], "windows": True},
+    "images of a subclass": {
+        "net": "unet", "image": [16, 16], "mesh": [1, 2], "steps": 1, "noted": True,
+    },
     "several calls before an update": {
         "net": "whole", "image": [16, 12], "mesh": [1, 2], "calls": 3,
     },
@@ -78,6 +81,7 @@ REFUSED = [
     "use images.detach()",
     "neither whole images of size=[16, 16] nor this rank's window, 8x16",
     "use float32",
+    "images of type DTensor hold no numbers of their own; give a plain tensor",
 ]
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,6 +37,13 @@ class Whole(nn.Module):
         """Returns a map, (n, 4, H, W)."""
         y = torch.cumsum(torch.relu(self.norm(self.first(x))), 2) / x.shape[2]
         return self.groups(self.second(y)) * self.scale
+
+
+class Noted(Tensor):
+    """A tensor of another library's, which has operators of its own."""
+
+    def new_empty(self, *sizes: Any, **more: Any) -> Tensor:
+        raise TypeError("an operator of another library's")
 
 
 def network(name: str, seed: int = 1) -> nn.Module:
@@ -70,7 +78,7 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
 
     ``case``: ``net``, ``image``, ``mesh`` (sizes of replicas, then of the tiles), ``gather``,
     ``windows`` (whether ranks get their window only), ``calls`` before each update, ``autocast``,
-    ``frozen`` (how many of the first parameters are).
+    ``frozen`` (how many of the first parameters are), ``noted`` (images are of a subclass).
     """
     replicas, *grid = case["mesh"]
     names = ("dp", "rows", "cols")[: 1 + len(grid)]
@@ -107,7 +115,8 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
                     given = images[2 * own : 2 * own + 2]
                     if case.get("windows"):
                         given = given[(..., *hires.window(images.shape, tiles))]
-                    made = model(given)
+                    made = model(given.as_subclass(Noted) if case.get("noted") else given)
+                    assert type(made) is Tensor
                     target = torch.randn(wanted.shape, generator=generator).to(wanted.dtype)
                     functional.mse_loss(wanted.double(), target.double()).backward()
                     mine = _loss(made, target[2 * own : 2 * own + 2], wanted, sharded, tiles)
@@ -233,6 +242,7 @@ def refusals(world: World) -> list[str]:
             lambda: model(images.clone().requires_grad_()),
             lambda: model(images[:, :, :5], size=(16, 16)),
             lambda: model(images.long()),
+            lambda: model(DTensor.from_local(images, mesh)),
         ]
         return answers(wrong)
 
@@ -249,7 +259,7 @@ def steps_of_an_engine(world: World, parallel: dict[str, Any]) -> Any:
     config = {"image": [18, 16], "batch": 4, "parallel": parallel, "optimizer": {"lr": 0.1}}
     with torch_world(world):
         engine = hires.Engine(network("of samples"), config)
-        losses = [engine.step(*batch) for batch in batches()]
+        losses = [engine.step(images.as_subclass(Noted), labels) for images, labels in batches()]
         own = {name: one.detach().numpy().copy() for name, one in engine.parameters.items()}
     return losses, own
 
