@@ -39,6 +39,7 @@ from hires.engine.predict import Predictor, write_prediction
 from hires.engine.region_calls import Compilation
 from hires.engine.region_compiler import compile_regions
 from hires.engine.run import hold_preemption, run_steps
+from hires.engine.scalars import Scalars
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
@@ -153,12 +154,14 @@ def run_attempt(
         observer = Predictor(config, source, plan.graph, metrics.parent)
     calibrates = config.task.name == "calibrate"
     calibrator = Calibrator(config, engine) if calibrates else None
-    validation = epochs = None
+    validation = epochs = scalars = None
     if config.task.name == "train":
         epochs = Epochs(config, len(source), world.rank)
+        if config.measure.tensorboard:
+            scalars = Scalars(config, run_dir, begin.step, world.rank)
     if plan.validation is not None:
         validation = Validation(config, plan, engine, saver, world)
-    done = run_steps(engine, config, metrics, meter, saver, observer, validation, epochs)
+    done = run_steps(engine, config, metrics, meter, saver, observer, validation, epochs, scalars)
     comm.barrier()
     if done < config.steps and not (validation is not None and validation.ends):
         log.info("preempted after %d of %d steps", done, config.steps)

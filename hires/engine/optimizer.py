@@ -8,8 +8,9 @@ lie, so nothing is copied.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -95,6 +96,25 @@ class Optimizer:
             state = self._state.get(id(parameter), {})
             if EMA in state:
                 state[EMA].copy_(flat(self.own(parameter)))
+
+    @contextlib.contextmanager
+    def ema_in_place(self) -> Iterator[None]:
+        """Gives the parameters the numbers of their running means while it lasts."""
+        self._swap_ema()
+        try:
+            yield
+        finally:
+            self._swap_ema()
+
+    @torch.no_grad()
+    def _swap_ema(self) -> None:
+        for parameter in self.parameters:
+            mean = self._state.get(id(parameter), {}).get(EMA)
+            if mean is not None:
+                own = flat(self.own(parameter))
+                before = own.clone()
+                own.copy_(mean)
+                mean.copy_(before)
 
     def state(self) -> list[Tensor]:
         """Returns what is kept for the parameters that were moved so far."""

@@ -33,6 +33,7 @@ from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
+from hires.engine.scalars import Scalars
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.parallel.executor import StepResult
@@ -79,6 +80,7 @@ def run_steps(
     observer: Observer | None = None,
     validation: Validation | None = None,
     epochs: Epochs | None = None,
+    scalars: Scalars | None = None,
 ) -> int:
     """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
 
@@ -130,12 +132,16 @@ def run_steps(
                 engine.executor.scale.require_progress()
             if not result.skipped:
                 _require_finite(config, step, result)
+            if scalars is not None:
+                scalars.step(step, step_s, loss, scale)
             over = None if epochs is None else epochs.add(step, loss)
             if over is not None and rank == 0:
                 note(EPOCH_LINE, **over)
             better = False
             if validation is not None and epochs is not None and validation.is_due(step, epochs):
                 facts, better = validation.evaluate(step)
+                if scalars is not None:
+                    scalars.evaluation(step, facts)
                 if rank == 0:
                     note(VALIDATED_LINE, step=step, **facts)
             if every and (step + 1) % every == 0:
@@ -150,6 +156,8 @@ def run_steps(
             if ends and saver.last != done:
                 saver.save(done)
         note("memory", **meter.line(), **engine.byte_counts())
+    if scalars is not None:
+        scalars.close()
     engine.close()
     return done
 

@@ -10,6 +10,7 @@ of the training, which they leave as they are. A run that goes on reads the line
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -88,7 +89,8 @@ class Validation:
                 own = self._contexts, self._engine.tensors
                 beside = assemble(self._config, *own, [], self._engine.device)
                 comm.activity.recorder = beside.recorder
-                facts = evaluate_pass(beside, self._config, self._source)
+                with self._evaluated_weights():
+                    facts = evaluate_pass(beside, self._config, self._source)
         finally:
             comm.use_channels(used)
             comm.activity.recorder = recorder
@@ -99,6 +101,12 @@ class Validation:
         if self._rank == 0:
             log.info("%s", evaluation_text({"step": step, **made}))
         return made, better
+
+    def _evaluated_weights(self) -> contextlib.AbstractContextManager[None]:
+        optimizer = self._engine.optimizer
+        if self._training.validate.weights == "ema" and optimizer is not None:
+            return optimizer.ema_in_place()
+        return contextlib.nullcontext()
 
     def keep_best(self) -> None:
         """Saves the network after the best evaluation, the last one, and notes that it is that."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from hires.core.config import library_options
 from hires.core.config.launcher_config import spread
@@ -20,6 +21,7 @@ from hires.plan.routes import MEMORY, STREAMED
 CPU, CUDA = "cpu", "cuda"
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 
+NO_TENSORBOARD = "tensorboard is not installed; pip install 'hires[tensorboard]', or leave it out"
 _BY_TASK = ("gpus-per-task", "ntasks-per-gpu", "gpu-bind")
 """Options of sbatch that divide GPUs among the tasks of one ``srun``."""
 _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:=](?!\d+(?:$|\())[\w.-]+)?(?:[:=](\d+))?(?:\(.*)?")
@@ -161,6 +163,8 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
 def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
     # What ranks on this machine lack; one without GPUs prepares runs for another that has some.
     is_here = config.launcher.is_here and not config.launcher.mpi_options
+    if config.measure.tensorboard and is_here and find_spec("tensorboard") is None:
+        yield Finding("error", "measure.tensorboard", NO_TENSORBOARD)
     if config.engine.compile == "off" or not is_here:
         return
     on_host = device == CPU and config.engine.compile != TENSORRT

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hires.cli.data_keys import with_classes
-from hires.core.errors import PlanError
+from hires.core.errors import ConfigError, PlanError
 from hires.core.evaluation_summary import CLASSES, PIXELS
 from hires.core.store import checkpoints, file_names, records, rundir
 from hires.core.store.network_weights import find_weights
@@ -182,3 +184,30 @@ def test_stages_hold_the_layers_of_the_training(tmp_path):
         )
         assert others <= names
         assert stage.num_layers == other.num_layers
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("parallel", [{}, {"tiles": [2, 1], "replicas": 2}])
+def test_running_means_are_evaluated_and_left_alone(tmp_path, parallel):
+    keys = {"parallel": parallel, "optimizer": {"lr": 0.05, "ema": 0.5}}
+    seen = folder_of(training(tmp_path / "a", **keys, validate={"every": 2, "weights": "ema"}))
+    other = folder_of(training(tmp_path / "b", **keys))
+    for path in (seen, other):
+        assert set(attempt(path)) == {0}
+    assert losses(seen, 0) == losses(other, 0)  # the training goes on with its own weights
+    means = [load_file(checkpoints.place(path, 6) / "ema00.safetensors") for path in (seen, other)]
+    assert means[0].keys() == means[1].keys()
+    assert all(torch.equal(means[0][name], means[1][name]) for name in means[0])
+    found, of_weights = evaluations(seen, 0)[-1], evaluations(other, 0)[-1]
+    config = records.read_config(seen)
+    place = f"{checkpoints.place(seen, 6)}/ema"
+    alone = dataclasses.replace(evaluation_of(config), weights=place, results=str(tmp_path))
+    reference = expected(dataclasses.replace(alone, parallel=config_of().parallel), CLASSES)
+    assert found["loss"] == pytest.approx(reference["loss"], rel=1e-10)
+    assert found["loss"] != pytest.approx(of_weights["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"ema": 0.9, "shard": True}])
+def test_means_that_no_rank_holds_are_refused(tmp_path, optimizer):
+    with pytest.raises(ConfigError, match=r"validate\.weights=ema .* use optimizer\.ema=0\.999"):
+        training(tmp_path, optimizer=optimizer, validate={"every": 2, "weights": "ema"})

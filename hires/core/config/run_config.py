@@ -79,6 +79,9 @@ class MeasureConfig(Section, key="measure"):
     """Steps at the start that no table counts."""
     steps: int | None = number(None, least=1)
     """Steps after the warm-up that are counted; unset: all of them."""
+    tensorboard: bool = False
+    """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
+    run folder: loss, rate, norm of the gradients, images per second, evaluations."""
 
 
 @dataclass
@@ -215,6 +218,11 @@ class RunConfig(Section):
         key = f"validate.every={self.validate.every}"
         if self.task.name != "train":
             yield f"{key} is for task=train, not task={self.task.name}; leave it out"
+        if self.validate.weights == "ema" and (self.optimizer.ema is None or self.optimizer.shard):
+            yield (
+                "validate.weights=ema evaluates the running means that every rank holds in full; "
+                "use optimizer.ema=0.999 and optimizer.shard=false, or validate.weights=trained"
+            )
         if self.data.split == "validation":
             yield (
                 f"{key} evaluates on data.split=validation, which this training would learn from; "

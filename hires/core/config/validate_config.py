@@ -39,6 +39,9 @@ class ValidateConfig(Section, key="validate"):
     """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
     classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images. Others are ``top5``,
     ``mean_recall`` and ``mean_dice``."""
+    weights: str = choice("trained", ("trained", "ema"))
+    """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
+    ``optimizer.ema``). The best checkpoint has both."""
     patience: int | None = number(None, least=1)
     """Evaluations in a row without a better one after which the training ends; unset: it takes all
     its steps."""
