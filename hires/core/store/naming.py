@@ -105,6 +105,7 @@ LATER: dict[str, Any] = {
     "comm.options": {},
     "predict.reduce": "argmax",
     "predict.table": "csv",
+    "predict.format": "tiff",
     "augment.flip": "none",
     "augment.rotate": False,
     "augment.crop": 1.0,
