@@ -160,6 +160,8 @@ def write_prediction(
         lines = [[*one, row[1]] for *one, row in zip(ids, files, rows, strict=True)]
         facts |= {"not_finite": sum(int(row[1]) for row in rows)}
         facts["format"] = config.predict.format
+        dtype, shape = np.dtype(maps.kind.dtype).name, [*maps.kind.shape]
+        facts["map"] = {**maps.kind._asdict(), "dtype": dtype, "shape": shape}
         facts["folder"] = str(maps.folder.relative_to(run_dir))
     table = own.folder / file_names.PREDICTION_TABLES[config.predict.table]
     write_atomically(table, _encoded(config.predict.table, heads, lines))

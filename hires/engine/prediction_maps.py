@@ -42,7 +42,7 @@ class PredictionMaps:
 
         ``names`` are those of all samples, and ``form`` is one of ``predict.format``.
         """
-        self._form = map_format(form, kind)
+        self.kind, self._form = kind, map_format(form, kind)
         self.folder, self.names = folder, safe_names(names, self._form.suffix)
         make_folder(folder)
 

@@ -25,6 +25,8 @@ from hires.data.source import open_data
 from hires.engine.predict import Predictor
 from hires.engine.quantised_file import write_quantised
 from hires.quant.scales import read_scales, write_scales
+from hires.report.read.map_overviews import overviews
+from hires.report.read.runs import read_runs
 from tests.engine.test_calibrate import calibration
 from tests.engine.test_calibrate import folder_of as calibrated_folder
 from tests.engine.test_evaluate import EDSR, UNET, evaluation, plain
@@ -201,6 +203,10 @@ def test_every_format_holds_the_numbers_of_the_tiff_in_every_layout(tmp_path, fo
         assert read(one).tobytes() == expected.tobytes()
         np.testing.assert_allclose(read(other), expected, atol=1e-6)
     assert records.read_record(paths[1])["prediction"]["format"] == form
+    [run] = read_runs([paths[1]])
+    shown = overviews(run, 6, notes := [])  # in a report
+    assert ([one.name for one in shown], notes) == ([*"012345"], [])
+    assert all(one.shares.shape == (20, 12) and len(one.names) == 4 for one in shown)
 
 
 def zarr_of(path):

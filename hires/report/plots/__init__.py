@@ -6,6 +6,7 @@ from hires.report.plots import (  # noqa: F401
     loss_curves,
     memory_bars,
     message_costs,
+    predicted_maps,
     rank_maps,
     steps,
     throughput,

@@ -25,6 +25,7 @@ from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
 from hires.report.plots import style
+from hires.report.read.map_overviews import Overview, has_maps, num_maps, overviews
 from hires.report.read.plain_values import discarded_steps
 from hires.report.read.rows import precision_mates
 from hires.report.read.runs import Run
@@ -151,6 +152,19 @@ class PlotData:
         every = enumerate(self.frames.run_list)
         places = [n for n, run in every if isinstance(run.record.get("validation"), dict)]
         return self._labelled(self._rows.loc[places[:MAX_RUNS]])
+
+    @functools.cached_property
+    def map_overviews(self) -> tuple[list[tuple[DrawnRun, list[Overview]]], int]:
+        """The first predicted maps of the first runs that have some, and how many more there are.
+
+        They are read once, for the page and for narrow windows alike.
+        """
+        every = [(n, run) for n, run in enumerate(self.frames.run_list) if has_maps(run)]
+        each = max(1, MAX_PANELS // max(1, len(every)))
+        drawn = self._labelled(self._rows.loc[[n for n, _ in every[:MAX_PANELS]]])
+        shown = [(one, overviews(one.run, each, self.frames.notes)) for one in drawn]
+        in_all = sum(num_maps(run) for _, run in every)
+        return shown, in_all - sum(len(found) for _, found in shown)
 
     @functools.cached_property
     def _rows(self) -> pd.DataFrame:
