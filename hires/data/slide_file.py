@@ -29,7 +29,6 @@ from hires.data.image_format import (
     Span,
     suffix_of,
 )
-from hires.data.tiff import CodecError, TiffImage
 
 TIFF = (".tif", ".tiff")
 OPENSLIDE = (
@@ -73,6 +72,11 @@ def _opened(path: Path, level: int, max_pixels: int) -> Any:
     """Opens a level of a slide; an ImageError says what is missing."""
     if suffix_of(path.name) not in TIFF:
         return OpenSlideLevel(path, level)
+    # Imported here: a machine that checks its GPU with torch alone has no tifffile.
+    try:
+        from hires.data.tiff import CodecError, TiffImage
+    except ModuleNotFoundError as error:
+        raise ImageError(f"TIFF slides are read by tifffile ({error}): pip install it") from error
     try:
         return TiffImage(path, max_pixels, level)
     except CodecError:
