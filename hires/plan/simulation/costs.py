@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import statistics
@@ -182,25 +183,31 @@ Costs = ActionCosts | Roofline
 
 
 @derived
-def _modelled(plan: Plan, device: Speed, stage: Stage, tile: int, back: bool) -> list[float]:
+def works_of(plan: Plan, stage: Stage, tile: int, back: bool) -> list[NodeWork | None]:
+    """Returns what each step of a pass asks of the rank of a tile; None: nothing."""
+
     def share(value: str) -> float:
         return shares_of(plan, stage, value)[tile]
 
+    facts = functools.partial(node_work, dtype=plan.dtype, training=plan.training)
+    return [
+        facts(plan.graph, step.node, share, back=step.back, shared=_is_shared(step))
+        for step in steps_of(plan, stage, back)
+    ]
+
+
+def _is_shared(step: Step) -> bool:
+    return any(op.kind in ("halo", "norm") for op in step.comm)
+
+
+@derived
+def _modelled(plan: Plan, device: Speed, stage: Stage, tile: int, back: bool) -> list[float]:
     seconds = []
-    for step in steps_of(plan, stage, back):
-        shared = any(op.kind in ("halo", "norm") for op in step.comm)
-        work = node_work(
-            plan.graph,
-            step.node,
-            share,
-            dtype=plan.dtype,
-            training=plan.training,
-            back=step.back,
-            shared=shared,
-        )
-        node_s = 0.0 if work is None else device.seconds(work)
+    works = works_of(plan, stage, tile, back)
+    for step, work in zip(steps_of(plan, stage, back), works, strict=True):
         halos = sum(op.kind == "halo" for op in step.comm)
-        seconds.append(node_s + (device.exchange_s(halos, step.back) if work else 0.0))
+        node_s = device.seconds(work) + device.exchange_s(halos, step.back) if work else 0.0
+        seconds.append(node_s)
     return seconds
 
 
