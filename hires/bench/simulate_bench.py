@@ -17,21 +17,18 @@ import shlex
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
-from hires.bench.ranks import run_program, run_ranks
+from hires.bench.link_times import measure_links
+from hires.bench.ranks import run_program
 from hires.bench.thesis import BOUND, MEANING, RATIOS, device, factor_off, predict
 from hires.bench.thesis_memory import FIGURES, RATIOS_MEANING, predict_memory
 from hires.bench.thesis_memory import MEANING as MEMORY_MEANING
 from hires.bench.thesis_memory import RATIOS as MEMORY_RATIOS
-from hires.comm import all_gather_stacked, barrier, irecv, isend, make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.python_command import module_command
@@ -44,7 +41,7 @@ from hires.plan.routes import parse_route
 from hires.plan.simulation.costs import measured_costs
 from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.published_machine import CLUSTER
-from hires.plan.simulation.simulate import Link, Network, simulate
+from hires.plan.simulation.simulate import Network, simulate
 from hires.plan.table_gains import MeasuredSeconds
 
 PARTS = ("runs", "thesis", "memory")
@@ -57,13 +54,8 @@ LAYOUTS = (
     ("parallel=sp+pp", "parallel.stages=2", "parallel.microbatches=2"),
 )
 
-NUM_RANKS = 2
-SMALL, LARGE = 256, 1 << 20
-"""Numbers in a message whose time is latency, and in one whose time is bandwidth."""
 LINKS = "links"
 """Where messages take their seconds from, of a run whose table has measured nothing."""
-ROUNDS, WARMUP = 60, 10
-"""Of each measurement of a link."""
 
 RUN_NOTES = """\
 The simulation of a step is given the seconds that its own actions computed, between one collective
@@ -106,7 +98,7 @@ def measure(options: SimulateOptions) -> Results:
     """Yields the parts that are wanted, after each run and each predicted ratio."""
     result: Result = {}
     if "runs" in options.only:
-        network = measure_network(options.timeout)
+        network = measure_links(options.timeout).network()
         result |= {"network": dataclasses.asdict(network), "runs": []}
         for run in _runs(options, network):
             result["runs"].append(run)
@@ -194,39 +186,6 @@ def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]
             run_program(f"`{shlex.join(['hires', *words])}`", command, options.timeout)
             [run_dir] = Path(folder, str(number)).iterdir()
             yield compare(run_dir, network)
-
-
-def measure_network(timeout_s: float) -> Network:
-    """Returns the links of this machine, measured between two ranks."""
-    small_s, large_s, gather_s = run_ranks(_measure_links, NUM_RANKS, timeout_s)
-    link = Link(small_s, bytes_per_s=4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9))
-    return Network(near=link, far=link, small_latency_s=gather_s)
-
-
-def _measure_links(rank: int) -> tuple[float, float, float]:
-    """Returns seconds of a small and a large message one way, and of a small gather."""
-    group = make_groups([[*range(NUM_RANKS)]], 1)[0]
-
-    def there_and_back(numbers: int) -> None:
-        tensor = torch.zeros(numbers)
-        for turn in range(NUM_RANKS):
-            begin = isend if turn == rank else irecv
-            begin(tensor, 1 - rank, tag=turn).wait()
-
-    small = _median_s(lambda: there_and_back(SMALL)) / 2
-    large = _median_s(lambda: there_and_back(LARGE)) / 2
-    # A gather of as much as a normalisation of many channels needs.
-    return small, large, _median_s(lambda: all_gather_stacked(torch.zeros(SMALL), group))
-
-
-def _median_s(run: Callable[[], object]) -> float:
-    taken = []
-    for _ in range(WARMUP + ROUNDS):
-        barrier()
-        begin_s = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - begin_s)
-    return statistics.median(taken[WARMUP:])
 
 
 def _tables(result: Result) -> list[BenchTable]:

@@ -61,6 +61,8 @@ class Network:
     ranks_per_node: int = 2**31
     small_latency_s: float | None = None
     """Of a message of a small collective within a node; unset: that of the link."""
+    reduce_bytes_per_s: float | None = None
+    """Of an all-reduce within a node, which adds what it carries; unset: that of the link."""
 
     def node_of(self, rank: int) -> int:
         """Returns the node that a rank is on."""
@@ -104,6 +106,8 @@ class Network:
         Any algorithm sends 2 (n - 1) / n of the bytes at the least, here in twice the rounds.
         """
         link = self.link(ranks)
+        if link is self.near and self.reduce_bytes_per_s is not None:
+            link = Link(link.latency_s, self.reduce_bytes_per_s)
         share = 2 * (len(ranks) - 1) / len(ranks)
         rounds = (len(ranks) - 1).bit_length()
         return 2 * rounds * link.latency_s + share * link.travel_s(num_bytes)
