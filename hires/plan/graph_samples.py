@@ -1,6 +1,6 @@
 """Makes the graph of another number of samples from the traces of two.
 
-A network that is traced with 4 and with 8 samples differs in sizes alone, each of which grows evenly:
+A network that is traced with 4 and with 8 samples differs in sizes alone, which grow evenly:
 
     4 samples   view [4, 2048]     flops 1000
     8 samples   view [8, 2048]     flops 2000

@@ -92,6 +92,10 @@ class RunConfig(Section):
     """Size of the images that enter the network in pixels: n, or [height, width]."""
     batch: int = number(8, least=1)
     """Images per step, of the whole world."""
+    ranks: int | None = number(None, least=1)
+    """Ranks of the layout that ``parallel=auto`` or ``hires plan --choose`` chooses; unset: one for
+    each GPU, or for each core that ``launcher.threads`` leave. A layout that is given has as many
+    as its keys say."""
     steps: int = number(12, least=1)
     """Steps of the run, warm-up included."""
     epochs: float | None = number(None, above=True)

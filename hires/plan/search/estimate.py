@@ -136,10 +136,11 @@ class Estimator:
         for before in reversed(chosen):
             cut.append(before[cut[-1]])
         cut.reverse()
-        own = self.bounds(candidate)
         by_flops = max(
             sum(_passes(table, first, last, "none"))
-            for table, (first, last) in zip(tables, itertools.pairwise(own), strict=True)
+            for table, (first, last) in zip(
+                tables, itertools.pairwise(self.bounds(candidate)), strict=True
+            )
         )
         if slowest[-1] * SLACK > by_flops:  # no clear gain: the cut where less crosses stays
             return None
@@ -273,18 +274,18 @@ class Estimator:
         stages = [*itertools.pairwise(bounds)]
         params = [self._params(first, last) for first, last in stages]
         kept, boundary = [], []
-        for table, (first, last), share in zip(tables, stages, self.shares(candidate), strict=True):
+        for table, (first, last), own in zip(tables, stages, self.shares(candidate), strict=True):
             whole = table.of(table.kept_bytes, first, last)
-            part = share.samples / self.graph.input_shape[0] / (share.grid[0] * share.grid[1])
+            part = own.samples / self.graph.input_shape[0] / (own.grid[0] * own.grid[1])
             kept.append(whole)
             boundary.append(self._crossing[first] * part * self.width)
         fullest = 0.0
         for rank, actions in enumerate(schedule):
             held: dict[int, int] = {}
             most = 0.0
-            own = {d: places[rank] for d, places in enumerate(_places(pipeline))}
+            stage_of = {d: places[rank] for d, places in enumerate(_places(pipeline))}
             for action in actions:
-                stage = own[pipeline.direction_of(int(action[1:]))]
+                stage = stage_of[pipeline.direction_of(int(action[1:]))]
                 held[stage] = held.get(stage, 0) + (1 if action[0] == "F" else -1)
                 if not self.training:
                     held[stage] = 0
@@ -301,7 +302,7 @@ class Estimator:
                 most = max(most, each + again + beside)
             states = config.optimizer.num_states
             weights = 0.0
-            for stage in set(own.values()):
+            for stage in set(stage_of.values()):
                 holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
                 share = holders if candidate.shards_optimizer else 1
                 copies = 2 + states / share if self.training else 1

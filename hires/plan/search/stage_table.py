@@ -5,8 +5,8 @@
     prefix sums  0     a     a+b     ...              a stage [first, last) costs sums[last] -
                                                       sums[first], in any cut
 
-Blocks that repeat are looked at once: the seconds of a node are kept by what decides them. These are
-estimates for the order of a search; what comes first is planned and simulated afterwards.
+Blocks that repeat are looked at once: the seconds of a node are kept by what decides them. These
+are estimates for the order of a search; what comes first is planned and simulated afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
@@ -46,7 +46,7 @@ class StageTable:
     """By a rank, forward and backward."""
     kept_bytes: list[float]
     """By a training, until the backward pass of a microbatch."""
-    largest_bytes: list[float] = field(default_factory=list)
+    largest_bytes: list[float]
     """Of each node: its value with what it reads, while it is computed."""
 
     def of(self, sums: list[float], first: int, last: int) -> float:
@@ -97,13 +97,14 @@ def stage_table(
             (here, back, halo_s, way_back, sent * (2 if way_back else 1),
              kept.get(node.name, 0) * width * part, largest)
         )  # fmt: skip
-    *sums, largest_of = zip(*rows, strict=True)
-    made = [[0.0, *itertools.accumulate(column)] for column in sums]
-    return StageTable(*made, largest_bytes=[*largest_of])
+    columns = [*zip(*rows, strict=True)]
+    made = [[0.0, *itertools.accumulate(column)] for column in columns[:-1]]
+    forward_s, back_s, halo_s, halo_back_s, sent, kept_bytes = made
+    return StageTable(forward_s, back_s, halo_s, halo_back_s, sent, kept_bytes, [*columns[-1]])
 
 
 def kept_values(graph: Graph) -> dict[str, float]:
-    """Returns the numbers that a training keeps until the backward pass, by the node that made them.
+    """Returns the numbers that a training keeps until the backward pass, by their node.
 
     A map that convolution, norm and activation read is kept once. A norm's value that an
     activation writes over is not kept.
@@ -129,9 +130,9 @@ def kept_values(graph: Graph) -> dict[str, float]:
             if base != INPUT and is_tensor(graph, base):
                 kept[base] = float(math.prod(graph.shape(base)))
         if "max_pool" in node.kind:
-            kept[node.name] = kept.get(node.name, 0) + node.num_elements * INDEX_BYTES / BYTES[
-                "float32"
-            ]
+            kept[node.name] = (
+                kept.get(node.name, 0) + node.num_elements * INDEX_BYTES / BYTES["float32"]
+            )
     return kept
 
 

@@ -1,9 +1,9 @@
 """Stretches a simulated step where more ranks compute at once than the machine has cores.
 
-    cores 2     rank 0  ####....####          at any moment k ranks compute; where k > 2 each of
-                rank 1  ########....          them gets 2/k of its time, so that moment takes k/2
-                rank 2  ....########          as long, for those that wait, too
-                k       222233332222
+cores 2     rank 0  ####....####          at any moment k ranks compute; where k > 2 each of
+            rank 1  ########....          them gets 2/k of its time, so that moment takes k/2
+            rank 2  ....########          as long, for those that wait, too
+            k       222233332222
 """
 
 from __future__ import annotations
