@@ -25,7 +25,8 @@ from hires.plan.graph import Graph
 from hires.plan.graph_samples import GraphOfSamples
 from hires.plan.hardware import gpus_of_node
 from hires.plan.plan import Finding
-from hires.plan.search.choose import DECIDED, Choice, Chooser
+from hires.plan.search.choice import DECIDED, Choice
+from hires.plan.search.choose import Chooser
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import MachineModel, machine_of
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hires.core import terminal
 from hires.core.screen_table import screen_lines
 from hires.core.units import seconds, size
-from hires.plan.search.choose import Choice, Option
+from hires.plan.search.choice import Choice, Option
 
 SHOWN = 12
 """Layouts in the table; ``--json`` has all."""

@@ -33,135 +33,29 @@ from hires.plan.search.candidates import (
     FUSED,
     Candidate,
     LayoutShape,
-    nearest_counts,
     orders,
     shapes,
     variants,
 )
+from hires.plan.search.choice import Choice, Option
 from hires.plan.search.estimate import Estimate, Estimator
 from hires.plan.search.layout_search import Budget
-from hires.plan.simulation.machine_model import MachineModel, StepTime
+from hires.plan.search.no_layout import limit_bytes, none_of, nothing_fits
+from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import node_work
 
 FEW_S, MANY_S = 8.0, 45.0
 """Seconds of a search for a few ranks, and for many."""
 MANY_RANKS = 16
-MOST_ESTIMATES = 6000
-"""Layouts that are estimated; of more shapes the first orders decide which stay."""
+ESTIMATING = 0.35
+"""Share of the time in which layouts are estimated; where there are more, those whose ranks have
+the least to do come first."""
 PER_SHAPE = 3
 """Orders of one shape that are planned, the best ones."""
 MARGIN = 1.15
 """An estimate of memory may be so much too high; above it a layout is out without a plan."""
 NEAR_LIMIT = 0.9
 """A layout that needs so much of the limit is one that the memory decides."""
-
-
-@dataclass
-class Option:
-    """A layout that was planned and simulated."""
-
-    candidate: Candidate
-    config: RunConfig
-    time: StepTime
-    peak_bytes: int
-    """Of the fullest rank."""
-    rehearsed: bool
-    """Whether that is the prediction of a run, not an estimate."""
-    sent_bytes: int
-    """By all ranks, in a step."""
-    messages: int
-    fits: bool = True
-    limit: str = ""
-    """What would have to be faster or larger: ``compute``, ``messages``, ``bubble``, ``cores`` or
-    ``memory``."""
-
-    @property
-    def images_per_s(self) -> float:
-        """Images of a step by its seconds."""
-        return self.config.batch / self.time.step_s
-
-    @property
-    def overrides(self) -> str:
-        """The keys that make it, as one types them."""
-        parallel, words = self.config.parallel, []
-        given = {
-            "replicas": 1, "stages": 1, "tiles": [1, 1], "local_dp": 1, "microbatches": 1,
-            "directions": 1, "pairs": 1, "schedule": "gpipe", "balance": None,
-        }  # fmt: skip
-        for key, usual in given.items():
-            value = getattr(parallel, key)
-            if value != usual:
-                words.append(f"parallel.{key}={str(value).replace(' ', '')}")
-        if parallel.spatial_stages > 1:
-            words.append(f"parallel.spatial_stages={parallel.spatial_stages}")
-        words += [f"parallel.halo.fuse={parallel.halo.fuse}"] if parallel.halo.fuse > 1 else []
-        kind = self.config.memory.checkpoint
-        words += [f"memory.checkpoint={kind}"] if kind != "none" else []
-        words += ["optimizer.shard=true"] if self.config.optimizer.shard else []
-        return " ".join(words) or "parallel=single"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {
-            "layout": self.config.parallel.label,
-            "overrides": self.overrides,
-            "keys": self.candidate.change.keys,
-            "step_s": self.time.step_s,
-            "images_per_s": self.images_per_s,
-            "peak_bytes": self.peak_bytes,
-            "memory_rehearsed": self.rehearsed,
-            "fits": self.fits,
-            "bubble": self.time.bubble,
-            "computing": self.time.computing,
-            "waiting_for_messages": self.time.messages,
-            "waiting_for_cores": self.time.crowding,
-            "sent_bytes": self.sent_bytes,
-            "messages": self.messages,
-            "limit": self.limit,
-        }
-
-
-@dataclass
-class Choice:
-    """The answer of a search."""
-
-    ranks: int
-    objective: str
-    source: str
-    """Where the step times come from."""
-    options: list[Option] = field(default_factory=list)
-    """Those that fit, the best first."""
-    out: list[Option] = field(default_factory=list)
-    """Those that were planned and do not fit."""
-    reasons: Counter[str] = field(default_factory=Counter)
-    """How many layouts are out without a plan, by reason."""
-    considered: int = 0
-    planned: int = 0
-    left: int = 0
-    """Layouts that fit by their estimate and were not planned: slower by it, or for lack of time.
-    """
-    ended_early: bool = False
-    seconds: float = 0.0
-    least_bytes: float = 0.0
-    """The least memory of the fullest rank among all layouts, by estimate."""
-
-    @property
-    def best(self) -> Option:
-        """The first one; PlanError: nothing fits."""
-        if not self.options:
-            raise PlanError("no layout fits")
-        return self.options[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
-        names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "ended_early": self.ended_early,
-            "options": [option.to_dict() for option in self.options],
-            "out": [option.to_dict() for option in self.out],
-            "reasons": dict(self.reasons),
-        }
 
 
 @dataclass
@@ -190,9 +84,9 @@ class Chooser:
         budget = Budget(began_s + allowed_s, trials=10**6)
         choice = Choice(ranks, self.objective, self.machine.source)
         estimator = self._estimator(ranks)
-        found = self._estimated(estimator, ranks, choice)
+        found = self._estimated(estimator, choice, began_s + ESTIMATING * allowed_s)
         if not found:
-            raise PlanError(self._none_of(estimator, ranks, choice))
+            raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.fixed))
         room = room_of(self.config)
         fitting = self._fitting(estimator, found, room, choice)
         options = self._planned(fitting, estimator, budget, choice)
@@ -201,7 +95,7 @@ class Chooser:
         choice.out = sorted((o for o in options if not o.fits), key=self._cost)
         choice.seconds = time.monotonic() - began_s
         if not choice.options:
-            raise PlanError(self._nothing_fits(estimator, ranks, found, room, choice))
+            raise PlanError(nothing_fits(estimator, room, choice))
         return choice
 
     def _cost(self, option: Option) -> float:
@@ -226,23 +120,19 @@ class Chooser:
         return Estimator(config, graph, seconds, network, rate, self.machine.cores)
 
     def _estimated(
-        self, estimator: Estimator, ranks: int, choice: Choice
+        self, estimator: Estimator, choice: Choice, deadline_s: float
     ) -> list[tuple[Estimate, Candidate]]:
         """Returns the estimates of all layouts of so many ranks that the user's keys allow."""
         self.tell("looking at the layouts ...")
-        layers = len(estimator.layers)
+        layers, ranks = len(estimator.layers), choice.ranks
         found: list[tuple[Estimate, Candidate]] = []
         every = [one for one in shapes(self.config, ranks, layers) if self._allows(one.keys)]
-        first: list[tuple[float, LayoutShape]] = []
+        limit = limit_bytes(room_of(self.config), ranks)
+        every.sort(key=lambda shape: self._promise(estimator, shape, limit))
         for shape in every:
-            order = next(orders(self.config, shape), None)
-            if order is not None:
-                first.append((self._bound_s(estimator, order), shape))
-        first.sort(key=lambda pair: pair[0])
-        for _, shape in first:
             for order in orders(self.config, shape):
                 choice.considered += 1
-                if len(found) >= MOST_ESTIMATES:
+                if found and time.monotonic() > deadline_s:
                     choice.left += 1
                     continue
                 if not self._allows(_order_keys(order)):
@@ -250,12 +140,16 @@ class Chooser:
                 found.append((estimator.estimate(order), order))
         return found
 
-    def _bound_s(self, estimator: Estimator, order: Candidate) -> float:
-        """Returns a step time of a shape without its bubbles, which needs no schedule."""
-        shape = order.shape
-        samples = self.config.batch / shape.replicas
+    def _promise(
+        self, estimator: Estimator, shape: LayoutShape, limit: float
+    ) -> tuple[bool, float]:
+        """Returns by what shapes are sorted before they are estimated: what may fit comes first.
+
+        All ranks share the work, so the fewest stages (bubbles) and tiles (halos) come next.
+        """
         ranks = max(1, sum(shape.ranks_of_stages))
-        return samples / ranks * (1 + 0.02 * shape.stages) + 0.001 * shape.tiles
+        needs = estimator.rough_bytes * shape.directions / ranks
+        return needs > limit, shape.stages * shape.directions + 0.1 * shape.tiles
 
     def _allows(self, keys: dict[str, Any]) -> bool:
         """Whether some keys of a layout have the values that the user gave."""
@@ -275,7 +169,7 @@ class Chooser:
         choice: Choice,
     ) -> list[tuple[Estimate, Candidate]]:
         """Returns what may fit, with what makes others fit, in the order in which it is planned."""
-        limit = self._limit_bytes(room, choice.ranks)
+        limit = limit_bytes(room, choice.ranks)
         fitting: list[tuple[Estimate, Candidate]] = []
         choice.least_bytes = min(estimate.peak_bytes for estimate, _ in found)
         for estimate, candidate in found:
@@ -300,16 +194,6 @@ class Chooser:
 
     def _estimated_cost(self, estimate: Estimate) -> float:
         return estimate.peak_bytes if self.objective == "memory" else estimate.step_s
-
-    def _limit_bytes(self, room: Room, ranks: int) -> float:
-        """Returns the bytes that a rank may need by its own, its libraries left out."""
-        if room.rank_bytes is not None:
-            return room.rank_bytes
-        if room.machine_bytes is None:
-            return float("inf")
-        places = room.nodes * max(1, room.devices)
-        of_place = -(-ranks // places)
-        return room.machine_bytes / of_place - room.libraries_bytes
 
     def _planned(
         self,
@@ -448,7 +332,7 @@ class Chooser:
             option.peak_bytes, option.rehearsed = peak, True
             option.fits = room.shortage(option.config, plan) is None
         correction = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
-        limit = self._limit_bytes(room, choice.ranks)
+        limit = limit_bytes(room, choice.ranks)
         for option in options:
             if not option.rehearsed and option.fits:
                 option.peak_bytes = int(option.peak_bytes * correction)
@@ -457,77 +341,6 @@ class Chooser:
             if option.peak_bytes > NEAR_LIMIT * limit or (recomputes and option.fits):
                 option.limit = "memory"
         self._plans.clear()
-
-    def _none_of(self, estimator: Estimator, ranks: int, choice: Choice) -> str:
-        """Returns why no layout has so many ranks, and which numbers have one."""
-        near = nearest_counts(
-            self.config, ranks, len(estimator.layers), self.config.launcher.offered_ranks
-        )
-        others = " or ".join(f"ranks={count}" for count in near)
-        kept = ", ".join(sorted(self.fixed & DECIDED))
-        with_keys = f" with the given {kept}" if kept else ""
-        return (
-            f"no layout of this network uses ranks={ranks}{with_keys}: replicas and microbatches "
-            f"divide batch={self.config.batch}, and image={self.config.height}x"
-            f"{self.config.width} is cut into tiles and {len(estimator.layers)} layers into "
-            f"stages; use {others or 'fewer ranks'}{', or leave keys out' if kept else ''}"
-        )
-
-    def _nothing_fits(
-        self,
-        estimator: Estimator,
-        ranks: int,
-        found: Sequence[tuple[Estimate, Candidate]],
-        room: Room,
-        choice: Choice,
-    ) -> str:
-        """Returns the least memory that is possible, and the fewest ranks that would do."""
-        least = choice.least_bytes
-        if choice.out:
-            least = min(least, *(option.peak_bytes for option in choice.out))
-        limit = self._limit_bytes(room, ranks)
-        fewest = self._fewest_ranks(estimator, ranks, limit)
-        more = (
-            f"ranks={fewest} would do, by the estimate"
-            if fewest
-            else "no number of ranks that was tried would do: use a smaller image, batch or network"
-        )
-        given = f"memory.limit={self.config.memory.limit}"
-        if room.rank_bytes is None:
-            given = f"{size(max(0.0, limit))} for each rank of {size(room.machine_bytes or 0)}"
-        return (
-            f"no layout of ranks={ranks} fits {given}: the least that a rank needs is about "
-            f"{size(least)}; {more}"
-        )
-
-    def _fewest_ranks(self, estimator: Estimator, ranks: int, limit: float) -> int | None:
-        """Returns the fewest ranks above ``ranks`` with a layout that fits by its estimate."""
-        offered = min(self.config.launcher.offered_ranks, 16 * ranks)
-        for count in range(ranks + 1, offered + 1):
-            if self.config.memory.limit is None:
-                limit = self._limit_bytes(room_of(self.config), count)
-            for shape in itertools.islice(shapes(self.config, count, len(estimator.layers)), 64):
-                last = [*orders(self.config, shape)][-1:]
-                for order in last:
-                    smallest = min(
-                        estimator.estimate(one).peak_bytes
-                        for one in variants(self.config, order)
-                        if one.fuse == 1
-                    )
-                    if smallest <= limit:
-                        return count
-        return None
-
-
-DECIDED = frozenset(
-    (
-        "parallel.replicas", "parallel.stages", "parallel.tiles", "parallel.spatial_stages",
-        "parallel.local_dp", "parallel.directions", "parallel.microbatches", "parallel.pairs",
-        "parallel.schedule", "parallel.balance", "parallel.halo.fuse", "memory.checkpoint",
-        "optimizer.shard",
-    )
-)  # fmt: skip
-"""Keys that a search decides; those that the user gave keep their values."""
 
 
 def _order_keys(order: Candidate) -> dict[str, Any]:

@@ -70,6 +70,13 @@ class Estimator:
         return BYTES[PRECISIONS[self.config.precision.name]]
 
     @functools.cached_property
+    def rough_bytes(self) -> float:
+        """Bytes that one replica needs at the least for one image: what all its ranks share."""
+        kept = self.table(RankShare(1.0)).kept_bytes[-1]
+        copies = 2 + self.config.optimizer.num_states if self.training else 1
+        return kept + copies * WEIGHT_BYTES * self._params(0, len(self.graph.nodes))
+
+    @functools.cached_property
     def layers(self) -> list[int]:
         """First nodes of the layers."""
         return layer_starts(self.graph)

@@ -99,8 +99,7 @@ def stage_table(
         )  # fmt: skip
     columns = [*zip(*rows, strict=True)]
     made = [[0.0, *itertools.accumulate(column)] for column in columns[:-1]]
-    forward_s, back_s, halo_s, halo_back_s, sent, kept_bytes = made
-    return StageTable(forward_s, back_s, halo_s, halo_back_s, sent, kept_bytes, [*columns[-1]])
+    return StageTable(made[0], made[1], made[2], made[3], made[4], made[5], [*columns[-1]])
 
 
 def kept_values(graph: Graph) -> dict[str, float]:
