@@ -107,7 +107,8 @@ class LayoutSearch:
         else:
             choice = self.choose(config)
         layout = choice.best.config
-        parallel = dataclasses.replace(layout.parallel, objective=OBJECTIVES[0])
+        label = layout.parallel.label
+        parallel = dataclasses.replace(layout.parallel, name=label, objective=OBJECTIVES[0])
         memory = dataclasses.replace(config.memory, checkpoint=layout.memory.checkpoint)
         optimizer = dataclasses.replace(config.optimizer, shard=layout.optimizer.shard)
         config = dataclasses.replace(

@@ -72,8 +72,6 @@ def main(args: Namespace) -> int:
     with spawn.warm(config.launcher.threads):
         with Planner() as planner:
             config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
-            if choice is not None:
-                print(f"note: {choice_note(choice).text}", file=sys.stderr)
             config = with_scales(config, planner, args.overrides, argv)
             inputs = planner.inputs(config)
             path = run_path(config, inputs)

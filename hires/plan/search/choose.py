@@ -134,6 +134,7 @@ class Chooser:
                 choice.considered += 1
                 if found and time.monotonic() > deadline_s:
                     choice.left += 1
+                    choice.ended_early = True
                     continue
                 if not self._allows(_order_keys(order)):
                     continue
