@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
+from hires.bench.node_times import typical
 from hires.bench.ranks import run_ranks
 from hires.comm import all_gather_stacked, all_reduce_coalesced, barrier, irecv, isend, make_groups
 from hires.plan.simulation.machine_calibration import Links
@@ -38,20 +38,20 @@ def _measure(rank: int, rounds: int) -> tuple[float, float, float, float]:
             begin = isend if turn == rank else irecv
             begin(tensor, 1 - rank, tag=turn).wait()
 
-    small = _median_s(lambda: there_and_back(SMALL), rounds) / 2
-    large = _median_s(lambda: there_and_back(LARGE), rounds) / 2
+    small = _typical_s(lambda: there_and_back(SMALL), rounds) / 2
+    large = _typical_s(lambda: there_and_back(LARGE), rounds) / 2
     # A gather of as much as a normalisation of many channels needs.
-    gather = _median_s(lambda: all_gather_stacked(torch.zeros(SMALL), group), rounds)
+    gather = _typical_s(lambda: all_gather_stacked(torch.zeros(SMALL), group), rounds)
     gradients = torch.zeros(LARGE)
-    added = _median_s(lambda: all_reduce_coalesced([gradients], group), rounds)
+    added = _typical_s(lambda: all_reduce_coalesced([gradients], group), rounds)
     return small, large, gather, added
 
 
-def _median_s(run: Callable[[], object], rounds: int) -> float:
+def _typical_s(run: Callable[[], object], rounds: int) -> float:
     taken = []
     for _ in range(WARMUP + rounds):
         barrier()
         begin_s = time.perf_counter()
         run()
         taken.append(time.perf_counter() - begin_s)
-    return statistics.median(taken[WARMUP:])
+    return typical(taken[WARMUP:])

@@ -1,9 +1,12 @@
-"""Times every node of a step as a rank of a run computes it, without its communication.
+"""Times every node of a step as a rank of a run computes it, in seconds of its thread.
 
 Each value is seen when it is made, and again when its gradient comes back:
 
     forward     a |--- b ---| c        from one value to the next
     backward    grad c |--- c ---| grad b |--- b ---|
+
+A rank computes in one thread, whose clock stands still while the rank waits for a message and while
+another program has its core. So a machine that is in use can be measured, too.
 """
 
 from __future__ import annotations
@@ -17,11 +20,19 @@ from torch import Tensor
 
 from hires.bench.runners import HiresSteps
 from hires.core.ranks import timeline
-from hires.core.ranks.timeline import MarkedSpan
+from hires.core.ranks.timeline import HostClock, MarkedSpan
 
 Key = tuple[str, bool]
 """A node's name, and whether it is its backward pass."""
-LEFT_OUT = (timeline.HALO, timeline.COLLECTIVE, timeline.GRADIENTS, timeline.WAIT)
+PASSES = (timeline.FORWARD, timeline.BACKWARD)
+
+
+class ThreadClock(HostClock):
+    """The seconds in which this thread has computed."""
+
+    def now(self) -> Any:
+        """Returns the mark of what happens now."""
+        return time.thread_time()
 
 
 class NodeTimes:
@@ -29,12 +40,14 @@ class NodeTimes:
 
     def __init__(self, steps: HiresSteps) -> None:
         self.steps = steps
+        self.recorder = steps.engine.recorder
+        self.recorder.clock = ThreadClock()
         self.nodes: dict[Key, list[float]] = defaultdict(list)
         self.step_s: list[float] = []
         self.passes_s: list[float] = []
         """Of all passes of a step besides their nodes."""
         self.update_s: list[float] = []
-        self._marks: list[tuple[str, bool, float]] = []
+        self._marks: list[tuple[Key, float]] = []
 
     def step(self) -> None:
         """Runs one step and keeps what it took."""
@@ -42,11 +55,14 @@ class NodeTimes:
         self.steps.prepare()
         self._marks.clear()
         module.watch(self._see)
-        begin_s = time.perf_counter()
+        begin_s = time.thread_time()
         self.steps.step()
-        self.step_s.append(time.perf_counter() - begin_s)
+        self.step_s.append(time.thread_time() - begin_s)
         module.watch(None)
-        self._sort(self.steps.engine.recorder.steps[-1].spans)
+        spans = self.recorder.steps[-1].spans
+        self.update_s.append(_length([s for s in spans if s.kind == timeline.OPTIMISER]))
+        passes = [span for span in spans if span.kind in PASSES]
+        self.passes_s.append(_length(passes) - sum(map(self._keep, passes)))
 
     def forget(self) -> None:
         """Forgets the steps so far, which have warmed up."""
@@ -55,50 +71,36 @@ class NodeTimes:
             kept.clear()
 
     def medians(self) -> dict[Key, float]:
-        """Returns the seconds of every node's passes: the median of the faster half.
-
-        What slows a pass down now and then, as another program does, is no part of it.
-        """
+        """Returns the seconds of every node's passes, as :func:`typical`."""
         return {key: typical(taken) for key, taken in self.nodes.items()}
 
     def _see(self, name: str, value: Any) -> None:
-        self._marks.append((name, False, time.perf_counter()))
+        self._marks.append(((name, False), time.thread_time()))
         if isinstance(value, Tensor) and value.requires_grad:
 
             def came_back(_: Tensor) -> None:
-                self._marks.append((name, True, time.perf_counter()))
+                self._marks.append(((name, True), time.thread_time()))
 
             value.register_hook(came_back)  # type: ignore[no-untyped-call]
 
-    def _sort(self, spans: list[MarkedSpan]) -> None:
-        apart = [span for span in spans if span.kind in LEFT_OUT]
-        update = [s for s in spans if s.kind == timeline.OPTIMISER]
-        self.update_s.append(sum(s.end - s.begin for s in update))
-        passes = [s for s in spans if s.kind in (timeline.FORWARD, timeline.BACKWARD)]
-        in_nodes_s = 0.0
-        for span in passes:
-            marks = [m for m in self._marks if span.begin <= m[2] <= span.end]
-            seconds: dict[Key, float] = defaultdict(float)
-            if span.kind == timeline.FORWARD:
-                edges = [span.begin, *(mark[2] for mark in marks)]
-                pairs = zip(marks, edges, edges[1:], strict=False)
-            else:
-                edges = [*(mark[2] for mark in marks), span.end]
-                pairs = zip(marks, edges, edges[1:], strict=False)
-            for (name, back, _), begin, end in pairs:
-                waited_s = sum(_overlap(other, begin, end) for other in apart)
-                seconds[name, back] += max(0.0, end - begin - waited_s)
-            for key, node_s in seconds.items():
-                self.nodes[key].append(node_s)
-                in_nodes_s += node_s
-        waited_s = sum(_overlap(o, s.begin, s.end) for s in passes for o in apart)
-        self.passes_s.append(sum(s.end - s.begin for s in passes) - waited_s - in_nodes_s)
+    def _keep(self, span: MarkedSpan) -> float:
+        """Keeps the seconds of the nodes of a pass, and returns their sum."""
+        marks = [mark for mark in self._marks if span.begin <= mark[1] <= span.end]
+        times = [mark[1] for mark in marks]
+        # A value is seen at the end of its node, and a gradient at the beginning.
+        edges = [span.begin, *times] if span.kind == timeline.FORWARD else [*times, span.end]
+        seconds: dict[Key, float] = defaultdict(float)
+        for (key, _), begin, end in zip(marks, edges, edges[1:], strict=False):
+            seconds[key] += end - begin
+        for key, node_s in seconds.items():
+            self.nodes[key].append(node_s)
+        return sum(seconds.values())
 
 
 def typical(taken: list[float]) -> float:
-    """Returns the median of the faster half of some times."""
+    """Returns the median of the faster half of some times; what disturbed the others is no part."""
     return statistics.median(sorted(taken)[: (len(taken) + 1) // 2])
 
 
-def _overlap(span: MarkedSpan, begin: float, end: float) -> float:
-    return float(max(0.0, min(span.end, end) - max(span.begin, begin)))
+def _length(spans: list[MarkedSpan]) -> float:
+    return float(sum(span.end - span.begin for span in spans))

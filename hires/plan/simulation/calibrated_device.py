@@ -91,12 +91,12 @@ class CalibratedDevice:
         return factor * self._crowd * max(least_s, between)
 
     def _roof_s(self, work: NodeWork, alone: bool) -> float:
-        """Returns what a perfect kernel takes on this machine."""
+        """Returns what a kernel takes that computes at full speed, then moves all its bytes."""
         rates, calibration = self.calibration.flops_per_s, self.calibration
         rate = rates.get(work.dtype) or rates[FALLBACK_DTYPE]
         memory = calibration.bytes_per_s if alone else calibration.busy_bytes_per_s
         compute_s = work.flops / rate if work.family in ARITHMETIC else 0.0
-        whole_s = calibration.overheads.launch_s + max(compute_s, work.num_bytes / memory)
+        whole_s = calibration.overheads.launch_s + compute_s + work.num_bytes / memory
         # The first layer has a gradient of its weight alone.
         return whole_s * (BACK if work.back and work.input_grad else 1)
 

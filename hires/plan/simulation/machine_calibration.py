@@ -240,7 +240,7 @@ def calibration_from(values: Mapping[str, Any]) -> Calibration:
 
 
 def _rest(sample: Sample) -> dict[str, Any]:
-    return {"ranks": sample.ranks, "seconds": sample.seconds}
+    return {"sizes": [*sample.work.sizes], "ranks": sample.ranks, "seconds": sample.seconds}
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
