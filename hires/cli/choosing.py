@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
@@ -27,8 +28,10 @@ from hires.plan.hardware import gpus_of_node
 from hires.plan.plan import Finding
 from hires.plan.search.choice import DECIDED, Choice
 from hires.plan.search.choose import Chooser
+from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import MachineModel, machine_of
+from hires.plan.simulation.run_factors import refined
 
 STEP = 32
 """Pixels between two sizes of an image that are told apart; networks halve their maps so often."""
@@ -168,7 +171,15 @@ class LayoutSearch:
 
     def machine(self, config: RunConfig) -> MachineModel:
         """Returns the machine that the config is for; ConfigError: a cluster without numbers."""
-        return machine_of(config, calibration_or_defaults())
+        calibration = calibration_or_defaults()
+        machine = machine_of(config, calibration)
+        if machine.calibration is None or not calibration.is_measured:
+            return machine
+        factors = refined(calibration, config, Path(config.results))
+        if factors == Factors():
+            return machine
+        source = f"{machine.source}, and runs of this network in {config.results}"
+        return dataclasses.replace(machine, factors=factors, source=source)
 
     def _graphs(self, config: RunConfig) -> Callable[[int], Graph]:
         """Returns what gives the graph of a microbatch of so many samples.

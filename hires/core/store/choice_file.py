@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hires.core.errors import HiresError
 from hires.core.store import file_names, reading
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
@@ -17,14 +18,17 @@ def write_choice(run: StrPath, choice: Mapping[str, Any]) -> None:
     write_atomically(Path(run) / file_names.CHOICE, json.dumps(choice, indent=1) + "\n")
 
 
+def has_choice(run: StrPath) -> bool:
+    """Whether the layout of a run was chosen."""
+    return (Path(run) / file_names.CHOICE).is_file()
+
+
 def read_choice(run: StrPath) -> dict[str, Any] | None:
     """Returns the choice of a run; None: its layout was given, or the file is damaged."""
-    path = Path(run) / file_names.CHOICE
-    if not path.is_file():
+    if not has_choice(run):
         return None
     try:
-        values = reading.read_json(path, needed=True)
-    except Exception:
+        values = reading.read_json(Path(run) / file_names.CHOICE, needed=True)
+    except HiresError:  # a report goes on without it
         return None
-    whole = isinstance(values, dict) and isinstance(values.get("options"), list)
-    return values if whole else None
+    return values if isinstance(values.get("options"), list) else None

@@ -2,6 +2,7 @@
 
 from hires.report.plots import (  # noqa: F401
     backends,
+    choice_front,
     learning_curve,
     loss_curves,
     memory_bars,

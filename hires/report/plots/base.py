@@ -21,6 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
+from hires.core.store.choice_file import has_choice
 from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
@@ -151,6 +152,12 @@ class PlotData:
         """The first runs that were evaluated while they trained."""
         every = enumerate(self.frames.run_list)
         places = [n for n, run in every if isinstance(run.record.get("validation"), dict)]
+        return self._labelled(self._rows.loc[places[:MAX_RUNS]])
+
+    @functools.cached_property
+    def chosen_runs(self) -> list[DrawnRun]:
+        """The first runs whose layout was chosen among others."""
+        places = [n for n, run in enumerate(self.frames.run_list) if has_choice(run.path)]
         return self._labelled(self._rows.loc[places[:MAX_RUNS]])
 
     @functools.cached_property
