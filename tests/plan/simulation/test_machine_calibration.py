@@ -76,7 +76,7 @@ def test_file_of_another_machine_or_version_is_refused(here, tmp_path, facts, te
         lambda text: text.replace('"schema": 1', '"schema": 99'),
         lambda text: text.replace('"float32": ', '"float31": ', 1),
         lambda text: text.replace('"sizes": [', '"sizes": "", "was": [', 1),
-        lambda text: text.replace('"links": {', '"links": {"more": 1, ', 1),
+        lambda text: text.replace('"gather_s": ', '"gather_s": "soon", "was": ', 1),
     ],
 )
 def test_damaged_file_is_refused(here, damage):
