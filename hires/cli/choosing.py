@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,19 @@ class LayoutSearch:
                 return traced(samples)
 
         return graph
+
+
+def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str]:
+    """Returns a command line with the chosen layout in place of ``parallel=auto``.
+
+    A choice may be another one once the machine is calibrated; what ran is made again by its keys.
+    """
+    chosen = ("parallel", "ranks", "parallel.objective", *DECIDED)
+    if choice.objective == IMAGE:
+        chosen = (*chosen, "image")
+    kept = [word for word in argv if word.lstrip("+").partition("=")[0] not in chosen]
+    size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
+    return [*kept, *size, *choice.best.overrides.split()]
 
 
 def choice_note(choice: Choice) -> Finding:

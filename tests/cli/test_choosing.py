@@ -62,6 +62,11 @@ def test_frozen_run_keeps_the_choice_and_its_reasons(hires, tmp_path):
     assert choice is not None
     assert choice["options"][0]["overrides"] in answer.err
     assert "auto" not in run.parent.name
+    # What makes it again has the keys: a later choice may be another one.
+    again = json.loads((run.parent / "planned.json").read_text())["argv"]
+    assert "parallel=auto" not in again
+    assert "ranks=2" not in again
+    assert set(choice["options"][0]["overrides"].split()) <= {*again}
     assert yaml.safe_load(run.read_text())["parallel"]["name"] != "auto"
 
 

@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.calibration import with_scales
-from hires.cli.choosing import LayoutSearch, choice_note, plain_choice
+from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
@@ -72,6 +72,8 @@ def main(args: Namespace) -> int:
     with spawn.warm(config.launcher.threads):
         with Planner() as planner:
             config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
+            if choice is not None:
+                argv = explicit(argv, config, choice)
             config = with_scales(config, planner, args.overrides, argv)
             inputs = planner.inputs(config)
             path = run_path(config, inputs)
