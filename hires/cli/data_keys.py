@@ -7,16 +7,15 @@ import hashlib
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 from hires.cli.earlier_runs import read_content
+from hires.cli.named_weights import run_of_weights
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
-from hires.core.store import file_names
 from hires.core.store.cache import cached, keep
 from hires.core.store.records import read_config
 from hires.plan.validation import evaluation_of
@@ -112,7 +111,7 @@ def _as_trained(config: RunConfig) -> RunConfig:
     """
     if config.weights is None or config.task.name not in INFERENCE:
         return config
-    run = next((p for p in _folders(config.weights) if (p / file_names.CONFIG).is_file()), None)
+    run = run_of_weights(config.weights)
     if run is None:
         return config
     trained = read_config(run)
@@ -126,12 +125,6 @@ def _as_trained(config: RunConfig) -> RunConfig:
         model = dataclasses.replace(config.model, classes=trained.model.classes)
         config = dataclasses.replace(config, model=model)
     return config
-
-
-def _folders(weights: str) -> list[Path]:
-    # RUN, RUN/best, RUN/checkpoints/step000012/ema and the like.
-    path = Path(weights)
-    return [path, *list(path.parents)[:3]]
 
 
 def _with_statistics(config: RunConfig) -> RunConfig:
