@@ -41,9 +41,9 @@ PARSER = Parser(
     option("--to", "FORM", f"one of {', '.join(KINDS)}", KINDS, required=True),
     option("--out", "DIR|FILE", "folder to write, or file of the network", required=True),
     JSON,
-    more="onnx and exported write the network of one run with its latest weights (RUN/best: of its\n"
-    "best evaluation, RUN/ema: running means), in fp32 or fp64, for any number of images of its\n"
-    "size, and compare its outputs with the plain module's.",
+    more="onnx and exported write the network of one run with its latest weights (RUN/best: of\n"
+    "its best evaluation, RUN/ema: running means), in fp32 or fp64, for any number of images of\n"
+    "its size, and compare its outputs with the plain module's.",
 )
 
 
