@@ -191,7 +191,7 @@ def _checkpoint_at(path: Path, key: str) -> checkpoints.Checkpoint:
     if not there:
         why = "; ".join(damaged) or f"it has no checkpoint in a folder {checkpoints.FOLDER}"
         raise ConfigError(
-            f"{key}: {why}; checkpoint.every=N saves them, or name a checkpoint or a file"
+            f"{key}: {why}; run it with checkpoint.at_end=always, or name a checkpoint or a file"
         )
     return there[0]
 

@@ -2,6 +2,7 @@
 
 from hires.report.plots import (  # noqa: F401
     backends,
+    confusion_maps,
     learning_curve,
     loss_curves,
     memory_bars,

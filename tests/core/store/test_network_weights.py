@@ -52,7 +52,7 @@ def test_digest_of_a_checkpoint_does_not_depend_on_how_stages_were_cut(tmp_path)
     [
         ("nothing", "does not exist; give a run folder, a checkpoint or a file .safetensors"),
         ("weights.npz", "is no kind of file that is read"),
-        ("", "it has no checkpoint in a folder checkpoints; checkpoint.every=N saves them"),
+        ("", "it has no checkpoint in a folder checkpoints; run it with checkpoint.at_end=always"),
         ("pipe.safetensors", "cannot be read (not a plain file, and left out); give a plain file"),
     ],
 )
