@@ -66,7 +66,7 @@ def torchvision_weights():
             drawn = 0.5 + torch.rand(shape, generator=random)
             drawn *= 0.2 if name.endswith("bn3.weight") else 1  # sums of blocks stay as large
         elif len(shape) > 1:
-            drawn *= (2 / np.prod(shape[1:])) ** 0.5
+            drawn *= (2 / np.prod(shape[1:])) ** 0.5 * (0.1 if name == "fc.weight" else 1)
         else:
             drawn *= 0.1
         state[name] = drawn
