@@ -171,7 +171,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         try:
             plan.memory = self._memory_of(config, plan)
         except PlanError as error:  # a rank cannot run it
-            plan.findings.append(Finding("error", "model", str(error)))
+            key = "loss.target" if str(error).startswith("loss.target=") else "model"
+            plan.findings.append(Finding("error", key, str(error)))
             return
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"

@@ -95,7 +95,7 @@ def cifar10(data: DataConfig, size: Size, channels: int) -> ArraySource:
 
     ConfigError: a file is missing, has half a record, or a label above 9.
     """
-    parts = [_records(path) for path in cifar10_files(data)]
+    parts = [records_in(path) for path in cifar10_files(data)]
     # One file is mapped; several are read: 180 MB of all six.
     records = parts[0] if len(parts) == 1 else np.concatenate(parts)
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -103,7 +103,8 @@ def cifar10(data: DataConfig, size: Size, channels: int) -> ArraySource:
     return ArraySource(images, records[:, 0], CIFAR10_CLASSES, 255.0, **rest)
 
 
-def _records(path: Path) -> Images:
+def records_in(path: Path) -> Images:
+    """Returns the records of a file, (N, 3073); ConfigError: half a record, or a label above 9."""
     try:
         num_bytes = path.stat().st_size
         if not num_bytes or num_bytes % CIFAR10_RECORD:

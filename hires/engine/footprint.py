@@ -39,7 +39,7 @@ from hires.comm.backends import attach
 from hires.comm.rehearsal import SilentStaging
 from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
 from hires.core.config.task_config import INFERENCE
-from hires.core.errors import HiresError, PlanError
+from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.engine.backend_memory import backend_bytes
 from hires.engine.build import (
     RankEngine,
@@ -312,6 +312,8 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
             model = own.model(config) if is_custom else None
             ranks = footprint(config, Plan.from_dict(values["plan"]), model)
             return {"memory": [memory.to_dict() for memory in ranks]}
+        except ConfigError as error:  # a key of the user's, which the message names
+            raise PlanError(str(error)) from error
         except Exception as error:  # a user's network and FakeTensorMode raise any type
             raise PlanError(f"a rank cannot run its step: {error_line(error)}") from error
     except HiresError as error:

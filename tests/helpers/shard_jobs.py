@@ -294,5 +294,48 @@ def wrong_engines(world: World) -> list[str]:
             lambda: hires.Engine(network("of samples"), {**good, "model": {"name": "unet"}}),
             lambda: engine.step(images[:2], labels[:2]),
             lambda: engine.step(images, labels[:2]),
+            lambda: hires.Engine(network("of samples"), {**good, "validate": {"every": 2}}),
+            lambda: hires.Engine(network("of samples"), {**good, "augment": {"flip": "both"}}),
+            lambda: hires.Engine(network("of samples"), {**good, "loss": {"name": "l1"}}),
         ]
         return answers(wrong)
+
+
+def wrong_targets(world: World, loss: str) -> list[str]:
+    """Returns what an engine of 4 classes says of targets that a loss cannot compare."""
+    images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
+    labels = torch.zeros(4, 18, 16, dtype=torch.int64)
+    far, negative = labels.clone(), labels.clone()
+    far[2, 3, 4], negative[1] = 5, -1
+    config = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}, "loss": {"name": loss}}
+    ignoring = {**config, "loss": {"name": loss, "ignore_index": 5}}
+    with torch_world(world):
+        engine = hires.Engine(network("of samples"), config)
+        wrong = [
+            lambda: engine.step(images, far),
+            lambda: engine.step(images, negative),
+            lambda: engine.step(images, labels[:, :9]),
+            lambda: engine.step(images, labels.double()),
+            lambda: engine.step(images, labels[:, 0, 0] + 7),
+            lambda: hires.Engine(network("of samples"), ignoring).step(images, far),
+        ]
+        return answers(wrong)
+
+
+def steps_on_images(world: World, loss: str, tiles: list[int]) -> Any:
+    """Returns losses of a module that makes images of its input's size, beside those of torch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)).double()
+    plain = copy.deepcopy(model)
+    images, target = torch.randn(2, 2, 3, 8, 6, dtype=torch.float64)
+    config = {"image": [8, 6], "batch": 2, "parallel": {"tiles": tiles}, "loss": {"name": loss}}
+    with torch_world(world):
+        engine = hires.Engine(model, config)
+        losses = [engine.step(images, target)]
+        wrong = [
+            lambda: engine.step(images, target[:, :, :4]),
+            lambda: engine.step(images, target.long()),
+        ]
+        texts = answers(wrong)
+    function = functional.l1_loss if loss == "l1" else functional.mse_loss
+    return losses, [float(function(plain(images), target).detach())], texts

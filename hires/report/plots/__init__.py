@@ -3,6 +3,7 @@
 from hires.report.plots import (  # noqa: F401
     backends,
     choice_front,
+    confusion_maps,
     learning_curve,
     loss_curves,
     memory_bars,
