@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import Dataset, DistributedSampler
 
 from hires.core.errors import ConfigError
-from hires.engine.sharding import ShardedModule, shard
+from hires.engine.sharding import ShardedModule, shard, window
 
 
 class TiledLightningModule(LightningModule):
@@ -53,6 +53,10 @@ class TiledLightningModule(LightningModule):
             example=example.to(device),
             gather=gather,
         )
+
+    def window(self, images: Tensor) -> tuple[Any, ...]:
+        """Returns the index of this rank's window of whole images or maps (``gather="local"``)."""
+        return (..., *window(images.shape, self.mesh["rows", "cols"]))
 
     def sampler(self, images: Dataset[Any], **more: Any) -> DistributedSampler[Any]:
         """Returns the sampler of a loader: a part for each replica, the same one for its tiles."""

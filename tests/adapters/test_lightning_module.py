@@ -12,10 +12,9 @@ pytest.importorskip("lightning", reason="needs hires[adapters]")
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("net", "tiles", "ranks", "gather"),
-    [("whole", [2, 1], 2, "local"), ("of samples", [1, 2], 4, "full")],
+    ("net", "ranks", "gather"), [("whole", 2, "local"), ("of samples", 4, "full")]
 )
-def test_trainer_moves_the_parameters_as_plain_torch_does(net, tiles, ranks, gather):
-    for names, errors in run_ranks(train_with_lightning, ranks, net, tiles, gather):
+def test_trainer_moves_the_parameters_as_plain_torch_does(net, ranks, gather):
+    for names, errors in run_ranks(train_with_lightning, ranks, net, gather):
         assert "model.first.weight" in names
         assert max(errors) < 1e-10

@@ -8,13 +8,13 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
+from tests.helpers.library_page import example
 from tests.helpers.shard_jobs import network, torch_world
 
 
@@ -23,23 +23,24 @@ def infer_with_monai(world: World) -> list[float]:
     from monai.data import MetaTensor
     from monai.networks.nets import UNet
 
-    from hires.adapters.monai_inferer import TiledInferer
-
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"channels": (4, 8, 16), "strides": (2, 2), "num_res_units": 1}
     nets = [UNet(2, 3, 2, norm=norm, **sizes).double().eval() for norm in ("batch", "instance")]
     errors = []
     with torch_world(world), torch.no_grad():
         mesh = init_device_mesh("cpu", (2, world.size // 2), mesh_dim_names=("rows", "cols"))
-        inferer = TiledInferer(mesh)
-        for net, size in zip((*nets, nets[1]), ((32, 40), (48, 24), (24, 12)), strict=True):
-            # The last images have the size of a window of those before them.
-            images = MetaTensor(torch.randn(2, 3, *size).double(), meta={"pixel_mm": 0.5})
-            made = inferer(images, net)
-            assert made.meta["pixel_mm"] == 0.5
-            errors.append(float((made - net(images)).as_tensor().abs().max()))
+        images = MetaTensor(torch.randn(2, 3, 32, 40).double(), meta={"pixel_mm": 0.5})
+        names = {"torch": torch, "mesh": mesh, "images": images, "network": nets[0]}
+        exec(example("TiledInferer"), names)
+        inferer: Any = names["inferer"]
+        made: Any = names["output"]
+        assert made.meta["pixel_mm"] == 0.5
+        errors.append(float((made - nets[0](images)).as_tensor().abs().max()))
+        for size in ((48, 24), (24, 12)):  # the second is that of a window of the first
+            images = torch.randn(2, 3, *size).double()
+            errors.append(float((inferer(images, nets[1]) - nets[1](images)).abs().max()))
         try:
-            inferer(images, net, 3)
+            inferer(images, nets[1], 3)
             errors.append(1.0)
         except ConfigError:
             pass
@@ -48,15 +49,17 @@ def infer_with_monai(world: World) -> list[float]:
 
 def decode_with_diffusers(world: World) -> list[float]:
     """Returns the largest differences of decoded latents of two sizes."""
-    from hires.adapters.diffusers_decoder import shard_decoder
-
     plain = small_vae()
     vae = copy.deepcopy(plain)
     errors = []
     with torch_world(world), torch.no_grad():
         mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tiles",))
-        shard_decoder(vae, mesh, example=torch.empty(1, 4, 8, 6).double())
-        for size in ((8, 6), (4, 6), (9, 5)):  # the second is that of a window of the first
+        latents = torch.randn(1, 4, 8, 6).double()
+        names = {"torch": torch, "mesh": mesh, "latents": latents, "vae": vae}
+        exec(example("shard_decoder"), names)
+        image: Any = names["image"]
+        errors.append(float((image - plain.decode(latents).sample).abs().max()))
+        for size in ((4, 6), (9, 5)):  # the first is that of a window of those before
             latents = torch.randn(1, 4, *size).double()
             made, wanted = vae.decode(latents).sample, plain.decode(latents).sample
             assert made.shape == (1, 3, 2 * size[0], 2 * size[1])
@@ -77,61 +80,49 @@ def small_vae() -> Any:
     return vae.double().eval()
 
 
-def train_with_lightning(
-    world: World, net: str, tiles: list[int], gather: str
-) -> tuple[list[str], list[float]]:
-    """Returns the parameters' names and their largest differences after three steps of AdamW."""
+def train_with_lightning(world: World, net: str, gather: str) -> tuple[list[str], list[float]]:
+    """Returns the parameters' names and their largest differences after three steps of AdamW.
+
+    ``gather=full`` is the example of the docs, ``local`` another one.
+    """
     import lightning.pytorch as lightning
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    import hires
-    from hires.adapters.lightning_module import TiledLightningModule
-
-    class Module(TiledLightningModule):
-        def training_step(self, batch: Any, number: int) -> Tensor:
-            images, target = batch
-            made = self.model(images)
-            if gather == "local":
-                rows, cols = hires.window(images.shape, self.mesh["rows", "cols"])
-                target = target[..., rows, cols]
-            return functional.mse_loss(made, target, reduction="sum") / (images[:, :1].numel() * 4)
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(data, batch_size=2, sampler=self.sampler(data, shuffle=False))
-
-        def configure_optimizers(self) -> Any:
-            return optimizer_of(self)
-
-    plain, data, replicas = network(net), small_images(), world.size // (tiles[0] * tiles[1])
+    plain, data, replicas = network(net), small_images(), world.size // 2
     place = {"RANK": world.rank, "LOCAL_RANK": world.rank, "WORLD_SIZE": world.size}
     os.environ.update({key: str(value) for key, value in place.items()})
+    more = {
+        "accelerator": "cpu", "devices": world.size, "gradient_clip_val": 0.5, "logger": False,
+        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+        # Its search for another one imports mpi4py, which fails where there is no MPI.
+        "plugins": [LightningEnvironment()],
+    }  # fmt: skip
+    names: dict[str, Any] = {"torch": torch, "DataLoader": DataLoader, "data": data, "more": more}
+    names |= {"Trainer": lightning.Trainer, "network": copy.deepcopy(plain)}
+    names["images"] = torch.empty(2, 3, 20, 14).double()
+    text = example("TiledLightningModule")
+    if gather == "local":
+        own = "self.model(images), target[self.window(images)], reduction='sum') / target.numel()"
+        text = text.replace("self.model(images), target)", own)
+        text = text.replace("example=images", "example=images, gather='local'")
+        assert text.count("local") == 1
+        assert own in text
     with torch_world(world), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = Module(copy.deepcopy(plain), tiles, torch.empty(2, 3, 20, 14).double(), gather)
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=world.size, strategy="ddp", use_distributed_sampler=False,
-            max_steps=3, gradient_clip_val=0.5, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-            # Its search for another one imports mpi4py, which fails where there is no MPI.
-            plugins=[LightningEnvironment()],
-        )  # fmt: skip
-        trainer.fit(module)
-        optimizer = optimizer_of(plain)
+        exec(text, names)
+        parts = [[*DistributedSampler(data, replicas, k)] for k in range(replicas)]
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
         for step in range(3):
-            # Samples go to replicas in turn.
-            images, target = data[2 * replicas * step : 2 * replicas * (step + 1)]
+            chosen = [i for part in parts for i in part[2 * step : 2 * step + 2]]
+            images, target = data[chosen]
             optimizer.zero_grad()
-            (functional.mse_loss(plain(images), target)).backward()
+            functional.mse_loss(plain(images), target).backward()
             torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
             optimizer.step()
-    pairs = zip(module.model.parameters(), plain.parameters(), strict=True)
-    names = [name for name, _ in module.named_parameters()]
-    return names, [float((a - b).detach().abs().max()) for a, b in pairs]
-
-
-def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
-    """Returns AdamW; eps as in ``train_beside_plain``."""
-    return torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-3)
+    trained = names["module"]
+    pairs = zip(trained.model.parameters(), plain.parameters(), strict=True)
+    errors = [float((a - b).detach().abs().max()) for a, b in pairs]
+    return [name for name, _ in trained.named_parameters()], errors
 
 
 def small_images() -> TensorDataset:
