@@ -38,7 +38,7 @@ LAYOUTS = {
 }
 SLOW = [pytest.mark.slow]
 """Networks of 11 million parameters, whose checkpoints are written and read 15 times."""
-METRICS = ("loss", "top1", "mean_iou", "psnr_db")
+METRICS = ("loss", "top1", "mean_iou", "psnr", "ssim")
 KEPT = {"checkpoint": {"at_end": "always"}, "validate": {"every": 2}, "augment": {"flip": "both"}}
 
 

@@ -21,7 +21,7 @@ FOLDER = "tensorboard"
 """In a run folder."""
 _FLUSH_S = 10
 """Seconds after which the page shows a number at the latest."""
-_OF_EVALUATION = ("loss", "top1", "top5", "mean_iou", "mean_dice", "psnr_db")
+_OF_EVALUATION = ("loss", "top1", "top5", "mean_iou", "mean_dice", "psnr", "ssim")
 
 
 class Scalars:

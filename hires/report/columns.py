@@ -259,6 +259,7 @@ ACCURACY = (
     *_with_interval("mean_iou", "IoU"),
     *_with_interval("mean_dice", "Dice"),
     *_with_interval("psnr", "PSNR", "dB", 1.0, 3),
+    *_with_interval("ssim", "SSIM", "", 1.0, 4),
     Column("loss", "loss", digits=4, of=_read(number, "evaluation", "loss")),
     Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
 )
