@@ -20,7 +20,7 @@ import numpy as np
 from hires.core.config.data_config import DataConfig
 from hires.core.config.value_checks import changed_keys
 from hires.core.errors import ConfigError, RunError
-from hires.data.image_fit import fitted
+from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     FORMATS,
     MAX_PIXELS,
@@ -231,7 +231,7 @@ class FolderSource:
             to_channels(pixels, image.colours, self._channels)
             return num_bytes
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
@@ -239,10 +239,10 @@ class FolderSource:
             naming(path, self._index.root, self._checked_as),
             closing(open_image(path, self._max_pixels)) as image,
         ):
-            pixels = self._fitted(image, rows, cols)
+            pixels = self._fitted(image, rows, cols, place)
             return normalised(pixels, image.peak, self._channels)
 
-    def _fitted(self, image: ImageFile, rows: Span, cols: Span) -> Pixels:
+    def _fitted(self, image: ImageFile, rows: Span, cols: Span, place: Place | None) -> Pixels:
         """Returns a window of the image at the size of the config, (h, w, samples)."""
 
         def read(rows: Span, cols: Span) -> Pixels:
@@ -250,7 +250,8 @@ class FolderSource:
 
         self._check_size(image)
         fill = image.peak / 2
-        return fitted(read, image.size, self._size, self._fit, rows, cols, fill=fill)
+        spans = rows, cols
+        return fitted(read, image.size, self._size, self._fit, *spans, fill=fill, place=place)
 
     def _check_size(self, image: ImageFile) -> None:
         if image.size != self._size and self._fit == "error":

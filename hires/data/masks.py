@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import AugmentedSource, nearest_window, seen_through
+from hires.data.augmented import AugmentedSource, ReadWindow, nearest_window, seen_through
 from hires.data.folder import FolderIndex, FolderSource, naming, visible_files, words_of
-from hires.data.image_fit import crop
+from hires.data.image_fit import Place, crop
 from hires.data.image_format import (
     FORMATS,
     ImageError,
@@ -121,7 +121,7 @@ class MaskSource(FolderSource):
                 require_labels(stored_labels(mask, size, self._max_pixels), self._data)
         return num_bytes
 
-    def labels(self, i: int, rows: Span, cols: Span) -> Labels:
+    def labels(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Labels:
         """Returns a window of a label map after ``data.fit``, (h, w)."""
         check_window(rows, cols, self._size)
         mask = self._masks[i]
@@ -134,15 +134,23 @@ class MaskSource(FolderSource):
 
             if size == self._size:
                 made = read(rows, cols)
-            elif self._fit == "crop":
-                fill = -1 if self.ignore is None else self.ignore
-                spans = self._size, rows, cols
-                made = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill)[:, :, 0]
+            elif self._data.crops:
+                made = self._cropped(read, size, rows, cols, place)
             else:
                 made = nearest_window(read, size, self._size, rows, cols)
             made = made.astype(np.int64)
             require_labels(made, self._data)
             return made
+
+    def _cropped(
+        self, read: ReadWindow, size: Size, rows: Span, cols: Span, place: Place | None
+    ) -> NDArray[Any]:
+        # At the place of the image.
+        fill = -1 if self.ignore is None else self.ignore
+        place = place if self._data.fit == "random_crop" else None
+        spans = self._size, rows, cols
+        made = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill, place=place)
+        return made[:, :, 0]
 
     def _require_size(self, i: int, size: Size) -> None:
         path = Path(self._index.paths[i])
@@ -167,7 +175,7 @@ class AugmentedMasks(AugmentedSource):
         change, image = self.change(i), i % len(self)
 
         def read(rows: Span, cols: Span) -> NDArray[Any]:
-            return self._maps.labels(image, rows, cols)
+            return self._maps.labels(image, rows, cols, change.place)
 
         fill = -1 if self._maps.ignore is None else self._maps.ignore
         made = seen_through(change, self._size, read, rows, cols, float(fill), nearest=True)

@@ -26,7 +26,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
 from hires.data import slide_labels, tissue
 from hires.data.folder import naming, to_channels, visible_files, words_of
-from hires.data.image_fit import fitted
+from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     ImageError,
     ImageFile,
@@ -321,7 +321,7 @@ class SlideSource:
         self._read(i, (0, height), (0, width))
         return num_bytes
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); only regions are changed by ``data.fit``."""
         check_window(rows, cols, self._size)
         patch = self.patches[i]
@@ -331,7 +331,8 @@ class SlideSource:
 
         image = self._image(i)
         grey = image.peak / 2
-        pixels = fitted(read, patch.size, self._size, self._data.fit, rows, cols, fill=grey)
+        sizes = patch.size, self._size
+        pixels = fitted(read, *sizes, self._data.fit, rows, cols, fill=grey, place=place)
         return normalised(pixels, image.peak, self._channels)
 
     def _image(self, i: int) -> ImageFile:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.folder import to_channels
-from hires.data.image_fit import fitted
+from hires.data.image_fit import Place, fitted
 from hires.data.image_format import Size, Span, Window, check_window, normalised
 from hires.data.splits import cifar10_files
 
@@ -66,7 +66,7 @@ class ArraySource:
         """Does nothing: the array was checked as a whole."""
         return 0
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         image = self._images[i]
@@ -76,7 +76,8 @@ class ArraySource:
             return to_channels(image[slice(*rows), slice(*cols)], colours, self._channels)
 
         grey = self._peak / 2
-        pixels = fitted(read, (height, width), self._size, self._fit, rows, cols, fill=grey)
+        sizes = (height, width), self._size
+        pixels = fitted(read, *sizes, self._fit, rows, cols, fill=grey, place=place)
         return normalised(pixels, self._peak, self._channels)
 
 

@@ -167,6 +167,7 @@ def test_epochs_end_where_their_last_image_is(tmp_path):
 
 WRONG = {
     "it is no number of its outputs": ({"every": 2, "metric": "psnr"}, "use one of loss, top1"),
+    "it is no number of classes": ({"every": 2, "metric": "ssim"}, "use one of loss, top1"),
     "of 4 classes five are no choice": ({"every": 2, "metric": "top5"}, "use one of loss, top1"),
 }
 
@@ -176,6 +177,15 @@ def test_metric_that_does_not_fit_is_refused(tmp_path, name):
     keys, words = WRONG[name]
     plan = plan_of(training(tmp_path, validate=keys))
     with pytest.raises(PlanError, match=words):
+        plan.require_ok()
+
+
+def test_windows_of_ssim_need_images_as_large(tmp_path):
+    keys = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "data": {"length": 8}}
+    metric = {"every": 2, "metric": "ssim"}
+    assert plan_of(training(tmp_path, **keys, image=[6, 6], validate=metric)).ok
+    plan = plan_of(training(tmp_path, **keys, image=[5, 6], validate=metric))
+    with pytest.raises(PlanError, match="use one of loss, psnr"):
         plan.require_ok()
 
 

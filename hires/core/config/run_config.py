@@ -210,7 +210,7 @@ class RunConfig(Section):
             )
 
     def _unfit_for_masks(self) -> Iterator[str]:
-        moved = "data.fit=crop" if self.data.fit == "crop" else None
+        moved = f"data.fit={self.data.fit}" if self.data.crops else None
         if self.augments and self.augment.shift:
             moved = f"augment.shift={self.augment.shift}"
         if moved and self.data.ignore is None:
@@ -322,7 +322,8 @@ class RunConfig(Section):
     @property
     def augments(self) -> bool:
         """Whether images are changed at random."""
-        return self.task.name == "train" and self.augment.is_on
+        moves = self.augment.is_on or self.data.fit == "random_crop"
+        return self.task.name == "train" and moves
 
     @property
     def validates(self) -> bool:

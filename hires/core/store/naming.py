@@ -120,6 +120,7 @@ LATER: dict[str, Any] = {
     "augment.brightness": 0.0,
     "augment.contrast": 0.0,
     "augment.saturation": 0.0,
+    "augment.hue": 0.0,
     "validate.every": None,
     "validate.metric": "auto",
     "validate.patience": None,
