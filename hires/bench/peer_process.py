@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hires.bench.ranks import ended
 from hires.bench.timing import Runner
 from hires.core.python_command import module_command
 
@@ -60,6 +61,6 @@ class PeerProcess(Runner):
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            return {"not_run": f"its process ended with code {self._process.wait()}"}
+            return {"not_run": f"its process {ended(self._process.wait())}"}
         answer: dict[str, Any] = json.loads(line)
         return answer

@@ -21,7 +21,12 @@ that ran, by the type that they read (ONNX Runtime has transposed convolutions i
 `agrees` is the share of classes (pixels, for a U-Net) that are those of fp32 on the same images,
 `signal` the outputs over their error. Without `--weights` the network is random, with the
 statistics of two of the images; without `--data` the images are made up, and 8 bits are calibrated
-on those that are measured, among others. Peaks of memory are of one step and the weights, without
+on those that are measured, among others.
+ONNX Runtime and OpenVINO calibrate on them one by one, on the middle 512x512 pixels of larger ones,
+as they hold every value of the network at once. A random network says little about accuracy: one
+image agrees or does not, and AmoebaNet-D makes so much of rounding that two libraries in fp32 agree
+to 23 to 30 dB. Trained networks are compared in `results/table2.2`.
+Peaks of memory are of one step and the weights, without
 the libraries, of the fullest process; what a compiler leaves in it counts. `limit` is what an aim
 would be if nothing but oneDNN's kernels took time in the step of hires: what is missing above it is
 the kernels', below it hires' own. The last table takes a step of hires apart, its first tile's:

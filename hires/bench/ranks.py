@@ -53,9 +53,28 @@ def run_program(what: str, command: Sequence[str], timeout_s: float, given: str 
     except subprocess.TimeoutExpired:
         raise LateError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
     except subprocess.CalledProcessError as error:
-        last = " | ".join(error.stderr.strip().splitlines()[-3:]) or "no message"
-        raise RunError(f"{what} failed: {last}") from None
+        last = " | ".join(error.stderr.strip().splitlines()[-3:])
+        if error.returncode > 0 and last:  # it says itself why
+            raise RunError(f"{what} failed: {last}") from None
+        said = f"; its last words: {last}" if last else ", without a message"
+        raise RunError(f"{what} failed: it {ended(error.returncode)}{said}") from None
     return answer
+
+
+def ended(code: int) -> str:
+    """Returns how a process ended by its exit code, below 0 the signal that killed it.
+
+    >>> ended(3)
+    'ended with exit code 3'
+    >>> ended(-9)
+    'was killed by SIGKILL (probably the memory of this machine or control group ran out)'
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = -code in set(signal.Signals)
+    name = signal.Signals(-code).name if known else f"signal {-code}"
+    why = " (probably the memory of this machine or control group ran out)"
+    return f"was killed by {name}{why if -code == signal.SIGKILL else ''}"
 
 
 def preload(modules: Sequence[str]) -> None:

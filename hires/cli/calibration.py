@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hires.cli.planning import Planner, require_feasible
-from hires.cli.start_run import explain, wait_for
+from hires.cli.start_run import ENDS, explain, wait_for
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
@@ -213,10 +213,12 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
         launcher.write_scripts(path, config, argv)
         job = launcher.submit(run, config, None)
     outcome = wait_for(config, run, plan.world, job)
-    explain(outcome, run)
+    explain(outcome, run, head=False)
     scales = run.attempt_dir / file_names.SCALES
     if outcome.exit_code != 0 or not scales.is_file():
-        raise RunError(f"the calibration {path} has failed, so there are no scales")
+        how = ENDS.get(outcome.state, f"left no {file_names.SCALES}")
+        why = f": {outcome.cause}" if outcome.cause else ""
+        raise RunError(f"the calibration {path} {how}, so there are no scales{why}")
     return scales
 
 

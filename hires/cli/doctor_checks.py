@@ -22,13 +22,15 @@ from typing import Any
 from hires.cli.compose.choices import conf_dir
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
+from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.python_command import code_command
 from hires.core.ranks import compilers, gpus, heartbeat, memory_files, mpi_library, network
 from hires.core.ranks.mailbox_limits import ALL_MAIL_BYTES
 from hires.core.store.files import write_rate
-from hires.core.store.provenance import collect
+from hires.core.store.provenance import collect, cpu_flags
 from hires.core.units import gib, size
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
+from hires.plan.checks import EMULATED, lacks_instructions
 
 _ROOM_BYTES = 2**30
 _SLOW_BYTES_PER_S = 20e6
@@ -75,6 +77,7 @@ def machine_checks(results: Path, nodes: int) -> list[Check]:
         guarded("packages", _packages),
         guarded("config", lambda: Check("config", OK, str(conf_dir()))),
         _machine(),
+        _instructions(),
         guarded("results", lambda: _results(results)),
         guarded("clock", lambda: _clock(results)),
         guarded("shared memory", _shared_memory),
@@ -182,6 +185,20 @@ def _machine() -> Check:
     text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
     remedy = "ranks share one core: layouts run, but gain no speed"
     return _good("machine", facts["cores"] > 1, text, remedy)
+
+
+def _instructions() -> Check:
+    """What the CPU multiplies itself; its speed only, as every precision runs on every CPU."""
+    if not cpu_flags():
+        return Check("precisions", OK, "this system does not show what its CPU multiplies")
+    slow = [precision for precision in CPU_FLAGS if lacks_instructions(precision)]
+    fast = [precision for precision in CPU_FLAGS if precision not in slow]
+    text = f"this CPU has instructions for {' and '.join(fast) or 'fp32 only'}"
+    if slow:
+        text += f", none for {' and '.join(slow)}"
+    remedy = "; ".join(f"no {', '.join(CPU_FLAGS[one])}: {EMULATED[one]}" for one in slow)
+    # Hardly any CPU has fp16, and nothing is lost by that: bf16 is as small.
+    return _good("precisions", not {*slow} & {"bf16", INT8}, text, remedy)
 
 
 def _results(results: Path) -> Check:

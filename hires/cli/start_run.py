@@ -20,7 +20,7 @@ from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.watchdog import hang_head
 
 _SHOWN = 5  # jobs that are named one by one; of more only the arrays are
-_ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
+ENDS = {"failed": "failed", "cancelled": "was cancelled", "lost": "is lost"}
 
 
 def submit(
@@ -75,8 +75,11 @@ def wait_for(
         raise
 
 
-def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
-    """Prints what went wrong with checkpoints, and why an attempt failed; names a kept folder."""
+def explain(outcome: Outcome, run: RunDir, keep: bool = True, *, head: bool = True) -> None:
+    """Prints what went wrong with checkpoints, and why an attempt failed; names a kept folder.
+
+    Without ``head`` the cause itself is left to an error of the caller's.
+    """
     lines = []
     for event in read_lines(run.attempt_dir / file_names.EVENTS) if keep else ():
         if event.get("event") == "checkpoint_failed":
@@ -84,7 +87,7 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True) -> None:
         elif event.get("event") == "checkpoint_damaged":
             lines.append(f"warning: {event['text']}")
     if outcome.exit_code != 0:
-        lines.append(f"hires: the run {_ENDS[outcome.state]}: {outcome.cause}")
+        lines += [f"hires: the run {ENDS[outcome.state]}: {outcome.cause}"] if head else []
         page = hang_head(run.attempt_dir) if outcome.reason == "hang" else []
         lines += [f"  {line}" for line in page[2:]]  # it begins with the cause
         if page and keep:

@@ -19,6 +19,13 @@ INT8 = "int8"
 HALF = ("fp16", "bf16")
 """To these autocast lowers matrix products; weights that are learned stay fp32."""
 
+CPU_FLAGS = {
+    "fp16": ("avx512_fp16", "amx_fp16"),
+    "bf16": ("avx512_bf16", "amx_bf16"),
+    INT8: ("avx512_vnni", "avx_vnni", "amx_int8"),
+}
+"""Precision -> flags of /proc/cpuinfo: a CPU with one of them multiplies such numbers itself."""
+
 SIGNIFICANT_BITS = {"fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8, INT8: 8}
 """Bits of a factor in a matrix product, the hidden one included: a number is rounded by at most
 2 ** -bits of itself."""

@@ -51,6 +51,7 @@ from hires.engine.build import (
 )
 from hires.engine.caching_allocator import CachingAllocator
 from hires.engine.calibration_memory import observe_blank, rehearse_choice
+from hires.engine.compiled_kernels import kernel_bytes
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.network_files import write_network, write_weights
@@ -80,12 +81,13 @@ from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
 
-PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 2 * 2**20)}
+PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 3 * 2**20)}
 PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]
 """What a rank needs beside its tensors once it runs: oneDNN's compiled kernels and their caches,
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
-and by 1 MiB in inference."""
+and by 1 MiB in inference; of ResNet-18 and -50 at 32 pixels in sp+gems by 2.8 to 3.8 MiB, in fp32
+and (without :mod:`hires.engine.compiled_kernels`) in int8."""
 
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These have none in torch.
@@ -185,7 +187,8 @@ def rehearse(
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if live.allocator is None:
-        parts["buffers_bytes"] += wire.shared_bytes() + PROCESS_BYTES[config.task.name]
+        process = PROCESS_BYTES[config.task.name] + kernel_bytes(contexts)
+        parts["buffers_bytes"] += wire.shared_bytes() + process
         # No kernel of a backward pass has been compiled by then.
         beside = wire.shared_bytes() + PROCESS_BYTES["infer"] + mpi_bytes + shm_bytes
         facts = {"mpi_bytes": mpi_bytes, "shm_bytes": shm_bytes, "start_bytes": start + beside}

@@ -39,7 +39,6 @@ from hires.engine.device import HOST, RankDevice, to_host
 from hires.engine.loader import slot_loader, whole_microbatches
 from hires.engine.optimizer import optimizer_of
 from hires.engine.verify_bounds import (
-    BITWISE,
     EXACT,
     KINDS,
     LOWERED,
@@ -50,7 +49,7 @@ from hires.engine.verify_bounds import (
     in_float64,
     lowest,
 )
-from hires.engine.verify_int8 import quantised_step
+from hires.engine.verify_int8 import float_sums, quantised_step
 from hires.engine.verify_reruns import AS_IS, Rerun, reruns
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
@@ -86,8 +85,8 @@ def verify_rank(
             held[f"running_stats/{name}"] = tensor
     reference_file = attempt / "reference.pt"
     barrier()
+    quantised = config.precision.name == INT8
     if rank == 0:
-        quantised = config.precision.name == INT8
         torch.save(
             quantised_step(config, engine.context.plan)
             if quantised
@@ -96,7 +95,8 @@ def verify_rank(
         )
     barrier()
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
-    bounds = bounds_of(config, graph)
+    sums = float_sums(engine.context.plan) if quantised else None
+    bounds = bounds_of(config, graph) if sums is None else sums.bounds
     compared = {"rank": rank, "errors": _compare(held, reference, engine, bounds)}
     append_line(attempt / file_names.VERIFY_LINES, compared)
     barrier()
@@ -109,7 +109,7 @@ def verify_rank(
         lines = read_lines(attempt / file_names.VERIFY_LINES)
         answer = summary(lines, wanted, None, bounds)
         undecided = not answer["ok"] and math.isfinite(answer["max_rel_err"])
-        if undecided and bounds is not BITWISE:
+        if undecided and sums is None:
             if bounds.exact:
                 draws, low = any(map(is_random, graph.nodes)), lowers(graph)
                 bounds = LOWERED if low else EXACT
@@ -122,6 +122,7 @@ def verify_rank(
                 if answer["ok"]:
                     break
         answer["precision"] = coarsest(config)
+        answer["float_sums"] = [graph.described(name) for name in (sums.nodes if sums else ())]
         write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
     wrong = [one for one in answer["worst"].values() if is_wrong(one)] if rank == 0 else []

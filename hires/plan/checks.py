@@ -12,6 +12,7 @@ from hires.core.config.predict_config import TIFF
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
 from hires.core.losses import CLASSES
+from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.store.provenance import cpu_flags
 from hires.plan.graph import Graph, describe
 from hires.plan.hardware import CPU, CUDA
@@ -19,8 +20,15 @@ from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
-FP16_FLAGS = ("avx512_fp16", "amx_fp16")
-"""Of /proc/cpuinfo: such a CPU multiplies numbers of fp16."""
+EMULATED = {
+    "fp16": "fp16 is computed in fp32 and rounded, which takes longer than precision=fp32",
+    "bf16": "bf16 saves memory, and takes as long as precision=fp32 or several times as long",
+    INT8: (
+        "8-bit products would saturate, so fp32 convolutions of few channels at a time make the "
+        "same bits, which takes longer than precision=fp32"
+    ),
+}
+"""Precision -> what a CPU without the instructions for it does."""
 SHOWN = 8
 """Most parameters that one finding names."""
 WEIGHTS = "weights"
@@ -186,13 +194,15 @@ def check_precision(config: RunConfig) -> Iterator[Finding]:
             f"run has device={device}; use precision=fp32"
         )
         yield Finding("error", "precision", text)
-    flags = cpu_flags() if config.launcher.is_here and device == CPU else None
-    if name == "fp16" and flags and not flags & {*FP16_FLAGS}:
-        text = (
-            f"this CPU has no {' or '.join(FP16_FLAGS)}: fp16 is computed in fp32 and rounded, "
-            f"which takes longer than precision=fp32"
-        )
+    if config.launcher.is_here and device == CPU and lacks_instructions(name):
+        text = f"this CPU has no {' or '.join(CPU_FLAGS[name])}: {EMULATED[name]}"
         yield Finding("warning", "precision", text)
+
+
+def lacks_instructions(precision: str) -> bool:
+    """Whether this CPU has no products of a precision; False where that is not shown."""
+    flags = cpu_flags()
+    return bool(flags) and precision in CPU_FLAGS and not flags & {*CPU_FLAGS[precision]}
 
 
 def has_weights(config: RunConfig) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hires.bench import onnx_files
 from hires.bench.kernel_types import (
@@ -17,6 +18,7 @@ from hires.bench.kernel_types import (
     kernel_seconds,
     ran_as,
 )
+from hires.bench.onnx_peers import onnxruntime_step, openvino_step
 from hires.bench.peer_process import PeerProcess
 from hires.bench.precision_bench import BENCHMARK, join_parts, run_case, what_is_wrong
 from hires.bench.precision_cases import PEERS, PrecisionCase, PrecisionOptions, cases_of, peers_of
@@ -28,12 +30,13 @@ from hires.bench.precision_inputs import (
 )
 from hires.bench.precision_table import aims, tables
 from hires.bench.ranks import stream_ranks
-from hires.bench.runners import whole_batch
+from hires.bench.runners import plain_module, whole_batch
 from hires.cli.calibration import calibration_of
 from hires.cli.compose.compose_config import compose
 from hires.core.errors import RunError
 from hires.core.store.naming import plain
 from hires.nets.trace import trace_config
+from hires.plan.checks import lacks_instructions
 
 VERBOSE = """\
 onednn_verbose,v1,info,oneDNN v3.12.0
@@ -175,13 +178,49 @@ def test_all_calibrate_on_the_same_images(data):
         assert not any((image == first).all((1, 2, 3)).any() for image in measured)
 
 
-def test_batches_to_calibrate_on_have_the_size_of_a_step(tmp_path):
-    images = np.arange(12.0).reshape(6, 2, 1, 1)
-    np.save(tmp_path / onnx_files.IMAGES, images[:2])
+@pytest.mark.parametrize("most", [512, 4])
+def test_libraries_calibrate_on_the_middle_of_one_image_at_a_time(most, tmp_path, monkeypatch):
+    """A batch at 1024x1024 had every value of the network in memory, which ran out."""
+    monkeypatch.setattr(onnx_files, "CALIBRATED_PIXELS", most)
+    images = np.arange(3.0 * 2 * 6 * 5).reshape(3, 2, 6, 5)
     np.save(tmp_path / onnx_files.CALIBRATION, images)
-    batches = [*onnx_files.batches(tmp_path)]
-    assert {len(batch) for batch in batches} == {2}
-    np.testing.assert_array_equal(np.concatenate(batches), images)
+    made = [*onnx_files.samples(tmp_path)]
+    assert len(made) == 3
+    middle = images if most == 512 else images[:, :, 1:5, :4]
+    np.testing.assert_array_equal(np.concatenate(made), middle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["resnet50", "unet"])
+@pytest.mark.parametrize("peer", ["onnxruntime", "openvino"])
+def test_ranges_of_a_small_sample_serve_the_network_of_all_pixels(
+    model, peer, tmp_path, monkeypatch
+):
+    for name in onnx_files.PACKAGES:
+        pytest.importorskip(name, reason=f"needs {onnx_files.INSTALL}")
+    monkeypatch.setattr(onnx_files, "CALIBRATED_PIXELS", 64)
+    case = PrecisionCase(model, 128, 2)
+    config = case.config("fp32", {}, "", "")
+    images, _ = whole_batch(config)
+    module = plain_module(config)
+    set_statistics(module, images)
+    weights = tmp_path / "weights.safetensors"
+    save_file({name: t.contiguous() for name, t in module.state_dict().items()}, weights)
+    config = case.config("fp32", {}, str(weights), "")
+    np.save(tmp_path / onnx_files.IMAGES, images.contiguous().numpy())
+    np.save(tmp_path / onnx_files.CALIBRATION, images.contiguous().numpy())
+    file, step = {
+        "onnxruntime": (onnx_files.ONNXRUNTIME_INT8, onnxruntime_step),
+        "openvino": (onnx_files.OPENVINO_INT8, openvino_step),
+    }[peer]
+    for name in (onnx_files.NETWORK, onnx_files._SAMPLE, file):  # in this process: 64 pixels
+        onnx_files.WRITERS[name](config, tmp_path)
+    run, count = step(config, "int8", tmp_path)
+    with torch.inference_mode():
+        expected = module(images).numpy()
+    assert accuracy(np.asarray(run()), expected)["signal_db"] > 3  # random weights
+    assert count(run)["u8"] > 10  # without VNNI OpenVINO's transposed convolutions are in float
+    assert lacks_instructions("int8") or ran_as("int8", count(run))
 
 
 def test_network_has_the_classes_of_the_data():

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hires.bench.ranks import run_ranks, stream_ranks
+from hires.bench.ranks import run_program, run_ranks, stream_ranks
 from hires.core.errors import RunError
 from tests.conftest import REPOSITORY
 from tests.helpers import bench_jobs as jobs
@@ -36,6 +36,20 @@ def test_first_cause_is_told_not_its_consequence():
 def test_dead_rank_ends_all():
     with pytest.raises(RunError, match="rank 1 failed: it died without a word"):
         run_ranks(jobs.die, 2, 60)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("kill -9 $$", "writing it failed: it was killed by SIGKILL .*memory .*without a message$"),
+        ("echo no >&2; kill -11 $$", "it was killed by SIGSEGV; its last words: no$"),
+        ("exit 3", "writing it failed: it ended with exit code 3, without a message$"),
+        ("echo a >&2; echo b >&2; exit 3", r"writing it failed: a \| b$"),
+    ],
+)
+def test_program_that_ends_without_a_message_has_its_signal_or_code(code, words):
+    with pytest.raises(RunError, match=words):
+        run_program("writing it", ["sh", "-c", code], 60)
 
 
 def test_time_limit_is_kept(tmp_path):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from hires.cli import planning
 from hires.cli.tracing import trace_key
+from hires.core.errors import ConfigError
 from hires.core.store.built_network import BuiltNetwork, BuiltTensor
 from hires.core.store.files import cache_dir
 from hires.core.store.frozen import RunInputs, SourceFile
@@ -79,6 +80,20 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     answer = hires("show", runs()[0].name, "--diff", runs()[1].name)
     assert "model.source" in answer.out
     assert "made from: network " in hires("show", first.name).out
+
+
+def test_run_that_is_refused_is_not_called_a_new_one(hires, fake_ranks, net, monkeypatch):
+    assert hires("run", *CUSTOM).code == 0
+    net.write_text("gelu")
+
+    def refuse(self, config):
+        raise ConfigError("weights=n8.safetensors holds a quantised network")
+
+    monkeypatch.setattr(planning.Planner, "plan", refuse)
+    answer = hires("run", *CUSTOM)
+    assert answer.code == 2
+    assert "holds a quantised network" in answer.err
+    assert "this is a new run" not in answer.err
 
 
 def test_network_that_another_machine_rounds_is_the_same_run(hires, fake_ranks, net, monkeypatch):

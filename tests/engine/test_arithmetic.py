@@ -8,6 +8,7 @@ import pytest
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
+from hires.core.precisions import CPU_FLAGS
 from hires.engine import arithmetic
 from hires.engine.device import RankDevice
 from hires.plan import checks
@@ -43,14 +44,20 @@ def test_tf32_is_used_for_that_precision_only(name, allowed):
     assert device.allowed is allowed
 
 
-@pytest.mark.parametrize("flag", checks.FP16_FLAGS)
-def test_plan_warns_where_the_cpu_emulates_fp16(flag, monkeypatch):
+@pytest.mark.parametrize("name", CPU_FLAGS)
+def test_plan_warns_where_the_cpu_lacks_instructions(name, monkeypatch):
     monkeypatch.setattr(checks, "cpu_flags", lambda: {"avx2"})
-    [found] = checks.check_precision(config_of("fp16"))
-    assert found.severity == "warning"
-    assert not [*checks.check_precision(config_of("bf16"))]
-    monkeypatch.setattr(checks, "cpu_flags", lambda: {"avx2", flag})
-    assert not [*checks.check_precision(config_of("fp16"))]
+    infer = {"name": "infer"}
+    [found] = checks.check_precision(config_of(name, task=infer))
+    assert (found.severity, found.key) == ("warning", "precision")
+    assert CPU_FLAGS[name][0] in found.text
+    assert checks.EMULATED[name] in found.text
+    assert not [*checks.check_precision(config_of("fp32", task=infer))]
+    for flag in CPU_FLAGS[name]:
+        monkeypatch.setattr(checks, "cpu_flags", lambda flag=flag: {"avx2", flag})
+        assert not [*checks.check_precision(config_of(name, task=infer))]
+    monkeypatch.setattr(checks, "cpu_flags", lambda: set())  # not shown, as on ARM
+    assert not [*checks.check_precision(config_of(name, task=infer))]
 
 
 @pytest.mark.parametrize("slow", [True, False])

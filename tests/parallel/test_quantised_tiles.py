@@ -7,12 +7,13 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 from hires.parallel import quantized_kernels
 from hires.plan.passes.share_equal_values import share_in_stages
 from hires.quant import int8_kernels
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
-from tests.helpers.small_nets8 import SIZES, SLOW
+from tests.helpers.small_nets8 import SIZES, SLOW, network
 
 GRIDS = ((2, 1), (1, 2), (2, 2))
 """No map has fewer rows or columns than these: tiles get all pixels with those of the image."""
@@ -64,6 +65,22 @@ def test_layers_are_within_one_step_of_float64(name):
     assert max(steps.values()) <= 1, {n: e for n, e in steps.items() if e > 1}
     rest = errors.keys() - steps.keys()
     assert max((errors[n] for n in rest), default=0.0) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["preact_resnet", "mobile", "mixed"])
+def test_layers_of_the_largest_numbers_are_within_one_step_of_float64(name):
+    """Weights of -127 and 127 only, images of 0 and 255: where sums of 16 bits would saturate."""
+    torch.manual_seed(3)
+    net = network(name, SIZES[name])
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+                module.weight.copy_(module.weight.sign() * module.weight.abs().mean())
+    made = QuantisedNet(net, (torch.rand(2, 3, *SIZES[name]) < 0.7).float())
+    graph, errors = made.graph, made.layer_errors()
+    steps = [e for n, e in errors.items() if graph.by_name[n].dtype == "uint8"]
+    assert max(steps) <= 1
+    assert torch.equal(made.output((2, 1)), made.output())
 
 
 @pytest.mark.parametrize("name", ["preact_resnet", "unet", "edsr"])

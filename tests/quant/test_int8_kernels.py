@@ -17,6 +17,7 @@ from hires.quant.int8_kernels import (
     Rescaling,
     convolve_int8,
     is_matrix,
+    multiply_int8,
 )
 from tests.helpers.int8_cases import Case, cases
 
@@ -55,6 +56,27 @@ def test_processors_that_saturate_compute_the_same_bits(monkeypatch):
     monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
     for case in cases(150, seed=2):
         assert torch.equal(case.computed(), case.expected()), str(case)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+@pytest.mark.parametrize("channels", [16, 128, 512])
+def test_largest_numbers_of_any_signs_do_not_saturate(channels, groups, kernel):
+    """AVX2's vpmaddubsw holds a sum of two products in 16 bits, which 255 * 127 * 2 exceeds."""
+    torch.manual_seed(channels)
+    x = torch.full((2, channels, 9, 8), 255, dtype=torch.uint8)
+    x[1] = torch.where(torch.rand(x[1].shape) < 0.1, 0, x[1])
+    weight = torch.full((32, channels // groups, kernel, kernel), 127, dtype=torch.int8)
+    weight[1::4] = -127
+    weight[2::4, ::2] = -127
+    weight[3::4] = torch.where(torch.rand(weight[3::4].shape) < 0.5, 127, -127)
+    how = Geometry(padding=(kernel // 2, kernel // 2), groups=groups)
+    one = Rescale(torch.ones(32), torch.zeros(32), dtype=torch.float32)
+    sums = torch.conv2d(x.double(), weight.double(), None, 1, how.padding, 1, groups)
+    assert torch.equal(convolve_int8(x, weight, how, one), sums.float())
+    rows = x.permute(0, 2, 3, 1)[..., : weight.shape[1]]
+    sums = rows.double() @ weight[:, :, 0, 0].double().t()
+    assert torch.equal(multiply_int8(rows, weight[:, :, :1, :1], one), sums.float())
 
 
 def test_gpus_without_triton_compute_the_same_bits(monkeypatch):

@@ -84,11 +84,11 @@ def main(args: Namespace) -> int:
                 return 0
             seen, go_on = last_number(path), getattr(args, "continue")
             config, notes = begin(config, path, inputs, EarlierRuns(), go_on)
-            for note in notes:
-                print(f"note: {note}", file=sys.stderr)
             plan = planner.plan(config)
             plan.findings += [choice_note(choice)] if choice else []
         require_feasible(plan)
+        for note in notes:  # of a run that is not refused
+            print(f"note: {note}", file=sys.stderr)
         if args.dry_run:
             with campaign.starting([path.parent]), alone(path):
                 rundir.freeze(config, plan.to_dict(), argv, inputs)

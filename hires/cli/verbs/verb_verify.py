@@ -110,7 +110,8 @@ def _print(answer: dict[str, Any]) -> None:
     precision, worst = answer["precision"], answer["decisive"]
     in_low = "" if precision == "fp64" else f" in float64, within what {precision} rounds"
     if precision == INT8:
-        in_low = f" in {precision}, bit by bit"
+        in_float = answer.get("float_sums")
+        in_low = f" in {precision}, {'but for sums in float' if in_float else 'bit by bit'}"
     if worst is None:
         print(f"cannot be decided: {precision} loses most digits of every tensor; verify fp64")
     elif answer["verdict"] == "undecided":
@@ -129,7 +130,12 @@ def _print(answer: dict[str, Any]) -> None:
         else f"three times the error of one process in {precision}"
     )
     lost = f"not judged, as one process in {precision} loses most of their digits"
-    for what, names in ((f"allowed {measured}", answer["by_noise"]), (lost, answer["lost"])):
+    sums = "summed in float, in an order that follows from the layout"
+    for what, names in (
+        (f"allowed {measured}", answer["by_noise"]),
+        (lost, answer["lost"]),
+        (sums, answer.get("float_sums", [])),
+    ):
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             print(f"{what}: {', '.join(names[:_SHOWN])}{more}")

@@ -18,6 +18,7 @@ from hires.core.ranks.mpi_library import Facts, GpuSupport
 from hires.core.store.provenance import now
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks
+from hires.plan import checks
 from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
 from tests.helpers.calibrations import CALIBRATION
 
@@ -116,6 +117,24 @@ def test_cheap_checks_pass_here(tmp_path, monkeypatch):
     checks = doctor_checks.machine_checks(Path("results"), nodes=1)
     assert [check for check in checks if check.state == "failed"] == []
     assert not list(tmp_path.iterdir())  # what was written to try the disk is gone
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "words"),
+    [
+        ({"avx2"}, "warning", "instructions for fp32 only, none for fp16 and bf16 and int8"),
+        ({"avx_vnni"}, "warning", "instructions for int8, none for fp16 and bf16"),
+        ({"amx_bf16", "avx512_vnni"}, "ok", "instructions for bf16 and int8, none for fp16"),
+        (set(), "ok", "does not show"),
+    ],
+)
+def test_precisions_that_the_cpu_emulates_are_named(monkeypatch, flags, state, words):
+    monkeypatch.setattr(checks, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(doctor_checks, "cpu_flags", lambda: flags)
+    check = doctor_checks._instructions()
+    assert check.state == state
+    assert words in check.text
+    assert ("no avx512_bf16, amx_bf16: bf16 saves memory" in check.remedy) is (state == "warning")
 
 
 def test_package_that_is_missing_is_named(monkeypatch):
