@@ -83,12 +83,13 @@ class CalibratedDevice:
 
     def _seconds(self, work: NodeWork) -> float:
         factor = self.factors.backward if work.back else self.factors.forward
-        logs = []
-        for alone in (True, False):
-            logs.append(math.log(self._roof_s(work, alone)) + self._log_factor(work, alone))
+        log = 0.0
+        for alone, weight in ((True, 1 - self._all), (False, self._all)):
+            if weight:
+                roof_s = self._roof_s(work, alone)
+                log += weight * (math.log(roof_s) + self._log_factor(work, alone))
         least_s = self.calibration.overheads.launch_s
-        between = math.exp((1 - self._all) * logs[0] + self._all * logs[1])
-        return factor * self._crowd * max(least_s, between)
+        return factor * self._crowd * max(least_s, math.exp(log))
 
     def _roof_s(self, work: NodeWork, alone: bool) -> float:
         """Returns what a kernel takes that computes at full speed, then moves all its bytes."""

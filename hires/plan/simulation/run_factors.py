@@ -26,6 +26,9 @@ from hires.plan.simulation.machine_calibration import Calibration, Machine
 
 MOST_RUNS = 9
 """The latest ones of a network, whose medians count."""
+TRUSTED = 2.0
+"""A run whose factor is larger, or below its inverse, was disturbed: other programs had its cores.
+"""
 CACHE = "run-factors"
 _DAMAGE = (HiresError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 _SECTIONS = ("precision", "engine")
@@ -44,7 +47,9 @@ def refined(calibration: Calibration, config: RunConfig, results: Path) -> Facto
         if len(found) == MOST_RUNS:
             break
         with contextlib.suppress(*_DAMAGE):
-            found.append(_kept_factors(calibration, folder, attempt))
+            factors = _kept_factors(calibration, folder, attempt)
+            if all(1 / TRUSTED <= factor <= TRUSTED for factor in factors):
+                found.append(factors)
     return Factors(*map(statistics.median, zip(*found, strict=True))) if found else Factors()
 
 
