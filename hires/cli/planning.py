@@ -62,7 +62,7 @@ named here costs time and gives no wrong answer. ``model.classes`` is what follo
 ``data.classes``."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
-    "loss", "seed",
+    "loss", "seed", "ahead",
 )  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement", "validation")
@@ -358,6 +358,8 @@ def deciding(config: RunConfig) -> dict[str, Any]:
     for key in UNRELATED:
         section, _, name = key.rpartition(".")
         del (values[section] if section else values)[name]
+    # A run of fewer steps than microbatches are read ahead holds fewer of them.
+    values["ahead"] = min(config.steps, config.data.prefetch + 1)
     if config.model.name != "custom":  # a user's function may draw what it builds
         del values["seed"]
     return values

@@ -240,13 +240,16 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
         live.assign(batch, "buffers")
         return batch
 
-    def take() -> Iterator[Batch]:
-        while True:  # while one microbatch is taken another one is read
-            ahead.append(read())
+    def take(left: int) -> Iterator[Batch]:
+        while True:  # while one microbatch is taken another one is read, if the run has more
+            if left > 0 or not ahead:
+                ahead.append(read())
+            left -= 1
             yield ahead.popleft()
 
-    ahead = deque(read() for _ in range(config.data.prefetch))
-    return take()
+    every = config.steps * len(context.plan.microbatches_of(context.direction))
+    ahead = deque(read() for _ in range(min(config.data.prefetch, every)))
+    return take(every - len(ahead))
 
 
 def _read_bytes(config: RunConfig, context: Context) -> int:

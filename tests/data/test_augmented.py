@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.errors import ConfigError
@@ -95,15 +94,6 @@ def test_hues_are_turned_as_in_hsv(turn):
     wanted = reference.turned_hues((pixels.astype(np.float64) + 2) / 4, turn) * 4 - 2
     # A hue is a quotient of float32 between 0 and 6, and a colour spans 4: 4 * 6 * 2^-23.
     assert np.abs(turned_hues(pixels, turn) - wanted).max() < 4e-6
-
-
-def test_hues_are_those_of_torchvision():
-    functional = pytest.importorskip(
-        "torchvision.transforms.functional", reason="needs hires[networks]"
-    )
-    pixels = np.random.default_rng(5).uniform(-2, 2, (3, 7, 9)).astype(np.float32)
-    theirs = functional.adjust_hue(torch.from_numpy((pixels + 2) / 4), 0.2).numpy() * 4 - 2
-    assert np.abs(turned_hues(pixels, 0.2) - theirs).max() < 1e-5
 
 
 def test_labels_are_copied_and_never_mixed():
