@@ -38,7 +38,7 @@ from hires.plan.search.candidates import (
     variants,
 )
 from hires.plan.search.choice import Choice, Option
-from hires.plan.search.estimate import Estimate, Estimator
+from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
 from hires.plan.search.no_layout import limit_bytes, none_of, nothing_fits
 from hires.plan.simulation.machine_model import MachineModel
@@ -121,11 +121,11 @@ class Chooser:
 
     def _estimated(
         self, estimator: Estimator, choice: Choice, deadline_s: float
-    ) -> list[tuple[Estimate, Candidate]]:
+    ) -> list[tuple[LayoutEstimate, Candidate]]:
         """Returns the estimates of all layouts of so many ranks that the user's keys allow."""
         self.tell("looking at the layouts ...")
         layers, ranks = len(estimator.layers), choice.ranks
-        found: list[tuple[Estimate, Candidate]] = []
+        found: list[tuple[LayoutEstimate, Candidate]] = []
         every = [one for one in shapes(self.config, ranks, layers) if self._allows(one.keys)]
         limit = limit_bytes(room_of(self.config), ranks)
         every.sort(key=lambda shape: self._promise(estimator, shape, limit))
@@ -165,13 +165,13 @@ class Chooser:
     def _fitting(
         self,
         estimator: Estimator,
-        found: Sequence[tuple[Estimate, Candidate]],
+        found: Sequence[tuple[LayoutEstimate, Candidate]],
         room: Room,
         choice: Choice,
-    ) -> list[tuple[Estimate, Candidate]]:
+    ) -> list[tuple[LayoutEstimate, Candidate]]:
         """Returns what may fit, with what makes others fit, in the order in which it is planned."""
         limit = limit_bytes(room, choice.ranks)
-        fitting: list[tuple[Estimate, Candidate]] = []
+        fitting: list[tuple[LayoutEstimate, Candidate]] = []
         choice.least_bytes = min(estimate.peak_bytes for estimate, _ in found)
         for estimate, candidate in found:
             fits = self.objective != "memory" and estimate.peak_bytes <= limit * MARGIN
@@ -193,12 +193,12 @@ class Chooser:
         fitting.sort(key=lambda pair: self._estimated_cost(pair[0]))
         return fitting
 
-    def _estimated_cost(self, estimate: Estimate) -> float:
+    def _estimated_cost(self, estimate: LayoutEstimate) -> float:
         return estimate.peak_bytes if self.objective == "memory" else estimate.step_s
 
     def _planned(
         self,
-        fitting: Sequence[tuple[Estimate, Candidate]],
+        fitting: Sequence[tuple[LayoutEstimate, Candidate]],
         estimator: Estimator,
         budget: Budget,
         choice: Choice,
@@ -208,8 +208,8 @@ class Chooser:
         The best are planned with other cuts and fused halos, too.
         """
         counts: Counter[LayoutShape] = Counter()
-        queue: list[tuple[Estimate, Candidate]] = []
-        rest: list[tuple[Estimate, Candidate]] = []
+        queue: list[tuple[LayoutEstimate, Candidate]] = []
+        rest: list[tuple[LayoutEstimate, Candidate]] = []
         for pair in fitting:
             counts[pair[1].shape] += 1
             (queue if counts[pair[1].shape] == 1 else rest).append(pair)
@@ -242,7 +242,7 @@ class Chooser:
                 self._plan_one(estimator.estimate(one), one, budget, choice, options)
         return options
 
-    def _hopeless(self, estimate: Estimate, options: Sequence[Option]) -> bool:
+    def _hopeless(self, estimate: LayoutEstimate, options: Sequence[Option]) -> bool:
         """Whether a layout would be far behind the tenth of those that were planned."""
         costs = sorted(map(self._cost, options))
         return len(costs) > 10 and self._estimated_cost(estimate) > 1.5 * costs[10]
@@ -265,7 +265,7 @@ class Chooser:
 
     def _plan_one(
         self,
-        estimate: Estimate,
+        estimate: LayoutEstimate,
         candidate: Candidate,
         budget: Budget,
         choice: Choice,

@@ -31,7 +31,7 @@ WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LayoutEstimate:
     """What a layout is expected to take."""
 
     step_s: float
@@ -153,7 +153,7 @@ class Estimator:
             return None
         return tuple(b - a for a, b in itertools.pairwise(cut))
 
-    def estimate(self, candidate: Candidate) -> Estimate:
+    def estimate(self, candidate: Candidate) -> LayoutEstimate:
         """Returns what a layout is expected to take."""
         shape, bounds = candidate.shape, self.bounds(candidate)
         shares = self.shares(candidate)
@@ -170,7 +170,9 @@ class Estimator:
         copies = node / pipeline.num_ranks
         step_s = max(step_s, sum(busy_s) * copies / self.cores if self.cores < node else 0.0)
         step_s += self._update_s(candidate, stages)
-        return Estimate(step_s, self._peak_bytes(candidate, schedule, pipeline, tables), bounds)
+        return LayoutEstimate(
+            step_s, self._peak_bytes(candidate, schedule, pipeline, tables), bounds
+        )
 
     def _schedule(self, candidate: Candidate) -> Schedule:
         shape = candidate.shape

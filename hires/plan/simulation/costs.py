@@ -93,7 +93,7 @@ def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
     return ActionCosts(plan, seconds, {r: statistics.median(s) for r, s in updates.items()})
 
 
-class Speed(Protocol):
+class DeviceSpeed(Protocol):
     """What a device takes for the parts of a step; its instances can be keys of a dict."""
 
     def seconds(self, work: NodeWork) -> float:
@@ -150,7 +150,7 @@ class Roofline:
     """Estimated seconds of every node on a device."""
 
     plan: Plan
-    device: Speed
+    device: DeviceSpeed
 
     def steps_s(self, rank: int, action: str) -> list[float]:
         """Returns the seconds of each step of an action."""
@@ -201,7 +201,7 @@ def _is_shared(step: Step) -> bool:
 
 
 @derived
-def _modelled(plan: Plan, device: Speed, stage: Stage, tile: int, back: bool) -> list[float]:
+def _modelled(plan: Plan, device: DeviceSpeed, stage: Stage, tile: int, back: bool) -> list[float]:
     seconds = []
     works = works_of(plan, stage, tile, back)
     for step, work in zip(steps_of(plan, stage, back), works, strict=True):
@@ -212,7 +212,7 @@ def _modelled(plan: Plan, device: Speed, stage: Stage, tile: int, back: bool) ->
 
 
 @derived
-def _buffers_s(plan: Plan, device: Speed, stage: int) -> float:
+def _buffers_s(plan: Plan, device: DeviceSpeed, stage: int) -> float:
     """Returns the seconds in which a stage's written buffers follow all microbatches of a step."""
     graph, nodes, each_s = plan.graph, plan.nodes(stage), 0.0
     made = {node.name for node in nodes}

@@ -20,7 +20,7 @@ from hires.plan.hardware import CUDA, device_of
 from hires.plan.plan import Plan
 from hires.plan.route_choice import table_of
 from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
-from hires.plan.simulation.costs import Device, Roofline, Speed
+from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
 from hires.plan.simulation.crowding import concurrency, crowded_step_s
 from hires.plan.simulation.machine_calibration import Calibration
 from hires.plan.simulation.measured_network import MeasuredNetwork
@@ -75,7 +75,7 @@ class MachineModel:
     cores: float = math.inf
     """Of a node, in units of a rank's threads."""
 
-    def speed(self, ranks_of_node: int) -> Speed:
+    def speed(self, ranks_of_node: int) -> DeviceSpeed:
         """Returns what a rank computes with while so many of a node do."""
         if self.calibration is None:
             assert self.device is not None
