@@ -6,6 +6,7 @@ overrides -> keys that stay     traces of two batches -> graphs of all microbatc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -16,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
-from hires.cli.planning import Planner
+from hires.cli.planning import Planner, deciding
 from hires.cli.screens.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
+from hires.core.store.cache import cached, keep, key_of
 from hires.core.units import seconds, size
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, plain
 from hires.plan.graph_samples import GraphOfSamples
 from hires.plan.hardware import gpus_of_node
+from hires.plan.memory import machine_bytes
 from hires.plan.plan import Finding
+from hires.plan.route_choice import table_digest
 from hires.plan.search.choice import DECIDED, Choice
 from hires.plan.search.choose import Chooser
 from hires.plan.simulation.calibrated_device import Factors
@@ -40,6 +44,8 @@ MOST_SIDE = 1 << 17
 MOST_SIZES = 12
 """Sizes that one search for the largest image tries."""
 IMAGE = OBJECTIVES[2]
+CACHE = "choice"
+"""Kind of the entries that keep choices."""
 
 
 def is_open(config: RunConfig) -> bool:
@@ -93,7 +99,25 @@ class LayoutSearch:
         wanted = objective or config.parallel.objective
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
             config, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            return self._chooser(config, wanted).choose(ranks_of(config))
+            return self._kept_or_new(config, wanted)
+
+    def _kept_or_new(self, config: RunConfig, objective: str) -> Choice:
+        """Returns the choice of an earlier search for the same, or makes one and keeps it."""
+        machine, ranks = self.machine(config), ranks_of(config)
+        facts = [deciding(config), ranks, objective, sorted(given_keys(self.words))]
+        facts += [config.memory.limit, machine_bytes(), machine.source, plain(machine.network)]
+        facts += [machine.factors, machine.cores, plain(machine.device)]
+        facts += [machine.calibration.time if machine.calibration else "", table_digest(config)]
+        if config.model.name == "custom":
+            self.planner.traced(dataclasses.replace(config, parallel=ParallelConfig()))
+            facts.append(self.planner.inputs(config).digests)
+        key = key_of(*facts)
+        held = cached(CACHE, key)
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            return dataclasses.replace(Choice.from_dict(held, config), kept=True)
+        choice = self._chooser(config, objective, machine).choose(ranks)
+        keep(CACHE, key, choice.to_dict())
+        return choice
 
     def chosen(self, config: RunConfig) -> tuple[RunConfig, Choice | None]:
         """Returns a config with its layout chosen, if that is open, and what it was chosen from."""
@@ -157,12 +181,12 @@ class LayoutSearch:
         ranked = sorted(fits[low].options, key=lambda option: option.time.step_s)
         return sized, dataclasses.replace(fits[low], options=ranked, objective=IMAGE)
 
-    def _chooser(self, config: RunConfig, objective: str) -> Chooser:
+    def _chooser(self, config: RunConfig, objective: str, machine: MachineModel) -> Chooser:
         graphs = self._graphs(config)
         return Chooser(
             config,
             graphs,
-            self.machine(config),
+            machine,
             self.planner.rehearsed,
             given_keys(self.words),
             objective,

@@ -135,3 +135,15 @@ def test_largest_image_is_found_by_bisection(hires, monkeypatch):
     assert answer.code == 0, answer.err
     facts = json.loads(answer.out)
     assert facts["image"][0] >= 32
+
+
+def test_repeated_search_is_that_of_before(hires, monkeypatch):
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    words = (*SMALL, "ranks=2", "seed=77")
+    first, again = (json.loads(hires("plan", "--choose", *words, "--json").out) for _ in range(2))
+    assert not first["kept"]
+    assert again["kept"]
+    assert again["options"] == first["options"]
+    assert again["out"] == first["out"]
+    other = json.loads(hires("plan", "--choose", *words, "memory.limit=9GiB", "--json").out)
+    assert not other["kept"]

@@ -64,6 +64,7 @@ def _first(choice: Choice) -> str:
 def _others(choice: Choice) -> Iterable[str]:
     planned = f"{choice.planned} of {choice.considered} layouts were planned"
     early = ", until the time was used" if choice.ended_early else ""
+    early += " by an earlier search (HIRES_CACHE=off searches anew)" if choice.kept else ""
     slower = f"{choice.left} are slower by their estimate, or like one of them"
     yield f"{planned} in {seconds(choice.seconds)}{early}; {slower}"
     more = len(choice.options) - SHOWN

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,30 @@ class Candidate:
             "optimizer.shard": self.shards_optimizer,
         }
         return Change(keys)
+
+
+def candidate_of(keys: Mapping[str, Any]) -> Candidate:
+    """Returns the layout whose :attr:`Candidate.change` has some keys; KeyError: one is missing."""
+    rows, cols = keys["parallel.tiles"]
+    shape = LayoutShape(
+        keys["parallel.replicas"],
+        keys["parallel.stages"],
+        keys["parallel.spatial_stages"],
+        (rows, cols),
+        keys["parallel.local_dp"],
+        keys["parallel.directions"],
+    )
+    balance = keys["parallel.balance"]
+    return Candidate(
+        shape,
+        keys["parallel.microbatches"],
+        keys["parallel.pairs"],
+        keys["parallel.schedule"],
+        keys["memory.checkpoint"],
+        keys["optimizer.shard"],
+        keys["parallel.halo.fuse"],
+        None if balance is None else tuple(balance),
+    )
 
 
 def shapes(config: RunConfig, ranks: int, layers: int) -> Iterator[LayoutShape]:

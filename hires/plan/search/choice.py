@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PlanError
-from hires.plan.search.candidates import Candidate
+from hires.plan.search.candidates import Candidate, candidate_of
 from hires.plan.simulation.machine_model import StepTime
 
 DECIDED = frozenset(
@@ -86,6 +87,22 @@ class Option:
             "limit": self.limit,
         }
 
+    @staticmethod
+    def from_dict(values: Mapping[str, Any], config: RunConfig) -> Option:
+        """Returns the option that :meth:`to_dict` described, of the config that is searched for.
+
+        KeyError, TypeError or ValueError: it is damaged.
+        """
+        candidate = candidate_of(values["keys"])
+        changed = candidate.change.apply(config)
+        if changed is None:
+            raise ValueError(f"the layout {values['overrides']} makes no sense here")
+        parts = ("step_s", "computing", "waiting_for_messages", "bubble", "waiting_for_cores")
+        time = StepTime(*(float(values[part]) for part in parts))
+        sizes = values["peak_bytes"], values["memory_rehearsed"]
+        sent = values["sent_bytes"], values["messages"]
+        return Option(candidate, changed, time, *sizes, *sent, values["fits"], values["limit"])
+
 
 @dataclass
 class Choice:
@@ -108,6 +125,8 @@ class Choice:
     """
     ended_early: bool = False
     seconds: float = 0.0
+    kept: bool = False
+    """Whether it is that of an earlier search."""
     least_bytes: float = 0.0
     """The least memory of the fullest rank among all layouts, by estimate."""
 
@@ -124,7 +143,18 @@ class Choice:
         return {
             **{name: getattr(self, name) for name in names},
             "ended_early": self.ended_early,
+            "kept": self.kept,
             "options": [option.to_dict() for option in self.options],
             "out": [option.to_dict() for option in self.out],
             "reasons": dict(self.reasons),
         }
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any], config: RunConfig) -> Choice:
+        """Returns the choice that :meth:`to_dict` described; errors are those of an option."""
+        names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
+        facts = {name: values[name] for name in (*names, "ended_early", "kept")}
+        options, out = (
+            [Option.from_dict(one, config) for one in values[name]] for name in ("options", "out")
+        )
+        return Choice(options=options, out=out, reasons=Counter(values["reasons"]), **facts)
