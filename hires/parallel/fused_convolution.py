@@ -228,8 +228,13 @@ def with_sum_and_activation(
 
 
 def by_fused_kernel(operands: list[Tensor], activation: list[Any] | None) -> bool:
-    """Whether oneDNN's fused kernel computes it; with gradients or a compiler torch's own do."""
+    """Whether oneDNN's fused kernel computes it; with gradients or a compiler torch's own do.
+
+    So they do in bf16 on a processor without AVX-512: torch prepares no weights for oneDNN there.
+    """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not operands[0].numel():
+        return False
+    if operands[0].dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     types = {tensor.dtype for tensor in operands}
     known = activation is None or activation[0] in POST_OPERATIONS

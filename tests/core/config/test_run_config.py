@@ -131,7 +131,11 @@ def test_optional_keys_may_be_unset(key):
             "ucx",
             "comm.backend='ucx' is unknown; choose one of auto, gloo, nccl, mpi",
         ),
-        ("data.fit", "squeeze", "data.fit='squeeze' is unknown; choose one of resize, crop, error"),
+        (
+            "data.fit",
+            "squeeze",
+            "data.fit='squeeze' is unknown; choose one of resize, crop, random_crop, error",
+        ),
         ("launcher.port", 70000, "launcher.port=70000 must be at most 65535"),
         ("optimizer.lr", -0.1, "optimizer.lr=-0.1 must be at least 0, and finite"),
         # No comparison with nan is true, so that it passed every check that asked for the wrong.
