@@ -29,6 +29,7 @@ ALLOWED = {
     "comm": PLAN | {"comm"},
     "parallel": PARALLEL,
     "engine": PARALLEL | {"engine"},
+    "adapters": PARALLEL | {"engine", "adapters"},
     "bench": PARALLEL | {"engine", "bench"},
     "worker": PARALLEL | {"engine", "bench", "worker"},
 }

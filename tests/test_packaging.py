@@ -65,7 +65,7 @@ def test_tested_torch_is_exact_because_a_range_takes_gigabytes():
 def test_pins_are_allowed_by_the_project():
     wanted = project()["project"]["dependencies"]
     extras = project()["project"]["optional-dependencies"]
-    wanted += extras["dev"] + extras["networks"] + extras["peers"]
+    wanted += extras["dev"] + extras["networks"] + extras["peers"] + extras["adapters"]
     for requirement in map(Requirement, wanted):
         if requirement.name.lower() in pins():
             [pin] = pins()[requirement.name.lower()].specifier

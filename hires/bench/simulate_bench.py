@@ -1,8 +1,9 @@
 """Compares simulated plans with runs and with the thesis's ratios: ``hires bench simulate``.
 
 ``python -m hires.bench.simulate_bench`` runs small layouts here, simulates each of their steps from
-the run's own action times and the measured links, and predicts the thesis's ratios on its machine,
-and the memory that it publishes.
+the run's own action times and the measured links, predicts it from this machine's calibration
+(`hires doctor --calibrate`), and predicts the thesis's ratios on its machine, and the memory that
+it publishes.
 Exit codes: 0 done, 1 a run failed, 2 bad options, 3 a layout cannot be planned.
 
 Example: hires bench simulate model=resnet34 image=256 --only runs
@@ -17,21 +18,18 @@ import shlex
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, names_of, option
-from hires.bench.ranks import run_program, run_ranks
+from hires.bench.link_times import measure_links
+from hires.bench.ranks import run_program
 from hires.bench.thesis import BOUND, MEANING, RATIOS, device, factor_off, predict
 from hires.bench.thesis_memory import FIGURES, RATIOS_MEANING, predict_memory
 from hires.bench.thesis_memory import MEANING as MEMORY_MEANING
 from hires.bench.thesis_memory import RATIOS as MEMORY_RATIOS
-from hires.comm import all_gather_stacked, barrier, irecv, isend, make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.python_command import module_command
@@ -41,10 +39,16 @@ from hires.plan.message_routes import RouteCase
 from hires.plan.plan import Plan
 from hires.plan.route_choice import OF_ALL, table_of
 from hires.plan.routes import parse_route
-from hires.plan.simulation.costs import measured_costs
+from hires.plan.simulation.calibrated_device import CalibratedDevice
+from hires.plan.simulation.costs import Roofline, measured_costs
+from hires.plan.simulation.machine_calibration import (
+    DEFAULTS,
+    Calibration,
+    calibration_or_defaults,
+)
 from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.published_machine import CLUSTER
-from hires.plan.simulation.simulate import Link, Network, simulate
+from hires.plan.simulation.simulate import Network, simulate
 from hires.plan.table_gains import MeasuredSeconds
 
 PARTS = ("runs", "thesis", "memory")
@@ -57,20 +61,16 @@ LAYOUTS = (
     ("parallel=sp+pp", "parallel.stages=2", "parallel.microbatches=2"),
 )
 
-NUM_RANKS = 2
-SMALL, LARGE = 256, 1 << 20
-"""Numbers in a message whose time is latency, and in one whose time is bandwidth."""
 LINKS = "links"
 """Where messages take their seconds from, of a run whose table has measured nothing."""
-ROUNDS, WARMUP = 60, 10
-"""Of each measurement of a link."""
 
 RUN_NOTES = """\
 The simulation of a step is given the seconds that its own actions computed, between one collective
 and the next. Its messages take what the run's tuning table (`comm.table`) has measured for their
 routes, or the latency and bandwidth that two ranks of this machine measured just before. It shows
 whether waits follow from these alone. Ranks that share cores with each other or with other programs
-slow their messages down, which no model of a link includes."""
+slow their messages down, which no model of a link includes. What is predicted takes the seconds of
+its nodes from the calibration instead, without any run, and the messages of the simulation."""
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +106,11 @@ def measure(options: SimulateOptions) -> Results:
     """Yields the parts that are wanted, after each run and each predicted ratio."""
     result: Result = {}
     if "runs" in options.only:
-        network = measure_network(options.timeout)
+        calibration = calibration_or_defaults()
+        network = measure_links(options.timeout).network()
         result |= {"network": dataclasses.asdict(network), "runs": []}
-        for run in _runs(options, network):
+        result["calibration"] = calibration.source
+        for run in _runs(options, network, calibration):
             result["runs"].append(run)
             yield result
     if "thesis" in options.only:
@@ -129,10 +131,11 @@ def measure(options: SimulateOptions) -> Results:
                 yield result
 
 
-def compare(run_dir: Path, network: Network) -> dict[str, Any]:
+def compare(run_dir: Path, network: Network, calibration: Calibration = DEFAULTS) -> dict[str, Any]:
     """Returns the median of a run's measured steps beside that of the simulated ones.
 
-    Each is simulated from its own action times; RunError: the last attempt kept no time line.
+    Each is simulated from its own action times, and one is predicted from a calibration alone;
+    RunError: the last attempt kept no time line.
     """
     record = records.read_record(run_dir)
     attempt = file_names.attempt_dir(run_dir, record["attempt"] if record else 0)
@@ -147,6 +150,8 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
     simulations = [simulate(plan, measured_costs(plan, ranks), network) for ranks in whole.values()]
     measured_s = statistics.median(timeline.length_s(ranks) for ranks in whole.values())
     simulated_s = statistics.median(simulation.step_s for simulation in simulations)
+    speed = CalibratedDevice(calibration, plan.world)
+    predicted_s = simulate(plan, Roofline(plan, speed), network).step_s
     return {
         "run": run_dir.name,
         "ranks": plan.world,
@@ -155,6 +160,8 @@ def compare(run_dir: Path, network: Network) -> dict[str, Any]:
         "measured_s": measured_s,
         "simulated_s": simulated_s,
         "error": simulated_s / measured_s - 1,
+        "predicted_s": predicted_s,
+        "predicted_error": predicted_s / measured_s - 1,
         "bubble": statistics.median(simulation.bubble for simulation in simulations),
     }
 
@@ -180,10 +187,12 @@ def source_words(plan: Plan, network: MeasuredNetwork) -> str:
     return name if not missing else f"{name}, {missing} of {len(held)} cases by links"
 
 
-def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]]:
+def _runs(
+    options: SimulateOptions, network: Network, calibration: Calibration
+) -> Iterator[dict[str, Any]]:
     """Compares runs that exist, or else short ones that are made now."""
     if options.runs:
-        yield from (compare(folder, network) for folder in options.runs)
+        yield from (compare(folder, network, calibration) for folder in options.runs)
         return
     with tempfile.TemporaryDirectory() as folder:
         for number, layout in enumerate(LAYOUTS):
@@ -193,40 +202,7 @@ def _runs(options: SimulateOptions, network: Network) -> Iterator[dict[str, Any]
             command = module_command("hires", *words, "--json")
             run_program(f"`{shlex.join(['hires', *words])}`", command, options.timeout)
             [run_dir] = Path(folder, str(number)).iterdir()
-            yield compare(run_dir, network)
-
-
-def measure_network(timeout_s: float) -> Network:
-    """Returns the links of this machine, measured between two ranks."""
-    small_s, large_s, gather_s = run_ranks(_measure_links, NUM_RANKS, timeout_s)
-    link = Link(small_s, bytes_per_s=4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9))
-    return Network(near=link, far=link, small_latency_s=gather_s)
-
-
-def _measure_links(rank: int) -> tuple[float, float, float]:
-    """Returns seconds of a small and a large message one way, and of a small gather."""
-    group = make_groups([[*range(NUM_RANKS)]], 1)[0]
-
-    def there_and_back(numbers: int) -> None:
-        tensor = torch.zeros(numbers)
-        for turn in range(NUM_RANKS):
-            begin = isend if turn == rank else irecv
-            begin(tensor, 1 - rank, tag=turn).wait()
-
-    small = _median_s(lambda: there_and_back(SMALL)) / 2
-    large = _median_s(lambda: there_and_back(LARGE)) / 2
-    # A gather of as much as a normalisation of many channels needs.
-    return small, large, _median_s(lambda: all_gather_stacked(torch.zeros(SMALL), group))
-
-
-def _median_s(run: Callable[[], object]) -> float:
-    taken = []
-    for _ in range(WARMUP + ROUNDS):
-        barrier()
-        begin_s = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - begin_s)
-    return statistics.median(taken[WARMUP:])
+            yield compare(run_dir, network, calibration)
 
 
 def _tables(result: Result) -> list[BenchTable]:
@@ -235,7 +211,7 @@ def _tables(result: Result) -> list[BenchTable]:
         near, gather_s = result["network"]["near"], result["network"]["small_latency_s"]
         links = (
             f"Links: {near['latency_s'] * 1e6:.0f} us, {near['bytes_per_s'] / 1e9:.1f} GB/s; a "
-            f"small gather {gather_s * 1e6:.0f} us."
+            f"small gather {gather_s * 1e6:.0f} us. Calibration: {result['calibration']}."
         )
         rows = [*map(_run_cells, result["runs"])]
         tables.append(BenchTable("Steps on this machine", rows, fact=f"{links}\n{RUN_NOTES}"))
@@ -261,6 +237,8 @@ def _run_cells(row: dict[str, Any]) -> dict[str, str]:
         "measured ms": f"{row['measured_s'] * 1e3:.1f}",
         "simulated ms": f"{row['simulated_s'] * 1e3:.1f}",
         "error": f"{row['error']:+.1%}",
+        "predicted ms": f"{row['predicted_s'] * 1e3:.1f}",
+        "its error": f"{row['predicted_error']:+.1%}",
         "bubble": f"{row['bubble']:.0%}",
     }
 

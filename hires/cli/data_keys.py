@@ -7,16 +7,15 @@ import hashlib
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 from hires.cli.earlier_runs import read_content
+from hires.cli.named_weights import run_of_weights
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
-from hires.core.store import file_names
 from hires.core.store.cache import cached, keep
 from hires.core.store.records import read_config
 from hires.plan.validation import evaluation_of
@@ -39,17 +38,16 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
 
     ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
     or prediction are those of one pass, and those of a training may follow from its ``epochs``.
-    A training that is evaluated learns from ``data.split=train``.
+    A training that is evaluated learns from ``data.split=train``. ``checkpoint.at_end=auto`` of a
+    training that is no measurement alone becomes ``always``.
     """
+    if config.task.name == "train" and config.checkpoint.at_end == "auto":
+        config = _with_saved_end(config)
     seen = {} if seen is None else seen
     if config.validates:
         learnt = dataclasses.replace(config.data, split="train")
         config = dataclasses.replace(config, data=learnt)
         _size_of(evaluation_of(config), seen)  # there are images for it
-        if config.checkpoint.at_end == "auto":
-            config = dataclasses.replace(
-                config, checkpoint=dataclasses.replace(config.checkpoint, at_end="always")
-            )
     name, labelled = config.data.name, config.data.has_labels
     if not labelled and config.task.name in ("train", "evaluate"):
         remedy = "data.labels" if name == "slide" else "data=folder"
@@ -81,13 +79,19 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     if config.epochs is not None:
         passes = Fraction(str(config.epochs))  # 1.1 of 10 images are 11
         steps, counted = math.ceil(passes * length / config.batch), config.measure.steps
-    saving = config.checkpoint
-    if config.epochs is not None and saving.at_end == "auto":  # this is no measurement alone
-        saving = dataclasses.replace(saving, at_end="always")
     warmup = min(config.measure.warmup, steps - (counted or 1))
     measure = dataclasses.replace(config.measure, warmup=max(0, warmup), steps=counted)
-    config = dataclasses.replace(config, checkpoint=saving, measure=measure)
+    config = dataclasses.replace(config, measure=measure)
     return dataclasses.replace(config, steps=steps, epochs=None)
+
+
+def _with_saved_end(config: RunConfig) -> RunConfig:
+    # From made images and a few steps nobody learns: such a run measures a layout.
+    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
+    if not learns:
+        return config
+    saving = dataclasses.replace(config.checkpoint, at_end="always")
+    return dataclasses.replace(config, checkpoint=saving)
 
 
 def _size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
@@ -112,7 +116,7 @@ def _as_trained(config: RunConfig) -> RunConfig:
     """
     if config.weights is None or config.task.name not in INFERENCE:
         return config
-    run = next((p for p in _folders(config.weights) if (p / file_names.CONFIG).is_file()), None)
+    run = run_of_weights(config.weights)
     if run is None:
         return config
     trained = read_config(run)
@@ -126,12 +130,6 @@ def _as_trained(config: RunConfig) -> RunConfig:
         model = dataclasses.replace(config.model, classes=trained.model.classes)
         config = dataclasses.replace(config, model=model)
     return config
-
-
-def _folders(weights: str) -> list[Path]:
-    # RUN, RUN/best, RUN/checkpoints/step000012/ema and the like.
-    path = Path(weights)
-    return [path, *list(path.parents)[:3]]
 
 
 def _with_statistics(config: RunConfig) -> RunConfig:

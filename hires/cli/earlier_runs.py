@@ -104,7 +104,7 @@ def begin(
         if go_on:
             notes.append(
                 "nothing to continue: no run that differs in its steps only has a checkpoint "
-                "(checkpoint.every=N saves them)"
+                "(checkpoint.every=N or checkpoint.at_end=always saves them)"
             )
     elif go_on:
         saving = replace(saving, continues=str(saved.path))

@@ -62,7 +62,7 @@ named here costs time and gives no wrong answer. ``model.classes`` is what follo
 ``data.classes``."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
-    "loss", "seed",
+    "loss", "seed", "ahead",
 )  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement", "validation")
@@ -139,7 +139,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def graph(self, config: RunConfig) -> Graph:
         """Returns the network that the ranks of a config compute; errors are those of a trace."""
-        return rewritten(config, self._traced(config))
+        return rewritten(config, self.traced(config))
 
     def write_quantised(
         self, config: RunConfig, plan: Plan, path: Path, mark: str
@@ -180,7 +180,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         try:
             plan.memory = self._memory_of(config, plan)
         except PlanError as error:  # a rank cannot run it
-            plan.findings.append(Finding("error", "model", str(error)))
+            key = "loss.target" if str(error).startswith("loss.target=") else "model"
+            plan.findings.append(Finding("error", key, str(error)))
             return
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"
@@ -203,13 +204,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         # A quarter of the time is left for the search, however long the plan itself took.
         budget.deadline_s = max(budget.deadline_s, time.monotonic() + DEADLINE_S / 4)
 
-        graph = self._traced(config)  # that of the plan holds the conversions of its layout
+        graph = self.traced(config)  # that of the plan holds the conversions of its layout
 
         def predicted(changed: RunConfig) -> Plan | None:
             with contextlib.suppress(HiresError):  # a change that makes no sense here
-                other = make_plan(changed, self._traced(changed))
+                other = make_plan(changed, self.traced(changed))
                 if other.ok:
-                    other.memory = self._forecast(changed, other)
+                    other.memory = self.rehearsed(changed, other)
                     return other
             return None
 
@@ -217,11 +218,11 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def _planned(self, config: RunConfig) -> Plan:
         self._check_begin(config)
-        graph = self._traced(config)
+        graph = self.traced(config)
         plan = make_plan(
             config, graph, offered(config, len(layer_starts(rewritten(config, graph))))
         )
-        add_validation(config, plan, self._traced)
+        add_validation(config, plan, self.traced)
         return plan
 
     def _check_begin(self, config: RunConfig) -> None:
@@ -234,7 +235,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             run = run_path(config, inputs)
             candidates, _ = checkpoints.candidates(run, config, frozen_of(config, {}, inputs))
             others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
-            checkpoints.refuse_other_network(others, shapes_of(self._traced(config)), source)
+            checkpoints.refuse_other_network(others, shapes_of(self.traced(config)), source)
 
     def _check_weights(self, config: RunConfig) -> None:
         stored = stored_scales(config)
@@ -246,7 +247,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if stored is not None:
             types = {name: one.dtype for name, one in self.graph(config).params.items()}
             require_pair(find_weights(config.weights or ""), stored, types)
-        needed = shapes_of(self._traced(config) if stored is None else self.graph(config))
+        needed = shapes_of(self.traced(config) if stored is None else self.graph(config))
         key = json.dumps([config.weights, self._weights(config), trace_key(config)])
         if key in self._fitting:
             return
@@ -273,7 +274,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """
         inputs = RunInputs()
         if config.model.name == "custom":
-            self._traced(config)
+            self.traced(config)
             inputs = self._process.networks.get(trace_key(config), inputs)
         table, weights = table_digest(config), self._weights(config)
         scales = scales_of(config) if config.precision.name == INT8 else None
@@ -288,7 +289,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             data = self._contents[key]
         return dataclasses.replace(inputs, data=data)
 
-    def _traced(self, config: RunConfig) -> Graph:
+    def traced(self, config: RunConfig) -> Graph:
+        """Returns the network of a config, for one microbatch, as it is traced."""
         key = trace_key(config)
         if key not in self._graphs:
             from hires.plan.checks import check_numbers, indivisible
@@ -307,13 +309,14 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return self._graphs[key]
 
     def _memory_of(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
-        memory = self._forecast(config, plan)
+        memory = self.rehearsed(config, plan)
         if plan.validation is None:
             return memory
-        beside = self._forecast(evaluation_of(config), plan.validation)
+        beside = self.rehearsed(evaluation_of(config), plan.validation)
         return [with_evaluations(*both) for both in zip(memory, beside, strict=True)]
 
-    def _forecast(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
+    def rehearsed(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
+        """Returns the memory of every rank of a plan; HiresError: it cannot be predicted."""
         values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
         del values["memory"]["limit"]
         if config.task.name == "calibrate":  # of an inference, quant decides the graph alone
@@ -364,6 +367,8 @@ def deciding(config: RunConfig) -> dict[str, Any]:
     for key in UNRELATED:
         section, _, name = key.rpartition(".")
         del (values[section] if section else values)[name]
+    # A run of fewer steps than microbatches are read ahead holds fewer of them.
+    values["ahead"] = min(config.steps, config.data.prefetch + 1)
     if config.model.name != "custom":  # a user's function may draw what it builds
         del values["seed"]
     return values

@@ -6,17 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from hires.core import units
-from hires.core.store.step_lines import VALIDATED_LINE
+from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
 
 EPOCH_LINE = "epoch"
 """Kind of the lines that sum up an epoch."""
 
 
 def line_text(line: Mapping[str, Any]) -> str | None:
-    """Returns what a line of ``metrics.jsonl`` says about an epoch or an evaluation; None: none."""
-    texts = {EPOCH_LINE: epoch_text, VALIDATED_LINE: evaluation_text}
+    """Returns what a line of ``metrics.jsonl`` says of an epoch, evaluation or end; or None."""
+    texts = {EPOCH_LINE: epoch_text, VALIDATED_LINE: evaluation_text, ENDED_LINE: _once}
     text = texts.get(str(line.get("kind")))
     return None if text is None else text(line)
+
+
+def ended_text(facts: Mapping[str, Any]) -> str:
+    """Returns ``ended early after step 12: no better top1 in 3 evaluations ...``."""
+    number, metric = facts.get("patience"), facts.get("metric")
+    over = "" if number is None else f" in {number} evaluation{'' if number == 1 else 's'}"
+    return (
+        f"ended early after step {facts['step']}: no better {metric or 'number'}{over} "
+        f"(validate.patience)"
+    )
 
 
 def epoch_text(line: Mapping[str, Any]) -> str:
@@ -34,3 +44,8 @@ def evaluation_text(line: Mapping[str, Any]) -> str:
     words = [f"{name} {line[name]:.4g}" for name in names if line.get(name) is not None]
     words += ["the best so far"] if line["better"] else []
     return f"evaluated after step {line['step'] + 1}: {', '.join(words) or 'nothing finite'}"
+
+
+def _once(line: Mapping[str, Any]) -> str | None:
+    # Each rank has the line of the end.
+    return ended_text(line) if line.get("rank") == 0 else None

@@ -21,7 +21,7 @@ CLASSES, PIXELS, IMAGES = "classes", "pixels", "images"
 ROWS = {
     CLASSES: ("label", "predicted", "place", "loss", "score"),
     PIXELS: ("pixels", "correct", "loss"),
-    IMAGES: ("squared_error", "loss"),
+    IMAGES: ("squared_error", "loss", "similarity"),
 }
 """What a row holds behind the sample's number. ``place``: how many classes scored higher than the
 label; tiles of one sample have a row each, which are added."""
@@ -32,6 +32,8 @@ Z95 = 1.959963984540054
 """Of the normal distribution: 95 % lie within so many standard deviations."""
 PEAK = 4.0
 """From black (-2) to white (2)."""
+SIMILARITY_WINDOW = 11
+"""Rows and columns of a window of SSIM."""
 
 Numbers = Sequence[float]
 Counts = Mapping[tuple[int, int], int]
@@ -70,20 +72,28 @@ def _added(rows: list[Numbers]) -> list[float]:
 
 
 def summary(
-    kind: str, samples: Sequence[Numbers], counts: Counts, names: Sequence[str], numbers: int = 1
+    kind: str,
+    samples: Sequence[Numbers],
+    counts: Counts,
+    names: Sequence[str],
+    shape: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Returns the accuracies of a data set as plain values; fractions are from 0 to 1.
 
-    ``samples`` are those of :func:`by_sample`, ``names`` those of all classes, and ``numbers`` how
-    many numbers an output that is an image has.
+    ``samples`` are those of :func:`by_sample`, ``names`` those of all classes, and ``shape`` that
+    of an output that is an image, (C, H, W).
     """
     columns = dict(zip(ROWS[kind], zip(*samples, strict=True), strict=True))
     made: dict[str, Any] = {"kind": kind, "images": len(samples)}
     if kind == IMAGES:
+        numbers = math.prod(shape)
         ratios = signal_ratios(columns["squared_error"], numbers)
         loss = fsum(columns["loss"]) / (len(samples) * numbers)
         made["not_finite"] = sum(map(math.isnan, columns["squared_error"]))
-        return made | {"loss": finite(loss), "psnr": finite(fsum(ratios) / len(samples))}
+        made |= {"loss": finite(loss), "psnr": finite(fsum(ratios) / len(samples)), "ssim": None}
+        if shares := similarities(columns["similarity"], shape):
+            made["ssim"] = finite(fsum(shares) / len(shares))
+        return made
     if kind == CLASSES:
         total, places = len(samples), columns["place"]
         counts = collections.Counter(zip(columns["label"], columns["predicted"], strict=True))
@@ -110,6 +120,13 @@ def signal_ratios(squared_errors: Iterable[float], numbers: int) -> list[float]:
     """Returns the PSNR of images of some numbers, in dB; infinite of one without error."""
     errors = (error / numbers for error in squared_errors)
     return [10 * math.log10(PEAK**2 / e) if e else math.inf for e in errors]
+
+
+def similarities(sums: Iterable[float], shape: Sequence[int]) -> list[float]:
+    """Returns the mean SSIM of images from their sums; none of images smaller than a window."""
+    channels, *size = shape
+    windows = channels * math.prod(max(0, length - SIMILARITY_WINDOW + 1) for length in size)
+    return [one / windows for one in sums] if windows else []
 
 
 def by_class(counts: Counts, names: Sequence[str], overlaps: bool) -> list[dict[str, Any]]:

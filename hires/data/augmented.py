@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.augment_config import AugmentConfig
 from hires.data.folder import LUMINANCE
-from hires.data.image_fit import crop, resize
+from hires.data.image_fit import Place, crop, resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class ImageChange(NamedTuple):
     brightness: float
     contrast: float
     saturation: float
+    hue: float = 0.0
+    """By how much of a circle hues are turned."""
+    place: Place | None = None
+    """Of the crop, where larger images are cropped at random."""
 
 
 @lru_cache(maxsize=4096)
@@ -57,16 +61,16 @@ def drawn_change(
 ) -> ImageChange:
     """Returns what happens to an image of a size; ``keys`` are the values of ``augment``."""
     augment = AugmentConfig(*keys)
-    numbers = np.random.Generator(np.random.PCG64([seed, _STREAM, epoch, image])).random(11)
-    share, *places = numbers[:3].tolist()
+    numbers = np.random.Generator(np.random.PCG64([seed, _STREAM, epoch, image])).random(14)
+    share, *corner = numbers[:3].tolist()
     side = (augment.crop + (1 - augment.crop) * share) ** 0.5
     part = []
-    for length, place in zip(size, places, strict=True):
+    for length, place in zip(size, corner, strict=True):
         kept = max(1, round(side * length))
         first = min(int(place * (length - kept + 1)), length - kept)
         part.append((first, first + kept))
     moves = [int(x * (2 * augment.shift + 1)) - augment.shift for x in numbers[3:5].tolist()]
-    up, across, turn, *colours = numbers[5:].tolist()
+    up, across, turn, *colours, hue, down, right = numbers[5:].tolist()
     flips = (
         augment.flip in ("vertical", "both") and up < 0.5,
         augment.flip in ("horizontal", "both") and across < 0.5,
@@ -75,7 +79,12 @@ def drawn_change(
     turns = (int(4 * turn) if square else 2 * int(2 * turn)) if augment.rotate else 0
     amounts = augment.brightness, augment.contrast, augment.saturation
     factors = [1 + a * (2 * x - 1) for a, x in zip(amounts, colours, strict=True)]
-    return ImageChange((part[0], part[1]), (moves[0], moves[1]), flips, turns, *factors)
+    hue = augment.hue * (2 * hue - 1)
+    brightness, contrast, saturation = factors
+    return ImageChange(
+        (part[0], part[1]), (moves[0], moves[1]), flips, turns,
+        brightness, contrast, saturation, hue, (down, right),
+    )  # fmt: skip
 
 
 class AugmentedSource:
@@ -107,12 +116,13 @@ class AugmentedSource:
         keys = tuple(vars(self._augment).values())
         return drawn_change(keys, self._size, self._seed, epoch, image)
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of a changed image, (C, h, w), from -2 (black) to 2 (white)."""
+        del place  # it draws its own
         change, image = self.change(i), i % len(self)
 
         def read(rows: Span, cols: Span) -> NDArray[Any]:
-            return self.whole.window(image, rows, cols)
+            return self.whole.window(image, rows, cols, change.place)
 
         pixels = seen_through(change, self._size, read, rows, cols)
         return np.ascontiguousarray(_coloured(pixels, change, self._augment), np.float32)
@@ -206,9 +216,33 @@ def _coloured(pixels: NDArray[Any], change: ImageChange, augment: AugmentConfig)
     if augment.saturation and len(made) == 3:
         grey = sum(np.float32(w) * made[c] for c, w in enumerate(LUMINANCE))
         made = grey + np.float32(change.saturation) * (made - grey)
+    if augment.hue and len(made) == 3:
+        made = turned_hues(np.clip(made, np.float32(-2), np.float32(2)), change.hue)
     if made is not pixels:
         made = np.clip(made, np.float32(-2), np.float32(2))
     return made
+
+
+def turned_hues(pixels: NDArray[Any], turn: float) -> NDArray[Any]:
+    """Returns colours, (3, h, w), whose hue is turned by a share of the circle of colours.
+
+    The brightest and darkest channel of a pixel keep their values, as those of HSV do.
+
+    Source:
+        torchvision, ``adjust_hue``.
+    """
+    top, low = pixels.max(0), pixels.min(0)
+    spread = top - low
+    red, green, blue = (pixels - low) / np.where(spread > 0, spread, np.float32(1))
+    # Sixths of the circle from red, of the channel that is the brightest.
+    hue = np.where(red == 1, green - blue, np.where(green == 1, blue - red + 2, red - green + 4))
+    hue = hue.astype(np.float32) + np.float32(6 * turn)
+    made = []
+    for shift in (5, 3, 1):  # of red, green and blue: one line that rises, stays and falls
+        at = np.mod(hue + np.float32(shift), np.float32(6))
+        share = np.clip(np.minimum(at, np.float32(4) - at), np.float32(0), np.float32(1))
+        made.append(top - spread * share)
+    return np.stack(made)
 
 
 def _first(window: NDArray[Any]) -> Pixels:

@@ -30,6 +30,7 @@ from hires.data.image_findings import (
     unreadable,
 )
 from hires.data.image_format import Size, suffix_of
+from hires.data.splits import own_parts, require_same_classes
 
 THREADS = 2
 """Files that are decoded at the same time: each may take as much memory as ``data.max_pixels``."""
@@ -43,9 +44,9 @@ class DataReport:
 
     path: str
     data: str
-    """``folder``, ``pairs`` or ``list``."""
+    """``list``, or the value of ``data``."""
     classes: dict[str, int]
-    """Images of each class."""
+    """Images of each class; of ``masks`` those in which it occurs, of ``slide`` patches."""
     images: list[CheckedImage] = field(default_factory=list)
     """Their paths are relative to the folder, where they lie in it."""
     findings: list[DataFinding] = field(default_factory=list)
@@ -83,42 +84,76 @@ def check_data(
     Args:
         path: of the folder or list; ConfigError: it is missing, or cannot be listed.
         config: its channels, ``data.fit`` and ``data.max_pixels`` are those of the run.
-        data: ``folder`` or ``pairs``; None: a folder with images in sub-folders has classes.
+        data: ``folder`` or ``pairs``; None: a folder with images in sub-folders has
+            classes, and one with ``train`` and ``val`` these parts.
         sized: whether the run's ``image`` is known, so that sizes are compared with it.
         progress: called with how many files of how many are decoded.
     """
-    root = Path(path).expanduser()
+    root, kind = Path(path).expanduser(), data
     findings: list[DataFinding] = []
     others: list[str] = []
     if root.is_file():
         data, classes = "list", {"list": listed_files(root)}
         root = root.parent
     else:
-        data = data or _kind_of(path)
-        classes, others = listing(path, data)
-        findings += _class_findings(root, data, classes)
-    inside = partial(_inside, root)
+        data, parts = data or _kind_of(path), own_parts(path)
+        if data == "folder" and parts and (kind is None or config.data.split != "all"):
+            classes, others = _listed_parts(parts, findings)
+        else:
+            classes, others = listing(path, data)
+            findings += _class_findings(root, data, classes)
+            if kind is None and {*classes} == {"images", "masks"}:
+                text = "images and masks are checked as classes; data=masks checks them as pairs"
+                findings.append(DataFinding(WARNING, text))
+            if data == "folder" and parts:
+                names = ", ".join(part.name for part in parts.values())
+                text = f"{names} are read as classes; data.split=train reads them as parts"
+                findings.append(DataFinding(WARNING, text))
+    within = partial(inside, root)
     report = DataReport(path, data, {name: len(files) for name, files in classes.items()})
     files = [*itertools.chain.from_iterable(classes.values())]
-    for image in _checked(files, config):
-        report.images.append(replace(image, path=inside(image.path)))
+    for image in checked_images(files, config):
+        report.images.append(replace(image, path=within(image.path)))
         progress(len(report.images), len(files))
-    label = {inside(file): name for name, own in classes.items() for file in own}
+    label = {within(file): name.rpartition("/")[2] for name, own in classes.items() for file in own}
     findings += [
         *unreadable(report.images),
         *(size_findings(report.images, config) if sized else ()),
         *(pair_findings(report.images, root) if data == "pairs" else ()),
         *colour_findings(report.images),
         *same_pixels(report.images, label),
-        *same_names(map(inside, files)),
+        *same_names(map(within, files)),
     ]
     if others:
         kinds = collections.Counter(suffix_of(file) or "no suffix" for file in others)
         text = f"ignored, because they are no images: {_counted(kinds)}"
-        findings.append(DataFinding(NOTE, text, [*map(inside, others)]))
-    order = (ERROR, WARNING, NOTE)
-    report.findings = sorted(findings, key=lambda one: order.index(one.severity))
+        findings.append(DataFinding(NOTE, text, [*map(within, others)]))
+    report.findings = sorted_findings(findings)
     return report
+
+
+def sorted_findings(findings: Iterable[DataFinding]) -> list[DataFinding]:
+    """Returns findings with those first that would end a run."""
+    order = (ERROR, WARNING, NOTE)
+    return sorted(findings, key=lambda one: order.index(one.severity))
+
+
+def _listed_parts(
+    parts: dict[str, Path], findings: list[DataFinding]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the images of the classes of every part, as ``train/cat``, and all other files."""
+    classes: dict[str, list[str]] = {}
+    others: list[str] = []
+    for folder in parts.values():
+        own, more = listing(str(folder), "folder")
+        findings += _class_findings(folder, "folder", own)
+        classes |= {f"{folder.name}/{name}": files for name, files in own.items()}
+        others += more
+    try:
+        require_same_classes(*parts.values())
+    except ConfigError as error:
+        findings.append(DataFinding(ERROR, str(error)))
+    return classes, others
 
 
 def listed_files(path: Path) -> list[str]:
@@ -158,7 +193,7 @@ def _class_findings(root: Path, data: str, classes: dict[str, list[str]]) -> Ite
         yield DataFinding(NOTE, f"{text}: a network may learn to ignore the small ones")
 
 
-def _checked(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
+def checked_images(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
     """Yields every file as it is decoded, in order."""
     channels, most, left = config.model.channels, config.data.max_pixels, iter(files)
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
@@ -167,7 +202,8 @@ def _checked(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
             yield from pool.map(lambda file: decoded(file, channels, most), part)
 
 
-def _inside(root: Path, file: str) -> str:
+def inside(root: Path, file: str) -> str:
+    """Returns a path relative to a folder, if it lies there."""
     path = Path(file)
     return str(path.relative_to(root)) if path.is_relative_to(root) else file
 

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hires.core.config.data_config import DataConfig
+from hires.core.config.value_checks import changed_keys
 from hires.core.errors import ConfigError, RunError
-from hires.data.image_fit import fitted
+from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     FORMATS,
     MAX_PIXELS,
@@ -189,6 +191,7 @@ class FolderSource:
         fit: str,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
+        self._checked_as: tuple[str, ...] = ()
         self.num_classes = len(index.class_names)
         self.class_names = index.class_names
         self._index = index
@@ -214,7 +217,10 @@ class FolderSource:
         All of it is decoded if it has at most ``most_bytes`` as floats, else it is only opened.
         """
         path = Path(self._index.paths[i])
-        with naming(path, self._index.root), closing(open_image(path, self._max_pixels)) as image:
+        with (
+            naming(path, self._index.root, self._checked_as),
+            closing(open_image(path, self._max_pixels)) as image,
+        ):
             self._check_size(image)
             image.check_complete()
             height, width = image.size
@@ -225,15 +231,18 @@ class FolderSource:
             to_channels(pixels, image.colours, self._channels)
             return num_bytes
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
-        with naming(path, self._index.root), closing(open_image(path, self._max_pixels)) as image:
-            pixels = self._fitted(image, rows, cols)
+        with (
+            naming(path, self._index.root, self._checked_as),
+            closing(open_image(path, self._max_pixels)) as image,
+        ):
+            pixels = self._fitted(image, rows, cols, place)
             return normalised(pixels, image.peak, self._channels)
 
-    def _fitted(self, image: ImageFile, rows: Span, cols: Span) -> Pixels:
+    def _fitted(self, image: ImageFile, rows: Span, cols: Span, place: Place | None) -> Pixels:
         """Returns a window of the image at the size of the config, (h, w, samples)."""
 
         def read(rows: Span, cols: Span) -> Pixels:
@@ -241,7 +250,8 @@ class FolderSource:
 
         self._check_size(image)
         fill = image.peak / 2
-        return fitted(read, image.size, self._size, self._fit, rows, cols, fill=fill)
+        spans = rows, cols
+        return fitted(read, image.size, self._size, self._fit, *spans, fill=fill, place=place)
 
     def _check_size(self, image: ImageFile) -> None:
         if image.size != self._size and self._fit == "error":
@@ -277,16 +287,29 @@ def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
     )
 
 
+def words_of(data: DataConfig, keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns the data of a run, and those of some keys that differ, as words of a command line."""
+    changed = [(key, value) for key, value in changed_keys(data) if key in keys]
+    return (f"data={data.name}", *(f"data.{key}={_typed(value)}" for key, value in changed))
+
+
+def _typed(value: object) -> str:
+    return str(value).replace(" ", "")
+
+
 @contextmanager
-def naming(path: Path, root: str) -> Iterator[None]:
-    """Turns every error into one that names the file: decoders raise nearly anything."""
+def naming(path: Path, root: str, words: Sequence[str] = ()) -> Iterator[None]:
+    """Turns every error into one that names the file: decoders raise nearly anything.
+
+    `hires data check` needs the ``words`` to see the file as the run does.
+    """
     try:
         yield
     except Exception as error:
         reason = reason_of(error)
         if not isinstance(error, ImageError):
             reason += "; replace the file or take it out of the data folder"
-        reason += f" (`hires data check {shlex.quote(root)}` lists all such files)"
+        reason += f" (`hires data check {shlex.join([root, *words])}` lists all such files)"
         raise RunError(f"cannot read the image {path}: {reason}") from error
 
 

@@ -37,8 +37,9 @@ def size_findings(images: Images, config: RunConfig) -> Iterator[DataFinding]:
         return
     if config.data.fit == "error":
         yield DataFinding(ERROR, f"not of {asked} pixels, which data.fit=error refuses", paths)
-    elif config.data.fit == "crop":
-        yield DataFinding(NOTE, f"cropped or padded to {asked} pixels (data.fit=crop)", paths)
+    elif config.data.crops:
+        text = f"cropped or padded to {asked} pixels (data.fit={config.data.fit})"
+        yield DataFinding(NOTE, text, paths)
     else:
         yield DataFinding(NOTE, f"resized to {asked} pixels (data.fit=resize)", paths)
         if far:

@@ -24,6 +24,9 @@ from hires.data.image_format import Pixels, Size, Span
 Read = Callable[[Span, Span], Pixels]
 """Reads rows and columns of the source, (h, w, samples)."""
 
+Place = tuple[float, float]
+"""Where a crop lies in the rows and columns that it may lie in, from 0 to 1, exclusive."""
+
 BAND_PIXELS = 4 * 2**20
 """About how many source pixels are held at once while resizing."""
 
@@ -45,13 +48,25 @@ class Taps:
 
 
 def fitted(
-    read: Read, source: Size, target: Size, fit: str, rows: Span, cols: Span, *, fill: float
+    read: Read,
+    source: Size,
+    target: Size,
+    fit: str,
+    rows: Span,
+    cols: Span,
+    *,
+    fill: float,
+    place: Place | None = None,
 ) -> Pixels:
-    """Returns a window of an image after ``data.fit``, (h, w, samples), in units of the source."""
+    """Returns a window of an image after ``data.fit``, (h, w, samples), in units of the source.
+
+    ``place`` is that of a random crop; None: the middle.
+    """
     if source == target:
         return read(rows, cols)
-    if fit == "crop":
-        return crop(read, source, target, rows, cols, fill=fill)
+    if fit in ("crop", "random_crop"):
+        place = place if fit == "random_crop" else None
+        return crop(read, source, target, rows, cols, fill=fill, place=place)
     return resize(read, source, target, rows, cols)
 
 
@@ -77,11 +92,25 @@ def resize(
     return bands[0] if len(bands) == 1 else np.concatenate(bands)
 
 
-def crop(read: Read, source: Size, target: Size, rows: Span, cols: Span, *, fill: float) -> Pixels:
-    """Returns a window of the middle of an image, set in ``fill`` where the image is smaller."""
+def crop(
+    read: Read,
+    source: Size,
+    target: Size,
+    rows: Span,
+    cols: Span,
+    *,
+    fill: float,
+    place: Place | None = None,
+) -> Pixels:
+    """Returns a window of the middle of an image, set in ``fill`` where the image is smaller.
+
+    ``place``: of a crop that may lie anywhere in a larger image.
+    """
     from_spans, to_spans = [], []
-    for length, wanted, span in zip(source, target, (rows, cols), strict=True):
+    for dim, (length, wanted, span) in enumerate(zip(source, target, (rows, cols), strict=True)):
         shift = (length - wanted) // 2  # source pixel of the target's pixel 0
+        if place is not None and length > wanted:
+            shift = int(place[dim] * (length - wanted + 1))
         start, stop = max(span[0] + shift, 0), min(span[1] + shift, length)
         from_spans.append((start, stop))
         to_spans.append(slice(start - shift - span[0], stop - shift - span[0]))

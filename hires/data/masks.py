@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import AugmentedSource, nearest_window, seen_through
-from hires.data.folder import FolderIndex, FolderSource, naming, visible_files
-from hires.data.image_fit import crop
+from hires.data.augmented import AugmentedSource, ReadWindow, nearest_window, seen_through
+from hires.data.folder import FolderIndex, FolderSource, naming, visible_files, words_of
+from hires.data.image_fit import Place, crop
 from hires.data.image_format import (
     FORMATS,
     ImageError,
@@ -39,6 +39,10 @@ Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
 _MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 """Of Pillow, with one number a pixel."""
+
+
+_KEYS = ("images", "masks", "classes", "ignore")
+"""Keys that `hires data check` needs, too."""
 
 
 def mask_pairs(data: DataConfig, path: str | None) -> tuple[FolderIndex, tuple[str, ...]]:
@@ -99,6 +103,7 @@ class MaskSource(FolderSource):
         self.num_classes = data.classes
         self.class_names = tuple(map(str, range(data.classes)))
         self.ignore, self._data = data.ignore, data
+        self._checked_as = words_of(data, _KEYS)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Leaves some of the images, those of ``data.split``."""
@@ -109,18 +114,18 @@ class MaskSource(FolderSource):
         """Checks an image and its label map, as :meth:`FolderSource.check`."""
         num_bytes = super().check(i, most_bytes)
         mask = self._masks[i]
-        with naming(Path(mask), self._index.root):
+        with naming(Path(mask), self._index.root, self._checked_as):
             size = mask_size(mask, self._max_pixels)
             self._require_size(i, size)
             if num_bytes:
-                _require_labels(stored_labels(mask, size, self._max_pixels), self._data)
+                require_labels(stored_labels(mask, size, self._max_pixels), self._data)
         return num_bytes
 
-    def labels(self, i: int, rows: Span, cols: Span) -> Labels:
+    def labels(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Labels:
         """Returns a window of a label map after ``data.fit``, (h, w)."""
         check_window(rows, cols, self._size)
         mask = self._masks[i]
-        with naming(Path(mask), self._index.root):
+        with naming(Path(mask), self._index.root, self._checked_as):
             size = mask_size(mask, self._max_pixels)
             self._require_size(i, size)
 
@@ -129,15 +134,23 @@ class MaskSource(FolderSource):
 
             if size == self._size:
                 made = read(rows, cols)
-            elif self._fit == "crop":
-                fill = -1 if self.ignore is None else self.ignore
-                spans = self._size, rows, cols
-                made = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill)[:, :, 0]
+            elif self._data.crops:
+                made = self._cropped(read, size, rows, cols, place)
             else:
                 made = nearest_window(read, size, self._size, rows, cols)
             made = made.astype(np.int64)
-            _require_labels(made, self._data)
+            require_labels(made, self._data)
             return made
+
+    def _cropped(
+        self, read: ReadWindow, size: Size, rows: Span, cols: Span, place: Place | None
+    ) -> NDArray[Any]:
+        # At the place of the image.
+        fill = -1 if self.ignore is None else self.ignore
+        place = place if self._data.fit == "random_crop" else None
+        spans = self._size, rows, cols
+        made = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill, place=place)
+        return made[:, :, 0]
 
     def _require_size(self, i: int, size: Size) -> None:
         path = Path(self._index.paths[i])
@@ -162,7 +175,7 @@ class AugmentedMasks(AugmentedSource):
         change, image = self.change(i), i % len(self)
 
         def read(rows: Span, cols: Span) -> NDArray[Any]:
-            return self._maps.labels(image, rows, cols)
+            return self._maps.labels(image, rows, cols, change.place)
 
         fill = -1 if self._maps.ignore is None else self._maps.ignore
         made = seen_through(change, self._size, read, rows, cols, float(fill), nearest=True)
@@ -170,7 +183,8 @@ class AugmentedMasks(AugmentedSource):
         return np.ascontiguousarray(made, np.int64)
 
 
-def _require_labels(labels: NDArray[Any], data: DataConfig) -> None:
+def require_labels(labels: NDArray[Any], data: DataConfig) -> None:
+    """Refuses classes out of range; ImageError: it names the largest one, and what to do."""
     wrong = (labels < 0) | (labels >= data.classes)
     if data.ignore is not None:
         wrong &= labels != data.ignore

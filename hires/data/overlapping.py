@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hires.data.image_fit import Place
 from hires.data.image_format import Span, Window, check_window, normalised
 from hires.data.synthetic import SyntheticSource, noise, waves
 
@@ -28,14 +29,15 @@ PERIODS = 5.0, 11.0
 class OverlappingSource(SyntheticSource):
     """Images drawn from the seed and their number alone, a window at a time."""
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
+        del place  # it is made in its size
         check_window(rows, cols, self._size)
         random = np.random.Generator(np.random.PCG64([self._seed, 1, i]))
         turn = 0.5 * OVERLAP * random.uniform(-1, 1)
         angle = np.pi * (self.label(i) + turn) / self.num_classes
-        place = random.uniform(*PERIODS), random.uniform(0, 2 * np.pi), self._size, rows, cols
-        plane = np.float32(STRIPES) * waves(angle, *place)
+        wave = random.uniform(*PERIODS), random.uniform(0, 2 * np.pi), self._size, rows, cols
+        plane = np.float32(STRIPES) * waves(angle, *wave)
         plane += noise(random, self._size, rows, cols, NOISE)
         tints = BRIGHTNESS * random.uniform(-1, 1, self._channels)
         drawn = plane[..., None] + np.asarray(0.5 + tints, np.float32)

@@ -25,8 +25,8 @@ from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
 from hires.data import slide_labels, tissue
-from hires.data.folder import naming, to_channels, visible_files
-from hires.data.image_fit import fitted
+from hires.data.folder import naming, to_channels, visible_files, words_of
+from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     ImageError,
     ImageFile,
@@ -43,6 +43,8 @@ from hires.data.text_tables import read_table
 
 log = logging.getLogger(__name__)
 
+_KEYS = ("labels", "outside", "level", "cut", "region", "stride", "tissue")
+"""Keys that `hires data check` needs, too."""
 _HALF = 0.5
 """Share of a patch that annotations of one class have to cover."""
 
@@ -116,7 +118,7 @@ class SlideSource:
 
     def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
         self._data, self._size, self._channels = data, size, channels
-        self._root = root_of(data)
+        self._root, self._checked_as = root_of(data), words_of(data, _KEYS)
         self._files = slide_files(data, path)
         self._kept: Sequence[int] = range(len(self._files))
         self._levels: dict[int, list[Size]] = {}
@@ -183,7 +185,7 @@ class SlideSource:
     @cached_property
     def patches(self) -> list[Patch]:
         """All images, slide by slide."""
-        made = [patch for number in self._kept for patch in self._patches_of(number)]
+        made = [patch for number in self._kept for patch in self.patches_of(number)]
         if not made:
             raise ConfigError(
                 f"data=slide: no patch of {self._size[0]} x {self._size[1]} pixels in "
@@ -192,10 +194,11 @@ class SlideSource:
             )
         return made
 
-    def _patches_of(self, number: int) -> list[Patch]:
+    def patches_of(self, number: int) -> list[Patch]:
+        """Returns the images of a slide, which may be none; ConfigError: it cannot be read."""
         path = Path(self._files[number])
         try:
-            with naming(path, str(self._root)):
+            with naming(path, str(self._root), self._checked_as):
                 levels = self._levels_of(number)
                 region = self._region(levels)
                 if self._data.cut == "whole":
@@ -318,7 +321,7 @@ class SlideSource:
         self._read(i, (0, height), (0, width))
         return num_bytes
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); only regions are changed by ``data.fit``."""
         check_window(rows, cols, self._size)
         patch = self.patches[i]
@@ -328,17 +331,18 @@ class SlideSource:
 
         image = self._image(i)
         grey = image.peak / 2
-        pixels = fitted(read, patch.size, self._size, self._data.fit, rows, cols, fill=grey)
+        sizes = patch.size, self._size
+        pixels = fitted(read, *sizes, self._data.fit, rows, cols, fill=grey, place=place)
         return normalised(pixels, image.peak, self._channels)
 
     def _image(self, i: int) -> ImageFile:
         path = Path(self._files[self.patches[i].slide])
-        with naming(path, str(self._root)):
+        with naming(path, str(self._root), self._checked_as):
             return slide_level(path, self._data.level, self._data.max_pixels)
 
     def _read(self, i: int, rows: Span, cols: Span) -> Pixels:
         patch, image = self.patches[i], self._image(i)
-        with naming(Path(self._files[patch.slide]), str(self._root)):
+        with naming(Path(self._files[patch.slide]), str(self._root), self._checked_as):
             spans = [
                 (start + span[0], start + span[1])
                 for start, span in zip((patch.row, patch.col), (rows, cols), strict=True)

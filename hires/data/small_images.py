@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.folder import to_channels
-from hires.data.image_fit import fitted
+from hires.data.image_fit import Place, fitted
 from hires.data.image_format import Size, Span, Window, check_window, normalised
 from hires.data.splits import cifar10_files
 
@@ -66,7 +66,7 @@ class ArraySource:
         """Does nothing: the array was checked as a whole."""
         return 0
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
         image = self._images[i]
@@ -76,7 +76,8 @@ class ArraySource:
             return to_channels(image[slice(*rows), slice(*cols)], colours, self._channels)
 
         grey = self._peak / 2
-        pixels = fitted(read, (height, width), self._size, self._fit, rows, cols, fill=grey)
+        sizes = (height, width), self._size
+        pixels = fitted(read, *sizes, self._fit, rows, cols, fill=grey, place=place)
         return normalised(pixels, self._peak, self._channels)
 
 
@@ -95,7 +96,7 @@ def cifar10(data: DataConfig, size: Size, channels: int) -> ArraySource:
 
     ConfigError: a file is missing, has half a record, or a label above 9.
     """
-    parts = [_records(path) for path in cifar10_files(data)]
+    parts = [records_in(path) for path in cifar10_files(data)]
     # One file is mapped; several are read: 180 MB of all six.
     records = parts[0] if len(parts) == 1 else np.concatenate(parts)
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -103,7 +104,8 @@ def cifar10(data: DataConfig, size: Size, channels: int) -> ArraySource:
     return ArraySource(images, records[:, 0], CIFAR10_CLASSES, 255.0, **rest)
 
 
-def _records(path: Path) -> Images:
+def records_in(path: Path) -> Images:
+    """Returns the records of a file, (N, 3073); ConfigError: half a record, or a label above 9."""
     try:
         num_bytes = path.stat().st_size
         if not num_bytes or num_bytes % CIFAR10_RECORD:

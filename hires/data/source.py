@@ -23,7 +23,7 @@ from hires.core.errors import ConfigError
 from hires.data.augmented import AugmentedSource
 from hires.data.balanced import balanced_order
 from hires.data.folder import CONTENTS, FolderSource, scan
-from hires.data.image_fit import resize
+from hires.data.image_fit import Place, resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
 from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.overlapping import OverlappingSource
@@ -63,9 +63,10 @@ class Source(Protocol):
         """
         ...
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a part of image ``i`` at the size of the config, from -2 (black) to 2 (white).
 
+        ``place`` is that of its random crop (``data.fit=random_crop``); None: the middle.
         An image that cannot be read raises a RunError that names the file.
         """
         ...
@@ -155,9 +156,9 @@ class SplitSource:
         """Checks an image, as the whole source does."""
         return self._whole.check(self._numbers[i], most_bytes)
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w)."""
-        return self._whole.window(self._numbers[i], rows, cols)
+        return self._whole.window(self._numbers[i], rows, cols, place)
 
 
 class PairSource:

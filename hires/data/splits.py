@@ -64,13 +64,13 @@ def cifar10_files(data: DataConfig) -> list[Path]:
 
 def part_of(data: DataConfig) -> str | None:
     """Returns the folder in which the images of ``data.split`` lie: ``data.path`` or a part."""
-    parts = {} if data.split == "all" or data.split_file else _own_parts(data.path)
+    parts = {} if data.split == "all" or data.split_file else own_parts(data.path)
     if parts and data.split not in parts:
         raise ConfigError(
             f"data.split=test: data.path={data.path} has train and val, but no folder test; add it"
         )
     if parts and data.name == "folder":
-        _require_same_classes(*parts.values())
+        require_same_classes(*parts.values())
     return str(parts[data.split]) if parts else data.path
 
 
@@ -83,7 +83,7 @@ def chosen(data: DataConfig, whole: Divided) -> list[int] | None:
         return None
     if data.split_file is not None:
         return _listed(data, whole)
-    if _own_parts(data.path):
+    if own_parts(data.path):
         return None
     if data.split == "test" and data.test == 0:
         raise ConfigError(
@@ -142,7 +142,8 @@ def _listed(data: DataConfig, whole: Divided) -> list[int]:
     return sorted(kept)
 
 
-def _own_parts(path: str | None) -> dict[str, Path]:
+def own_parts(path: str | None) -> dict[str, Path]:
+    """Returns the sub-folders that are parts of the data by ``data.split``; none: it has none."""
     root, parts = Path(path or os.devnull).expanduser(), dict[str, Path]()
     for split, names in PARTS.items():
         there = [name for name in names if is_dir(root / name)]
@@ -151,8 +152,8 @@ def _own_parts(path: str | None) -> dict[str, Path]:
     return parts if {"train", "validation"} <= parts.keys() else {}
 
 
-def _require_same_classes(*parts: Path) -> None:
-    """Refuses parts in which a class would have two labels."""
+def require_same_classes(*parts: Path) -> None:
+    """Refuses parts in which a class would have two labels, with a ConfigError."""
     held = [{entry.name for entry in entries_of(part) if entry.is_dir()} for part in parts]
     for part, own in zip(parts, held, strict=True):
         if differing := sorted(held[0] ^ own):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hires.data.image_fit import Place
 from hires.data.image_format import Size, Span, Window, check_window, normalised
 
 GOLDEN = 0.6180339887498949
@@ -45,8 +46,9 @@ class SyntheticSource:
         """Does nothing: no file is read."""
         return 0
 
-    def window(self, i: int, rows: Span, cols: Span) -> Window:
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
+        del place  # it is made in its size
         check_window(rows, cols, self._size)
         label, channels = self.label(i), self._channels
         drawn = draw(label, channels, self._size, rows, cols, seed=self._seed, index=i)

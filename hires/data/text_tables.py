@@ -21,7 +21,10 @@ def read_table(path: Path, first: str, second: str, key: str) -> dict[str, str]:
         text = read_named(path, MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise ConfigError(f"{key}={path} cannot be read: {reason}") from None
+        raise ConfigError(
+            f"{key}={path} cannot be read: {reason}; give a CSV file whose first line "
+            f"names {first},{second}"
+        ) from None
     rows = csv.DictReader(text.lstrip("\ufeff").splitlines())
     names = rows.fieldnames or []
     if first not in names or second not in names:

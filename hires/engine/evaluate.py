@@ -27,17 +27,21 @@ from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
 from hires.engine.build import RankEngine
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
+from hires.engine.image_similarity import grown, similarity_sum, with_border
 from hires.engine.loader import Data, slot_loader, target_of
 from hires.engine.seen_outputs import (
     Counted,
+    SeenOutput,
     broken_pixels,
     merged,
     names_of_classes,
     seen_output,
 )
 from hires.parallel.context import Context
+from hires.parallel.halo import part
 from hires.parallel.loss import plain_loss, sample_losses
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, Rect
+from hires.plan.rules import TILED
 from hires.plan.validation import kind_of
 
 DATA_KEYS = ("name", "path", "split", "split_file", "validation", "test", "split_seed")
@@ -53,20 +57,41 @@ class Evaluator:
         self.kind = kind_of(config, graph)
         self.counted = Counted()
         self._config, self._source = config, source
+        self._output = graph.output
+        self._size = graph.shape(graph.output)[2:]
+        self._tiles: list[tuple[Context, int, SeenOutput]] = []
+        """Images in tiles, whose borders other ranks have: they count when the step is done."""
 
     def see(self, context: Context, output: Tensor) -> None:
         """Counts the output of the microbatch that a slot of the last stage has just computed."""
         seen = seen_output(context, self._config, len(self._source), output)
         if seen is None:
             return
+        if self.kind == IMAGES and context.stage.layout[self._output] == TILED:
+            self._tiles.append((context, context.place, seen))
+            return
         target = target_of(self._source, None if self.kind == CLASSES else seen.rect)
         for sample, numbers in self._rows(seen.samples, seen.values, target):
             self.counted.rows.append([sample, *numbers])
 
     def drain(self) -> Counted:
-        """Returns what was counted since the last call."""
+        """Returns what was counted since the last call; all ranks call it after each step."""
+        # Two directions of a pipeline may share ranks, in another order on each.
+        for context, _, seen in sorted(self._tiles, key=lambda one: one[1]):
+            self._count_tile(context, seen)
+        self._tiles.clear()
         counted, self.counted = self.counted, Counted()
         return counted
+
+    def _count_tile(self, context: Context, seen: SeenOutput) -> None:
+        assert seen.rect is not None
+        window = grown(seen.rect, self._size)
+        images = with_border(context, seen.values, self._size)
+        target = target_of(self._source, window)
+        for sample, image in zip(seen.samples, images, strict=True):
+            wanted = torch.from_numpy(target(sample)).to(image)
+            row = self._image_row(image, wanted, window, seen.rect)
+            self.counted.rows.append([sample, *row])
 
     def _rows(self, samples: range, output: Tensor, target: Any) -> Iterable[tuple[int, Numbers]]:
         if self.kind == CLASSES:
@@ -76,13 +101,19 @@ class Evaluator:
         pairs = zip(samples, output, strict=True)
         return ((i, self._map_row(i, one, target(i))) for i, one in pairs)
 
+    def _image_row(self, output: Tensor, wanted: Tensor, window: Rect, own: Rect) -> Numbers:
+        # Windows of SSIM reach beyond the pixels whose errors count.
+        similarity = similarity_sum(output, wanted)
+        output, wanted = (part(one[None], window, own) for one in (output, wanted))
+        loss = plain_loss(self._config.objective, output, wanted)
+        error = output.clamp(-2, 2).sub_(wanted).double().square_()
+        error.masked_fill_(~output.isfinite(), math.nan)  # infinity is no white
+        return [float(error.sum()), float(loss) * wanted.numel(), similarity]
+
     def _map_row(self, sample: int, output: Tensor, target: Any) -> Numbers:
         if self.kind == IMAGES:
-            wanted = torch.from_numpy(target).to(output)
-            loss = plain_loss(self._config.objective, output[None], wanted[None])
-            error = output.clamp(-2, 2).sub_(wanted).double().square_()
-            error.masked_fill_(~output.isfinite(), math.nan)  # infinity is no white
-            return [float(error.sum()), float(loss) * wanted.numel()]
+            whole = (0, self._size[0], 0, self._size[1])
+            return self._image_row(output, torch.from_numpy(target).to(output), whole, whole)
         labels = torch.as_tensor(target, device=output.device)
         ignored = self._config.data.ignore
         [loss] = sample_losses(self._config.objective, output[None], labels[None], ignored)
@@ -107,17 +138,18 @@ def evaluate_pass(engine: RankEngine, config: RunConfig, source: Data) -> dict[s
     of the evaluation. Tensors may be those of a training: then its engine is assembled anew each
     time, since inference folds and packs the weights that it finds.
     """
-    evaluator = Evaluator(config, source, engine.context.plan.graph)
+    evaluator, own = Evaluator(config, source, engine.context.plan.graph), Counted()
     steps = range(evaluation_summary.one_pass(len(source), config.batch))
     loaders = [slot_loader(config, c, source, steps, engine.device) for c in engine.contexts]
     try:
         for step in steps:
             engine.executor.step(loaders, number=step, see=evaluator.see)
+            own.add(evaluator.drain().to_dict())
     finally:
         for loader in loaders:
             loader.close()
     every = Counted()
-    for text in comm.gather_texts(json.dumps(evaluator.drain().to_dict())):
+    for text in comm.gather_texts(json.dumps(own.to_dict())):
         every.add(json.loads(text))
     return summarised(config, source, engine.context.plan.graph, every)[0]
 
@@ -129,15 +161,19 @@ def summarised(
     kind, shape = kind_of(config, graph), graph.shape(graph.output)
     rows = evaluation_summary.by_sample(kind, counted.rows, len(source))
     names = names_of_classes(source, shape[1])
-    numbers, totals = math.prod(shape[1:]), Counter[tuple[int, int]]()
+    totals = Counter[tuple[int, int]]()
     for (_, label, made), count in counted.pixels.items():
         totals[label, made] += count
-    facts = evaluation_summary.summary(kind, rows, totals, names, numbers)
+    facts = evaluation_summary.summary(kind, rows, totals, names, shape[1:])
     if kind == PIXELS:
         facts |= overlap_intervals(counted.pixels, len(rows), len(names))
     elif kind == IMAGES:
-        ratios = evaluation_summary.signal_ratios([error for error, _ in rows], numbers)
+        errors, _, sums = zip(*rows, strict=True)
+        ratios = evaluation_summary.signal_ratios(errors, math.prod(shape[1:]))
         facts["psnr_ci95"] = mean_interval(ratios)
+        facts["ssim_ci95"] = None
+        if shares := evaluation_summary.similarities(sums, shape[1:]):
+            facts["ssim_ci95"] = mean_interval(shares)
     return facts, rows
 
 

@@ -39,7 +39,7 @@ from hires.comm.backends import attach
 from hires.comm.rehearsal import SilentStaging
 from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
 from hires.core.config.task_config import INFERENCE
-from hires.core.errors import HiresError, PlanError
+from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.engine.backend_memory import backend_bytes
 from hires.engine.build import (
     RankEngine,
@@ -240,13 +240,16 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
         live.assign(batch, "buffers")
         return batch
 
-    def take() -> Iterator[Batch]:
-        while True:  # while one microbatch is taken another one is read
-            ahead.append(read())
+    def take(left: int) -> Iterator[Batch]:
+        while True:  # while one microbatch is taken another one is read, if the run has more
+            if left > 0 or not ahead:
+                ahead.append(read())
+            left -= 1
             yield ahead.popleft()
 
-    ahead = deque(read() for _ in range(config.data.prefetch))
-    return take()
+    every = config.steps * len(context.plan.microbatches_of(context.direction))
+    ahead = deque(read() for _ in range(min(config.data.prefetch, every)))
+    return take(every - len(ahead))
 
 
 def _read_bytes(config: RunConfig, context: Context) -> int:
@@ -315,6 +318,8 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
             model = own.model(config) if is_custom else None
             ranks = footprint(config, Plan.from_dict(values["plan"]), model)
             return {"memory": [memory.to_dict() for memory in ranks]}
+        except ConfigError as error:  # a key of the user's, which the message names
+            raise PlanError(str(error)) from error
         except Exception as error:  # a user's network and FakeTensorMode raise any type
             raise PlanError(f"a rank cannot run its step: {error_line(error)}") from error
     except HiresError as error:

@@ -147,11 +147,13 @@ def safe_names(ids: Iterable[str], suffix: str) -> list[str]:
     """Returns the file name of each sample, all different, without folders.
 
     What is no letter, digit or one of ``_.+-`` becomes ``_``; of names that are alike then, the
-    later ones end in their number. None begins as hidden files or options of commands do.
+    later ones end in their number. None begins as hidden files or options of commands do, and the
+    ending of a TIFF, as of slides, gives way to ``suffix``.
     """
     names, taken = [], set[str]()
     for number, own in enumerate(ids):
-        stem = re.sub(r"[^\w.+-]+", "_", own).lstrip(".-") or "_"
+        stem = re.sub(r"(.)(\.ome)?\.tiff?$", r"\1", own, flags=re.IGNORECASE)
+        stem = re.sub(r"[^\w.+-]+", "_", stem).lstrip(".-") or "_"
         stem = stem.encode()[:_MOST_BYTES].decode(errors="ignore")
         name, tries = stem, number
         while (key := unicodedata.normalize("NFKC", name).casefold()) in taken:

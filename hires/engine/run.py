@@ -149,8 +149,8 @@ def run_steps(
             if better and validation is not None:
                 validation.keep_best()
         ends_early = validation is not None and validation.ends and done < config.steps
-        if ends_early:
-            note(ENDED_LINE, step=done)
+        if ends_early and validation is not None:
+            note(ENDED_LINE, step=done, **validation.end_early(done))
         if ends_early or done == config.steps:
             ends = config.task.name == "train" and config.checkpoint.saves_end
             if ends and saver.last != done:

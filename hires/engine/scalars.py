@@ -14,6 +14,7 @@ from typing import Any
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
+from hires.core.config.validate_config import METRICS
 from hires.core.errors import ConfigError
 from hires.plan.hardware import NO_TENSORBOARD
 
@@ -21,7 +22,6 @@ FOLDER = "tensorboard"
 """In a run folder."""
 _FLUSH_S = 10
 """Seconds after which the page shows a number at the latest."""
-_OF_EVALUATION = ("loss", "top1", "top5", "mean_iou", "mean_dice", "psnr_db")
 
 
 class Scalars:
@@ -49,7 +49,7 @@ class Scalars:
 
     def evaluation(self, step: int, facts: Mapping[str, Any]) -> None:
         """Takes what an evaluation behind a step has found."""
-        found = {key: facts[key] for key in _OF_EVALUATION if facts.get(key) is not None}
+        found = {key: facts[key] for key in METRICS if facts.get(key) is not None}
         self._write(step, {f"validation/{key}": float(one) for key, one in found.items()})
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:

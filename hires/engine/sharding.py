@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from hires import comm
 from hires.comm.backends import rendezvous
@@ -107,6 +108,12 @@ class _Tiles:
     """The ranks that share an image, and the place of this one."""
 
     def __init__(self, mesh: Any, tiles: Sequence[int] | None) -> None:
+        if not isinstance(mesh, DeviceMesh):
+            raise ConfigError(
+                f"the mesh is {mesh!r:.80}, no device mesh of torch, whose ranks share an image; "
+                f'give one, as init_device_mesh("cpu", (4,)) after '
+                f"torch.distributed.init_process_group, in a script that torchrun starts"
+            )
         sizes = [*mesh.mesh.shape]
         if len(sizes) > 2:
             raise ConfigError(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from hires.engine.build import (
     place_tensors,
 )
 from hires.engine.device import HOST, open_device
+from hires.engine.given_targets import require_target
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.plain_tensors import plain_tensor
 from hires.nets.trace import trace
@@ -89,7 +91,8 @@ class Engine:
             target: classes, (batch) or (batch, H, W), or images of the output's size.
 
         Raises:
-            ConfigError: the batch has another shape than the config says.
+            ConfigError: the batch has another shape than the config says, or the target is not what
+                the loss compares: its type, its size, or a class that the network does not have.
             LossError: the loss is not finite.
         """
         wanted = [self.config.batch, self.config.model.channels, *self.config.image]
@@ -99,6 +102,8 @@ class Engine:
                 f"{wanted}; give that, or make an Engine for it"
             )
         images, target = plain_tensor("images", images), plain_tensor("targets", target)
+        output = self.plan.graph.shape(self.plan.graph.output)
+        require_target(self.config.objective, target, [self.config.batch, *output[1:]])
         feeds = [self._feed(context, images, target) for context in self._engine.contexts]
         result = self._engine.executor.step(feeds, number=self.steps)
         own = [] if result.loss is None else [result.loss]
@@ -135,6 +140,7 @@ class Engine:
         samples = max(1, self.config.batch // self.config.parallel.pieces)
         shape = [samples, self.config.model.channels, *self.config.image]
         graph = trace(self.model, shape, True, image_dtype(self.config))
+        self.config = _scaled(self.config, graph.shape(graph.output))
         plan = make_plan(self.config, graph)
         if not plan.ok:
             errors = [f"{f.text} [{f.key}]" for f in plan.findings if f.severity == "error"]
@@ -142,7 +148,50 @@ class Engine:
         return plan
 
 
+_IN_THE_LOOP = {
+    "data": "give its batches to step",
+    "augment": "change the images before step",
+    "validate": "evaluate the module in your loop, with its parameters as they are",
+    "weights": "load them into the module before",
+    "epochs": "count them in your loop, and give steps, of which a schedule of rates needs to know",
+    "checkpoint": "save model.state_dict() in your loop",
+    "predict": "call the module",
+}
+"""Keys of `hires run` for what a loop of the user's does by itself."""
+
+
+def _refuse_keys_of_runs(config: Mapping[str, Any]) -> None:
+    for key, remedy in _IN_THE_LOOP.items():
+        if config.get(key):
+            value = json.dumps(config[key], default=str)
+            raise ConfigError(
+                f"{key}={value} is for `hires run`, and hires.Engine would ignore it; leave it "
+                f"out: {remedy}"
+            )
+
+
+def _scaled(config: RunConfig, output: Sequence[int]) -> RunConfig:
+    """Returns the config with the scale of a module that makes images; ConfigError: it makes none.
+
+    Of other losses it stays as it is.
+    """
+    if config.target_size is None:
+        return config
+    channels, *size = output[1:]
+    scale = size[0] // config.height if len(size) == 2 else 0
+    wanted = [config.model.channels, scale * config.height, scale * config.width]
+    if not scale or [channels, *size] != wanted:
+        raise ConfigError(
+            f"the module returns {[*output]} for images of {config.height}x{config.width}, and "
+            f"loss={config.objective.name} compares images of {config.model.channels} channels "
+            f"(model.channels), as large as the input or a whole number of times; return such, or "
+            f"use a loss of classes, as loss.name=cross_entropy"
+        )
+    return replace(config, model=replace(config.model, scale=scale))
+
+
 def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
+    _refuse_keys_of_runs(config)
     place = next((one.device.type for one in model.parameters()), HOST.type)
     values = {**config, "device": place, "task": {"name": "train"}}
     if "model" in values and {*values["model"]} - {"channels"}:

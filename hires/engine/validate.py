@@ -20,7 +20,7 @@ from typing import Any
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.config.validate_config import EPOCH
-from hires.core.epoch_lines import evaluation_text
+from hires.core.epoch_lines import ended_text, evaluation_text
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints
 from hires.core.store.attempts import Attempt
@@ -107,6 +107,13 @@ class Validation:
         if self._training.validate.weights == "ema" and optimizer is not None:
             return optimizer.ema_in_place()
         return contextlib.nullcontext()
+
+    def end_early(self, done: int) -> dict[str, Any]:
+        """Logs that the training ends after so many steps; returns why."""
+        facts = {"metric": self.metric, "patience": self._training.validate.patience}
+        if self._rank == 0:
+            log.info("%s", ended_text({"step": done, **facts}))
+        return facts
 
     def keep_best(self) -> None:
         """Saves the network after the best evaluation, the last one, and notes that it is that."""

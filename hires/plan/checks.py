@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.predict_config import TIFF
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
 from hires.core.losses import CLASSES
@@ -222,6 +223,19 @@ def check_weights(config: RunConfig) -> list[Finding]:
         f"no weights=PATH: the network that {'is evaluated' if evaluates else 'predicts'} has {has}"
     )
     return [Finding("warning", WEIGHTS, text)]
+
+
+def check_prediction(config: RunConfig, graph: Graph) -> list[Finding]:
+    """Returns an error if a prediction names a form of maps, and its network makes none."""
+    form = config.predict.format
+    shape = graph.shape(graph.output)
+    if config.task.name != "predict" or form == TIFF or len(shape) != 2:
+        return []
+    text = (
+        f"predict.format={form} is the form of maps, and the network returns {shape}, classes of "
+        f"images, which are in the table (predict.table); leave it out"
+    )
+    return [Finding("error", "predict.format", text)]
 
 
 def check_trace(graph: Graph) -> list[Finding]:

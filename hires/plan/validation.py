@@ -18,7 +18,7 @@ from hires.core.config.predict_config import PredictConfig
 from hires.core.config.run_config import EngineConfig, MemoryConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.config.validate_config import AUTO, METRICS, ValidateConfig
-from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, TOP
+from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, SIMILARITY_WINDOW, TOP
 from hires.core.precisions import HALF
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
@@ -30,7 +30,7 @@ _USUAL = {CLASSES: "top1", PIXELS: "mean_iou", IMAGES: "psnr"}
 _KNOWN = {
     CLASSES: ("loss", "top1", "top5", "mean_recall"),
     PIXELS: ("loss", "top1", "mean_recall", "mean_iou", "mean_dice"),
-    IMAGES: ("loss", "psnr"),
+    IMAGES: ("loss", "psnr", "ssim"),
 }
 
 
@@ -103,6 +103,8 @@ def _unfit(config: RunConfig, plan: Plan, evaluation: Plan) -> Iterator[Finding]
     known = list(_KNOWN[kind])
     if kind == CLASSES and plan.graph.shape(plan.graph.output)[1] <= TOP:
         known.remove("top5")
+    if kind == IMAGES and min(plan.graph.shape(plan.graph.output)[2:]) < SIMILARITY_WINDOW:
+        known.remove("ssim")
     if metric not in known:
         text = (
             f"validate.metric={metric} is no number of an evaluation whose outputs are {kind}; use "

@@ -233,6 +233,18 @@ POINT = (
     Column("layout", "layout", of=_read(text, "layout")),
     Column("precision", "precision", of=_read(text, "precision")),
 )
+
+
+def _seconds_per_megapixel(record: Row) -> Cell:
+    """Returns the median time of a step over the millions of pixels of its images."""
+    step_s = number(dig(record, "throughput", "step_s", "median"))
+    images, size = count(record.get("images_per_step")), record.get("image")
+    if step_s is None or not images or not isinstance(size, list) or len(size) != 2:
+        return None
+    height, width = map(number, size)
+    return step_s / (images * height * width / 1e6) if height and width else None
+
+
 _PARTS = ("median", "p10", "p90")
 RATES = tuple(
     Column(f"img_per_s_{p}", p, "img/s", digits=2, of=_read(number, "throughput", "img_per_s", p))
@@ -259,6 +271,7 @@ ACCURACY = (
     *_with_interval("mean_iou", "IoU"),
     *_with_interval("mean_dice", "Dice"),
     *_with_interval("psnr", "PSNR", "dB", 1.0, 3),
+    *_with_interval("ssim", "SSIM", "", 1.0, 4),
     Column("loss", "loss", digits=4, of=_read(number, "evaluation", "loss")),
     Column("not_finite", "not finite", digits=0, of=_read(count, "evaluation", "not_finite")),
 )
@@ -274,6 +287,7 @@ PREDICTION = (
     Column("kind", "of", of=_read(text, "prediction", "kind")),
     Column("reduce", "reduce", of=_read(text, "prediction", "reduce")),
     Column("not_finite", "not finite", digits=0, of=_read(count, "prediction", "not_finite")),
+    Column("s_per_mp", "time per megapixel", "s/MP", digits=4, of=_seconds_per_megapixel),
     Column("table", "table", of=_read(text, "prediction", "table")),
 )
 """What a pass over a data set predicted, and the table of it in the folder of the run."""

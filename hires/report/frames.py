@@ -19,7 +19,13 @@ from hires.core.store import campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, text
 from hires.report.columns import MEMORY, POINT, Row
-from hires.report.read import evaluation_rows, measured_points, prediction_rows, rows
+from hires.report.read import (
+    evaluation_rows,
+    measured_points,
+    prediction_rows,
+    rows,
+    validation_rows,
+)
 from hires.report.read.plain_values import count, dicts, dig, value_text
 from hires.report.read.runs import Run, campaign_labels, read_runs
 
@@ -64,6 +70,9 @@ class Frames:
 
     evaluations = _frame_of(evaluation_rows.COLUMNS, evaluation_rows.evaluation_rows)
     """One row an evaluation: its accuracy, and what agrees with the most exact precision."""
+
+    validations = _frame_of(validation_rows.COLUMNS, validation_rows.training_rows)
+    """Two rows a training that was evaluated as it went on: its best and its last evaluation."""
 
     predictions = _frame_of(prediction_rows.COLUMNS, prediction_rows.prediction_rows)
     """One row a prediction: of how many images, and where in the folder of the run it lies."""
@@ -196,7 +205,7 @@ _FIXED = {column.key: "string" for column in (*POINT, *MEMORY) if not column.num
 _FIXED |= dict.fromkeys((
     "campaign", "run", "hash", "task", "state", "reason", "cause", "memory_limit", "git", "host",
     "started", "reproduce", "kind", "size_class", "operation", "backends", "ended_as", "overrides",
-    "nearest", "reference", "arranged", "settings", "ended", "data",
+    "nearest", "reference", "arranged", "settings", "ended", "data", "evaluation", "metric",
 ), "string") | {"loss_finite": "boolean"}  # fmt: skip
 """Types of columns whatever they hold, even if all their values are missing."""
 

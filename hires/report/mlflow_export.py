@@ -14,13 +14,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.validate_config import METRICS as EVALUATION
 from hires.core.errors import ConfigError
 from hires.core.store.attempts import Attempt
+from hires.core.store.step_lines import VALIDATED_LINE
 from hires.report.columns import ACCURACY, RATES, STEP_TIMES, values
 from hires.report.compare.comparison import origin
 from hires.report.compare.metrics import METRICS
 from hires.report.read.plain_values import dig, number, steps_of, value_text
 from hires.report.read.runs import Run
+from hires.report.read.step_curves import loss_by_step, number_by_step
 
 TAG = "hires.attempt"  # tag that holds campaign, run and attempt
 _MAX_METRICS = 1000  # per call of mlflow
@@ -93,7 +96,7 @@ def _write(
     when = ended or started or 0
     config = {_INVALID.sub("_", k)[:_MAX_PARAMS]: value_text(v) for k, v in run.flat_config.items()}
     params = [entities.Param(key, value[:_MAX_VALUE]) for key, value in config.items()]
-    metrics = [entities.Metric(key, v, when, step) for key, v, step in _metrics(attempt.record)]
+    metrics = [entities.Metric(key, v, when, step) for key, v, step in _metrics(run, attempt)]
     for first in range(0, len(params), _MAX_PARAMS):
         client.log_batch(run_id, params=params[first : first + _MAX_PARAMS])
     for first in range(0, len(metrics), _MAX_METRICS):
@@ -106,14 +109,24 @@ def _write(
     client.log_batch(run_id, tags=[entities.RunTag(key, value) for key, value in tags.items()])
 
 
-def _metrics(record: dict[str, Any]) -> list[tuple[str, float, int]]:
+def _metrics(run: Run, attempt: Attempt) -> list[tuple[str, float, int]]:
     """Returns name, value and step of every number."""
+    record = attempt.record
     numbers = values((*RATES, *STEP_TIMES), record)
     numbers |= {f"loss_{p}": number(dig(record, "loss", p)) for p in ("first", "last")}
     numbers |= {f"evaluation_{key}": cell for key, cell in values(ACCURACY, record).items()}
+    for name in ("best", "last"):
+        found = {"evaluation": dig(record, "validation", name)}
+        numbers |= {
+            f"validation_{name}_{key}": cell for key, cell in values(ACCURACY, found).items()
+        }
     metrics = [(key, value, 0) for key, value in numbers.items() if value is not None]
     metrics += [("peak_bytes_max", value, 0) for value in METRICS["memory"].values(record)]
     metrics += [("step_s", took, step) for step, took, _ in steps_of(record) if took is not None]
+    curves = {"loss": loss_by_step(run.lines("step", attempt))}
+    validated = run.lines(VALIDATED_LINE, attempt)
+    curves |= {f"validation_{key}": number_by_step(validated, key) for key in EVALUATION}
+    metrics += [(key, v, step) for key, curve in curves.items() for step, v in curve.items()]
     return metrics
 
 

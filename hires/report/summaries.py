@@ -25,6 +25,7 @@ from hires.report.columns import (
     RATES,
     RUN,
     SPEED,
+    VALIDATION,
     Cell,
     Column,
     Table,
@@ -35,12 +36,13 @@ from hires.report.frames import Frames, plain_cells, plain_rows
 from hires.report.message_tables import CAPTION
 from hires.report.read.evaluation_rows import AGREEMENT, QUANT
 from hires.report.read.measured_points import efficiency, single_speeds
+from hires.report.read.validation_rows import TRAINING
 from hires.report.templates import rendered
 
 FORMATS = ("csv", "md", "tex", "parquet")
 FRAMES = (
     "runs", "attempts", "samples", "memory", "communication", "messages", "precision",
-    "evaluations", "predictions", "failures", "planned", "configs",
+    "evaluations", "validations", "predictions", "failures", "planned", "configs",
 )  # fmt: skip
 """Frames that ``hires export`` writes, by their names in :class:`Frames`."""
 _LATEX = str.maketrans(
@@ -237,6 +239,15 @@ _TABLES = (
         "differences are of pairs (Bonett and Price). Published: Table 2.2 of the thesis, of its "
         "own network and split.",
         missing="No run evaluated (task=evaluate).",
+    ),
+    Table(
+        "validations",
+        "Evaluations of trainings",
+        (*POINT, *texts(data="data"), *VALIDATION, TRAINING[-1]),
+        caption="The best and the last evaluation of every training (validate.every), on images "
+        "that it did not learn from; weights=RUN/best are those of the best one. A training that "
+        "ended early had no better one for validate.patience evaluations.",
+        missing="No run was evaluated while it trained (validate.every).",
     ),
     Table(
         "predictions",

@@ -37,6 +37,17 @@ def test_training_of_epochs_saves_its_weights_at_the_end():
     assert not resolved(steps=5).checkpoint.saves_end
 
 
+def test_training_from_real_images_saves_its_weights_at_the_end():
+    # Its steps were done and nothing was left of them; of synthetic images nobody learns.
+    digits = {"name": "digits"}
+    keys = {"steps": 5, "data": digits, "model": {"channels": 1}}
+    assert resolved(**keys).checkpoint.saves_end
+    assert not resolved(**keys, task={"name": "infer"}).checkpoint.saves_end
+    never = resolved(**keys, checkpoint={"at_end": "never"})
+    assert not never.checkpoint.saves_end
+    assert run_name(never) == run_name(resolved(**keys))
+
+
 def test_short_epochs_have_a_shorter_warm_up():
     assert resolved(epochs=0.1).measure.warmup == 0
 

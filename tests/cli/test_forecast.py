@@ -108,6 +108,15 @@ def test_step_that_a_rank_cannot_run_is_an_error(graph):
     ]
 
 
+def test_loss_that_a_rank_cannot_find_is_an_error_of_its_key(graph):
+    class Fails(Process):
+        def footprint(self, config, plan):
+            raise PlanError("loss.target='m:bad': m has no function 'bad'")
+
+    [found] = [f for f in forecast(CONFIG, Fails(graph)).findings if f.severity == "error"]
+    assert found.key == "loss.target"
+
+
 def test_forecast_that_fails_is_a_warning(graph):
     process = Process(graph)
 

@@ -57,10 +57,17 @@ def test_overlap_of_pixels_by_hand():
 
 
 def test_ratio_of_images_is_their_mean_and_infinite_ones_are_null():
-    found = summary(IMAGES, [[4 * 16.0, 8.0], [4 * 0.16, 0.0]], {}, [], 4)
+    rows = [[4 * 16.0, 8.0, 0.0], [4 * 0.16, 0.0, 0.0]]
+    found = summary(IMAGES, rows, {}, [], (1, 2, 2))
     assert found["psnr"] == pytest.approx((0 + 20) / 2)
     assert found["loss"] == 1.0
-    assert summary(IMAGES, [[0.0, 0.0]], {}, [], 4)["psnr"] is None
+    assert found["ssim"] is None  # smaller than a window
+    assert summary(IMAGES, [[0.0, 0.0, 0.0]], {}, [], (1, 2, 2))["psnr"] is None
+
+
+def test_similarity_is_the_mean_over_windows_and_channels():
+    found = summary(IMAGES, [[1.0, 0.0, 12.0], [1.0, 0.0, 6.0]], {}, [], (3, 12, 12))
+    assert found["ssim"] == pytest.approx((1.0 + 0.5) / 2)
 
 
 def test_parts_of_a_sample_are_added_whatever_their_order():

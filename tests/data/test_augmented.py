@@ -16,12 +16,14 @@ from hires.data.augmented import (
     drawn_change,
     nearest_window,
     seen_through,
+    turned_hues,
 )
 from hires.data.source import open_data
+from tests.helpers import reference
 from tests.helpers.layouts import config_of
 from tests.helpers.saved import attempt, killed_attempt, losses, make
 
-EVERYTHING = AugmentConfig("both", True, 0.3, 3, 0.3, 0.3, 0.3)
+EVERYTHING = AugmentConfig("both", True, 0.3, 3, 0.3, 0.3, 0.3, 0.2)
 
 
 class Counted:
@@ -39,7 +41,7 @@ class Counted:
     def label(self, i):
         return i % 2
 
-    def window(self, i, rows, cols):
+    def window(self, i, rows, cols, place=None):
         self.read += (rows[1] - rows[0]) * (cols[1] - cols[0])
         return self.pixels[i][:, slice(*rows), slice(*cols)]
 
@@ -83,6 +85,15 @@ def test_changes_of_place_are_those_of_numpy():
     part = seen(part=((2, 8), (4, 10)))
     assert part.min() >= image[:, 2:8, 4:10].min()
     assert np.abs(part.mean() - image[:, 2:8, 4:10].mean()) < 0.1
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.13, -0.5, 0.49])
+def test_hues_are_turned_as_in_hsv(turn):
+    pixels = np.random.default_rng(5).uniform(-2, 2, (3, 7, 9)).astype(np.float32)
+    pixels[:, 0], pixels[:, 1, :2], pixels[0, 2] = 0.5, [[2], [-2], [-2]], pixels[1, 2]
+    wanted = reference.turned_hues((pixels.astype(np.float64) + 2) / 4, turn) * 4 - 2
+    # A hue is a quotient of float32 between 0 and 6, and a colour spans 4: 4 * 6 * 2^-23.
+    assert np.abs(turned_hues(pixels, turn) - wanted).max() < 4e-6
 
 
 def test_labels_are_copied_and_never_mixed():
@@ -142,7 +153,12 @@ def test_no_other_task_has_any():
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
-    [("crop", 1.5, "at most 1"), ("crop", 0.0, "above 0"), ("contrast", 1.0, "below 1")],
+    [
+        ("hue", 0.6, "at most 0.5"),
+        ("crop", 1.5, "at most 1"),
+        ("crop", 0.0, "above 0"),
+        ("contrast", 1.0, "below 1"),
+    ],
 )
 def test_senseless_amounts_are_refused(key, value, words):
     with pytest.raises(ConfigError, match=words):

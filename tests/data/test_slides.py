@@ -242,7 +242,7 @@ WRONG = {
     r"leaves the 384 x 512 pixels of level 0": {"region": [0, 0, 400, 100]},
     "hold no patch of 32 x 32; use a smaller image": {"region": [0, 0, 20, 100]},
     "one to learn from; lower data.tissue": {"region": [0, 0, 32, 32], "tissue": 0.9},
-    "cannot be read: No such file": {"labels": "none.csv"},
+    "cannot be read: No such file or directory; give a CSV file": {"labels": "none.csv"},
     "no such files below data.path": {"labels": "none/*.geojson"},
     r"no folder|set apart": {"labels": "labels.csv", "split": "test"},
 }

@@ -45,9 +45,17 @@ def test_hires_command_is_accepted(hires, command):
     if verb in ("run", "plan", "verify", "sweep", "quantize"):
         answer = hires(verb, *rest, "--cfg", "job")
     elif verb in ("doctor", "bench"):  # seconds to hours: their own tests run them
-        assert rest in ([], ["--gpu"], ["layouts"], ["launcher=slurm", "--nodes", "2"])
+        assert rest in (
+            [],
+            ["--gpu"],
+            ["layouts"],
+            ["launcher=slurm", "--nodes", "2"],
+            ["--calibrate"],
+        )
         answer = hires("--help")
-    elif verb == "weights" or {"onnx", "exported"} & {*rest}:  # of runs and files of a user's
+    elif verb == "weights" or {"onnx", "exported", "mlflow"} & {
+        *rest
+    }:  # of a user's, or an extra's
         parser = importlib.import_module(f"hires.cli.verbs.verb_{verb}").PARSER
         parser.read(rest)
         return

@@ -24,10 +24,12 @@ from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from tests.helpers.jobs import evaluate_each, evaluate_while_training
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
+from tests.helpers.reference import structural_similarity
 
 EVALUATE = {"task": {"name": "evaluate"}, "batch": 4, "data": {"length": 11, "classes": 4}}
 UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [20, 16]}
 EDSR = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "image": [12, 10]}
+"""Images of 24 x 20, so that windows of SSIM reach over several tiles."""
 PRODUCT = {"parallel": {"stages": 2, "microbatches": 2}}
 
 
@@ -59,7 +61,10 @@ def expected(config, kind):
         ratios = [10 * math.log10(16 / error) for error in errors]
         losses = [float((o - t).abs().mean()) for o, t in pairs]
         mean, interval = sum(ratios) / len(ratios), mean_interval(ratios)
-        return {"psnr": mean, "psnr_ci95": interval, "loss": sum(losses) / len(losses)}
+        scaled = [[(one.clamp(-2, 2).numpy() + 2) / 4 for one in pair] for pair in pairs]
+        similar = [structural_similarity(*pair) for pair in scaled]
+        found = {"psnr": mean, "psnr_ci95": interval, "loss": sum(losses) / len(losses)}
+        return found | {"ssim": sum(similar) / 11, "ssim_ci95": mean_interval(similar)}
     counts, by_image, losses, size = Counter(), Counter(), [], 0
     for image, (output, target) in enumerate(zip(outputs, targets, strict=True)):
         labels = torch.full(output.shape[1:], target)
@@ -83,10 +88,19 @@ LAYOUTS = {
         ("pixels in tiles", PIXELS, {**UNET, "parallel": {"tiles": [1, 2]}}),
         ("images in tiles", IMAGES, {**EDSR, "parallel": {"tiles": [2, 1]}}),
         ("images in stages", IMAGES, {**EDSR, **PRODUCT}),
+        ("images in replicas", IMAGES, {**EDSR, "parallel": {"replicas": 2}}),
     ],
     3: [
         ("tiles, then one rank", CLASSES, {"parallel": {"stages": 2, "tiles": [[2, 1], [1, 1]]}}),
         ("uneven tiles", PIXELS, {**UNET, "parallel": {"tiles": [3, 1]}}),
+        (
+            "images in a stage, then in tiles",
+            IMAGES,
+            {
+                **EDSR,
+                "parallel": {"stages": 2, "tiles": [[1, 1], [1, 2]], "microbatches": 2},
+            },
+        ),
     ],
     4: [
         (
@@ -98,6 +112,29 @@ LAYOUTS = {
             "shards",
             CLASSES,
             {"parallel": {"stages": 2, "tiles": [2, 1], "local_dp": 2}},
+        ),
+        (
+            "images in tiles smaller than half a window",
+            IMAGES,
+            {
+                **EDSR,
+                "image": [7, 8],
+                "parallel": {"tiles": [4, 1]},
+            },
+        ),
+        ("images in a grid", IMAGES, {**EDSR, "parallel": {"tiles": [2, 2], "microbatches": 2}}),
+        (
+            "images in tiles and stages, both directions",
+            IMAGES,
+            {
+                **EDSR,
+                "parallel": {
+                    "tiles": [[2, 1], [2, 1]],
+                    "stages": 2,
+                    "directions": 2,
+                    "schedule": "gems",
+                },
+            },
         ),
     ],
 }
@@ -209,5 +246,5 @@ def test_a_pixel_of_an_image_that_is_infinite_is_no_white():
     assert counted_alone(output, white, **EDSR)[0][0] == 0
     output[0, 0, 0] = math.inf
     row, _ = counted_alone(output, white, **EDSR)
-    facts = summary(IMAGES, [row, [0.0, 0.0]], {}, [], output.numel())
-    assert (facts["psnr"], facts["not_finite"]) == (None, 1)
+    facts = summary(IMAGES, [row, [0.0, 0.0, 420.0]], {}, [], output.shape)
+    assert (facts["psnr"], facts["ssim"], facts["not_finite"]) == (None, None, 1)

@@ -117,9 +117,12 @@ def test_two_directions_share_one_copy_of_a_stage():
 
 
 def test_images_read_ahead_are_buffers(single):
-    more = predicted(data={"prefetch": 12})[0]
+    more = predicted(data={"prefetch": 12}, steps=20)[0]
     microbatch = 4 * 3 * 64 * 64 * 4 + 4 * 8  # images and labels
     assert more.buffers_bytes - single.buffers_bytes == 10 * microbatch
+    # One slide was predicted with three: a fifth more memory than its ranks took.
+    one = predicted(data={"prefetch": 12}, steps=1, measure={"warmup": 0})[0]
+    assert single.buffers_bytes - one.buffers_bytes == 2 * microbatch
 
 
 def test_nothing_is_left_behind(single):

@@ -110,6 +110,13 @@ def test_names_stay_in_the_folder_and_differ():
     assert max(len(name.encode()) for name in names) < 255
 
 
+@pytest.mark.parametrize("suffix", [".tif", ".ome.tif", ".zarr"])
+def test_map_of_a_slide_has_one_ending(suffix):
+    # It was slides_000.tif.tif.
+    names = safe_names(["slides/000.tif", "a.TIFF", "b.ome.tif", "a.tif", ".tif"], suffix)
+    assert names == [f"{name}{suffix}" for name in ("slides_000", "a", "b", "a-3", "tif")]
+
+
 def test_a_name_like_that_of_a_later_twin_is_taken_once():
     names = safe_names(["a/b", "a_b-2", "a b", "a_b"], ".tif")
     assert len(set(names)) == 4

@@ -9,6 +9,7 @@ import pytest
 from hires.cli.data_keys import with_classes
 from hires.core.store import file_names, rundir
 from hires.core.store.reading import read_lines
+from hires.data.textures import make_folder
 from hires.engine.scalars import FOLDER
 from hires.plan import hardware
 from tests.helpers.layouts import config_of, plan_of
@@ -65,6 +66,21 @@ def test_numbers_are_those_of_the_metrics(tmp_path, name):
     assert found["validation/top1"] == [
         (line["step"], pytest.approx(line["top1"])) for line in validated
     ]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["pairs", "classes"])
+def test_each_metric_of_an_evaluation_is_shown(tmp_path, kind):
+    # Of pairs it was looked up under a name that no summary has; mean_recall was not shown at all.
+    keys, metrics = {}, {"loss", "top1", "mean_recall"}
+    if kind == "pairs":
+        make_folder(tmp_path / "images", classes=1, count=6, size=[32, 32], seed=0)
+        data = {"name": "pairs", "path": str(tmp_path / "images"), "validation": 0.34}
+        keys = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "data": data}
+        metrics = {"loss", "psnr"}
+    path = folder_of(tmp_path / "runs", **keys)
+    assert attempt(path) == [0]
+    assert {n for n in shown(path) if "validation" in n} == {f"validation/{n}" for n in metrics}
 
 
 @pytest.mark.dist

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import hires
+from hires.core.errors import ConfigError
 from tests.helpers.ranks import run_ranks
 from tests.helpers.shard_jobs import refusals, several_calls, train_beside_plain
 
@@ -90,3 +94,13 @@ def test_wrong_calls_are_answered_with_the_remedy():
     for texts in run_ranks(refusals, 2):
         for wanted, text in zip(REFUSED, texts, strict=True):
             assert wanted in text
+
+
+def test_mesh_that_is_none_is_named_with_the_remedy():
+    # It was an AttributeError: 'NoneType' object has no attribute 'mesh'.
+    for call in (
+        lambda: hires.shard(nn.Conv2d(3, 4, 3), None, example=torch.zeros(1, 3, 8, 8)),
+        lambda: hires.window((8, 8), None),
+    ):
+        with pytest.raises(ConfigError, match=r"the mesh is None, no device mesh .* torchrun"):
+            call()

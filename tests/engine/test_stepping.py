@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from tests.helpers.ranks import run_ranks
-from tests.helpers.shard_jobs import plain_steps, steps_of_an_engine, wrong_engines
+from tests.helpers.shard_jobs import (
+    plain_steps,
+    steps_of_an_engine,
+    steps_on_images,
+    wrong_engines,
+    wrong_targets,
+)
 
 LAYOUTS = {
     "one rank": {},
@@ -40,6 +46,9 @@ REFUSED = [
     "it takes model.channels alone",
     "a batch of [2, 3, 18, 16] with 2 targets",
     "a batch of [4, 3, 18, 16] with 2 targets",
+    'validate={"every": 2} is for `hires run`, and hires.Engine would ignore it; leave it out',
+    'augment={"flip": "both"} is for `hires run`',
+    "the module returns [4, 4, 18, 16] for images of 18x16, and loss=l1 compares images of 3",
 ]
 
 
@@ -48,3 +57,31 @@ def test_wrong_calls_are_answered_with_the_remedy():
     for texts in run_ranks(wrong_engines, 2):
         for wanted, text in zip(REFUSED, texts, strict=True):
             assert wanted in text
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("loss", ["cross_entropy", "dice", "bce"])
+def test_targets_that_a_loss_cannot_compare_are_named(loss):
+    # Dice and bce counted a label out of range as of no class; others were errors of torch's.
+    wanted = [
+        "label 5 of sample 2, row 3, column 4, is out of range: the network has 4 classes, 0 to 3",
+        "label -1 of sample 1",
+        f"a target of [4, 9, 16], where loss={loss} compares classes with an output of",
+        f"a target of torch.float64, where loss={loss} compares class numbers; give target.long()",
+        "label 7 of sample 0 is out of range",
+        "nothing",
+    ]
+    for texts in run_ranks(wrong_targets, 2, loss):
+        for part, text in zip(wanted, texts, strict=True):
+            assert part in text
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("loss", ["l1", "l2"])
+def test_module_that_makes_images_of_its_inputs_size_learns(loss):
+    # It was refused, for want of model.scale=1, which an engine did not take.
+    for found, plain, texts in run_ranks(steps_on_images, 2, loss, [2, 1]):
+        assert found == pytest.approx(plain, rel=1e-12)
+        assert "a target of [2, 3, 4, 6]" in texts[0]
+        assert "a target of torch.int64" in texts[1]
+        assert "give target.float()" in texts[1]

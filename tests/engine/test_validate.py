@@ -9,11 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from hires.cli.data_keys import with_classes
+from hires.cli.screens.show_training import training_lines
+from hires.core.epoch_lines import line_text
 from hires.core.errors import ConfigError, PlanError
 from hires.core.evaluation_summary import CLASSES, PIXELS
 from hires.core.store import checkpoints, file_names, records, rundir
 from hires.core.store.network_weights import find_weights
 from hires.core.store.reading import read_lines
+from hires.core.store.step_lines import ENDED_LINE
+from hires.engine.validate import Validation
 from hires.plan.validation import evaluation_of
 from hires.report.tables import tables
 from tests.engine.test_evaluate import UNET, expected
@@ -129,7 +133,7 @@ def test_best_checkpoint_is_kept_and_found(tmp_path):
     assert find_weights(str(path)).path == checkpoints.place(path, 12)
 
 
-def test_training_without_progress_ends_early(tmp_path):
+def test_training_without_progress_ends_early_and_says_why(tmp_path):
     keys = {"optimizer": {"lr": 1e-30, "weight_decay": 0.0}, "steps": 20}
     wanted = {"every": 2, "metric": "top1", "patience": 2, "min_delta": 0.9}
     path = folder_of(training(tmp_path, **keys, validate=wanted))
@@ -138,6 +142,10 @@ def test_training_without_progress_ends_early(tmp_path):
     assert record["state"] == "done"
     assert record["validation"]["ended_early"] == 6
     assert record["validation"]["count"] == 3
+    why = "ended early after step 6: no better top1 in 2 evaluations (validate.patience)"
+    assert why in training_lines(record, path)
+    lines = read_lines(path / "a0" / "metrics.jsonl")
+    assert [line_text(line) for line in lines if line["kind"] == ENDED_LINE] == [why]
     assert {step for step, _ in losses(path, 0)} == set(range(6))
     assert {c.step for c in checkpoints.whole_checkpoints(path)[0]} == {2, 6}
     [table] = [table for table in tables(record) if table.name == "validation"]
@@ -159,6 +167,7 @@ def test_epochs_end_where_their_last_image_is(tmp_path):
 
 WRONG = {
     "it is no number of its outputs": ({"every": 2, "metric": "psnr"}, "use one of loss, top1"),
+    "it is no number of classes": ({"every": 2, "metric": "ssim"}, "use one of loss, top1"),
     "of 4 classes five are no choice": ({"every": 2, "metric": "top5"}, "use one of loss, top1"),
 }
 
@@ -168,6 +177,15 @@ def test_metric_that_does_not_fit_is_refused(tmp_path, name):
     keys, words = WRONG[name]
     plan = plan_of(training(tmp_path, validate=keys))
     with pytest.raises(PlanError, match=words):
+        plan.require_ok()
+
+
+def test_windows_of_ssim_need_images_as_large(tmp_path):
+    keys = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "data": {"length": 8}}
+    metric = {"every": 2, "metric": "ssim"}
+    assert plan_of(training(tmp_path, **keys, image=[6, 6], validate=metric)).ok
+    plan = plan_of(training(tmp_path, **keys, image=[5, 6], validate=metric))
+    with pytest.raises(PlanError, match="use one of loss, psnr"):
         plan.require_ok()
 
 
@@ -211,3 +229,14 @@ def test_running_means_are_evaluated_and_left_alone(tmp_path, parallel):
 def test_means_that_no_rank_holds_are_refused(tmp_path, optimizer):
     with pytest.raises(ConfigError, match=r"validate\.weights=ema .* use optimizer\.ema=0\.999"):
         training(tmp_path, optimizer=optimizer, validate={"every": 2, "weights": "ema"})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_early_end_is_a_line_in_the_log_of_rank_0(tmp_path, caplog, rank):
+    caplog.set_level("INFO")
+    validation = Validation.__new__(Validation)
+    validation._training = training(tmp_path, validate={"every": 2, "patience": 1})
+    validation.metric, validation._rank = "loss", rank
+    validation.end_early(6)
+    why = "ended early after step 6: no better loss in 1 evaluation (validate.patience)"
+    assert [one.getMessage() for one in caplog.records] == [why] * (rank == 0)

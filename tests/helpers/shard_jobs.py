@@ -21,6 +21,7 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
 from hires.nets.build_network import build_model, materialise
+from tests.helpers.library_page import example
 
 
 class Whole(nn.Module):
@@ -278,6 +279,44 @@ def plain_steps() -> Any:
     return losses, {name: one.detach().numpy() for name, one in model.named_parameters()}
 
 
+def small_network() -> nn.Module:
+    """Returns two convolutions of float64, the same on every rank."""
+    torch.manual_seed(1)
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)
+    return nn.Sequential(*layers).double()
+
+
+def large_batches() -> list[tuple[Tensor, Tensor]]:
+    """Returns two batches of the sizes of the docs' engine."""
+    images = torch.randn(2, 8, 3, 512, 512, generator=torch.Generator().manual_seed(5)).double()
+    return [(one, (one[:, 0] > 0).long()) for one in images]
+
+
+def documented_engine(world: World) -> Any:
+    """Returns the last loss of the docs' engine, and the parameters of this rank."""
+    names = {"hires": hires, "model": small_network(), "batches": large_batches()}
+    with torch_world(world):
+        exec(example("hires.Engine"), names)
+        engine: Any = names["engine"]
+        own = {name: one.detach().numpy().copy() for name, one in engine.parameters.items()}
+    return names["loss"], own
+
+
+def plain_steps_of_documented_engine() -> Any:
+    """Returns the same of plain torch, which accumulates the gradients of four microbatches."""
+    model = small_network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9, weight_decay=1e-4)
+    for images, target in large_batches():
+        optimizer.zero_grad()
+        losses = []
+        for x, y in zip(images.chunk(4), target.chunk(4), strict=True):
+            loss = functional.cross_entropy(model(x), y) / 4
+            loss.backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+    return sum(losses), {name: one.detach().numpy() for name, one in model.named_parameters()}
+
+
 def wrong_engines(world: World) -> list[str]:
     """Returns what wrong calls of an engine are answered with."""
     good = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}}
@@ -294,5 +333,48 @@ def wrong_engines(world: World) -> list[str]:
             lambda: hires.Engine(network("of samples"), {**good, "model": {"name": "unet"}}),
             lambda: engine.step(images[:2], labels[:2]),
             lambda: engine.step(images, labels[:2]),
+            lambda: hires.Engine(network("of samples"), {**good, "validate": {"every": 2}}),
+            lambda: hires.Engine(network("of samples"), {**good, "augment": {"flip": "both"}}),
+            lambda: hires.Engine(network("of samples"), {**good, "loss": {"name": "l1"}}),
         ]
         return answers(wrong)
+
+
+def wrong_targets(world: World, loss: str) -> list[str]:
+    """Returns what an engine of 4 classes says of targets that a loss cannot compare."""
+    images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
+    labels = torch.zeros(4, 18, 16, dtype=torch.int64)
+    far, negative = labels.clone(), labels.clone()
+    far[2, 3, 4], negative[1] = 5, -1
+    config = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}, "loss": {"name": loss}}
+    ignoring = {**config, "loss": {"name": loss, "ignore_index": 5}}
+    with torch_world(world):
+        engine = hires.Engine(network("of samples"), config)
+        wrong = [
+            lambda: engine.step(images, far),
+            lambda: engine.step(images, negative),
+            lambda: engine.step(images, labels[:, :9]),
+            lambda: engine.step(images, labels.double()),
+            lambda: engine.step(images, labels[:, 0, 0] + 7),
+            lambda: hires.Engine(network("of samples"), ignoring).step(images, far),
+        ]
+        return answers(wrong)
+
+
+def steps_on_images(world: World, loss: str, tiles: list[int]) -> Any:
+    """Returns losses of a module that makes images of its input's size, beside those of torch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)).double()
+    plain = copy.deepcopy(model)
+    images, target = torch.randn(2, 2, 3, 8, 6, dtype=torch.float64)
+    config = {"image": [8, 6], "batch": 2, "parallel": {"tiles": tiles}, "loss": {"name": loss}}
+    with torch_world(world):
+        engine = hires.Engine(model, config)
+        losses = [engine.step(images, target)]
+        wrong = [
+            lambda: engine.step(images, target[:, :, :4]),
+            lambda: engine.step(images, target.long()),
+        ]
+        texts = answers(wrong)
+    function = functional.l1_loss if loss == "l1" else functional.mse_loss
+    return losses, [float(function(plain(images), target).detach())], texts

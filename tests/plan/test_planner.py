@@ -235,6 +235,18 @@ def test_one_number_is_no_class(task):
     assert "returns [2, 1], one number, from which no class follows" in text
 
 
+def test_form_of_maps_is_for_maps():
+    # It was ignored, and the run had another name.
+    conv = nn.Conv2d(3, 5, 1)
+    keys = {"task": {"name": "predict"}, "predict": {"format": "zarr"}, "image": [13, 10]}
+    config, shape = from_dict({**keys, "batch": 2}), (2, 3, 13, 10)
+    assert make_plan(config, traced(lambda n, x: n.conv(x), shape, False, conv=conv)).ok
+    graph = traced(lambda n, x: n.conv(x).mean((2, 3)), shape, False, conv=conv)
+    [(key, text)] = errors(make_plan(config, graph))
+    assert key == "predict.format"
+    assert "predict.format=zarr is the form of maps, and the network returns [2, 5]" in text
+
+
 @pytest.mark.parametrize(
     ("channels", "scale", "remedy"),
     [

@@ -16,7 +16,7 @@ from tests.helpers.report_runs import report_run, sized_campaign
 
 ALWAYS = {
     "throughput_by_layout", "throughput_by_image", "throughput_by_ranks", "largest_image",
-    "learning", "predicted_maps",
+    "choice", "confusion", "learning", "predicted_maps",
 }  # fmt: skip
 OF_RANKS = {
     "memory_per_rank", "step_split", "timeline", "traffic", "tile_grid", "loss", "message_costs",

@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 def test_all_tables_have_units_and_a_line_that_makes_each_row_again(made):
     assert [s.name for s in made] == [
         "throughput", "memory", "communication", "messages", "precision", "evaluations",
-        "predictions", "failures", "points",
+        "validations", "predictions", "failures", "points",
     ]  # fmt: skip
     for summary in made[:5]:
         assert summary.rows

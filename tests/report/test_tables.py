@@ -10,7 +10,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.report import tables
-from hires.report.columns import ACCURACY, memory_rows, values
+from hires.report.columns import ACCURACY, PREDICTION, memory_rows, values
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
@@ -136,3 +136,15 @@ def test_numbers_of_an_evaluation_have_their_interval_beside_them():
     assert [row[f"psnr{end}"] for end in ("", "_low", "_high")] == [31.5, None, None]
     order = [column.key for column in ACCURACY]
     assert order.index("mean_iou_high") == order.index("mean_iou") + 2
+
+
+def test_predictions_have_their_time_per_megapixel():
+    record = {
+        "throughput": {"step_s": {"median": 6.0}},
+        "images_per_step": 2,
+        "image": [1000, 1500],
+    }
+    assert values(PREDICTION, record)["s_per_mp"] == 2.0
+    for key in record:
+        rest = {name: value for name, value in record.items() if name != key}
+        assert values(PREDICTION, rest)["s_per_mp"] is None

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from hires.cli.screens.printable import behind
+from hires.cli.screens.show_training import confusion_table, training_lines
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
@@ -49,7 +50,8 @@ and in inference on a CPU, and in engines of TensorRT, the weights are held twic
 def print_record(record: dict[str, Any], run: StrPath = "") -> None:
     """Prints the tables of a run's record, if it has any, and how to make it again.
 
-    Before them it prints the skipped steps, and where in the folder ``run`` predictions lie.
+    Before them it prints the skipped steps, and where in the folder ``run`` predictions lie; behind
+    them which classes were taken for which, and the weights of a training there.
     """
     if (skipped := count(record.get("skipped_steps"))) is not None:
         steps, scale = plural(skipped, "step"), value_text(record.get("loss_scale"))
@@ -66,8 +68,12 @@ def print_record(record: dict[str, Any], run: StrPath = "") -> None:
                 print(f"{len(table.rows)} classes: classes.md and classes.csv of the run\n")
                 continue
             print_table(table.title, table.columns, table.text_rows(), _KEEP)
+        if (confusion := confusion_table(record, run)) is not None:
+            print_table(confusion.title, confusion.columns, confusion.text_rows(), ("class",))
         if record.get("compiled") is True and record.get("memory"):
             print(f"{COMPILED_NOTE}\n")
+    for words in training_lines(record, run) if run else ():
+        print(words)
     line = text(record.get("reproduce"))
     if line:
         print(f"again: {line}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hires.cli.choosing import LayoutSearch, choice_note
 from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
@@ -211,13 +212,18 @@ def plan_all(
         if point.config is not None:
             try:
                 point.config = with_classes(point.config, planner.sizes)
+                search = LayoutSearch(planner, tuple(point.words))
+                point.config, choice = search.chosen(point.config)
+                if choice is not None:
+                    point.notes = [choice_note(choice).text]
                 point.config = scaled(point.config, point.words)
                 point.inputs = planner.inputs(point.config)
                 point.path = path = run_path(point.config, point.inputs)
                 point.done = done_attempts(path)
                 if wanted is None or len(point.done) < wanted:
                     begun = begin(point.config, path, point.inputs, earlier, go_on)
-                    point.config, point.notes = begun
+                    point.config = begun[0]
+                    point.notes = [*point.notes, *begun[1]]
                     point.planned = planner.packed(point.config)
                     point.reason = point.planned.refusal
             except HiresError as error:

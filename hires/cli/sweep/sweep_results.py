@@ -16,6 +16,7 @@ from hires.report.read.measured_points import median_speed
 from hires.report.read.plain_values import dicts
 from hires.report.read.rows import largest
 from hires.report.read.runs import read_runs
+from hires.report.read.validation_rows import best_column, best_of
 from hires.report.tables import done_records
 
 _SPEED = Column("img_per_s_median", "median", "img/s", digits=2)
@@ -28,20 +29,29 @@ _SHOWN = ("precision", QUANT.key, "data", "top1", "difference", "difference_low"
 
 
 def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bool) -> None:
-    """Prints the state and the speed of every point, with ``memory`` that of its fullest rank."""
+    """Prints the state and the speed of every point, with ``memory`` that of its fullest rank.
+
+    Trainings that were evaluated as they went on have the number of their best evaluation, too.
+    """
     attempts, rows = attempts_of(ends), []
+    best = {p.path: best_of(done_records(p.path, repeat)) for p in points.valid}
+    metrics = [*dict.fromkeys(one[0] for one in best.values() if one is not None)]
     for number, point in enumerate(points.listed, start=1):
         ranks = point.config.parallel.num_ranks if point.config else None
         row: list[Any] = [number, *points.values(point), ranks, INFEASIBLE, *[None] * 3]
         if not point.reason:
             state = end_of(point, attempts[point.path], repeat)
             row[-4:] = [state, *_numbers(point, repeat)]
-        rows.append([*(row if memory else row[:-2]), point.path.name or None])
+        own = best.get(point.path)
+        learnt = [own[1] if own and own[0] == metric else None for metric in metrics]
+        rows.append([*(row if memory else row[:-2]), *learnt, point.path.name or None])
     columns = [*points.columns(), RANKS, Column("state", "state"), _SPEED]
-    columns += [*(_MEMORY if memory else ()), RUN]
+    learnt_columns = [best_column(metric) for metric in metrics]
+    columns += [*(_MEMORY if memory else ()), *learnt_columns, RUN]
     shown = Table("results", "Results", columns, rows).text_rows()
     title = f"Results, medians over {repeat} attempts" if repeat > 1 else "Results"
-    print_table(title, columns, shown, ("state", _SPEED.key))
+    keep = ("state", _SPEED.key, *(column.key for column in learnt_columns))
+    print_table(title, columns, shown, keep)
     _print_accuracy(points)
 
 

@@ -25,6 +25,8 @@ BENCHMARKS = {
     "halo": "halo exchanges of ResNet and AmoebaNet by backend, beside plain copies",
     "gpu": "all that needs a GPU: parity, precisions, streams, memory and speed on one",
     "precision": "inference in fp32, bf16 and int8 beside torch, eager and compiled",
+    "calibrate": "operators and links of this machine, for predicted step times",
+    "choose": "layouts that hires plan --choose lists, predicted beside measured",
     "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 PARSER = Parser(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # the decoders are imported when they are used
 ACTIONS = ("make", "check")
 _MOST_FILES = 5  # that a finding names
 _MOST_CLASSES = 30
+_COUNTED = {"folder": "images", "cifar10": "images", "masks": "in images", "slide": "patches"}
+"""``data`` with classes -> what is counted of each."""
 
 
 def _action(text: str) -> str:
@@ -50,6 +52,8 @@ PARSER = Parser(
         "hires data check data/textures",
         "hires data check data/textures image=256 model.channels=1   as this run would read them",
         "hires data check photos data=pairs model=edsr image=96",
+        "hires data check shapes data=masks data.classes=3 data.ignore=255",
+        "hires data check imagenette data=imagenette",
         "hires data check list.txt --json",
         "hires run data=folder data.path=data/textures image=256",
     ),
@@ -109,6 +113,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from hires.data.data_check import check_data
+    from hires.data.label_check import CHECKS
 
     config, path, words = RunConfig(), args.path, args.overrides
     if "=" in path and not Path(path).exists():  # the words of a run, with data.path
@@ -121,14 +126,18 @@ def _check(args: argparse.Namespace) -> int:
     if path is None:
         raise ConfigError("hires data check needs a PATH, or data.path=PATH")
     data = config.data.name if "data" in keys else None
-    if data not in (None, "folder", "pairs"):
-        raise ConfigError(f"data={data} is not checked here; use data=folder or data=pairs")
+    if data not in (None, "folder", "pairs", "images", *CHECKS):
+        kinds = ", ".join(("folder", "pairs", "images", "imagenet", "imagenette", *CHECKS))
+        raise ConfigError(f"data={data} has no files to check; use data={kinds}")
 
     def progress(done: int, total: int) -> None:
         if done % 16 == 0:
             print_activity(f"decoded {done} of {total} files ...")
 
-    report = check_data(path, config, data, "image" in keys, progress)
+    if data in CHECKS:
+        report = CHECKS[data](path, config, "image" in keys, progress)
+    else:
+        report = check_data(path, config, data, "image" in keys, progress)
     print_activity("")
     if args.json:
         print(json.dumps(_facts(report), indent=2))
@@ -148,8 +157,9 @@ def _print(report: DataReport) -> None:
     how = "a list" if report.data == "list" else f"read as data={report.data}"
     print(f"{report.path}: {plural(total, 'file')}, {how}\n")
     classes = [[name, str(count)] for name, count in report.classes.items()]
-    if report.data == "folder" and classes:
-        heads: list[Column | str] = ["class", Column("images", "images", digits=0)]
+    if report.data in _COUNTED and classes:
+        what = _COUNTED[report.data]
+        heads: list[Column | str] = ["class", Column("images", what, digits=0)]
         print_table("Classes", heads, classes[:_MOST_CLASSES])
         if len(classes) > _MOST_CLASSES:
             print(f"and {len(classes) - _MOST_CLASSES} more classes; --json lists all\n")

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.cli.doctor_checks import machine_checks, mpi_checks, torch_checks
+from hires.cli.doctor_checks import guarded, machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config
 from hires.cli.verbs.verb_bench import main as bench
@@ -17,8 +17,9 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.screen_table import painted_state
 from hires.core.terminal import columns, paints
 from hires.core.text_table import aligned, folded
-from hires.launcher.doctor_check import FAILED, OK, Check
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check
 from hires.launcher.interface import all_launchers, launcher_of
+from hires.plan.simulation.machine_calibration import COMMAND, load_calibration
 
 PARSER = Parser(
     "doctor",
@@ -26,25 +27,37 @@ PARSER = Parser(
         "hires doctor                             this machine",
         "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
         "hires doctor --gpu                       everything that needs a GPU, tried on one",
+        "hires doctor --calibrate                 measures operators and links, to predict steps",
         "hires doctor --json",
     ),
     *composing(),
     number("--nodes", "machines that runs are to use (launcher.nodes)"),
     flag("--gpu", "run `hires bench gpu`, up to eight minutes, instead of the checks"),
+    flag("--calibrate", "measure this machine for predicted step times, up to two minutes"),
     number("--patience", "seconds that the job may wait and take", default=600),
     JSON,
 )
 
 
+BENCHMARKS = {
+    "gpu": ("tries this machine's GPU", "`hires bench gpu --device NAME` tries another device"),
+    "calibrate": ("measures this machine", "`hires bench calibrate --help` lists its own options"),
+}
+"""What is run instead of the checks -> what it does, and how it takes more."""
+
+
 def main(args: Namespace) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
-    if args.gpu:
-        if args.overrides or args.config_dir or args.cfg or args.nodes is not None:
-            raise ConfigError(
-                "`hires doctor --gpu` tries this machine's GPU and takes no keys, --config-dir, "
-                "--cfg or --nodes; `hires bench gpu --device NAME` tries another device"
-            )
-        return bench(["gpu", *(["--json"] if args.json else [])])
+    if args.gpu and args.calibrate:
+        raise ConfigError("--gpu and --calibrate measure at once; leave one of the two out")
+    for name, why in BENCHMARKS.items():
+        if getattr(args, name):
+            if args.overrides or args.config_dir or args.cfg or args.nodes is not None:
+                raise ConfigError(
+                    f"`hires doctor --{name}` {why[0]} and takes no keys, --config-dir, --cfg or "
+                    f"--nodes; {why[1]}"
+                )
+            return bench([name, *(["--json"] if args.json else [])])
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         from hires.cli.compose.compose_config import compose
@@ -65,12 +78,25 @@ def main(args: Namespace) -> int:
 def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
     """Returns all checks; those of the nodes by a job, if the launcher has jobs."""
     checks = machine_checks(Path(config.results), config.launcher.nodes)
-    checks += [*torch_checks(), *mpi_checks()]
+    checks += [*torch_checks(), guarded("calibration", calibration_check), *mpi_checks()]
     of_launchers = [check for one in all_launchers() for check in one.checks(config)]
     checks += of_launchers
     if all(check.state != FAILED for check in of_launchers):
         checks += launcher_of(config).node_checks(config, argv, patience_s)
     return checks
+
+
+def calibration_check() -> Check:
+    """Whether step times are predicted from what was measured here, and how old that is."""
+    name = "calibration"
+    try:
+        calibration = load_calibration()
+    except ConfigError as error:
+        text, _, remedy = str(error).rpartition("; ")
+        return Check(name, WARNING, text, remedy)
+    if calibration is None:
+        return Check(name, OK, f"none: steps are predicted with defaults until {COMMAND}")
+    return Check(name, OK, calibration.source)
 
 
 def lines(checks: Sequence[Check]) -> list[str]:

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hires.cli.named_weights import path_of_weights, run_of_weights
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
 from hires.cli.screens.screen import print_notes
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
-from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
-from hires.core.store import checkpoints, records, rundir
+from hires.core.store import checkpoints, records
 from hires.core.store.files import make_folder
+from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size
 from hires.launcher.status.run_selection import Selection, select
 from hires.report.mlflow_export import write_mlflow
@@ -31,14 +35,15 @@ PARSER = Parser(
         "hires export --to csv --out exported               all campaigns under results/",
         "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
         "hires export default/RUN --to onnx --out net.onnx    needs pip install 'hires[onnx]'",
-        "hires export default/RUN --to exported --out net.pt2  for torch.export.load",
+        "hires export default/RUN/best --to exported --out net.pt2  for torch.export.load",
     ),
     *named_runs(),
     option("--to", "FORM", f"one of {', '.join(KINDS)}", KINDS, required=True),
     option("--out", "DIR|FILE", "folder to write, or file of the network", required=True),
     JSON,
-    more="onnx and exported write the network of one run with its latest weights, in fp32 or\n"
-    "fp64, for any number of images of its size, and compare its outputs with the plain module's.",
+    more="onnx and exported write the network of one run with its latest weights (RUN/best: of\n"
+    "its best evaluation, RUN/ema: running means), in fp32 or fp64, for any number of images of\n"
+    "its size, and compare its outputs with the plain module's.",
 )
 
 
@@ -87,7 +92,7 @@ def _network(args: Namespace, form: str) -> int:
         raise ConfigError(
             f"--to {form} writes the network of one run, not {len(args.names)}; name one"
         )
-    run = rundir.locate(args.names[0], args.results)
+    weights = path_of_weights(args.names[0], args.results)
     path = Path(args.out).expanduser().absolute()
     if path.is_dir():
         raise ConfigError(
@@ -95,7 +100,7 @@ def _network(args: Namespace, form: str) -> int:
         )
     make_folder(path.parent, "--out")
     with TorchProcess() as process:
-        facts = process.write_network(_of_inference(run), form, path)
+        facts = process.write_network(_of_inference(weights), form, path)
     if args.json:
         print(json.dumps({"network": str(path), **facts}, indent=2))
         return 0
@@ -106,24 +111,38 @@ def _network(args: Namespace, form: str) -> int:
 _ENDINGS = {"onnx": "onnx", "exported": "pt2"}
 
 
-def _of_inference(run: Path) -> RunConfig:
+def _of_inference(weights: str) -> RunConfig:
     """Returns the config of one process that has the weights of a run; ConfigError: it has none."""
+    run = run_of_weights(weights)
+    if run is None:
+        raise ConfigError(
+            f"{weights} is not of a run, whose config says which network it is; name a run, as RUN "
+            f"or RUN/{BEST}"
+        )
     config = records.read_config(run)
     if config.precision.name == INT8:
         raise ConfigError(
             f"{run.name} computes in {INT8}, for which no program but hires has its kernels; name "
             f"the run that trained its float weights"
         )
-    there, _ = checkpoints.whole_checkpoints(run)
-    weights = str(there[0].path) if there else config.weights
-    if weights is None:
-        raise ConfigError(
-            f"{run.name} kept no weights; run it with checkpoint.every=N, or name another run"
-        )
+    if Path(weights) == run and not checkpoints.whole_checkpoints(run)[0]:
+        if config.weights is None:
+            raise ConfigError(
+                f"{run.name} kept no weights; run it with checkpoint.at_end=always, or name "
+                f"another run"
+            )
+        weights = config.weights
+    find_weights(weights)
     precision = "fp64" if config.precision.name == "fp64" else "fp32"
-    values = {**to_dict(config), "task": {"name": "infer"}, "weights": weights}
-    values |= {"precision": {"name": precision}, "parallel": {}, "checkpoint": {}}
-    return from_dict(values)
+    # Nothing else of a run decides its network: not its data, layout, loss or evaluations.
+    return RunConfig(
+        image=config.image,
+        seed=config.seed,
+        model=config.model,
+        weights=weights,
+        task=TaskConfig("infer"),
+        precision=PrecisionConfig(precision),
+    )
 
 
 def _compared(facts: dict[str, Any]) -> str:

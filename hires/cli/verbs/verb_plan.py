@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from argparse import Namespace
 
 from hires.cli.calibration import with_assumed_scales
+from hires.cli.choosing import LayoutSearch, choice_note, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
-from hires.cli.options import JSON, Parser, composing, flag
+from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
-from hires.cli.screens.screen import print_config
+from hires.cli.screens.screen import print_activity, print_config
+from hires.cli.screens.show_choice import choice_lines
 from hires.cli.screens.show_plan import node_lines, plan_lines
-from hires.core.errors import PlanError
+from hires.core.config.parallel_config import AUTO
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, PlanError
 from hires.core.units import parse_size
 from hires.launcher.interface import launcher_of
 from hires.plan.memory import rooms_of
@@ -26,9 +31,15 @@ PARSER = Parser(
         "hires plan parallel=pp image=512",
         "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
         "hires plan parallel=sp+pp --prove",
+        "hires plan --choose ranks=4 memory.limit=4GiB model=resnet50 image=2048 batch=8",
+        "hires plan --choose ranks=64 --nodes 16 cluster=a100x4 launcher=slurm image=8192 batch=32",
+        "hires plan --largest ranks=4 memory.limit=4GiB model=unet batch=1",
     ),
     *composing(),
     JSON,
+    flag("--choose", "rank the layouts of ``ranks`` ranks that fit, by predicted step time"),
+    flag("--largest", "find the largest image that fits ``ranks`` ranks, in image's proportions"),
+    number("--nodes", "machines over which the ranks are spread (launcher.nodes)"),
     flag("--prove", "show the proof under each semantics of messages, with the cycle if it fails"),
 )
 
@@ -36,12 +47,18 @@ PARSER = Parser(
 def main(args: Namespace) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
     config = compose(args.overrides, args.config_dir)
+    if args.nodes is not None:
+        config = _on_nodes(config, args.nodes)
     if args.cfg:
         return print_config(config)
+    if args.choose or args.largest:
+        return _choose(args, config)
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder, Planner() as planner:
         config = with_classes(config)
+        config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
         config, finding = with_assumed_scales(config, planner, args.overrides, folder)
         plan = planner.plan(config)
+    plan.findings += [choice_note(choice)] if choice else []
     plan.findings += [*([finding] if finding else []), *idle_keys(config, args.overrides)]
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
@@ -67,3 +84,40 @@ def main(args: Namespace) -> int:
             lines += ["", f"{config.launcher.name.capitalize()}: {start}"]
         print("\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code
+
+
+def _on_nodes(config: RunConfig, nodes: int) -> RunConfig:
+    if nodes < 1:
+        raise ConfigError(f"--nodes {nodes}: give 1 or more")
+    if not config.launcher.has_jobs:
+        raise ConfigError(
+            f"--nodes {nodes}: launcher={config.launcher.name} starts ranks on "
+            f"{config.launcher.num_nodes}; use launcher=slurm"
+        )
+    launcher = dataclasses.replace(config.launcher, nodes=nodes)
+    return dataclasses.replace(config, launcher=launcher)
+
+
+def _choose(args: Namespace, config: RunConfig) -> int:
+    """Prints the layouts of a number of ranks, or the largest image that fits them."""
+    if args.prove:
+        raise ConfigError("--prove shows the proof of one layout; leave --choose and --largest out")
+    open_layout = dataclasses.replace(config.parallel, name=AUTO)
+    config = dataclasses.replace(config, parallel=open_layout)
+    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder, Planner() as planner:
+        config = with_classes(config)
+        config, _ = with_assumed_scales(config, planner, args.overrides, folder)
+        search = LayoutSearch(planner, tuple(args.overrides))
+        if args.largest:
+            config, choice = search.largest(config)
+        else:
+            choice = search.choose(config)
+        print_activity("")
+    if args.json:
+        print(json.dumps({**plain_choice(choice), "image": [config.height, config.width]}))
+        return 0
+    if args.largest:
+        where = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
+        print(f"Largest image that fits {where}: {config.height}x{config.width}\n")
+    print("\n".join(choice_lines(choice)))
+    return 0

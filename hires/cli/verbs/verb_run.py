@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.calibration import with_scales
+from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
@@ -19,6 +20,7 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.start_run import explain, wait_for
 from hires.core.store import campaign, rundir
+from hires.core.store.choice_file import write_choice
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
 from hires.core.store.rundir import run_path
@@ -69,6 +71,9 @@ def main(args: Namespace) -> int:
         argv += ["--config-dir", args.config_dir]  # HIRES_CONF may be unset where it is run again
     with spawn.warm(config.launcher.threads):
         with Planner() as planner:
+            config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
+            if choice is not None:
+                argv = explicit(argv, config, choice)
             config = with_scales(config, planner, args.overrides, argv)
             inputs = planner.inputs(config)
             path = run_path(config, inputs)
@@ -80,12 +85,15 @@ def main(args: Namespace) -> int:
             seen, go_on = last_number(path), getattr(args, "continue")
             config, notes = begin(config, path, inputs, EarlierRuns(), go_on)
             plan = planner.plan(config)
+            plan.findings += [choice_note(choice)] if choice else []
         require_feasible(plan)
         for note in notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)
         if args.dry_run:
             with campaign.starting([path.parent]), alone(path):
                 rundir.freeze(config, plan.to_dict(), argv, inputs)
+                if choice is not None:
+                    write_choice(path, plain_choice(choice))
                 scripts = launcher.write_scripts(path, config, argv)
             print(f"run folder: {path}", file=sys.stderr)
             print("\n".join(map(str, scripts)))
@@ -97,6 +105,8 @@ def main(args: Namespace) -> int:
             refuse_begun(path, seen)
             with alone(path):
                 run = rundir.create(config, plan.to_dict(), argv, inputs)
+                if choice is not None:
+                    write_choice(path, plain_choice(choice))
                 launcher.write_scripts(path, config, argv)
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)

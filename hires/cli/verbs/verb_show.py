@@ -91,10 +91,7 @@ def main(args: Namespace) -> int:
 
 
 def _show(run: RunDir, as_json: bool) -> None:
-    whole, damaged = checkpoints.whole_checkpoints(run.path)
-    saved = [f"{c.name} ({size(c.num_bytes)}, attempt a{c.attempt})" for c in whole]
-    saved = [f"checkpoints: {', '.join(saved)}"] if saved else []
-    saved = [text(line) or "" for line in saved + damaged]
+    saved = _checkpoint_lines(run.path)
     record = _record_of(run, saved)
     if as_json:
         print(json.dumps(record, indent=2))
@@ -143,6 +140,18 @@ def _show(run: RunDir, as_json: bool) -> None:
         print("\n".join(["placement (ranks)", *placement, "", *lines]))
     for note in read.notes:
         print(f"note: {note.where}: {note.text}")
+
+
+def _checkpoint_lines(run: Path) -> list[str]:
+    # Which checkpoints there are, the best one marked, and what is wrong with damaged ones.
+    whole, damaged = checkpoints.whole_checkpoints(run)
+    best, names = checkpoints.read_best(run), []
+    for one in whole:
+        is_best = best is not None and one.step == best.step
+        mark = f", the best: {best.metric} {best.value:.4g}" if best and is_best else ""
+        names.append(f"{one.name} ({size(one.num_bytes)}, attempt a{one.attempt}{mark})")
+    lines = [f"checkpoints: {', '.join(names)}"] if names else []
+    return [text(line) or "" for line in lines + damaged]
 
 
 def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:

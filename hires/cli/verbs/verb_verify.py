@@ -13,6 +13,7 @@ from argparse import Namespace
 from typing import Any
 
 from hires.cli.calibration import with_scales
+from hires.cli.choosing import LayoutSearch
 from hires.cli.compose.compose_config import compose
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing
@@ -63,6 +64,7 @@ def main(args: Namespace) -> int:
     with folders as folder, spawn.warm(config.launcher.threads):
         config = with_classes(dataclasses.replace(config, results=folder))
         with Planner() as planner:
+            config, _ = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
             config = with_scales(config, planner, args.overrides, args.argv)
             plan = planner.plan(config, memory=False)  # rank 0 holds the whole network besides
         require_feasible(plan)

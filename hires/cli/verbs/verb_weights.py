@@ -11,6 +11,7 @@ from typing import Any
 
 from hires.cli.compose.compose_config import compose
 from hires.cli.data_keys import with_classes
+from hires.cli.named_weights import path_of_weights
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option, overrides, run_folders
 from hires.cli.planning import shapes_of
 from hires.cli.screens.screen import plural, print_table
@@ -18,10 +19,8 @@ from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
-from hires.core.store import rundir
 from hires.core.store.files import make_folder
 from hires.core.store.network_weights import (
-    EMA,
     PICKLES,
     SAFETENSORS,
     WeightsPlace,
@@ -50,7 +49,7 @@ PARSER = Parser(
         "hires weights show results/default/RUN",
         "hires weights show resnet50.pth model=resnet50 model.classes=1000   does it fit?",
         "hires weights export results/default/RUN --out net.safetensors",
-        "hires weights export results/default/RUN --out net.pt          for torch.load",
+        "hires weights export default/RUN/best --out net.pt             for torch.load",
         "hires weights import resnet50.pth --out net.safetensors model=resnet50 --fresh fc",
         "hires weights import net.pth --out net.safetensors model=unet --rename encoder=down",
         "hires run weights=net.safetensors model=resnet50 data=digits parallel=sp",
@@ -59,7 +58,7 @@ PARSER = Parser(
     option(
         "source",
         "SOURCE",
-        "a run, a checkpoint, either with /ema, or a file of a state dict",
+        "a run (or RUN/best), a checkpoint, either with /ema, or a file of a state dict",
         run_folders,
     ),
     option(
@@ -82,7 +81,7 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Lists, writes or converts weights; returns the exit code."""
-    place = find_weights(_path_of(args.source, args.results))
+    place = find_weights(path_of_weights(args.source, args.results))
     for name in _OF_IMPORT:
         if getattr(args, name) and args.action != "import":
             raise ConfigError(f"--{name} is for `hires weights import`; leave it out")
@@ -98,16 +97,6 @@ def main(args: Namespace) -> int:
     else:
         print(f"{plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])} in {path}")
     return 0
-
-
-def _path_of(source: str, results: str) -> str:
-    # The name or hash of a run is as good as its path.
-    if Path(source).exists() or Path(source).suffix in (*SAFETENSORS, *PICKLES):
-        return source
-    run, _, last = source.rstrip("/").rpartition("/")
-    if run and last == EMA:
-        return f"{_path_of(run, results)}/{EMA}"
-    return str(rundir.locate(source, results))
 
 
 def _out(name: str | None) -> Path:

@@ -34,6 +34,9 @@ class AugmentConfig(Section, key="augment"):
     saturation: float = number(0.0)
     """By how much the factor of the distance from the pixel's own grey may differ from 1; of images
     of three channels."""
+    hue: float = number(0.0)
+    """By how much of the circle of colours hues may be turned, at most 0.5; of images of three
+    channels."""
 
     def _check_more(self, check: Checks) -> None:
         check(self._check_shares)
@@ -41,6 +44,8 @@ class AugmentConfig(Section, key="augment"):
     def _check_shares(self) -> None:
         if self.crop > 1:
             raise ConfigError(f"augment.crop={self.crop} must be a share of the area, at most 1")
+        if self.hue > 0.5:
+            raise ConfigError(f"augment.hue={self.hue} must be a share of the circle, at most 0.5")
         for name in ("brightness", "contrast", "saturation"):
             if getattr(self, name) >= 1:
                 raise ConfigError(

@@ -17,8 +17,9 @@ class CheckpointConfig(Section, key="checkpoint"):
     keep: int = number(2, least=1)
     """Checkpoints of the run that are kept, the latest ones."""
     at_end: str = choice("auto", ("auto", "always", "never"))
-    """Whether a training saves its state after its last step: ``always``, ``never``, or ``auto``,
-    where ``every`` saves it before, too, and where ``epochs`` is the length."""
+    """Whether a training saves its state after its last step: ``always``, ``never``, or ``auto``:
+    where ``every`` saves it before, too, and where the training learns, from data that are not
+    ``synthetic``, or with ``epochs`` or ``validate.every``. Other runs measure a layout."""
     resume: str = word("auto")
     """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
     at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""

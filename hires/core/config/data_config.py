@@ -59,9 +59,10 @@ class DataConfig(Section, key="data"):
     once and stand here in the run folder."""
     std: list[float] | None = None
     """Deviations of the channels, from 0 (black) to 1 (white)."""
-    fit: str = choice("resize", ("resize", "crop", "error"))
+    fit: str = choice("resize", ("resize", "crop", "random_crop", "error"))
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
-    ratio), ``crop`` (or set in grey) about the centre, or ``error``."""
+    ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
+    place, another one in each epoch; else about the centre), or ``error``."""
     max_pixels: int = number(2**28, least=1)
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
@@ -89,6 +90,11 @@ class DataConfig(Section, key="data"):
     epoch to epoch, those of small ones come several times."""
     prefetch: int = number(2)
     """Microbatches that are read ahead."""
+
+    @property
+    def crops(self) -> bool:
+        """Whether larger images are cropped, and smaller ones set in grey."""
+        return self.fit in ("crop", "random_crop")
 
     @property
     def has_labels(self) -> bool:

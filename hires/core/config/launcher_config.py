@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from hires.core.config.mpi_dialects import MPIS
 from hires.core.config.value_checks import SIZE, Checks, Section, check_word, choice, number, word
 from hires.core.errors import ConfigError
+from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size
 
 HERE = "workstation"
@@ -66,6 +68,18 @@ class ClusterConfig(Section, key="cluster"):
     memory: Any = field(default=None, metadata=SIZE)
     """Memory of a node for jobs, with its unit, as 240GiB: a layout that needs more on one node is
     refused. Unset: unknown, except for this machine."""
+    tflop_per_s: dict[str, float] = field(default_factory=dict)
+    """What the convolutions of one GPU (or core) reach, in 10^12 operations a second, by precision,
+    as ``{fp32: 28.4, bf16: 37.5}``: with the next keys it predicts step times on machines that are
+    not this one. Another precision takes the speed of fp32."""
+    memory_gb_per_s: float | None = number(None, above=True)
+    """10^9 bytes a second that such a GPU (or core) reads from its memory."""
+    link_gb_per_s: float | None = number(None, above=True)
+    """10^9 bytes a second between two ranks of a node."""
+    network_gb_per_s: float | None = number(None, above=True)
+    """10^9 bytes a second out of a node, and into one."""
+    latency_us: float | None = number(None, above=True)
+    """Microseconds of a small message between nodes; unset: 20."""
     partition: str | None = word()
     """Partition of its jobs, unless ``launcher.partition`` is set."""
     account: str | None = word()
@@ -87,6 +101,12 @@ class ClusterConfig(Section, key="cluster"):
     def _check_more(self, check: Checks) -> None:
         for module in self.modules:
             check(check_word, "cluster.modules", module)
+        for name, rate in self.tflop_per_s.items():
+            if name not in PRECISIONS or isinstance(rate, bool) or not _is_rate(rate):
+                check.problems.append(
+                    f"cluster.tflop_per_s has {name}: {rate!r}; give a number above 0 for one of "
+                    f"{', '.join(PRECISIONS)}"
+                )
         for name, value in self.environment.items():
             key = f"cluster.environment.{name}"
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
@@ -103,6 +123,10 @@ class ClusterConfig(Section, key="cluster"):
     def memory_bytes(self) -> int | None:
         """Memory of a node; None if it is not configured."""
         return parse_size(self.memory)
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < math.inf
 
 
 def spread(num_ranks: int, num_nodes: int) -> list[int]:

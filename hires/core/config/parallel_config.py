@@ -11,6 +11,10 @@ from hires.core.registry import Registry
 
 SCHEDULES: Registry[Any] = Registry("parallel.schedule")
 """Value of ``parallel.schedule`` -> its function; ``hires.plan.schedule`` fills both of these."""
+OBJECTIVES = ("images_per_s", "memory", "image")
+"""By which ``parallel=auto`` chooses."""
+AUTO = "auto"
+"""The name of a layout that is still to be chosen."""
 OVERLAPPING: set[str] = set()
 """Those that run both directions at once: the layout is then a mirrored pipeline, ``pp+gems``."""
 
@@ -33,7 +37,12 @@ class ParallelConfig(Section, key="parallel"):
     """``parallel=NAME``: the layout."""
 
     name: str = "single"
-    """Label in tables and folder names; it follows from the other keys unless you choose a word."""
+    """Label in tables and folder names; it follows from the other keys unless you choose a word.
+    ``auto`` chooses a layout of ``ranks`` ranks by predictions, as ``hires plan --choose`` lists
+    them; keys that are given beside it stay."""
+    objective: str = choice(OBJECTIVES[0], OBJECTIVES)
+    """``parallel=auto``: the most ``images_per_s``, the least ``memory`` of the fullest rank, or
+    the largest ``image`` that fits, in the proportions of ``image``."""
     replicas: int = number(1, least=1)
     """Data-parallel copies of everything; the batch is divided among them."""
     stages: int = number(1, least=1)

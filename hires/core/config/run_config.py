@@ -92,6 +92,10 @@ class RunConfig(Section):
     """Size of the images that enter the network in pixels: n, or [height, width]."""
     batch: int = number(8, least=1)
     """Images per step, of the whole world."""
+    ranks: int | None = number(None, least=1)
+    """Ranks of the layout that ``parallel=auto`` or ``hires plan --choose`` chooses; unset: one for
+    each GPU, or for each core that ``launcher.threads`` leave. A layout that is given has as many
+    as its keys say."""
     steps: int = number(12, least=1)
     """Steps of the run, warm-up included."""
     epochs: float | None = number(None, above=True)
@@ -206,7 +210,7 @@ class RunConfig(Section):
             )
 
     def _unfit_for_masks(self) -> Iterator[str]:
-        moved = "data.fit=crop" if self.data.fit == "crop" else None
+        moved = f"data.fit={self.data.fit}" if self.data.crops else None
         if self.augments and self.augment.shift:
             moved = f"augment.shift={self.augment.shift}"
         if moved and self.data.ignore is None:
@@ -318,7 +322,8 @@ class RunConfig(Section):
     @property
     def augments(self) -> bool:
         """Whether images are changed at random."""
-        return self.task.name == "train" and self.augment.is_on
+        moves = self.augment.is_on or self.data.fit == "random_crop"
+        return self.task.name == "train" and moves
 
     @property
     def validates(self) -> bool:

@@ -18,6 +18,7 @@ METRICS = {
     "mean_iou": True,
     "mean_dice": True,
     "psnr": True,
+    "ssim": True,
 }
 """Value of ``validate.metric`` -> whether more of it is better; names are those of a summary."""
 
@@ -38,7 +39,7 @@ class ValidateConfig(Section, key="validate"):
     metric: str = choice(AUTO, (AUTO, *METRICS))
     """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
     classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images. Others are ``top5``,
-    ``mean_recall`` and ``mean_dice``."""
+    ``mean_recall``, ``mean_dice`` and ``ssim``."""
     weights: str = choice("trained", ("trained", "ema"))
     """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
     ``optimizer.ema``). The best checkpoint has both."""

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _TYPES = (  # the first name that stands in the declared type counts
     ("list[str]", "a list of names, as [a,b]"),
+    ("list[float]", "a list of numbers, as [0.9,0.99]"),
     ("list", "a list of whole numbers, as [2,2]"),
     ("dict", "keys and values, as {width:64}"),
     ("int", "a whole number"),

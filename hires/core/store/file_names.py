@@ -3,7 +3,7 @@
     results/                       index.jsonl
       <campaign>/                  campaign.json
         <slug>-<hash8>/            config.yaml plan.json launch.sh planned.json record.json
-                                   frozen.json job.sbatch job.log (Slurm)
+                                   frozen.json choice.json job.sbatch job.log (Slurm)
           checkpoints/step000012/  checkpoint.json stage00.safetensors ...
           a<attempt>/              env.json job.json events.jsonl metrics.jsonl timeline.jsonl
                                    exit.json record.json cancel
@@ -43,6 +43,8 @@ FROZEN = "frozen.json"
 """Digests of what the run was planned from."""
 PLANNED = "planned.json"
 """What ``env.json`` holds, of a run that was frozen without an attempt."""
+CHOICE = "choice.json"
+"""The layouts that ``parallel=auto`` chose from."""
 JOB_SCRIPT = "job.sbatch"
 JOB_LOG = "job.log"
 BEGIN_LOCK = ".begin.lock"

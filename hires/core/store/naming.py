@@ -58,6 +58,13 @@ does ``checkpoint.resume``, unless it names another run, whose parameters this o
 ``comm.table``, ``weights`` and ``quant.scales`` the contents count, wherever the files lie."""
 
 LATER: dict[str, Any] = {
+    "ranks": None,
+    "parallel.objective": "images_per_s",
+    "cluster.tflop_per_s": {},
+    "cluster.memory_gb_per_s": None,
+    "cluster.link_gb_per_s": None,
+    "cluster.network_gb_per_s": None,
+    "cluster.latency_us": None,
     "model.inputs": None,
     "model.output": None,
     "model.head": "pool",
@@ -113,6 +120,7 @@ LATER: dict[str, Any] = {
     "augment.brightness": 0.0,
     "augment.contrast": 0.0,
     "augment.saturation": 0.0,
+    "augment.hue": 0.0,
     "validate.every": None,
     "validate.metric": "auto",
     "validate.patience": None,

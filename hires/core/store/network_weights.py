@@ -34,6 +34,8 @@ COUNTER = "num_batches_tracked"
 """Of batch norms: files of older versions of torch lack it, and no layer computes with it."""
 
 
+_NAMED = 6
+"""Tensors of each kind that one error names."""
 EMA = "ema"
 """What follows a path to take running means; their files begin with it."""
 
@@ -191,7 +193,7 @@ def _checkpoint_at(path: Path, key: str) -> checkpoints.Checkpoint:
     if not there:
         why = "; ".join(damaged) or f"it has no checkpoint in a folder {checkpoints.FOLDER}"
         raise ConfigError(
-            f"{key}: {why}; checkpoint.every=N saves them, or name a checkpoint or a file"
+            f"{key}: {why}; run it with checkpoint.at_end=always, or name a checkpoint or a file"
         )
     return there[0]
 
@@ -214,24 +216,36 @@ def require_fit(
     others: Collection[str] = (),
     how: str = "",
 ) -> None:
-    """Refuses tensors that are not those of a network: one ConfigError names all of them.
+    """Refuses tensors that are not those of a network: one ConfigError counts them all.
 
-    ``needed`` are the shapes of what its layers read, ``others`` the names of what none reads,
-    ``how`` a remedy that fits better than the common one.
+    It names the first of those that are missing, of no layer, and of another shape. ``needed`` are
+    the shapes of what its layers read, ``others`` the names of what none reads, ``how`` a remedy
+    that fits better than the common one.
     """
     missing = [name for name in needed if name not in held]
     extra = [name for name in held if name not in needed and name not in others]
     extra = [name for name in extra if name.rpartition(".")[2] != COUNTER]
     shapes = [name for name in needed if name in held and list(held[name]) != list(needed[name])]
-    wrong = [f"it has no {', '.join(missing)}"] if missing else []
-    wrong += [f"of no layer: {', '.join(extra)}"] if extra else []
-    wrong += [f"{name} is {held[name]} there and {needed[name]} here" for name in shapes]
-    if wrong:
+    if missing or extra or shapes:
         prefix = common_prefix(held, needed)
         how = how or "use the model and model.classes that the weights were trained with"
         if prefix:
             how = f"all names begin with {prefix!r}: `hires weights import` takes that away"
-        raise ConfigError(f"{key} is of another network: {'; '.join(wrong)}; {how}")
+        kinds = {"missing": missing, "of no layer": extra, "of another shape": shapes}
+        counts = [f"{len(names)} {kind}" for kind, names in kinds.items() if names]
+        others_of = [f"{name} is {held[name]} there and {needed[name]} here" for name in shapes]
+        wrong = [f"it has no {_first_of(missing)}"] if missing else []
+        wrong += [f"of no layer: {_first_of(extra)}"] if extra else []
+        wrong += [_first_of(others_of, "; ")] if shapes else []
+        raise ConfigError(
+            f"{key} is of another network: of {len(needed)} tensors {', '.join(counts)}; {how} "
+            f"({'; '.join(wrong)})"
+        )
+
+
+def _first_of(names: list[str], between: str = ", ") -> str:
+    more = f"{between}and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return between.join(names[:_NAMED]) + more
 
 
 def common_prefix(held: Collection[str], needed: Collection[str]) -> str:

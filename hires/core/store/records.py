@@ -178,7 +178,7 @@ def _build(
         "loss": _loss(every),
         **_scale(every, first),
         **_one_pass(own),
-        **_validation(own, ended),
+        **_validation(own, ended, config.validate.patience),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
         "comm": message_sums.summed(line for line in lines if line.get("kind") == "comm"),
@@ -334,10 +334,11 @@ def _one_pass(own: Attempt) -> Values:
     return made
 
 
-def _validation(own: Attempt, ended: int | None) -> Values:
+def _validation(own: Attempt, ended: int | None, patience: int | None) -> Values:
     """Returns the best and the last evaluation in the middle of a training, and their number.
 
-    ``ended`` is the step at which the training ended for want of a better one.
+    ``ended`` is the step at which the training ended for want of a better one in as many as
+    ``patience``.
     """
     lines = pass_lines(own, VALIDATED_LINE)
     if not lines:
@@ -349,6 +350,7 @@ def _validation(own: Attempt, ended: int | None) -> Values:
         return {key: value for key, value in line.items() if key not in drop}
 
     made = {"metric": lines[-1]["metric"], "count": len(lines), "ended_early": ended}
+    made["patience"] = patience
     made |= {"best": None if best is None else facts(best), "last": facts(lines[-1])}
     return {"validation": made}
 

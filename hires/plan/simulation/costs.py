@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import statistics
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Span, StepSpans
 from hires.plan.event import ALONE, BYTES, JOINT, Event
-from hires.plan.graph import Node, update_nodes
+from hires.plan.graph import update_nodes
 from hires.plan.groups import held_stages
-from hires.plan.halos import BORDER_SHARE, extents_of, is_list
+from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.ownership import owned_numbers
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
 from hires.plan.program import Step, events, steps_of
+from hires.plan.simulation.node_work import NodeWork, node_work
 from hires.plan.tiling import area
 
 BACK = 2
@@ -91,6 +93,22 @@ def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
     return ActionCosts(plan, seconds, {r: statistics.median(s) for r, s in updates.items()})
 
 
+class DeviceSpeed(Protocol):
+    """What a device takes for the parts of a step; its instances can be keys of a dict."""
+
+    def seconds(self, work: NodeWork) -> float:
+        """Returns the seconds of a pass over a node."""
+
+    def exchange_s(self, num_halos: int, back: bool) -> float:
+        """Returns the seconds that exchanges of halos at a node take besides their messages."""
+
+    def update_s(self, num_bytes: float) -> float:
+        """Returns the seconds in which the optimiser reads and writes some bytes."""
+
+    def besides_s(self, num_passes: int) -> float:
+        """Returns the seconds of a step of some passes that belong to no node and no update."""
+
+
 @dataclass(frozen=True)
 class Device:
     """A device that is either bound by its arithmetic or by its memory.
@@ -109,13 +127,30 @@ class Device:
     """Time of a forward exchange of halos besides its messages, as of a device that is stopped
     before every post."""
 
+    def seconds(self, work: NodeWork) -> float:
+        """Returns the seconds of a pass over a node."""
+        busy_s = max(work.flops / self.flops_per_s, work.num_bytes / self.bytes_per_s)
+        return (BACK if work.back else 1) * max(busy_s, self.launch_s)
+
+    def exchange_s(self, num_halos: int, back: bool) -> float:
+        """Returns the seconds of a stop before each post."""
+        return 0.0 if back else self.halo_s * num_halos
+
+    def update_s(self, num_bytes: float) -> float:
+        """Returns the seconds in which the memory is read and written."""
+        return num_bytes / self.bytes_per_s
+
+    def besides_s(self, num_passes: int) -> float:
+        """Returns 0: all of a step belongs to nodes and the update."""
+        return 0.0
+
 
 @dataclass
 class Roofline:
     """Estimated seconds of every node on a device."""
 
     plan: Plan
-    device: Device
+    device: DeviceSpeed
 
     def steps_s(self, rank: int, action: str) -> list[float]:
         """Returns the seconds of each step of an action."""
@@ -128,16 +163,19 @@ class Roofline:
         """Returns the seconds in which the memory is read and written for an update.
 
         Those of the buffers that a network writes are among them: every rank computes them for all
-        microbatches of the step (``parallel.buffer_states``).
+        microbatches of the step (``parallel.buffer_states``). What a step has besides its nodes
+        comes at its end, too.
         """
+        besides_s = self.device.besides_s(len(self.plan.actions_of(rank)))
         if not self.plan.training:
-            return 0.0
+            return besides_s
         held = held_stages(self.plan, rank)
         numbers = sum(self.plan.stages[index].params for index in held)
         moved = owned_numbers(self.plan, rank) if self.plan.shards_optimizer else numbers
         touches = UPDATE_TOUCHES + 2 * self.plan.optimizer_states
-        update_s = touches * moved * BYTES["float32"] / self.device.bytes_per_s
-        return update_s + sum(_buffers_s(self.plan, self.device, index) for index in held)
+        update_s = self.device.update_s(touches * moved * BYTES["float32"])
+        buffers_s = sum(_buffers_s(self.plan, self.device, index) for index in held)
+        return update_s + buffers_s + besides_s
 
 
 Costs = ActionCosts | Roofline
@@ -145,57 +183,44 @@ Costs = ActionCosts | Roofline
 
 
 @derived
-def _modelled(plan: Plan, device: Device, stage: Stage, tile: int, back: bool) -> list[float]:
+def works_of(plan: Plan, stage: Stage, tile: int, back: bool) -> list[NodeWork | None]:
+    """Returns what each step of a pass asks of the rank of a tile; None: nothing."""
+
+    def share(value: str) -> float:
+        return shares_of(plan, stage, value)[tile]
+
+    facts = functools.partial(node_work, dtype=plan.dtype, training=plan.training)
+    return [
+        facts(plan.graph, step.node, share, back=step.back, shared=_is_shared(step))
+        for step in steps_of(plan, stage, back)
+    ]
+
+
+def _is_shared(step: Step) -> bool:
+    return any(op.kind in ("halo", "norm") for op in step.comm)
+
+
+@derived
+def _modelled(plan: Plan, device: DeviceSpeed, stage: Stage, tile: int, back: bool) -> list[float]:
     seconds = []
-    for step in steps_of(plan, stage, back):
-        node, num_bytes = step.node, 0.0
-        if facts_of(node.kind).view or node.shape is None:
-            seconds.append(0.0)
-            continue
-        for value in (node.name, *node.inputs):
-            if not is_list(plan.graph, value):
-                share = shares_of(plan, stage, value)[tile]
-                num_bytes += share * _value_bytes(plan, value)
-        num_bytes += _params_bytes(plan, node)
-        flops = shares_of(plan, stage, node.name)[tile] * node.flops
-        least_s = _least_s(device, flops, num_bytes)
-        stopped_s = device.halo_s * sum(op.kind == "halo" for op in step.comm)
-        seconds.append(BACK * least_s if step.back else least_s + stopped_s)
+    works = works_of(plan, stage, tile, back)
+    for step, work in zip(steps_of(plan, stage, back), works, strict=True):
+        halos = sum(op.kind == "halo" for op in step.comm)
+        node_s = device.seconds(work) + device.exchange_s(halos, step.back) if work else 0.0
+        seconds.append(node_s)
     return seconds
 
 
 @derived
-def _buffers_s(plan: Plan, device: Device, stage: int) -> float:
+def _buffers_s(plan: Plan, device: DeviceSpeed, stage: int) -> float:
     """Returns the seconds in which a stage's written buffers follow all microbatches of a step."""
     graph, nodes, each_s = plan.graph, plan.nodes(stage), 0.0
     made = {node.name for node in nodes}
     values = {value for value in graph.updates.values() if value in made}
     for node in update_nodes(nodes, values):
-        if facts_of(node.kind).view or node.shape is None:
-            continue
-        read = [v for v in (node.name, *node.inputs) if not is_list(graph, v)]
-        num_bytes = sum(_value_bytes(plan, value) for value in read) + _params_bytes(plan, node)
-        each_s += _least_s(device, node.flops, num_bytes)
+        work = node_work(graph, node, dtype=plan.dtype, training=plan.training)
+        each_s += 0.0 if work is None else device.seconds(work)
     return plan.pieces * each_s
-
-
-def _value_bytes(plan: Plan, value: str) -> int:
-    """Returns the bytes of a whole value; integers, as those of int8, have a width of their own."""
-    made = plan.graph.by_name.get(value)
-    return math.prod(plan.graph.shape(value)) * _width(plan, None if made is None else made.dtype)
-
-
-def _params_bytes(plan: Plan, node: Node) -> int:
-    params = [plan.graph.params[name] for name in node.params]
-    return sum(param.num_elements * _width(plan, param.dtype) for param in params)
-
-
-def _width(plan: Plan, dtype: str | None) -> int:
-    return BYTES[plan.dtype if dtype is None or "float" in dtype else dtype]
-
-
-def _least_s(device: Device, flops: float, num_bytes: float) -> float:
-    return max(flops / device.flops_per_s, num_bytes / device.bytes_per_s, device.launch_s)
 
 
 def _busy_pieces(spans: list[Span]) -> list[float]:

@@ -12,6 +12,7 @@ where a link chose whom to serve next.
 from __future__ import annotations
 
 import graphlib
+import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class Network:
     ranks_per_node: int = 2**31
     small_latency_s: float | None = None
     """Of a message of a small collective within a node; unset: that of the link."""
+    reduce_bytes_per_s: float | None = None
+    """Of an all-reduce within a node, which adds what it carries; unset: that of the link."""
 
     def node_of(self, rank: int) -> int:
         """Returns the node that a rank is on."""
@@ -103,6 +106,8 @@ class Network:
         Any algorithm sends 2 (n - 1) / n of the bytes at the least, here in twice the rounds.
         """
         link = self.link(ranks)
+        if link is self.near and self.reduce_bytes_per_s is not None:
+            link = Link(link.latency_s, self.reduce_bytes_per_s)
         share = 2 * (len(ranks) - 1) / len(ranks)
         rounds = (len(ranks) - 1).bit_length()
         return 2 * rounds * link.latency_s + share * link.travel_s(num_bytes)
@@ -141,6 +146,10 @@ class Simulation:
     """Seconds of computation of every rank, by kind."""
     waiting_s: list[dict[str, float]]
     """Seconds in which every rank waits, by kind."""
+    computing: list[list[tuple[float, float]]]
+    """When every rank computes: begins and ends, in order."""
+    unlinked_s: float = 0.0
+    """What the step takes if messages take no time."""
 
     @property
     def bubble(self) -> float:
@@ -156,10 +165,13 @@ def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simula
     for rank, program in enumerate(programs):
         points.add(rank, program)
     end_s = points.times(Network(), [])
+    unlinked_s = max(end_s.values(), default=0.0)
     if network is not None and network != Network():
         messages = [point for point in end_s if isinstance(point, Message)]
         end_s = points.times(network, sorted(messages, key=lambda message: end_s[message]))
-    return _simulation(programs, end_s)
+    made = _simulation(programs, end_s)
+    made.unlinked_s = unlinked_s
+    return made
 
 
 class _Points:
@@ -183,7 +195,7 @@ class _Points:
     def add(self, rank: int, program: list[Item]) -> None:
         """Adds what a rank does."""
         counts: Counter[tuple[str, int, int]] = Counter()
-        sends: list[Message] = []
+        sends: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
         sums: dict[int, Meeting] = {}  # the last one of each group
         for at, item in enumerate(program):
             here, event = (rank, at), item.event
@@ -207,7 +219,8 @@ class _Points:
                 self.events[point] = event
             if kind in POSTS:
                 self.behind[message].append(here)
-                sends += [message] if kind == "send" else []
+                if kind == "send":
+                    sends[message[:3]].append(message)
             elif kind == "wait_recv":
                 needs.append(message)
             elif kind == "wait_issued":
@@ -219,7 +232,8 @@ class _Points:
                 self.behind[meeting] += [here, sums[peer]] if peer in sums else [here]
                 sums[peer] = meeting
             else:
-                needs += [one for one in sends if kind == "wait_sends" or one[:3] == message[:3]]
+                every = kind == "wait_sends"
+                needs += [*itertools.chain(*sends.values())] if every else sends[message[:3]]
 
     def times(self, network: Network, order: list[Message]) -> dict[Point, float]:
         """Returns when each point ends.
@@ -252,17 +266,22 @@ class _Points:
 
 
 def _simulation(programs: list[list[Item]], end_s: dict[Point, float]) -> Simulation:
-    made = Simulation(max(end_s.values(), default=0.0), [], [], [])
+    made = Simulation(max(end_s.values(), default=0.0), [], [], [], [])
     for rank, program in enumerate(programs):
         spans: list[Span] = []
         passes: dict[str, list[float]] = {}  # when an action began and ended
         busy_s: dict[str, float] = defaultdict(float)
         waiting_s: dict[str, float] = defaultdict(float)
+        computing: list[tuple[float, float]] = []
         now_s = 0.0
         for at, (kind, action, event, seconds) in enumerate(program):
             begin_s, now_s = now_s, end_s[rank, at]
             if event is None:
                 busy_s[kind] += seconds
+                if seconds and computing and computing[-1][1] == now_s - seconds:
+                    computing[-1] = computing[-1][0], now_s
+                elif seconds:
+                    computing.append((now_s - seconds, now_s))
             elif now_s > begin_s:
                 waiting_s[kind] += now_s - begin_s
             if kind in (FORWARD, BACKWARD, HALO, COLLECTIVE):
@@ -275,4 +294,5 @@ def _simulation(programs: list[list[Item]], end_s: dict[Point, float]) -> Simula
         made.ranks.append(StepSpans(rank, 0, "", 0.0, spans))
         made.busy_s.append(dict(busy_s))
         made.waiting_s.append(dict(waiting_s))
+        made.computing.append(computing)
     return made

@@ -2,6 +2,8 @@
 
 from hires.report.plots import (  # noqa: F401
     backends,
+    choice_front,
+    confusion_maps,
     learning_curve,
     loss_curves,
     memory_bars,

@@ -21,10 +21,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hires.core.ranks.timeline import StepSpans, complete_steps
+from hires.core.store.choice_file import has_choice
 from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
 from hires.report.plots import style
+from hires.report.read.agreement import evaluated
+from hires.report.read.confusions import Confusion, confusion_in
 from hires.report.read.map_overviews import Overview, has_maps, num_maps, overviews
 from hires.report.read.plain_values import discarded_steps
 from hires.report.read.rows import precision_mates
@@ -152,6 +155,22 @@ class PlotData:
         every = enumerate(self.frames.run_list)
         places = [n for n, run in every if isinstance(run.record.get("validation"), dict)]
         return self._labelled(self._rows.loc[places[:MAX_RUNS]])
+
+    @functools.cached_property
+    def chosen_runs(self) -> list[DrawnRun]:
+        """The first runs whose layout was chosen among others."""
+        places = [n for n, run in enumerate(self.frames.run_list) if has_choice(run.path)]
+        return self._labelled(self._rows.loc[places[:MAX_RUNS]])
+
+    @functools.cached_property
+    def confusions(self) -> list[tuple[DrawnRun, Confusion]]:
+        """The confusion matrices of the first complete evaluations that have one."""
+        found: dict[int, Confusion] = {}
+        for place, run in enumerate(self.frames.run_list):
+            if evaluated(run) and len(found) < MAX_PANELS:
+                held = confusion_in(run.shown.folder, self.frames.notes)
+                found |= {} if held is None else {place: held}
+        return [*zip(self._labelled(self._rows.loc[[*found]]), found.values(), strict=True)]
 
     @functools.cached_property
     def map_overviews(self) -> tuple[list[tuple[DrawnRun, list[Overview]]], int]:

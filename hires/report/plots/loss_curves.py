@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
-from collections import defaultdict
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from hires.report.frames import numeric
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
-from hires.report.read.plain_values import count, number
+from hires.report.read.step_curves import Curve, loss_by_step
 
 MAX_POINTS = 500  # points of a curve; a longer one is drawn by the means of as many parts
 _FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis
@@ -83,17 +81,12 @@ def error(data: PlotData) -> Drawing | str:
     return Drawing(fig, f"{caption} Largest error of the first loss: {worst}; {len(rows)} runs.")
 
 
-def losses_of(drawn: DrawnRun) -> dict[int, float]:
+def losses_of(drawn: DrawnRun) -> Curve:
     """Returns the finite losses of a run by step, each the mean over its ranks."""
-    by_step: dict[int, list[float]] = defaultdict(list)
-    for line in drawn.run.lines("step"):
-        step, loss = count(line.get("step")), number(line.get("loss"))
-        if step is not None and loss is not None:
-            by_step[step].append(loss)
-    return {step: math.fsum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)}
+    return loss_by_step(drawn.run.lines("step"))
 
 
-def thinned(losses: dict[int, float]) -> NDArray[np.float64]:
+def thinned(losses: Curve) -> NDArray[np.float64]:
     """Returns steps and losses, (2, at most ``MAX_POINTS``), each a mean of neighbours."""
     parts = np.array_split(list(losses.items()), min(len(losses), MAX_POINTS))
     means: NDArray[np.float64] = np.stack([part.mean(axis=0) for part in parts], axis=1)

@@ -148,9 +148,12 @@ class Run:
             self.notes.append(Note(f"{self.name}/{file_names.PLAN}", why))
             return None
 
-    def lines(self, kind: str) -> list[Values]:
-        """Returns the lines of a kind of the shown attempt and of those that it continues."""
-        shown = self.shown
+    def lines(self, kind: str, attempt: Attempt | None = None) -> list[Values]:
+        """Returns the lines of a kind of an attempt, or the shown one, and those that it continues.
+
+        These are attempts, too: of steps that an attempt has done again, only its own lines count.
+        """
+        shown = attempt or self.shown
         try:
             return pass_lines(Attempt(self.path, shown.number, strict=True), kind)
         except (RunError, LookupError, TypeError):  # damaged: what can be read of its own

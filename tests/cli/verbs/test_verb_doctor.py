@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -14,9 +15,12 @@ from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.ranks import gpus
 from hires.core.ranks.mpi_library import Facts, GpuSupport
+from hires.core.store.provenance import now
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks
 from hires.plan import checks
+from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
+from tests.helpers.calibrations import CALIBRATION
 
 CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
 
@@ -59,6 +63,33 @@ def test_check_of_a_gpu_takes_no_keys(hires, monkeypatch, words):
     answer = hires("doctor", "--gpu", *words)
     assert answer.code == 2
     assert "`hires bench gpu --device NAME`" in answer.err
+
+
+def test_calibration_is_a_benchmark_and_takes_no_keys(hires, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 0)
+    assert hires("doctor", "--calibrate", "--json").code == 0
+    assert seen == [["calibrate", "--json"]]
+    answer = hires("doctor", "--calibrate", "image=64")
+    assert answer.code == 2
+    assert "`hires doctor --calibrate` measures this machine and takes no keys" in answer.err
+    answer = hires("doctor", "--calibrate", "--gpu")
+    assert answer.code == 2
+    assert "leave one of the two out" in answer.err
+
+
+def test_doctor_says_whether_and_when_the_machine_was_calibrated(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HIRES_CACHE", raising=False)
+    check = verb_doctor.calibration_check()
+    assert (check.state, check.text[:5]) == ("ok", "none:")
+    here = dataclasses.replace(CALIBRATION, machine=this_machine(), time=now())
+    path = keep_calibration(here)
+    assert path is not None
+    assert verb_doctor.calibration_check().text.startswith("measured here today (5 samples")
+    path.write_text("{")
+    check = verb_doctor.calibration_check()
+    assert (check.state, check.remedy) == ("warning", "run hires doctor --calibrate")
 
 
 def test_json(hires, monkeypatch):

@@ -140,6 +140,33 @@ def test_network_of_a_run_is_written_with_its_weights(hires):
     assert Path("net.pt2").stat().st_size > 40e6  # 11.2 million parameters in fp32
 
 
+@pytest.mark.dist
+def test_network_of_a_training_with_evaluations_is_written_at_its_best(hires):
+    # Keys of a training, as validate.every, were refused beside task=infer.
+    net = "model=unet", "model.levels=2", "model.width=4", "model.channels=1", "image=16"
+    data = "data=digits", "data.validation=0.005", "augment.flip=both", "optimizer.ema=0.9"
+    ran = hires("run", *net, *data, "batch=4", "steps=4", "validate.every=1", "campaign=net")
+    assert ran.code == 0, ran.err
+    [run] = RESULTS.glob("net/*")
+    best = f"/checkpoints/step{json.loads(next(run.glob('*/best.json')).read_text())['step']:06d}"
+    written = {}
+    for source in ("", "/best", "/ema", "/best/ema", best, f"{best}/ema"):
+        file = f"net{source.replace('/', '-')}.pt2"
+        answer = hires("export", f"{run}{source}", "--to", "exported", "--out", file, "--json")
+        assert answer.code == 0, answer.err
+        facts = json.loads(answer.out)
+        assert facts["largest_error"] == 0.0
+        weights = Path(file).with_suffix(".safetensors")
+        answer = hires("weights", "export", f"net/{run.name}{source}", "--out", str(weights))
+        assert answer.code == 0, answer.err
+        written[source] = weights.read_bytes()
+    assert written["/best"] == written[best] != written[f"{best}/ema"] == written["/best/ema"]
+    assert written[""] != written["/ema"]
+    answer = hires("export", "net.safetensors", "--to", "exported", "--out", "out.pt2")
+    assert answer.code == 2
+    assert "net.safetensors is not of a run" in answer.err
+
+
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
     ("names", "out", "text"),
@@ -147,7 +174,7 @@ def test_network_of_a_run_is_written_with_its_weights(hires):
         ([], "net.onnx", "writes the network of one run, not 0; name one"),
         (["a", "b"], "net.onnx", "writes the network of one run, not 2"),
         (["a/*"], ".", "--out . is a folder; name a file, as --out net.onnx"),
-        (["a/*"], "net.onnx", "kept no weights; run it with checkpoint.every=N"),
+        (["a/*"], "net.onnx", "kept no weights; run it with checkpoint.at_end=always"),
     ],
 )
 def test_network_that_cannot_be_written_is_refused(hires, names, out, text):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 
 from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
@@ -51,6 +52,75 @@ def test_torchvision_names_are_those_of_the_network():
     model = build_model(ModelConfig(depth=50, classes=1000), 0, (64, 64))
     needed = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     require_fit("weights=resnet50.pth", dict(torchvision_resnet50()), needed)
+
+
+def torchvision_weights():
+    """Returns a state dict of torchvision's names, with numbers that leave signals as they are."""
+    random, state = torch.Generator().manual_seed(0), {}
+    for name, shape in torchvision_resnet50():
+        kind = name.rpartition(".")[2]
+        drawn = torch.randn(shape, generator=random)
+        if kind == "num_batches_tracked":
+            drawn = torch.tensor(100)
+        elif kind == "running_var" or (kind == "weight" and len(shape) == 1):
+            drawn = 0.5 + torch.rand(shape, generator=random)
+            drawn *= 0.2 if name.endswith("bn3.weight") else 1  # sums of blocks stay as large
+        elif len(shape) > 1:
+            drawn *= (2 / np.prod(shape[1:])) ** 0.5 * (0.1 if name == "fc.weight" else 1)
+        else:
+            drawn *= 0.1
+        state[name] = drawn
+    return state
+
+
+def plain_resnet50(state, x):
+    """Returns the logits of torchvision's ResNet-50, whose stride is in its 3 x 3 convolutions."""
+
+    def conv_norm(x, conv, norm, stride=1):
+        weight = state[f"{conv}.weight"]
+        x = functional.conv2d(x, weight, stride=stride, padding=weight.shape[2] // 2)
+        numbers = (state[f"{norm}.{one}"] for one in ("running_mean", "running_var"))
+        return functional.batch_norm(x, *numbers, state[f"{norm}.weight"], state[f"{norm}.bias"])
+
+    x = functional.max_pool2d(conv_norm(x, "conv1", "bn1", 2).relu(), 3, 2, 1)
+    for group, count in enumerate((3, 4, 6, 3), 1):
+        for block in range(count):
+            name, stride = f"layer{group}.{block}", 2 if group > 1 and block == 0 else 1
+            y = conv_norm(x, f"{name}.conv1", f"{name}.bn1").relu()
+            y = conv_norm(y, f"{name}.conv2", f"{name}.bn2", stride).relu()
+            y = conv_norm(y, f"{name}.conv3", f"{name}.bn3")
+            if block == 0:
+                x = conv_norm(x, f"{name}.downsample.0", f"{name}.downsample.1", stride)
+            x = (x + y).relu()
+    return functional.linear(x.mean((2, 3)), state["fc.weight"], state["fc.bias"])
+
+
+@pytest.mark.dist
+def test_weights_of_torchvisions_names_compute_as_in_plain_torch(hires):
+    state = torchvision_weights()
+    torch.save({f"module.{name}": one for name, one in state.items()}, "resnet50.pth")
+    net = "model=resnet50", "model.classes=1000", "image=32"
+    answer = hires("weights", "import", "resnet50.pth", "--out", "net.safetensors", *net)
+    assert answer.code == 0, answer.err
+    assert load_file("net.safetensors").keys() == state.keys()
+    held = "data=digits", "data.split=validation", "data.validation=0.001"
+    keys = "task=predict", "predict.reduce=probability", "precision=fp64", "batch=5", "parallel=sp"
+    ran = hires("run", *net, *held, *keys, "weights=net.safetensors", "measure.warmup=0")
+    assert ran.code == 0, ran.err
+
+    [table] = Path("results").glob("*/*/a0/predictions.csv")
+    rows = [*csv.DictReader(table.read_text().splitlines())]
+    shares = [[float(v) for k, v in row.items() if k[:2] == "p_"] for row in rows]
+    made = torch.tensor(shares, dtype=torch.float64)
+    source = open_source(
+        DataConfig(name="digits", split="validation", validation=0.001), (32, 32), 3, 0
+    )
+    images = np.stack([source.window(i, (0, 32), (0, 32)) for i in range(len(source))])
+    state = {name: one.double() for name, one in state.items()}
+    wanted = plain_resnet50(state, torch.from_numpy(images).double()).softmax(1)
+    assert made.shape == wanted.shape == (10, 1000)
+    assert wanted.max() < 0.9  # no class decides alone, so the comparison sees all logits
+    assert (made - wanted).abs().max() < 1e-10
 
 
 def of_small(graph):

@@ -1,0 +1,324 @@
+"""Measures this machine for predicted step times: ``hires doctor --calibrate``.
+
+``python -m hires.bench.calibrate_bench`` runs small networks of many layers as ranks of a run do,
+one thread each: one rank alone, all cores busy, and an image in tiles; it times every node of their
+passes, and messages between two ranks. What it finds is kept in the user's cache, by machine and
+version; nothing is written before all is measured.
+Exit codes: 0 done, 1 a rank failed, 2 bad options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
+from hires.bench.contestants import bench_data
+from hires.bench.link_times import measure_links
+from hires.bench.node_times import Key, NodeTimes, typical
+from hires.bench.ranks import stream_ranks
+from hires.bench.runners import HiresSteps
+from hires.comm import max_all
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.store import provenance
+from hires.nets.trace import trace_config
+from hires.plan.event import BYTES
+from hires.plan.graph import Graph
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.program import steps_of
+from hires.plan.simulation.costs import BACK, UPDATE_TOUCHES, works_of
+from hires.plan.simulation.machine_calibration import (
+    Calibration,
+    Links,
+    Overheads,
+    Sample,
+    calibration_from,
+    keep_calibration,
+    this_machine,
+)
+from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
+
+CHAINS: list[dict[str, Any]] = bench_data("calibration.yaml")["chains"]
+TILED: list[int] = bench_data("calibration.yaml")["tiled"]
+TASKS = ("train", "infer")
+LEAST_ROUNDS, MOST_ROUNDS = 1, 6
+"""Timed steps of a network besides the first."""
+PHASES = ("inference", "forward", "backward")
+MOST_RANKS, MOST_TILES = 32, 4
+"""Of all cores busy: so many fill the memory's bandwidth; of an image in tiles."""
+COPIED = 1 << 24
+"""Numbers of a copy that is larger than caches."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """The options of ``hires bench calibrate``."""
+
+    seconds: float = option(40.0, "for the steps that are timed, at the most")
+    chains: int = option(len(CHAINS), "networks, the first so many")
+    timeout: float = option(1200.0, "seconds for everything")
+
+
+Measured = dict[str, Any]
+"""What one rank found of one network: samples, and seconds of the parts of its steps."""
+
+
+class Timed(NamedTuple):
+    """A network in one precision and task, and whether its image lies in tiles."""
+
+    config: RunConfig
+    plan: Plan
+
+
+def measure(options: CalibrateOptions) -> Results:
+    """Yields the calibration once all of it is measured and kept."""
+    begin_s = time.monotonic()
+
+    def left_s() -> float:
+        return max(1.0, options.timeout - (time.monotonic() - begin_s))
+
+    cores = min(this_machine().cores, MOST_RANKS)
+    chosen = range(min(options.chains, len(CHAINS)))
+    log.info("tracing %d networks", len(chosen))
+    whole, tiled = _planned(chosen, min(cores, MOST_TILES))
+    each_s = options.seconds / (len(whole) * min(cores, 2) + len(tiled))
+    found: list[Measured] = []
+    log.info("measuring operators of one rank, alone and with all %d cores busy", cores)
+    found += _measured(whole, cores, each_s, left_s())
+    if tiled:
+        log.info("measuring operators of images in tiles")
+        ranks = tiled[0].plan.world
+        found += _progress(stream_ranks(_times, ranks, left_s(), tiled, each_s, ranks), tiled)
+    log.info("measuring messages between two ranks")
+    made = calibration_of(found, measure_links(left_s()))
+    path = keep_calibration(made)
+    taken_s = time.monotonic() - begin_s
+    kept = "nowhere: HIRES_CACHE=off" if path is None else str(path)
+    yield {"calibration": made.to_dict(), "kept": kept, "seconds": round(taken_s, 1)}
+
+
+def calibration_of(found: list[Measured], links: Links) -> Calibration:
+    """Returns what follows from the measured networks."""
+    samples = [sample for one in found for sample in one["samples"]]
+    alone = [one for one in found if one["ranks"] == 1]
+    busy = [one for one in found if one["ranks"] > 1] or alone
+    rates: dict[str, float] = {}
+    for work, _, seconds in samples:
+        if work.family in ARITHMETIC:
+            done = work.flops * (BACK if work.back and work.input_grad else 1)
+            rates[work.dtype] = max(rates.get(work.dtype, 0.0), done / seconds)
+    updates = [one for one in alone if one["update_s"]]
+    overheads = Overheads(
+        launch_s=min(sample.seconds for sample in samples),
+        pass_s=typical([one["pass_s"] for one in alone]),
+        step_s=typical([one["besides_s"] for one in alone]),
+        update_bytes_per_s=sum(one["update_bytes"] for one in updates)
+        / max(1e-9, sum(one["update_s"] for one in updates)),
+    )
+    rates_of = [[1 / one["bytes_per_s"] for one in ones] for ones in (alone, busy)]
+    alone_rate, busy_rate = (1 / typical(ones) for ones in rates_of)
+    when, here = provenance.now(), this_machine()
+    return Calibration(here, when, samples, rates, alone_rate, busy_rate, links, overheads)
+
+
+def _measured(
+    whole: list[Timed], cores: int, each_s: float, timeout_s: float
+) -> Iterator[Measured]:
+    """Yields what a rank finds of each network alone, and beside a rank on every other core."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        flag = Path(folder, "busy")
+        partners = [timed for timed in whole if timed.plan.training][::2]
+        for _ in range(cores - 1):  # worlds of their own, which never end
+            partner = stream_ranks(_accompany, 1, timeout_s, partners, str(flag))
+            stack.callback(partner.close)  # type: ignore[attr-defined]
+            next(partner)
+        words = whole, each_s, 1, str(flag) if cores > 1 else "", cores
+        yield from _progress(stream_ranks(_times, 1, timeout_s, *words), whole)
+
+
+def _progress(found: Iterator[list[Measured]], every: list[Timed]) -> Iterator[Measured]:
+    for done, ones in enumerate(found, start=1):
+        log.info("network %d of %d", done, len(every))
+        yield from ones
+
+
+def _accompany(rank: int, every: list[Timed], flag: str) -> Iterator[bool]:
+    """Computes steps while a file is there, until this rank is killed."""
+    runners = [HiresSteps(*timed, rank) for timed in every]
+    for runner in runners:
+        runner.prepare()
+        runner.step()
+    yield True
+    for runner in itertools.cycle(runners):
+        while not Path(flag).exists():
+            time.sleep(0.01)
+        runner.prepare()
+        runner.step()
+
+
+def _times(
+    rank: int, every: list[Timed], each_s: float, ranks: int, flag: str = "", cores: int = 1
+) -> Iterator[list[Measured]]:
+    """Yields what this rank takes for each network, and what while a file makes others compute."""
+    for config, plan in every:
+        times = NodeTimes(HiresSteps(config, plan, rank))
+        times.step()
+        found = [_found(times, plan, rank, ranks, each_s)]
+        if flag:
+            Path(flag).touch()
+            found.append(_found(times, plan, rank, cores, each_s))
+            Path(flag).unlink()
+        yield found
+
+
+def _dtypes() -> list[str]:
+    """Returns the precisions in which this processor has instructions of its own."""
+    flags = provenance.cpu_flags()
+    return ["fp32", *(["bf16"] if {"avx512_bf16", "amx_bf16"} & flags else [])]
+
+
+def _planned(chosen: Iterable[int], tiles: int) -> tuple[list[Timed], list[Timed]]:
+    """Returns the networks on one rank, in every precision and task, and some in tiles."""
+    whole, tiled = [], []
+    for index, dtype, task in itertools.product(chosen, _dtypes(), TASKS):
+        config = _config(CHAINS[index], dtype, task)
+        graph = trace_config(config)
+        whole.append(_plan(config, graph))
+        if tiles > 1 and index in TILED and dtype == "fp32":
+            cut = dataclasses.replace(config.parallel, tiles=[tiles, 1])
+            tiled.append(_plan(dataclasses.replace(config, parallel=cut), graph))
+    return whole, tiled
+
+
+def _plan(config: RunConfig, graph: Graph) -> Timed:
+    plan = make_plan(config, graph)
+    plan.require_ok()
+    return Timed(config, plan)
+
+
+def _config(chain: dict[str, Any], dtype: str, task: str) -> RunConfig:
+    target = "hires.bench.calibration_nets:Chain"
+    words = {"words": chain["words"], "classes": 10}
+    return from_dict(
+        {
+            "device": "cpu",
+            "image": [chain["image"]] * 2,
+            "batch": chain["batch"],
+            "steps": 1,
+            "model": {"name": "custom", "target": target, "args": words, "classes": 10},
+            "data": {"classes": 10, "prefetch": 0},
+            "task": {"name": task},
+            "precision": {"name": dtype},
+            "optimizer": {"lr": 0.0},
+            "measure": {"warmup": 0},
+        }
+    )
+
+
+def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int, budget_s: float) -> Measured:
+    """Returns the samples of a rank's steps, and the parts of a step.
+
+    The ranks of a plan take equally many steps.
+    """
+    times.forget()
+    times.step()
+    rounds = max_all(min(MOST_ROUNDS, int(budget_s / times.step_s[0])))
+    for _ in range(max(LEAST_ROUNDS, rounds)):
+        times.step()
+    medians = times.medians()
+    works = _works(plan, rank)
+    samples = [Sample(works[key], ranks, medians[key]) for key in works if medians.get(key)]
+    passes_s, update_s = typical(times.passes_s), typical(times.update_s)
+    params = sum(stage.params for stage in plan.stages) if plan.training else 0
+    touched = (UPDATE_TOUCHES + 2 * plan.optimizer_states) * params * BYTES["float32"]
+    nodes_s = sum(medians.values())
+    return {
+        "ranks": ranks,
+        "samples": _without_copies(samples),
+        "pass_s": passes_s / len(plan.actions_of(rank)),
+        "besides_s": max(0.0, typical(times.step_s) - nodes_s - passes_s - update_s),
+        "update_s": update_s,
+        "update_bytes": touched,
+        "bytes_per_s": _bandwidth(),
+    }
+
+
+def _works(plan: Plan, rank: int) -> dict[Key, NodeWork]:
+    """Returns what the passes of a rank's first slot ask for, by node and pass."""
+    works: dict[Key, NodeWork] = {}
+    slot = plan.slot_of(rank, 0)
+    stage = plan.stages[slot.stage]
+    for back in (False, True) if plan.training else (False,):
+        steps = steps_of(plan, stage, back)
+        for step, work in zip(steps, works_of(plan, stage, slot.tile, back), strict=True):
+            if work is not None:
+                works[step.node.name, step.back] = work
+    return works
+
+
+def _without_copies(samples: list[Sample]) -> list[Sample]:
+    """Returns one sample for each work, of the median of all that were equal."""
+    taken: dict[NodeWork, list[float]] = defaultdict(list)
+    for work, _, seconds in samples:
+        taken[work].append(seconds)
+    return [Sample(work, samples[0].ranks, typical(all_s)) for work, all_s in taken.items()]
+
+
+def _bandwidth() -> float:
+    source, target = torch.ones(COPIED), torch.empty(COPIED)
+    rates = []
+    for _ in range(3):
+        begin_s = time.thread_time()
+        target.copy_(source)
+        rates.append(2 * 4 * COPIED / (time.thread_time() - begin_s))
+    return max(rates)
+
+
+def _tables(result: Result) -> list[BenchTable]:
+    """Returns the speed of operators by class, and the links."""
+    calibration = calibration_from(result["calibration"])
+    by_class: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for work, ranks, seconds in calibration.samples:
+        done = work.flops if work.family in ARITHMETIC else work.num_bytes
+        done *= BACK if work.back and work.input_grad else 1
+        heading = work.phase + (", busy" if ranks > 1 else "")
+        by_class[work.family, work.dtype][heading].append(done / seconds / 1e9)
+    rows = []
+    for (family, dtype), rates in sorted(by_class.items()):
+        unit = "GFLOP/s" if family in ARITHMETIC else "GB/s"
+        rows.append({"operators": family, "type": dtype, "unit": unit})
+        for heading in (f"{p}{end}" for end in ("", ", busy") for p in PHASES):
+            found = rates.get(heading)
+            rows[-1][heading] = f"{statistics.median(found):.3g}" if found else "-"
+    links, memory = calibration.links, calibration.bytes_per_s / 1e9
+    fact = (
+        f"Medians over sizes, one core; busy: all cores compute. Memory: {memory:.1f} GB/s of a "
+        f"core alone, {calibration.busy_bytes_per_s / 1e9:.1f} GB/s of each of all cores.\n"
+        f"Links between two ranks: {links.latency_s * 1e6:.0f} us, "
+        f"{links.bytes_per_s / 1e9:.2f} GB/s; a small gather {links.gather_s * 1e6:.0f} us; sums "
+        f"of gradients {links.reduce_bytes_per_s / 1e9:.2f} GB/s.\n"
+        f"Kept: {result['kept']}, after {result['seconds']:.0f} s."
+    )
+    return [BenchTable("Operators on this machine", rows, fact=fact)]
+
+
+BENCHMARK = Benchmark("calibrate", __doc__, CalibrateOptions, measure, _tables)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main(sys.argv[1:]))

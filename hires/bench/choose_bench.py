@@ -1,0 +1,300 @@
+"""Compares chosen layouts with measured ones: ``hires bench choose``.
+
+``python -m hires.bench.choose_bench`` asks ``hires plan --choose`` for the layouts of each network,
+image and number of ranks, runs the best of each shape, and compares predicted with measured steps:
+their error, whether their order is right (Kendall's tau), and how far the choice is from the best
+that was measured. Exit codes: 0 done, 1 a run failed, 2 bad options.
+
+Example: hires bench choose --only resnet18 --layouts 4
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import itertools
+import json
+import logging
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
+from hires.bench.contestants import bench_data
+from hires.bench.ranks import run_program
+from hires.core.errors import ConfigError, HiresError
+from hires.core.python_command import module_command
+from hires.core.store.reading import read_named_values
+from hires.core.units import seconds
+
+NEAR = 0.05
+"""A choice within so much of the best measured layout counts as right."""
+AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
+"""Mean error of the step time at the most; mean tau and share of right choices at the least."""
+NOTES = """\
+Predicted is the simulated step of the plan, on this machine's calibration; measured is the median
+step of a run of the same keys. `tau` is Kendall's over the layouts of a case: 1 if their order is
+that of the measurement, 0 if it tells nothing. `behind` is how much longer the chosen layout takes
+than the best measured one. Layouts of a case run one after the other, `--repeat` times in turn."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChooseOptions:
+    """The options of ``hires bench choose``."""
+
+    overrides: tuple[str, ...] = option(
+        (), "keys of every run", flag="overrides", nargs="*", metavar="KEY=VALUE"
+    )
+    only: str = option("*", "patterns of networks with commas between, as 'resnet*,unet'")
+    file: str = option("", "YAML file of other networks, in the form of hires/bench/choose.yaml")
+    images: int = option(0, "images of each network, the first ones; 0: all")
+    ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
+    layouts: int = option(6, "layouts of a case that run, of different shapes")
+    repeat: int = option(1, "runs of each layout; the fastest median counts")
+    timeout: float = option(300.0, "seconds for each run")
+
+    def __post_init__(self) -> None:
+        if self.layouts < 2:
+            raise ConfigError(f"--layouts {self.layouts}: an order needs 2 or more")
+        if self.repeat < 1:
+            raise ConfigError(f"--repeat {self.repeat}: give 1 or more")
+
+
+@dataclass(frozen=True)
+class ChoiceCase:
+    """One network, image and number of ranks."""
+
+    network: str
+    image: int
+    ranks: int
+    words: tuple[str, ...]
+    """The overrides of all its runs."""
+
+
+def measure(options: ChooseOptions) -> Results:
+    """Yields all cases after each new one, and what follows from them."""
+    rows: list[dict[str, Any]] = []
+    for case in cases_of(options):
+        began_s = time.monotonic()
+        try:
+            rows.append(compared(case, options))
+        except HiresError as error:
+            rows.append({**_named(case), "error": str(error)})
+        yield {"ok": all("error" not in row for row in rows), "rows": rows, **summary(rows)}
+        log.info("%s: %.0f s", _named(case), time.monotonic() - began_s)
+
+
+def cases_of(options: ChooseOptions) -> Iterator[ChoiceCase]:
+    """Yields what is to be compared; ConfigError: the file, or a pattern, names nothing."""
+    data = bench_data("choose.yaml")
+    data = read_named_values(options.file) if options.file else data
+    patterns = [pattern.strip() for pattern in options.only.split(",")]
+    names = [n for n in data["networks"] if any(fnmatch.fnmatch(n, p) for p in patterns)]
+    if not names:
+        raise ConfigError(f"--only {options.only} names none of {', '.join(data['networks'])}")
+    counts = data["ranks"]
+    if options.ranks:
+        try:
+            counts = [int(word) for word in options.ranks.split(",")]
+        except ValueError:
+            raise ConfigError(f"--ranks {options.ranks}: give numbers, as 2,4") from None
+    for name in names:
+        network = data["networks"][name]
+        library = network.get("needs")
+        if library and importlib.util.find_spec(library) is None:
+            log.warning("%s is left out: %s is not installed (hires[networks])", name, library)
+            continue
+        images = network["image"][: options.images or None]
+        for image, ranks in itertools.product(images, counts):
+            keys = {**data.get("every", {}), **network["keys"], "image": image}
+            words = (*_words(keys), *options.overrides)
+            yield ChoiceCase(name, image, ranks, words)
+
+
+def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
+    """Returns the layouts of a case, predicted and measured; HiresError: something failed."""
+    command = ["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"]
+    began_s = time.monotonic()
+    choice = json.loads(_hires(command, options.timeout))
+    asked_s = time.monotonic() - began_s
+    layouts = of_different_shapes(choice["options"], options.layouts)
+    measured: dict[int, list[float]] = {number: [] for number in range(len(layouts))}
+    with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
+        for turn in range(options.repeat):
+            for number, layout in enumerate(layouts):
+                words = [*case.words, *_words(layout["keys"]), f"results={folder}"]
+                words += [f"campaign=t{turn}"]
+                record = json.loads(_hires(["run", *words, "--json"], options.timeout))
+                measured[number].append(_step_s(record))
+                log.info(
+                    "%s at %d, %d ranks, %s: predicted %s, measured %s",
+                    case.network,
+                    case.image,
+                    case.ranks,
+                    layout["overrides"],
+                    seconds(layout["step_s"]),
+                    seconds(measured[number][-1]),
+                )
+    rows = [
+        {
+            "overrides": layout["overrides"],
+            "label": layout["layout"],
+            "predicted_s": layout["step_s"],
+            "measured_s": min(measured[number]),
+        }
+        for number, layout in enumerate(layouts)
+    ]
+    best_s = min(row["measured_s"] for row in rows)
+    return {
+        **_named(case),
+        "source": choice["source"],
+        "search_s": choice["seconds"],
+        "asked_s": asked_s,
+        "layouts": rows,
+        "tau": kendall_tau([(row["predicted_s"], row["measured_s"]) for row in rows]),
+        "behind": rows[0]["measured_s"] / best_s - 1,
+    }
+
+
+def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Returns the first option, then the best of each shape, from the fastest to the slowest.
+
+    Where there are more shapes than asked for, they are spread over all of them: an order is told
+    by layouts that differ.
+    """
+    shapes: dict[str, Mapping[str, Any]] = {}
+    names = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
+    for one in options:
+        key = json.dumps([one["keys"][f"parallel.{name}"] for name in names])
+        shapes.setdefault(key, one)
+    best = [dict(one) for one in shapes.values()]
+    if len(best) <= count:
+        return best
+    places = {round(number * (len(best) - 1) / (count - 1)) for number in range(count)}
+    return [best[place] for place in sorted(places)]
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Returns Kendall's tau-a of some pairs of numbers; 1 for fewer than two pairs.
+
+    Source:
+        Kendall, "A new measure of rank correlation", Biometrika 30, 1938.
+    """
+    both = [*itertools.combinations(pairs, 2)]
+    if not both:
+        return 1.0
+    signs = [_sign(a[0] - b[0]) * _sign(a[1] - b[1]) for a, b in both]
+    return sum(signs) / len(both)
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns errors, order and right choices over all cases that were measured."""
+    done = [row for row in rows if "error" not in row]
+    if not done:
+        return {}
+    errors = [
+        abs(one["predicted_s"] / one["measured_s"] - 1) for row in done for one in row["layouts"]
+    ]
+    right = [row["behind"] <= NEAR for row in done]
+    return {
+        "mean_error": statistics.mean(errors),
+        "median_error": statistics.median(errors),
+        "largest_error": max(errors),
+        "mean_tau": statistics.mean(row["tau"] for row in done),
+        "right": sum(right),
+        "cases": len(done),
+        "longest_search_s": max(row["search_s"] for row in done),
+    }
+
+
+def _sign(number: float) -> int:
+    return (number > 0) - (number < 0)
+
+
+def _named(case: ChoiceCase) -> dict[str, Any]:
+    return {"network": case.network, "image": case.image, "ranks": case.ranks}
+
+
+def _hires(words: Sequence[str], timeout_s: float) -> str:
+    command = module_command("hires", *words)
+    return run_program(f"`{shlex.join(['hires', *words])}`", command, timeout_s)
+
+
+def _step_s(record: Mapping[str, Any]) -> float:
+    return float(record["throughput"]["step_s"]["median"])
+
+
+def _words(keys: Mapping[str, Any]) -> list[str]:
+    """Returns keys as overrides of Hydra."""
+    return [f"{key}={_written(value)}" for key, value in keys.items()]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+    )
+
+
+def _tables(result: Result) -> list[BenchTable]:
+    cases, layouts = [], []
+    for row in result["rows"]:
+        name = f"{row['network']} {row['image']}, {row['ranks']} ranks"
+        if "error" in row:
+            cases.append({**_case_cells(name), "why": row["error"][:300]})
+            continue
+        found = _case_cells(name)
+        found |= {"tau": f"{row['tau']:.2f}", "behind": f"{row['behind']:.1%}"}
+        found |= {"search s": f"{row['search_s']:.1f}", "why": ""}
+        cases.append(found)
+        layouts += [_layout_cells(name, one) for one in row["layouts"]]
+    return [
+        BenchTable("Choices", cases, fact=_facts(result)),
+        BenchTable("Layouts", layouts),
+    ]
+
+
+def _case_cells(name: str) -> dict[str, str]:
+    return {"case": name, "tau": "-", "behind": "-", "search s": "-", "why": ""}
+
+
+def _layout_cells(name: str, one: Mapping[str, Any]) -> dict[str, str]:
+    error = one["predicted_s"] / one["measured_s"] - 1
+    return {
+        "case": name,
+        "layout": one["label"],
+        "predicted ms": f"{one['predicted_s'] * 1e3:.1f}",
+        "measured ms": f"{one['measured_s'] * 1e3:.1f}",
+        "error": f"{error:+.1%}",
+        "keys": one["overrides"],
+    }
+
+
+def _facts(result: Result) -> str:
+    if "mean_error" not in result:
+        return ""
+    source = next((row["source"] for row in result["rows"] if "source" in row), "")
+    return (
+        f"Step times: mean error {result['mean_error']:.1%} (aim {AIMS['error']:.0%}), median "
+        f"{result['median_error']:.1%}, largest {result['largest_error']:.0%}. Mean tau "
+        f"{result['mean_tau']:.2f} (aim {AIMS['tau']}). The choice is within {NEAR:.0%} of the "
+        f"best measured layout in {result['right']} of {result['cases']} cases (aim "
+        f"{AIMS['right']:.0%}). The seconds are of: {source}."
+    )
+
+
+BENCHMARK = Benchmark("choose", __doc__, ChooseOptions, measure, _tables, NOTES)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main(sys.argv[1:]))

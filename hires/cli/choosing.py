@@ -1,0 +1,251 @@
+"""Chooses the layout of a config: ``parallel=auto``, ``hires plan --choose`` and ``--largest``.
+
+overrides -> keys that stay     traces of two batches -> graphs of all microbatches
+          -> hires.plan.search.choose -> layouts, ranked -> the first one is the config's
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hires.cli.calibration import with_assumed_scales
+from hires.cli.planning import Planner
+from hires.cli.screens.screen import print_activity
+from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, PlanError
+from hires.core.units import seconds, size
+from hires.plan.graph import Graph
+from hires.plan.graph_samples import GraphOfSamples
+from hires.plan.hardware import gpus_of_node
+from hires.plan.plan import Finding
+from hires.plan.search.choice import DECIDED, Choice
+from hires.plan.search.choose import Chooser
+from hires.plan.simulation.calibrated_device import Factors
+from hires.plan.simulation.machine_calibration import calibration_or_defaults
+from hires.plan.simulation.machine_model import MachineModel, machine_of
+from hires.plan.simulation.run_factors import refined
+
+STEP = 32
+"""Pixels between two sizes of an image that are told apart; networks halve their maps so often."""
+MOST_SIDE = 1 << 17
+"""Of an image whose size is looked for."""
+MOST_SIZES = 12
+"""Sizes that one search for the largest image tries."""
+IMAGE = OBJECTIVES[2]
+
+
+def is_open(config: RunConfig) -> bool:
+    """Whether the layout of a config is still to be chosen."""
+    return config.parallel.name == AUTO
+
+
+def given_keys(words: Iterable[str]) -> frozenset[str]:
+    """Returns the keys of a layout that the overrides give, which a search leaves as they are.
+
+    ConfigError: a layout is given beside them, though one is to be chosen.
+    """
+    found = set()
+    for word in words:
+        key, _, value = word.lstrip("+~").partition("=")
+        if key == "parallel" and value != AUTO:
+            raise ConfigError(
+                f"parallel={value} is a layout, and one is to be chosen; leave it out, or give the "
+                f"keys that are to stay, as parallel.replicas=2"
+            )
+        if key in DECIDED:
+            found.add(key)
+    if "parallel.tiles" in found:
+        found.discard("parallel.spatial_stages")
+    return frozenset(found)
+
+
+def ranks_of(config: RunConfig) -> int:
+    """Returns for how many ranks a layout is chosen."""
+    if config.ranks is not None:
+        return config.ranks
+    nodes, threads = config.launcher.num_nodes, config.launcher.threads
+    gpus = gpus_of_node(config) or 0
+    cores = config.cluster.cores or (os.cpu_count() or 1)
+    return min(nodes * (gpus or max(1, cores // threads)), config.launcher.offered_ranks)
+
+
+@dataclass
+class LayoutSearch:
+    """Searches with one planner; graphs are traced once for each image size."""
+
+    planner: Planner
+    words: tuple[str, ...] = ()
+    """The overrides that the user typed."""
+
+    def choose(self, config: RunConfig, objective: str | None = None) -> Choice:
+        """Returns the layouts of ``ranks`` ranks, the best first.
+
+        PlanError: none has so many, or none fits.
+        """
+        wanted = objective or config.parallel.objective
+        with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
+            config, _ = with_assumed_scales(config, self.planner, self.words, folder)
+            return self._chooser(config, wanted).choose(ranks_of(config))
+
+    def chosen(self, config: RunConfig) -> tuple[RunConfig, Choice | None]:
+        """Returns a config with its layout chosen, if that is open, and what it was chosen from."""
+        if not is_open(config):
+            if config.ranks is not None and config.ranks != config.parallel.num_ranks:
+                raise ConfigError(
+                    f"ranks={config.ranks}, but the layout has {config.parallel.num_ranks}; use "
+                    f"parallel=auto to have one chosen, or leave ranks out"
+                )
+            return dataclasses.replace(config, ranks=None), None
+        given_keys(self.words)  # refuses a layout beside it
+        if config.parallel.objective == IMAGE:
+            config, choice = self.largest(config)
+        else:
+            choice = self.choose(config)
+        layout = choice.best.config
+        label = layout.parallel.label
+        parallel = dataclasses.replace(layout.parallel, name=label, objective=OBJECTIVES[0])
+        memory = dataclasses.replace(config.memory, checkpoint=layout.memory.checkpoint)
+        optimizer = dataclasses.replace(config.optimizer, shard=layout.optimizer.shard)
+        config = dataclasses.replace(
+            config, parallel=parallel, memory=memory, optimizer=optimizer, ranks=None
+        )
+        print_activity("")
+        return config, choice
+
+    def largest(
+        self, config: RunConfig, tell: Callable[[str], None] | None = None
+    ) -> tuple[RunConfig, Choice]:
+        """Returns the config with the largest image that fits, and its layouts.
+
+        Sizes are multiples of ``STEP`` on the shorter side, in the proportions of ``image``. The
+        memory of a layout grows with the area, so the next size follows from the last two; then
+        the interval between one that fits and one that does not is halved.
+        PlanError: not even the smallest one fits.
+        """
+        tell = tell or print_activity
+        short = min(config.height, config.width)
+        fits: dict[int, Choice] = {}
+        low, high = 0, MOST_SIDE // STEP
+        tried = max(1, short // STEP)
+        for _ in range(MOST_SIZES):
+            if high - low <= 1:
+                break
+            sized = _with_short_side(config, tried * STEP)
+            tell(f"trying image={sized.height}x{sized.width} ...")
+            try:
+                choice = self.choose(sized, "memory")
+                fits[tried], low = choice, tried
+            except PlanError:
+                high = tried
+            unbounded = high == MOST_SIDE // STEP
+            tried = min(2 * low, high - 1) if unbounded else max(1, (low + high) // 2)
+        if not fits:
+            smallest = _with_short_side(config, STEP)
+            raise PlanError(
+                f"not even image={smallest.height}x{smallest.width} fits {ranks_of(config)} ranks; "
+                f"use more ranks, a larger memory.limit, a smaller batch or network"
+            )
+        sized = _with_short_side(config, low * STEP)
+        ranked = sorted(fits[low].options, key=lambda option: option.time.step_s)
+        return sized, dataclasses.replace(fits[low], options=ranked, objective=IMAGE)
+
+    def _chooser(self, config: RunConfig, objective: str) -> Chooser:
+        graphs = self._graphs(config)
+        return Chooser(
+            config,
+            graphs,
+            self.machine(config),
+            self.planner.rehearsed,
+            given_keys(self.words),
+            objective,
+            print_activity,
+        )
+
+    def machine(self, config: RunConfig) -> MachineModel:
+        """Returns the machine that the config is for; ConfigError: a cluster without numbers."""
+        calibration = calibration_or_defaults()
+        machine = machine_of(config, calibration)
+        if machine.calibration is None or not calibration.is_measured:
+            return machine
+        factors = refined(calibration, config, Path(config.results))
+        if factors == Factors():
+            return machine
+        source = f"{machine.source}, and runs of this network in {config.results}"
+        return dataclasses.replace(machine, factors=factors, source=source)
+
+    def _graphs(self, config: RunConfig) -> Callable[[int], Graph]:
+        """Returns what gives the graph of a microbatch of so many samples.
+
+        Two are traced and the others lie between them; a network that changes otherwise is traced
+        for each.
+        """
+        single = ParallelConfig()
+
+        def traced(samples: int) -> Graph:
+            own = dataclasses.replace(config, batch=samples, parallel=single)
+            return self.planner.traced(own)
+
+        whole = config.batch
+        other = whole // 2 if whole > 1 else 2
+        between = GraphOfSamples(traced(whole), traced(other))
+
+        def graph(samples: int) -> Graph:
+            try:
+                return between.graph(samples)
+            except PlanError:
+                return traced(samples)
+
+        return graph
+
+
+def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str]:
+    """Returns a command line with the chosen layout in place of ``parallel=auto``.
+
+    A choice may be another one once the machine is calibrated; what ran is made again by its keys.
+    """
+    chosen = ("parallel", "ranks", "parallel.objective", *DECIDED)
+    if choice.objective == IMAGE:
+        chosen = (*chosen, "image")
+    kept = [word for word in argv if word.lstrip("+").partition("=")[0] not in chosen]
+    size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
+    return [*kept, *size, *choice.best.overrides.split()]
+
+
+def choice_note(choice: Choice) -> Finding:
+    """Returns what was chosen and why, as the plan of the run keeps it."""
+    best = choice.best
+    second = choice.options[1] if len(choice.options) > 1 else None
+    text = (
+        f"parallel=auto chose {best.overrides} among {choice.considered} layouts of "
+        f"{choice.ranks} ranks (parallel.objective={choice.objective}): predicted "
+        f"{seconds(best.time.step_s)} a step, {size(best.peak_bytes)} on the fullest rank, limited "
+        f"by {best.limit}"
+    )
+    if second is not None:
+        text += (
+            f"; next {second.overrides} with {seconds(second.time.step_s)} and "
+            f"{size(second.peak_bytes)}"
+        )
+    return Finding("note", "parallel", f"{text}; step times: {choice.source}")
+
+
+def _with_short_side(config: RunConfig, short: int) -> RunConfig:
+    """Returns the config with an image of the same proportions."""
+    own = min(config.height, config.width)
+    longer = max(config.height, config.width)
+    long = max(STEP, math.floor(longer * short / own / STEP) * STEP)
+    sides = [short, long] if config.height <= config.width else [long, short]
+    return dataclasses.replace(config, image=sides)
+
+
+def plain_choice(choice: Choice) -> dict[str, Any]:
+    """Returns a choice as a run folder keeps it."""
+    return {"schema": 1, **choice.to_dict()}

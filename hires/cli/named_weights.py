@@ -1,0 +1,33 @@
+"""Finds the weights that a verb names as ``weights=`` does, or by the name or hash of a run.
+
+default/RUN   RUN/best   RUN/ema   RUN/best/ema   RUN/checkpoints/step000012   net.safetensors
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hires.core.store import file_names, rundir
+from hires.core.store.file_names import StrPath
+from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
+
+
+def path_of_weights(source: str, results: StrPath) -> str:
+    """Returns the path that ``weights=`` takes for what a user names; ConfigError: no such run."""
+    if Path(source).exists() or Path(source).suffix in (*SAFETENSORS, *PICKLES):
+        return source
+    inside = f"/{file_names.CHECKPOINTS}/"
+    run, _, step = source.rpartition(inside)
+    if run:
+        return f"{path_of_weights(run, results)}{inside}{step}"
+    run, _, last = source.rstrip("/").rpartition("/")
+    if run and last in (BEST, EMA):
+        return f"{path_of_weights(run, results)}/{last}"
+    return str(rundir.locate(source, results))
+
+
+def run_of_weights(weights: str) -> Path | None:
+    """Returns the run folder that has written some weights; None: they are a file or a copy."""
+    path = Path(weights)
+    folders = [path, *list(path.parents)[:3]]  # of RUN/checkpoints/step000012/ema and the like
+    return next((one for one in folders if (one / file_names.CONFIG).is_file()), None)

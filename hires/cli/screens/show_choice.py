@@ -1,0 +1,76 @@
+"""Shows the layouts that a search found, the best first, and why the others are out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hires.core import terminal
+from hires.core.screen_table import screen_lines
+from hires.core.units import seconds, size
+from hires.plan.search.choice import Choice, Option
+
+SHOWN = 12
+"""Layouts in the table; ``--json`` has all."""
+SHOWN_REASONS = 6
+MEANING = {
+    "compute": "computing takes most of the step",
+    "messages": "waiting for messages takes most of it",
+    "bubble": "waiting for other stages takes most of it",
+    "cores": "ranks wait for cores that others use: there are more ranks than cores",
+    "memory": "memory decides: nearly all of it is used, or passes are computed again to save it",
+}
+"""What the column ``limited by`` says."""
+
+
+def choice_lines(choice: Choice) -> list[str]:
+    """Returns the answer of ``hires plan --choose`` in lines."""
+    options = choice.options[:SHOWN]
+    head = ["", "layout", "step", "images/s", "memory", "bubble", "sent", "limited by", "keys"]
+    rows = [head, *(_row(number, one) for number, one in enumerate(options, start=1))]
+    kinds = "rlrrrrrll"
+    width = terminal.columns()
+    lines, notes = screen_lines(rows, width, kinds, head, keep=(8, 2, 4), rule="─")
+    objective = {"memory": "least memory first", "image": "fastest first"}
+    order = objective.get(choice.objective, "fastest first")
+    text = [f"Layouts of {choice.ranks} ranks that fit, {order}", "", *lines, *notes, ""]
+    if any(not one.rehearsed for one in options):
+        text.append("~ memory that was estimated; a run's plan predicts it exactly")
+    named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)
+    text += [f"{name}: {MEANING[name]}" for name in named]
+    text += [*_others(choice), f"step times: {choice.source}"]
+    text += [f"to run the first: hires run parallel=auto ..., or with its keys: {_first(choice)}"]
+    return text
+
+
+def _row(number: int, option: Option) -> list[str]:
+    memory = size(option.peak_bytes)
+    return [
+        str(number),
+        option.config.parallel.label,
+        seconds(option.time.step_s),
+        f"{option.images_per_s:.3g}",
+        memory if option.rehearsed else f"~{memory}",
+        f"{option.time.bubble:.0%}",
+        size(option.sent_bytes),
+        option.limit,
+        option.overrides,
+    ]
+
+
+def _first(choice: Choice) -> str:
+    return choice.best.overrides
+
+
+def _others(choice: Choice) -> Iterable[str]:
+    planned = f"{choice.planned} of {choice.considered} layouts were planned"
+    early = ", until the time was used" if choice.ended_early else ""
+    slower = f"{choice.left} are slower by their estimate, or like one of them"
+    yield f"{planned} in {seconds(choice.seconds)}{early}; {slower}"
+    more = len(choice.options) - SHOWN
+    if more > 0:
+        yield f"{more} more that fit: --json"
+    for one in choice.out[:SHOWN_REASONS]:
+        needs = f"needs {size(one.peak_bytes)} on its fullest rank"
+        yield f"out: {one.overrides} ({needs if one.limit in MEANING else one.limit})"
+    for reason, count in choice.reasons.most_common(SHOWN_REASONS):
+        yield f"out: {count} layout{'s' if count > 1 else ''}: {reason}"

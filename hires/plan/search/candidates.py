@@ -1,0 +1,203 @@
+"""Lists the layouts of a number of ranks, by numbers alone.
+
+    ranks = replicas x ( spatial stages x rows x cols  +  other stages x local_dp )
+
+    8     = 2        x ( 1              x 1    x 2     +  2            x 1        )
+
+Two layouts that differ in nothing but the names of rows and columns are symmetric where the image
+is square: of ``[1,2]`` and ``[2,1]`` the second is listed, whose halos are whole rows. What leaves
+the ranks as they are (microbatches, schedules, recomputation ...) is listed for each shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.plan.schedule import DIRECTIONS
+from hires.plan.search.layout_search import Change
+
+MOST_GRIDS = 6
+"""Grids of one number of tiles that are listed, the most square ones first."""
+MOST_MICROBATCHES = 32
+"""Of one model pass; more shorten a bubble that is small by then."""
+FUSED = (1, 2, 4)
+"""Windowed layers that one exchange of halos serves."""
+SMOOTH = (2, 3, 5)
+"""From ``MANY`` ranks on, tiles of a stage are products of these alone."""
+MANY = 64
+
+
+@dataclass(frozen=True)
+class LayoutShape:
+    """Which ranks a layout has, whatever they do in which order."""
+
+    replicas: int
+    stages: int
+    spatial_stages: int
+    grid: tuple[int, int]
+    local_dp: int
+    directions: int
+
+    @property
+    def tiles(self) -> int:
+        """Ranks that share an image in a spatial stage."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def ranks_of_stages(self) -> list[int]:
+        """Ranks of each stage of one replica and direction."""
+        behind = self.stages - self.spatial_stages
+        return [self.tiles] * self.spatial_stages + [self.local_dp] * behind
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys that it sets."""
+        return {
+            "parallel.name": "single",
+            "parallel.replicas": self.replicas,
+            "parallel.stages": self.stages,
+            "parallel.tiles": list(self.grid),
+            "parallel.spatial_stages": self.spatial_stages,
+            "parallel.local_dp": self.local_dp,
+            "parallel.directions": self.directions,
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout."""
+
+    shape: LayoutShape
+    microbatches: int = 1
+    pairs: int = 1
+    schedule: str = "gpipe"
+    checkpoint: str = "none"
+    shards_optimizer: bool = False
+    fuse: int = 1
+    balance: tuple[int, ...] | None = None
+
+    @property
+    def pieces(self) -> int:
+        """Microbatches of the whole world in one step."""
+        shape = self.shape
+        return shape.replicas * shape.directions * self.pairs * self.microbatches
+
+    @property
+    def change(self) -> Change:
+        """What it sets of a config."""
+        keys = self.shape.keys | {
+            "parallel.microbatches": self.microbatches,
+            "parallel.pairs": self.pairs,
+            "parallel.schedule": self.schedule,
+            "parallel.balance": None if self.balance is None else list(self.balance),
+            "parallel.halo.fuse": self.fuse,
+            "memory.checkpoint": self.checkpoint,
+            "optimizer.shard": self.shards_optimizer,
+        }
+        return Change(keys)
+
+
+def shapes(config: RunConfig, ranks: int, layers: int) -> Iterator[LayoutShape]:
+    """Yields the shapes of exactly so many ranks, for a network of so many layers.
+
+    Only those whose tiles are no smaller than a pixel, and whose replicas divide the batch.
+    """
+    for replicas in _divisors(ranks):
+        if config.batch % replicas:
+            continue
+        own = ranks // replicas
+        for directions in (1, 2) if own > 1 else (1,):
+            if config.batch % (replicas * directions):
+                continue
+            for stages in range(1, min(own, layers) + 1):
+                if own % stages == 0 and (stages > 1 or own == 1):
+                    yield LayoutShape(replicas, stages, 0, (1, 1), own // stages, directions)
+            for spatial, tiles in itertools.product(range(1, layers + 1), range(2, own + 1)):
+                if spatial * tiles > own:
+                    break
+                if own > MANY and not _is_smooth(tiles):
+                    continue
+                for behind, shards in _divided(own - spatial * tiles, layers - spatial):
+                    for grid in _grids(config, tiles):
+                        yield LayoutShape(
+                            replicas, spatial + behind, spatial, grid, shards, directions
+                        )
+
+
+def orders(config: RunConfig, shape: LayoutShape) -> Iterator[Candidate]:
+    """Yields the microbatches, pairs and schedules of a shape, nothing computed again."""
+    for pairs in (1, 2) if shape.directions == 2 else (1,):
+        share, rest = divmod(config.batch, shape.replicas * shape.directions * pairs)
+        if rest:
+            continue
+        for microbatches in _divisors(share):
+            if microbatches > MOST_MICROBATCHES or share // microbatches % shape.local_dp:
+                continue
+            for name, directions in DIRECTIONS.items():
+                trivial = shape.stages == 1 or microbatches * pairs == 1
+                same = directions == 1 and trivial and name != "gpipe"
+                if directions == shape.directions and not same:
+                    yield Candidate(shape, microbatches, pairs, name)
+
+
+def variants(config: RunConfig, candidate: Candidate) -> Iterator[Candidate]:
+    """Yields what else a layout can do with its ranks: recompute, divide the optimiser, fuse."""
+    training, shape = config.task.name == "train", candidate.shape
+    kinds = ("none", "block", "stage") if training else ("none",)
+    copies = shape.replicas > 1 or shape.directions > 1 or max(shape.ranks_of_stages) > 1
+    shards = (False, True) if training and copies else (False,)
+    fused = FUSED if shape.spatial_stages else (1,)
+    for kind, shard, fuse in itertools.product(kinds, shards, fused):
+        yield Candidate(
+            shape, candidate.microbatches, candidate.pairs, candidate.schedule,
+            kind, shard, fuse, candidate.balance,
+        )  # fmt: skip
+
+
+def nearest_counts(config: RunConfig, ranks: int, layers: int, most: int) -> list[int]:
+    """Returns the numbers of ranks next below and above ``ranks`` that have a layout at all."""
+
+    def has_any(count: int) -> bool:
+        return any(next(orders(config, one), None) for one in shapes(config, count, layers))
+
+    below = next((n for n in range(ranks - 1, 0, -1) if has_any(n)), None)
+    above = next((n for n in range(ranks + 1, min(most, 2 * ranks) + 1) if has_any(n)), None)
+    return [count for count in (below, above) if count is not None]
+
+
+def _divided(ranks: int, layers: int) -> Iterator[tuple[int, int]]:
+    """Yields how so many ranks become stages behind the tiles: (stages, ranks of each)."""
+    if ranks == 0:
+        yield 0, 1
+    for stages in range(1, min(ranks, layers) + 1):
+        if ranks % stages == 0:
+            yield stages, ranks // stages
+
+
+def _grids(config: RunConfig, tiles: int) -> list[tuple[int, int]]:
+    square = config.height == config.width
+    grids = [(tiles // cols, cols) for cols in _divisors(tiles)]
+    fitting = [
+        (rows, cols)
+        for rows, cols in grids
+        if rows <= config.height and cols <= config.width and not (square and cols > rows)
+    ]
+    # A tile as square as possible borrows the fewest pixels.
+    fitting.sort(key=lambda grid: abs(math.log(config.height * grid[1] / config.width / grid[0])))
+    return fitting[:MOST_GRIDS]
+
+
+def _divisors(count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if count % n == 0]
+
+
+def _is_smooth(count: int) -> bool:
+    for factor in SMOOTH:
+        while count % factor == 0:
+            count //= factor
+    return count == 1

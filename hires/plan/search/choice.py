@@ -1,0 +1,130 @@
+"""Holds what a search for layouts answers: those that fit, the best first, and the reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import PlanError
+from hires.plan.search.candidates import Candidate
+from hires.plan.simulation.machine_model import StepTime
+
+DECIDED = frozenset(
+    (
+        "parallel.replicas", "parallel.stages", "parallel.tiles", "parallel.spatial_stages",
+        "parallel.local_dp", "parallel.directions", "parallel.microbatches", "parallel.pairs",
+        "parallel.schedule", "parallel.balance", "parallel.halo.fuse", "memory.checkpoint",
+        "optimizer.shard",
+    )
+)  # fmt: skip
+"""Keys that a search decides; those that the user gave keep their values."""
+
+
+@dataclass
+class Option:
+    """A layout that was planned and simulated."""
+
+    candidate: Candidate
+    config: RunConfig
+    time: StepTime
+    peak_bytes: int
+    """Of the fullest rank."""
+    rehearsed: bool
+    """Whether that is the prediction of a run, not an estimate."""
+    sent_bytes: int
+    """By all ranks, in a step."""
+    messages: int
+    fits: bool = True
+    limit: str = ""
+    """What would have to be faster or larger: ``compute``, ``messages``, ``bubble``, ``cores`` or
+    ``memory``."""
+
+    @property
+    def images_per_s(self) -> float:
+        """Images of a step by its seconds."""
+        return self.config.batch / self.time.step_s
+
+    @property
+    def overrides(self) -> str:
+        """The keys that make it, as one types them."""
+        parallel, words = self.config.parallel, []
+        given = {
+            "replicas": 1, "stages": 1, "tiles": [1, 1], "local_dp": 1, "microbatches": 1,
+            "directions": 1, "pairs": 1, "schedule": "gpipe", "balance": None,
+        }  # fmt: skip
+        for key, usual in given.items():
+            value = getattr(parallel, key)
+            if value != usual:
+                words.append(f"parallel.{key}={str(value).replace(' ', '')}")
+        if parallel.spatial_stages > 1:
+            words.append(f"parallel.spatial_stages={parallel.spatial_stages}")
+        words += [f"parallel.halo.fuse={parallel.halo.fuse}"] if parallel.halo.fuse > 1 else []
+        kind = self.config.memory.checkpoint
+        words += [f"memory.checkpoint={kind}"] if kind != "none" else []
+        words += ["optimizer.shard=true"] if self.config.optimizer.shard else []
+        return " ".join(words) or "parallel=single"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {
+            "layout": self.config.parallel.label,
+            "overrides": self.overrides,
+            "keys": self.candidate.change.keys,
+            "step_s": self.time.step_s,
+            "images_per_s": self.images_per_s,
+            "peak_bytes": self.peak_bytes,
+            "memory_rehearsed": self.rehearsed,
+            "fits": self.fits,
+            "bubble": self.time.bubble,
+            "computing": self.time.computing,
+            "waiting_for_messages": self.time.messages,
+            "waiting_for_cores": self.time.crowding,
+            "sent_bytes": self.sent_bytes,
+            "messages": self.messages,
+            "limit": self.limit,
+        }
+
+
+@dataclass
+class Choice:
+    """The answer of a search."""
+
+    ranks: int
+    objective: str
+    source: str
+    """Where the step times come from."""
+    options: list[Option] = field(default_factory=list)
+    """Those that fit, the best first."""
+    out: list[Option] = field(default_factory=list)
+    """Those that were planned and do not fit."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """How many layouts are out without a plan, by reason."""
+    considered: int = 0
+    planned: int = 0
+    left: int = 0
+    """Layouts that fit by their estimate and were not planned: slower by it, or for lack of time.
+    """
+    ended_early: bool = False
+    seconds: float = 0.0
+    least_bytes: float = 0.0
+    """The least memory of the fullest rank among all layouts, by estimate."""
+
+    @property
+    def best(self) -> Option:
+        """The first one; PlanError: nothing fits."""
+        if not self.options:
+            raise PlanError("no layout fits")
+        return self.options[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "ended_early": self.ended_early,
+            "options": [option.to_dict() for option in self.options],
+            "out": [option.to_dict() for option in self.out],
+            "reasons": dict(self.reasons),
+        }

@@ -1,0 +1,349 @@
+"""Estimates a layout's step time and memory from its numbers, before it is planned.
+
+    node tables (one for each size of a rank's part)  ->  seconds and bytes of every stage
+    schedule of the layout                            ->  when each rank does what
+    parameters, optimiser, microbatches in flight     ->  bytes of the fullest rank
+
+A plan with all its messages takes a tenth of a second to seconds, an estimate less than a
+millisecond. It orders the layouts of a search; what is shown was planned.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, field
+
+from hires.core.config.run_config import RunConfig
+from hires.core.precisions import PRECISIONS
+from hires.plan.event import BYTES
+from hires.plan.graph import Graph
+from hires.plan.partition import SLACK, layer_starts, partition, starts_between_ties
+from hires.plan.schedule import SCHEDULES, Pipeline, Schedule, forward_only
+from hires.plan.search.candidates import Candidate, LayoutShape
+from hires.plan.search.stage_table import RankShare, Seconds, StageTable, stage_table
+from hires.plan.simulation.costs import UPDATE_TOUCHES
+from hires.plan.simulation.simulate import Network
+
+WEIGHT_BYTES = 4
+"""Of a parameter in training, and of its gradient and the optimiser's numbers."""
+
+
+@dataclass(frozen=True)
+class LayoutEstimate:
+    """What a layout is expected to take."""
+
+    step_s: float
+    peak_bytes: float
+    """Of the fullest rank: parameters, gradients, optimiser, activations."""
+    bounds: tuple[int, ...] = ()
+    """First node of every stage, then the number of nodes."""
+
+
+@dataclass
+class Estimator:
+    """Estimates the layouts of one network, batch and machine."""
+
+    config: RunConfig
+    graph: Graph
+    """Of any number of samples."""
+    seconds: Seconds
+    """Of a node on a rank: (node, share of the traced microbatch, whether backward)."""
+    network: Network
+    bytes_per_s: float
+    """Of a rank's memory, for the optimiser."""
+    cores: float = math.inf
+    """Compute threads that a machine runs at once, divided by those of a rank."""
+    _tables: dict[RankShare, StageTable] = field(default_factory=dict)
+    _bounds: dict[object, tuple[int, ...]] = field(default_factory=dict)
+    _schedules: dict[object, Schedule] = field(default_factory=dict)
+
+    @functools.cached_property
+    def training(self) -> bool:
+        """Whether gradients are computed."""
+        return self.config.task.name == "train"
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Bytes of a number of an activation."""
+        return BYTES[PRECISIONS[self.config.precision.name]]
+
+    @functools.cached_property
+    def rough_bytes(self) -> float:
+        """Bytes that one replica needs at the least for one image: what all its ranks share."""
+        kept = self.table(RankShare(1.0)).kept_bytes[-1]
+        copies = 2 + self.config.optimizer.num_states if self.training else 1
+        return kept + copies * WEIGHT_BYTES * self._params(0, len(self.graph.nodes))
+
+    @functools.cached_property
+    def layers(self) -> list[int]:
+        """First nodes of the layers."""
+        return layer_starts(self.graph)
+
+    def table(self, share: RankShare) -> StageTable:
+        """Returns the sums of a rank's part."""
+        if share not in self._tables:
+            link = self.network.near
+            self._tables[share] = stage_table(
+                self.graph, share, self.seconds, link, self.width, self.training
+            )
+        return self._tables[share]
+
+    def shares(self, candidate: Candidate) -> list[RankShare]:
+        """Returns the part of a microbatch that a rank of each stage has."""
+        shape, samples = candidate.shape, self.config.batch / candidate.pieces
+        tiled = [RankShare(samples, shape.grid)] * shape.spatial_stages
+        behind = shape.stages - shape.spatial_stages
+        return tiled + [RankShare(samples / shape.local_dp)] * behind
+
+    def bounds(self, candidate: Candidate) -> tuple[int, ...]:
+        """Returns the first node of every stage, as the plan cuts the network."""
+        key = tuple(candidate.shape.ranks_of_stages), candidate.balance
+        if key not in self._bounds:
+            balance = None if candidate.balance is None else [*candidate.balance]
+            cut = partition(self.graph, [*key[0]], balance, self.training)
+            self._bounds[key] = tuple(cut)
+        return self._bounds[key]
+
+    def balanced(self, candidate: Candidate) -> tuple[int, ...] | None:
+        """Returns layers per stage whose slowest stage takes the least time; None: as by FLOPs.
+
+        A dynamic program over (stages so far, layers so far), as that of
+        :mod:`hires.plan.partition`, on seconds in place of operations.
+        """
+        shape = candidate.shape
+        starts = self.layers
+        if self.training:
+            apart = set(starts_between_ties(self.graph))
+            if any(start not in apart for start in starts):
+                return None  # a cut by layers could part the uses of a parameter
+        if shape.stages < 2 or len(starts) < shape.stages:
+            return None
+        tables = [self.table(share) for share in self.shares(candidate)]
+        ends = [*starts, len(self.graph.nodes)]
+
+        def stage_s(stage: int, first: int, last: int) -> float:
+            return sum(_passes(tables[stage], ends[first], ends[last], "none"))
+
+        slowest = [0.0 if n == 0 else math.inf for n in range(len(ends))]
+        chosen: list[list[int]] = []
+        for stage in range(shape.stages):
+            row, before = [math.inf] * len(ends), [0] * len(ends)
+            for last in range(stage + 1, len(ends)):
+                for first in range(last - 1, stage - 1, -1):
+                    own = stage_s(stage, first, last)
+                    if own >= row[last]:
+                        break
+                    if max(slowest[first], own) < row[last]:
+                        row[last], before[last] = max(slowest[first], own), first
+            slowest = row
+            chosen.append(before)
+        cut = [len(ends) - 1]
+        for before in reversed(chosen):
+            cut.append(before[cut[-1]])
+        cut.reverse()
+        by_flops = max(
+            sum(_passes(table, first, last, "none"))
+            for table, (first, last) in zip(
+                tables, itertools.pairwise(self.bounds(candidate)), strict=True
+            )
+        )
+        if slowest[-1] * SLACK > by_flops:  # no clear gain: the cut where less crosses stays
+            return None
+        return tuple(b - a for a, b in itertools.pairwise(cut))
+
+    def estimate(self, candidate: Candidate) -> LayoutEstimate:
+        """Returns what a layout is expected to take."""
+        shape, bounds = candidate.shape, self.bounds(candidate)
+        shares = self.shares(candidate)
+        stages = [*itertools.pairwise(bounds)]
+        tables = [self.table(share) for share in shares]
+        passes = [
+            _passes(table, first, last, candidate.checkpoint)
+            for table, (first, last) in zip(tables, stages, strict=True)
+        ]
+        schedule = self._schedule(candidate)
+        pipeline = _pipeline(shape, candidate, self.training)
+        step_s, busy_s = self._walk(schedule, pipeline, passes, bounds, shares)
+        node = min(self.network.ranks_per_node, pipeline.num_ranks * shape.replicas)
+        copies = node / pipeline.num_ranks
+        step_s = max(step_s, sum(busy_s) * copies / self.cores if self.cores < node else 0.0)
+        step_s += self._update_s(candidate, stages)
+        return LayoutEstimate(
+            step_s, self._peak_bytes(candidate, schedule, pipeline, tables), bounds
+        )
+
+    def _schedule(self, candidate: Candidate) -> Schedule:
+        shape = candidate.shape
+        key = (tuple(shape.ranks_of_stages), shape.directions, candidate.microbatches,
+               candidate.pairs, candidate.schedule)  # fmt: skip
+        if key not in self._schedules:
+            make = SCHEDULES[candidate.schedule] if self.training else forward_only
+            self._schedules[key] = make(_pipeline(shape, candidate, self.training))
+        return self._schedules[key]
+
+    def _walk(
+        self,
+        schedule: Schedule,
+        pipeline: Pipeline,
+        passes: list[tuple[float, float]],
+        bounds: tuple[int, ...],
+        shares: list[RankShare],
+    ) -> tuple[float, list[float]]:
+        """Returns when the last rank has done its actions, and how long each computes.
+
+        An action begins when its rank is free and the one before it has sent its result. All ranks
+        of a stage do it together, so one time stands for them.
+        """
+        sent_s = [self._sent_s(bound, shares[0].samples) for bound in bounds[1:-1]]
+        free_s = [0.0] * pipeline.num_ranks
+        at = [0] * pipeline.num_ranks
+        busy_s = [0.0] * pipeline.num_ranks
+        done: dict[tuple[int, int, bool], float] = {}
+        moved = True
+        places = _places(pipeline)
+        while moved:
+            moved = False
+            for rank, actions in enumerate(schedule):
+                while at[rank] < len(actions):
+                    action = actions[at[rank]]
+                    microbatch, back = int(action[1:]), action[0] == "B"
+                    stage = places[pipeline.direction_of(microbatch)][rank]
+                    before_s = 0.0
+                    if not back and stage:
+                        before_s = done.get((stage - 1, microbatch, False), -1.0)
+                        before_s += sent_s[stage - 1] if before_s >= 0 else 0.0
+                    elif back and stage < pipeline.num_stages - 1:
+                        before_s = done.get((stage + 1, microbatch, True), -1.0)
+                        before_s += sent_s[stage] if before_s >= 0 else 0.0
+                    if before_s < 0:
+                        break
+                    seconds = passes[stage][back]
+                    free_s[rank] = max(free_s[rank], before_s) + seconds
+                    busy_s[rank] += seconds
+                    key = stage, microbatch, back
+                    done[key] = max(done.get(key, 0.0), free_s[rank])
+                    at[rank] += 1
+                    moved = True
+        return max(free_s), busy_s
+
+    def _sent_s(self, bound: int, samples: float) -> float:
+        """Returns how long the values that cross a cut travel."""
+        scale = samples / self.graph.input_shape[0] * self.width
+        link = self.network.near
+        return link.latency_s + self._crossing[bound] * scale / link.bytes_per_s
+
+    @functools.cached_property
+    def _crossing(self) -> list[float]:
+        """Numbers that are made before each node and read from it on."""
+        change = [0.0] * (len(self.graph.nodes) + 1)
+        for node in self.graph.nodes:
+            readers = self.graph.consumers.get(node.name, [])
+            if readers and node.shape is not None:
+                made = self.graph.position[node.name]
+                change[made + 1] += node.num_elements
+                change[max(readers) + 1] -= node.num_elements
+        return [*itertools.accumulate(change)]
+
+    def _params(self, first: int, last: int) -> int:
+        names = {name for node in self.graph.nodes[first:last] for name in node.params}
+        return sum(self._sizes[name] for name in names)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        learns = self.training
+        params = self.graph.params.items()
+        return {n: p.num_elements if p.trainable or not learns else 0 for n, p in params}
+
+    def _update_s(self, candidate: Candidate, stages: list[tuple[int, int]]) -> float:
+        """Returns the seconds of the sum of gradients and of the optimiser, on the slowest rank."""
+        if not self.training:
+            return 0.0
+        shape, slowest_s = candidate.shape, 0.0
+        for (first, last), ranks in zip(stages, shape.ranks_of_stages, strict=True):
+            holders = ranks * shape.replicas * shape.directions
+            num_bytes = self._params(first, last) * WEIGHT_BYTES * shape.directions
+            sum_s = self.network.reduce_s([*range(holders)], num_bytes) if holders > 1 else 0.0
+            touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
+            share = holders if candidate.shards_optimizer else 1
+            slowest_s = max(slowest_s, sum_s + touches * num_bytes / share / self.bytes_per_s)
+        return slowest_s
+
+    def _peak_bytes(
+        self,
+        candidate: Candidate,
+        schedule: Schedule,
+        pipeline: Pipeline,
+        tables: list[StageTable],
+    ) -> float:
+        """Returns the bytes of the fullest rank."""
+        shape, config = candidate.shape, self.config
+        bounds = self.bounds(candidate)
+        stages = [*itertools.pairwise(bounds)]
+        params = [self._params(first, last) for first, last in stages]
+        kept, boundary = [], []
+        for table, (first, last), own in zip(tables, stages, self.shares(candidate), strict=True):
+            whole = table.of(table.kept_bytes, first, last)
+            part = own.samples / self.graph.input_shape[0] / (own.grid[0] * own.grid[1])
+            kept.append(whole)
+            boundary.append(self._crossing[first] * part * self.width)
+        fullest = 0.0
+        for rank, actions in enumerate(schedule):
+            held: dict[int, int] = {}
+            most = 0.0
+            stage_of = {d: places[rank] for d, places in enumerate(_places(pipeline))}
+            for action in actions:
+                stage = stage_of[pipeline.direction_of(int(action[1:]))]
+                held[stage] = held.get(stage, 0) + (1 if action[0] == "F" else -1)
+                if not self.training:
+                    held[stage] = 0
+                each = sum(
+                    count * (kept[s] if candidate.checkpoint == "none" else boundary[s])
+                    for s, count in held.items()
+                )
+                again = {"none": 0.0, "stage": kept[stage]}.get(
+                    candidate.checkpoint, kept[stage] ** 0.5 * max(1.0, boundary[stage]) ** 0.5
+                )
+                first, last = stages[stage]
+                # A backward pass has the gradient of what it computes beside it.
+                beside = max(tables[stage].largest_bytes[first:last], default=0.0)
+                most = max(most, each + again + beside)
+            states = config.optimizer.num_states
+            weights = 0.0
+            for stage in set(stage_of.values()):
+                holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
+                share = holders if candidate.shards_optimizer else 1
+                copies = 2 + states / share if self.training else 1
+                weights += params[stage] * copies * (WEIGHT_BYTES if self.training else self.width)
+            fullest = max(fullest, most + weights)
+        return fullest
+
+
+def _passes(table: StageTable, first: int, last: int, checkpoint: str) -> tuple[float, float]:
+    """Returns the seconds of a stage's forward and backward pass."""
+    forward = table.of(table.forward_s, first, last) + table.of(table.halo_s, first, last)
+    back = table.of(table.back_s, first, last) + table.of(table.halo_back_s, first, last)
+    return forward, back + (0.0 if checkpoint == "none" else forward)
+
+
+def _pipeline(shape: LayoutShape, candidate: Candidate, training: bool) -> Pipeline:
+    """Returns the replica that a schedule is made for.
+
+    In one direction all ranks of a stage do the same, so one of each is enough.
+    """
+    counts = shape.ranks_of_stages if shape.directions > 1 else [1] * shape.stages
+    ends = [0, *itertools.accumulate(counts)]
+    down = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))
+    up = tuple(tuple(ends[-1] - 1 - rank for rank in ranks) for ranks in down)
+    ranks = (down, up)[: shape.directions]
+    return Pipeline(ranks, candidate.microbatches, shape.directions * candidate.pairs, training)
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(pipeline: Pipeline) -> list[list[int]]:
+    """Returns the stage of every rank in each direction."""
+    return [
+        [stage for _, stage in sorted((r, s) for s, ranks in enumerate(stages) for r in ranks)]
+        for stages in pipeline.ranks
+    ]

@@ -1,0 +1,148 @@
+"""Estimates seconds of passes over nodes from those that were measured on this machine.
+
+A sample has a factor over a roofline of the machine's fastest operators and its memory. That of
+another size is interpolated between its nearest samples, in the logarithm of the sizes:
+
+    factor of 128 channels at 64 x 64      nearer samples of the same class weigh more, and a
+    = between those of its neighbours      sample of the very sizes alone counts
+
+Source:
+    Renka, "Multivariate interpolation of large sets of scattered data", ACM TOMS 14(2), 1988, for
+    the weights (a modified method of Shepard's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hires.plan.simulation.costs import BACK
+from hires.plan.simulation.machine_calibration import DEFAULTS, FALLBACK_DTYPE, Calibration, Sample
+from hires.plan.simulation.node_work import ARITHMETIC, CONVOLUTIONS, NodeWork
+
+NEIGHBOURS = 6
+"""Samples between which is interpolated."""
+STRIDE_WEIGHT = 3.0
+"""Another stride counts as so many times another size: it is another kernel."""
+
+
+class Factors(NamedTuple):
+    """Measured over predicted seconds of a network's runs (:mod:`hires.plan.simulation`)."""
+
+    forward: float = 1.0
+    backward: float = 1.0
+    optimiser: float = 1.0
+
+
+Located = tuple[tuple[float, ...], float]
+"""Logarithms of a sample's sizes, and that of its factor."""
+
+
+class CalibratedDevice:
+    """The cores of a calibrated machine; as many ranks of one thread compute as are ``busy``.
+
+    ``factors`` are those of the network whose steps it predicts.
+    """
+
+    def __init__(
+        self, calibration: Calibration, busy: int = 1, factors: Factors | None = None
+    ) -> None:
+        self.calibration, self.factors = calibration, factors or Factors()
+        cores = max(1, calibration.machine.cores)
+        self._all = 1.0 if cores == 1 and busy > 1 else (min(busy, cores) - 1) / max(1, cores - 1)
+        """From 0, one rank alone, to 1: all cores compute."""
+        self._crowd = max(1.0, busy / cores) if calibration.is_measured else 1.0
+        """Ranks that share a core, which take turns."""
+        self._by_class: dict[tuple[object, ...], list[Located]] = {}
+        self._known: dict[NodeWork, float] = {}
+        for sample in calibration.samples:
+            self._add(sample, sample.ranks == 1)
+
+    def seconds(self, work: NodeWork) -> float:
+        """Returns the seconds of a pass over a node."""
+        known_s = self._known.get(work)
+        if known_s is None:
+            known_s = self._known[work] = self._seconds(work)
+        return known_s
+
+    def exchange_s(self, num_halos: int, back: bool) -> float:
+        """Returns 0: samples of nodes with halos have it."""
+        return 0.0
+
+    def update_s(self, num_bytes: float) -> float:
+        """Returns the seconds in which the optimiser reads and writes some bytes."""
+        alone, busy = self.calibration.bytes_per_s, self.calibration.busy_bytes_per_s
+        slower = math.pow(alone / busy, self._all) * self._crowd * self.factors.optimiser
+        return slower * num_bytes / self.calibration.overheads.update_bytes_per_s
+
+    def besides_s(self, num_passes: int) -> float:
+        """Returns the seconds of a step that belong to no node and no update."""
+        overheads = self.calibration.overheads
+        return self._crowd * (overheads.step_s + num_passes * overheads.pass_s)
+
+    def _seconds(self, work: NodeWork) -> float:
+        factor = self.factors.backward if work.back else self.factors.forward
+        log = 0.0
+        for alone, weight in ((True, 1 - self._all), (False, self._all)):
+            if weight:
+                roof_s = self._roof_s(work, alone)
+                log += weight * (math.log(roof_s) + self._log_factor(work, alone))
+        least_s = self.calibration.overheads.launch_s
+        return factor * self._crowd * max(least_s, math.exp(log))
+
+    def _roof_s(self, work: NodeWork, alone: bool) -> float:
+        """Returns what a kernel takes that computes at full speed, then moves all its bytes."""
+        rates, calibration = self.calibration.flops_per_s, self.calibration
+        rate = rates.get(work.dtype) or rates[FALLBACK_DTYPE]
+        memory = calibration.bytes_per_s if alone else calibration.busy_bytes_per_s
+        compute_s = work.flops / rate if work.family in ARITHMETIC else 0.0
+        whole_s = calibration.overheads.launch_s + compute_s + work.num_bytes / memory
+        # The first layer has a gradient of its weight alone.
+        return whole_s * (BACK if work.back and work.input_grad else 1)
+
+    def _add(self, sample: Sample, alone: bool) -> None:
+        work = sample.work
+        log = math.log(sample.seconds / self._roof_s(work, alone))
+        for key in _keys(work):
+            self._by_class.setdefault((alone, *key), []).append((_logs(work), log))
+
+    def _log_factor(self, work: NodeWork, alone: bool) -> float:
+        for other in (work, work._replace(dtype=FALLBACK_DTYPE)):
+            for key in _keys(other):
+                for ranks in (alone, not alone):
+                    located = self._by_class.get((ranks, *key))
+                    if located:
+                        return interpolated(located, _logs(work))
+        return 0.0
+
+
+DEFAULT_DEVICE = CalibratedDevice(DEFAULTS)
+"""The stated default: a generic server core."""
+
+
+def interpolated(located: Sequence[Located], place: tuple[float, ...]) -> float:
+    """Returns the value at a place between its nearest samples; at a sample that of the sample."""
+    near = sorted((math.dist(place, at), value) for at, value in located)
+    exact = [value for distance, value in near if distance < 1e-9]
+    if exact:
+        return sum(exact) / len(exact)
+    # The weight falls to 0 at the first sample that is left out, so that none enters at once.
+    edge = near[NEIGHBOURS][0] if len(near) > NEIGHBOURS else math.inf
+    pairs = [(1 / distance - 1 / edge, value) for distance, value in near[:NEIGHBOURS]]
+    weights = [max(weight, 1e-12) ** 2 for weight, _ in pairs]
+    return sum(w * v for w, (_, v) in zip(weights, pairs, strict=True)) / sum(weights)
+
+
+def _keys(work: NodeWork) -> list[tuple[object, ...]]:
+    """Returns what samples must have in common with a node, from the most to the least."""
+    phase = work.phase, work.dtype
+    own = (work.kind, work.shared), (work.family, work.shared), (work.kind,), (work.family,)
+    return [(*phase, *one) for one in own]
+
+
+def _logs(work: NodeWork) -> tuple[float, ...]:
+    logs = [math.log2(max(1.0, size)) for size in work.sizes]
+    if work.family in CONVOLUTIONS:
+        logs[4] *= STRIDE_WEIGHT
+    return (*logs, 0.0 if work.input_grad else STRIDE_WEIGHT)

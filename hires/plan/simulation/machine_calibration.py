@@ -1,0 +1,272 @@
+"""Keeps what ``hires doctor --calibrate`` measured of this machine, by machine and version.
+
+The file lies in the user's cache and survives edits of hires; a file of another machine or version
+is refused. Without one the stated defaults are used (:data:`DEFAULTS`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hires.core.config.value_checks import build
+from hires.core.errors import ConfigError, RunError
+from hires.core.store import provenance
+from hires.core.store.files import cache_dir, make_folder, write_atomically
+from hires.core.store.reading import read_json
+from hires.plan.simulation.node_work import CONVOLUTIONS, PRODUCT, NodeWork
+from hires.plan.simulation.simulate import Link, Network
+
+SCHEMA = 1
+COMMAND = "hires doctor --calibrate"
+FOLDER = "calibration"
+DAY_S = 86400
+FALLBACK_DTYPE = "float32"
+"""Its samples stand for types that were not measured."""
+
+
+class Machine(NamedTuple):
+    """What must be the same before measured seconds hold."""
+
+    cpu: str
+    cores: int
+    torch: str
+    hires: str
+
+
+class Sample(NamedTuple):
+    """The seconds of a pass over a node while ``ranks`` of one thread computed on the machine."""
+
+    work: NodeWork
+    ranks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Links:
+    """What messages take between two ranks of this machine, on the default route."""
+
+    latency_s: float
+    bytes_per_s: float
+    gather_s: float
+    """Of a small all-gather."""
+    reduce_bytes_per_s: float
+    """Of an all-reduce of gradients: bytes that each link carries."""
+
+    def network(self) -> Network:
+        """Returns them as the network of a simulation."""
+        link = Link(self.latency_s, self.bytes_per_s)
+        return Network(link, link, 2**31, self.gather_s, self.reduce_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What a rank takes besides the passes over its nodes."""
+
+    launch_s: float
+    """Least time of an operator, the executor's Python among it."""
+    pass_s: float
+    """Of a pass of a microbatch besides its nodes: of reading, of the loss, of sends."""
+    step_s: float
+    """Of a step besides its passes and its update."""
+    update_bytes_per_s: float
+    """That an optimiser reads and writes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What was measured of a machine; ``source`` says when, or that nothing was."""
+
+    machine: Machine
+    time: str
+    """In UTC; empty: the defaults."""
+    samples: list[Sample]
+    flops_per_s: dict[str, float]
+    """Of the fastest operators, by type of numbers."""
+    bytes_per_s: float
+    """Of a core's memory while the others are idle."""
+    busy_bytes_per_s: float
+    """Of a core's memory while all cores compute."""
+    links: Links
+    overheads: Overheads
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is of this machine, and no default."""
+        return bool(self.samples)
+
+    @property
+    def source(self) -> str:
+        """Returns in words where its seconds come from."""
+        if not self.is_measured:
+            return f"defaults, not measured here: run {COMMAND}"
+        return f"measured here {self.age} ({len(self.samples)} samples, {self.machine.cpu})"
+
+    @property
+    def age(self) -> str:
+        """Returns in words how long ago it was measured."""
+        then = datetime.fromisoformat(self.time)
+        days = int((datetime.now(timezone.utc) - then).total_seconds() // DAY_S)
+        return "today" if days < 1 else f"{days} day{'s' if days > 1 else ''} ago"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        rows = [{**sample.work._asdict(), **_rest(sample)} for sample in self.samples]
+        machine = self.machine._asdict()
+        parts = {"links": dataclasses.asdict(self.links)}
+        parts["overheads"] = dataclasses.asdict(self.overheads)
+        own = ("time", "flops_per_s", "bytes_per_s", "busy_bytes_per_s")
+        facts = {name: getattr(self, name) for name in own}
+        return {"schema": SCHEMA, "machine": machine, **facts, **parts, "samples": rows}
+
+
+DEFAULTS = Calibration(
+    machine=Machine("", 1, "", ""),
+    time="",
+    samples=[],
+    # A core with AVX-512 at 2.5 GHz does two multiply-adds of 16 numbers in a cycle: 160 GFLOP/s.
+    # oneDNN's convolutions reach some 60 % of that, and half of it in float64. In bfloat16 they are
+    # faster where the core has its instructions, which is not assumed.
+    flops_per_s={"float32": 96e9, "float64": 48e9, "bfloat16": 96e9, "float16": 96e9},
+    # One core of a server of DDR4-3200 or DDR5 gets 10 to 15 GB/s from its memory.
+    bytes_per_s=12e9,
+    busy_bytes_per_s=8e9,
+    # gloo between processes of one machine, over the loopback.
+    links=Links(latency_s=60e-6, bytes_per_s=2e9, gather_s=150e-6, reduce_bytes_per_s=1.5e9),
+    # An operator of PyTorch in eager mode takes 5 to 10 us on a CPU, with autograd.
+    overheads=Overheads(launch_s=10e-6, pass_s=500e-6, step_s=500e-6, update_bytes_per_s=8e9),
+)
+"""A generic server core, for machines that were not calibrated."""
+
+
+def this_machine() -> Machine:
+    """Returns what identifies this machine, with the versions that compute on it."""
+    facts = provenance.collect()
+    hardware = facts["hardware"]
+    return Machine(hardware["cpu"], hardware["cores"], str(facts["torch"]), facts["hires"])
+
+
+def kept_file(machine: Machine | None = None) -> Path:
+    """Returns where the calibration of a machine, this one if none is named, is kept."""
+    key = hashlib.sha256(json.dumps(machine or this_machine()).encode()).hexdigest()[:16]
+    return cache_dir() / FOLDER / f"{key}.json"
+
+
+def keep_calibration(calibration: Calibration) -> Path | None:
+    """Keeps a calibration and returns its file; None: the cache is switched off.
+
+    RunError: it cannot be written.
+    """
+    if os.environ.get("HIRES_CACHE") == "off":
+        return None
+    path = kept_file(calibration.machine)
+    make_folder(path.parent)
+    write_atomically(path, json.dumps(calibration.to_dict()) + "\n")
+    return path
+
+
+def load_calibration(path: Path | None = None) -> Calibration | None:
+    """Returns the calibration of this machine, or that of a file; None: there is none.
+
+    ConfigError: the file is missing although it is named, of another machine or version, or
+    damaged.
+    """
+    named = path is not None
+    if path is None:
+        if os.environ.get("HIRES_CACHE") == "off":
+            return None
+        path = kept_file()
+        if not path.exists():
+            return None
+    try:
+        values = read_json(path, needed=True)
+    except RunError as error:
+        raise ConfigError(f"{error}; run {COMMAND}") from None
+    try:
+        calibration = calibration_from(values)
+    except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ConfigError(
+            f"the calibration {path} is damaged or of another hires ({why}); run {COMMAND}"
+        ) from None
+    here = this_machine()
+    if calibration.machine != here:
+        differ = [
+            f"{name} {theirs} (here {ours})"
+            for name, theirs, ours in zip(Machine._fields, calibration.machine, here, strict=True)
+            if theirs != ours
+        ]
+        remedy = "name a file of this machine, or none" if named else "measure again"
+        raise ConfigError(
+            f"the calibration {path} is of another machine or version: {', '.join(differ)}; "
+            f"{remedy}: {COMMAND}"
+        )
+    return calibration
+
+
+def calibration_or_defaults(path: Path | None = None) -> Calibration:
+    """Returns the calibration of this machine, or the defaults; errors as in loading."""
+    return load_calibration(path) or DEFAULTS
+
+
+def calibration_from(values: Mapping[str, Any]) -> Calibration:
+    """Returns the calibration that :meth:`Calibration.to_dict` described.
+
+    ValueError, or another error of Python: it is damaged.
+    """
+    if values["schema"] != SCHEMA:
+        raise ValueError(f"it has schema {values['schema']!r}, this hires reads {SCHEMA}")
+    _require_finite(values)
+    machine = Machine(**values["machine"])
+    datetime.fromisoformat(values["time"])
+    samples = [_sample(row) for row in values["samples"]]
+    if not samples:
+        raise ValueError("it has no samples")
+    links = build(Links, values["links"], usable=True)
+    overheads = build(Overheads, values["overheads"], usable=True)
+    rates = {str(name): float(rate) for name, rate in values["flops_per_s"].items()}
+    if FALLBACK_DTYPE not in rates:
+        raise ValueError(f"it has no speed of {FALLBACK_DTYPE}")
+    bandwidths = float(values["bytes_per_s"]), float(values["busy_bytes_per_s"])
+    return Calibration(machine, values["time"], samples, rates, *bandwidths, links, overheads)
+
+
+def _rest(sample: Sample) -> dict[str, Any]:
+    return {"sizes": [*sample.work.sizes], "ranks": sample.ranks, "seconds": sample.seconds}
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    sizes = row["sizes"]
+    work = NodeWork(**{**{name: row[name] for name in NodeWork._fields}, "sizes": tuple(sizes)})
+    numbers = [*sizes, work.flops, work.num_bytes, row["ranks"], row["seconds"]]
+    texts = work.kind, work.family, work.dtype
+    least = 6 if work.family in CONVOLUTIONS else 3 if work.family == PRODUCT else 2
+    fits = all(isinstance(n, int | float) for n in numbers) and len(sizes) == least
+    if not (fits and all(isinstance(text, str) for text in texts)):
+        raise ValueError(f"a sample is {str(row)[:100]}")
+    return Sample(work, row["ranks"], row["seconds"])
+
+
+def _require_finite(values: Any, key: str = "") -> None:
+    """Raises ValueError for a number that is not finite, or for a rate or time that is not above 0.
+
+    The numbers of a sample's work may be 0.
+    """
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            _require_finite(value, str(name))
+    elif isinstance(values, list):
+        for value in values:
+            _require_finite(value, key)
+    elif isinstance(values, float | int) and not isinstance(values, bool):
+        least = math.ulp(0.0) if key.endswith("_per_s") or key in ("seconds", "ranks") else 0.0
+        if not least <= values < math.inf:
+            raise ValueError(f"{key} is {values}")

@@ -1,0 +1,166 @@
+"""Returns the speed and the links of the machine that a run is planned for.
+
+this machine              its calibration (``hires doctor --calibrate``), or the stated defaults
+cluster=NAME with numbers a roofline from ``cluster.tflop_per_s`` and its bandwidths
+cluster=NAME without      an error that names the missing keys: nothing is guessed of a site
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+from hires.core.config.launcher_config import HERE
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.plan.hardware import CUDA, device_of
+from hires.plan.plan import Plan
+from hires.plan.route_choice import table_of
+from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
+from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
+from hires.plan.simulation.crowding import concurrency, crowded_step_s
+from hires.plan.simulation.machine_calibration import Calibration
+from hires.plan.simulation.measured_network import MeasuredNetwork
+from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
+from hires.plan.table_gains import MeasuredSeconds
+
+LAUNCH_S = 10e-6
+"""Of one operator of PyTorch in eager mode."""
+NODE_LATENCY_S, NEAR_LATENCY_S = 20e-6, 10e-6
+"""Of a message between nodes through a host adapter, and within a node."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a step of a plan takes, and where its time goes."""
+
+    step_s: float
+    computing: float
+    """Share of the step in which a rank computes, in the mean over ranks."""
+    messages: float
+    """Share by which messages lengthen the step."""
+    bubble: float
+    """Share in which a rank waits for others although messages took no time."""
+    crowding: float
+    """Share in which a rank waits for a core that others use."""
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the step: ``compute``, ``messages``, ``bubble`` or ``cores``."""
+        parts = {
+            "compute": self.computing,
+            "messages": self.messages,
+            "bubble": self.bubble,
+            "cores": self.crowding,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, eq=False)
+class MachineModel:
+    """A machine on which plans are timed; one model for searches, figures and benchmarks."""
+
+    source: str
+    """In words: what the seconds come from."""
+    network: Network
+    calibration: Calibration | None = None
+    """Of this machine; None: a cluster's numbers."""
+    device: Device | None = None
+    """Of a cluster."""
+    factors: Factors | None = None
+    """Measured over predicted seconds of runs of this network that exist."""
+    cores: float = math.inf
+    """Of a node, in units of a rank's threads."""
+
+    def speed(self, ranks_of_node: int) -> DeviceSpeed:
+        """Returns what a rank computes with while so many of a node do."""
+        if self.calibration is None:
+            assert self.device is not None
+            return self.device
+        busy = max(1, min(ranks_of_node, self.calibration.machine.cores))
+        key = busy, self.factors
+        if key not in self._speeds:
+            self._speeds[key] = CalibratedDevice(self.calibration, busy, self.factors)
+        return self._speeds[key]
+
+    @cached_property
+    def _speeds(self) -> dict[object, CalibratedDevice]:
+        return {}
+
+    def step_time(self, plan: Plan) -> StepTime:
+        """Returns what a step of a plan without errors takes."""
+        of_node = -(-plan.world // plan.num_nodes)
+        network = dataclasses.replace(self.network, ranks_per_node=of_node)
+        # Ranks that wait for each other leave the memory to those that compute.
+        copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
+        simulation = simulate(plan, Roofline(plan, self.speed(of_node)), network)
+        at_once = round(concurrency(simulation) * copies)
+        if self.calibration is not None and at_once < min(of_node, self.cores):
+            simulation = simulate(plan, Roofline(plan, self.speed(at_once)), network)
+        return self._parts(simulation, copies)
+
+    def _parts(self, simulation: Simulation, copies: int) -> StepTime:
+        step_s = crowded_step_s(simulation, self.cores, copies)
+        crowding = 1 - simulation.step_s / step_s if step_s else 0.0
+        busy_s = sum(sum(kinds.values()) for kinds in simulation.busy_s) / len(simulation.ranks)
+        messages_s = simulation.step_s - simulation.unlinked_s
+        bubble_s = simulation.unlinked_s - busy_s
+        return StepTime(
+            step_s, busy_s / step_s, messages_s / step_s, max(0.0, bubble_s) / step_s, crowding
+        )
+
+
+def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
+    """Returns the machine of a run: this one, as calibrated, or its cluster.
+
+    ConfigError: a cluster, or a GPU, without numbers.
+    """
+    cluster, device = config.cluster, device_of(config)
+    if cluster.tflop_per_s or cluster.name != HERE or device == CUDA:
+        return _of_cluster(config, device)
+    network, table = calibration.links.network(), table_of(config)
+    if table.points:
+        network = MeasuredNetwork(**vars(network), measured=MeasuredSeconds(table), device=device)
+    source = calibration.source
+    if not config.launcher.is_here:
+        source += "; nodes are taken to be like this machine"
+    cores = calibration.machine.cores if calibration.is_measured else os.cpu_count() or 1
+    return MachineModel(source, network, calibration, cores=cores / config.launcher.threads)
+
+
+def _of_cluster(config: RunConfig, device: str) -> MachineModel:
+    cluster, several = config.cluster, config.launcher.num_nodes > 1
+    network_gb = cluster.network_gb_per_s if several else cluster.link_gb_per_s
+    needed = {
+        "tflop_per_s": bool(cluster.tflop_per_s),
+        "memory_gb_per_s": cluster.memory_gb_per_s,
+        "link_gb_per_s": cluster.link_gb_per_s,
+        "network_gb_per_s": network_gb or not several,
+    }
+    missing = [f"cluster.{name}" for name, value in needed.items() if not value]
+    if missing:
+        what = f"cluster={cluster.name}" if cluster.name != HERE else f"device={device}"
+        raise ConfigError(
+            f"{what} has no numbers to predict step times with; set {', '.join(missing)} (of one "
+            f"{'GPU' if device == CUDA else 'core'}), or copy conf/cluster/a100x4.yaml; "
+            f"`hires list keys cluster` explains them"
+        )
+    assert cluster.memory_gb_per_s is not None
+    assert cluster.link_gb_per_s is not None
+    assert network_gb is not None
+    precision = config.precision.name
+    rates = {str(name): float(rate) for name, rate in cluster.tflop_per_s.items()}
+    rate = rates.get(precision, rates.get("fp32", max(rates.values())))
+    near = Link(NEAR_LATENCY_S, cluster.link_gb_per_s * 1e9)
+    far = Link((cluster.latency_us or NODE_LATENCY_S * 1e6) * 1e-6, network_gb * 1e9)
+    own = "" if precision in rates else f", with its speed of fp32 for {precision}"
+    cores = math.inf if device == CUDA else (cluster.cores or math.inf) / config.launcher.threads
+    return MachineModel(
+        f"the numbers of cluster={cluster.name}{own}",
+        Network(near, far),
+        device=Device(rate * 1e12, cluster.memory_gb_per_s * 1e9, LAUNCH_S),
+        cores=cores,
+    )

@@ -1,0 +1,179 @@
+"""Describes what one pass over one node asks of a rank: operations, bytes, and the kernel's sizes.
+
+node of the graph, share of its pixels or samples  ->  NodeWork  ->  seconds on a device
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hires.plan.event import BYTES
+from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.halos import is_list
+from hires.plan.operators.operator_facts import OperatorFacts, facts_of
+
+CONV, CONV_1X1, GROUPED, TRANSPOSED = "convolution", "1x1 convolution", "grouped", "transposed"
+PRODUCT, BATCH_NORM, GROUP_NORM, LAYER_NORM = "product", "batch norm", "group norm", "layer norm"
+POINTWISE, POOL, RESIZE, SOFTMAX = "pointwise", "pool", "resize", "softmax"
+COPY, REDUCTION, OTHER = "copy", "reduction", "other"
+CONVOLUTIONS = (CONV, CONV_1X1, GROUPED, TRANSPOSED)
+ARITHMETIC = (*CONVOLUTIONS, PRODUCT)
+"""Classes whose speed is one of operations; that of others is one of bytes."""
+
+_CLASSES = {
+    "batch_norm": BATCH_NORM,
+    "group_norm": GROUP_NORM,
+    "instance_norm": GROUP_NORM,
+    "layer_norm": LAYER_NORM,
+    "rms_norm": LAYER_NORM,
+    "max_pool2d": POOL,
+    "avg_pool2d": POOL,
+    "pixel_shuffle": RESIZE,
+    "pixel_unshuffle": RESIZE,
+    "softmax": SOFTMAX,
+    "log_softmax": SOFTMAX,
+}
+Share = float | Callable[[str], float]
+"""Of a value's numbers that a rank computes or reads: of all values, or by the value's name."""
+
+
+class NodeWork(NamedTuple):
+    """One pass over one node on one rank."""
+
+    kind: str
+    """The operator, as ``conv2d``."""
+    family: str
+    """The class of operators that is measured together."""
+    back: bool
+    training: bool
+    dtype: str
+    flops: float
+    """Of the forward pass."""
+    num_bytes: float
+    """Of the operands, parameters and value of the forward pass."""
+    sizes: tuple[float, ...]
+    """Convolutions: output pixels of all samples (transposed: input pixels), channels in and out
+    of a group, kernel area, stride, groups. Products: rows, columns in, columns out. Others:
+    numbers of the value, and its channels."""
+    input_grad: bool = True
+    """Whether a gradient flows to what it reads: not of the first layer."""
+    shared: bool = False
+    """Whether the ranks of a stage exchange pixels or sums for it."""
+
+    @property
+    def phase(self) -> str:
+        """Returns which pass it is: ``inference``, ``forward`` (of a training) or ``backward``."""
+        return "backward" if self.back else "forward" if self.training else "inference"
+
+
+def node_work(
+    graph: Graph,
+    node: Node,
+    share: Share = 1.0,
+    *,
+    dtype: str,
+    training: bool,
+    back: bool = False,
+    shared: bool = False,
+) -> NodeWork | None:
+    """Returns what a pass over a node takes; None: nothing, it is a view.
+
+    The rank computes a ``share`` of its pixels or samples, in a ``dtype`` that integers do not
+    follow. ``training``: the forward pass keeps what the backward one (``back``) needs; ``shared``:
+    the ranks of its stage exchange something for it.
+    """
+    facts = facts_of(node.kind)
+    if facts.view or node.shape is None:
+        return None
+    part = share if callable(share) else lambda value: share
+    num_bytes = 0.0
+    for value in (node.name, *node.inputs):
+        if not is_list(graph, value):
+            num_bytes += part(value) * value_bytes(graph, value, dtype)
+    num_bytes += params_bytes(graph, node, dtype)
+    own, family = part(node.name), family_of(graph, node, facts)
+    flops = own * _flops(graph, node, family)
+    sizes = _sizes(graph, node, family, own)
+    input_grad = any(value != INPUT and graph.needs_grad(value) for value in node.inputs)
+    pass_ = back, training, dtype
+    return NodeWork(node.kind, family, *pass_, flops, num_bytes, sizes, input_grad, shared)
+
+
+def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> str:
+    """Returns the class of operators that a node is measured with."""
+    facts = facts or facts_of(node.kind)
+    weight = _weight(graph, node)
+    if facts.multiplies and facts.window is not None and weight is not None:
+        if node.kind.startswith("conv_transpose"):
+            return TRANSPOSED
+        if node.args.get("groups", 1) > 1:
+            return GROUPED
+        return CONV_1X1 if math.prod(weight[2:]) == 1 else CONV
+    if facts.product is not None:
+        return PRODUCT
+    if node.kind in _CLASSES:
+        return _CLASSES[node.kind]
+    if "upsample" in node.kind:
+        return RESIZE
+    if "reduction" in facts.tiling:
+        return REDUCTION
+    if "pointwise" in facts.tiling:
+        return POINTWISE
+    return COPY if facts.moves or "joined" in facts.tiling else OTHER
+
+
+def value_bytes(graph: Graph, value: str, dtype: str) -> int:
+    """Returns the bytes of a whole value; integers, as those of int8, have their own width."""
+    made = graph.by_name.get(value)
+    return math.prod(graph.shape(value)) * _width(dtype, None if made is None else made.dtype)
+
+
+def params_bytes(graph: Graph, node: Node, dtype: str) -> int:
+    """Returns the bytes of a node's parameters."""
+    params = [graph.params[name] for name in node.params]
+    return sum(param.num_elements * _width(dtype, param.dtype) for param in params)
+
+
+def _width(dtype: str, own: str | None) -> int:
+    return BYTES[dtype if own is None or "float" in own else own]
+
+
+def _weight(graph: Graph, node: Node) -> list[int] | None:
+    """Returns the shape of a node's weight, be it a parameter or a value."""
+    weight: Any = node.args.get("weight")
+    if not isinstance(weight, dict):
+        return None
+    name = weight.get("param")
+    return graph.params[name].shape if name else graph.shape(weight["value"])
+
+
+def _flops(graph: Graph, node: Node, family: str) -> float:
+    if family != PRODUCT or node.flops != node.num_elements or not node.inputs:
+        return node.flops
+    inner = (graph.shape(node.inputs[0]) or [1])[-1]  # two values multiplied: the graph counts none
+    if node.kind == "scaled_dot_product_attention":
+        # Two products, with as many columns between them as there are keys.
+        keys = graph.shape(node.inputs[min(1, len(node.inputs) - 1)])[-2]
+        return 4.0 * node.num_elements * keys
+    return 2.0 * node.num_elements * inner
+
+
+def _sizes(graph: Graph, node: Node, family: str, own: float) -> tuple[float, ...]:
+    assert node.shape is not None
+    shape, weight = node.shape, _weight(graph, node)
+    if family in CONVOLUTIONS and weight is not None:
+        source = graph.shape(node.inputs[0])
+        transposed, groups = family == TRANSPOSED, node.args.get("groups", 1)
+        pixels = own * math.prod(source if transposed else shape)
+        pixels /= source[1] if transposed else shape[1]
+        stride = node.args.get("stride", 1)
+        stride = stride if isinstance(stride, int) else max(stride)
+        channels = source[1] / groups, shape[1] / groups
+        return (pixels, *channels, math.prod(weight[2:]), stride, groups)
+    if family == PRODUCT and shape:
+        source = graph.shape(node.inputs[0]) if node.inputs else shape
+        rows = own * node.num_elements / max(1, shape[-1])
+        return rows, (source or [1])[-1], shape[-1]
+    return own * node.num_elements, shape[1] if len(shape) > 1 else 1

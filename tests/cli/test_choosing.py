@@ -1,0 +1,137 @@
+"""Does ``parallel=auto`` run what ``hires plan --choose`` lists first, and say why?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.cli.choosing import given_keys
+from hires.core.errors import ConfigError
+from hires.core.store.choice_file import read_choice
+from tests.cli.conftest import SMALL
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+def best(hires, *words):
+    answer = hires("plan", "--choose", *words, "--json")
+    assert answer.code == 0, answer.err
+    return json.loads(answer.out)["options"][0]
+
+
+def test_layouts_are_shown_best_first_with_what_limits_them(hires):
+    answer = hires("plan", "--choose", *SMALL, "ranks=2")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("Layouts of 2 ranks that fit, fastest first")
+    assert "limited by" in answer.out
+    assert "step times: " in answer.out
+    assert "hires doctor --calibrate" in answer.out
+
+
+def test_json_has_all_layouts_and_the_keys_that_make_them(hires):
+    facts = json.loads(hires("plan", "--choose", *SMALL, "ranks=2", "--json").out)
+    steps = [option["step_s"] for option in facts["options"]]
+    assert steps == sorted(steps)
+    assert facts["ranks"] == 2
+    assert facts["options"][0]["memory_rehearsed"]
+    assert {"compute", "messages", "bubble", "cores", "memory"} >= {
+        option["limit"] for option in facts["options"]
+    }
+
+
+def test_auto_plans_the_first_of_the_list(hires):
+    first = best(hires, *SMALL, "ranks=2")
+    answer = hires("plan", *SMALL, "parallel=auto", "ranks=2", "--json")
+    assert answer.code == 0, answer.err
+    facts = json.loads(answer.out)
+    assert facts["world"] == 2
+    [note] = [f["text"] for f in facts["findings"] if "parallel=auto chose" in f["text"]]
+    assert first["overrides"] in note
+
+
+def test_frozen_run_keeps_the_choice_and_its_reasons(hires, tmp_path):
+    words = (*SMALL, "parallel=auto", "ranks=2", f"results={tmp_path}/r")
+    answer = hires("run", "--dry-run", *words)
+    assert answer.code == 0, answer.err
+    assert "note: parallel=auto chose " in answer.err
+    [run] = Path(tmp_path, "r").glob("*/*/config.yaml")
+    choice = read_choice(run.parent)
+    assert choice is not None
+    assert choice["options"][0]["overrides"] in answer.err
+    assert "auto" not in run.parent.name
+    # What makes it again has the keys: a later choice may be another one.
+    again = json.loads((run.parent / "planned.json").read_text())["argv"]
+    assert "parallel=auto" not in again
+    assert "ranks=2" not in again
+    assert set(choice["options"][0]["overrides"].split()) <= {*again}
+    assert yaml.safe_load(run.read_text())["parallel"]["name"] != "auto"
+
+
+def test_chosen_layout_has_the_folder_of_the_same_layout_that_is_given(hires, tmp_path):
+    first = best(hires, *SMALL, "ranks=2")
+    given = [word for word in first["overrides"].split() if word != "parallel=single"]
+    folders = set()
+    for words in (["parallel=auto", "ranks=2"], given):
+        answer = hires("run", "--dry-run", *SMALL, *words, f"results={tmp_path}/r")
+        assert answer.code == 0, answer.err
+        folders |= {path.name for path in Path(tmp_path, "r").glob("*/*-*")}
+    assert len(folders) == 1
+
+
+def test_keys_that_are_given_stay(hires):
+    words = (*SMALL, "ranks=2", "parallel.microbatches=2")
+    answer = hires("plan", "--choose", *words, "--json")
+    options = json.loads(answer.out)["options"]
+    assert {option["keys"]["parallel.microbatches"] for option in options} == {2}
+
+
+def test_layout_beside_auto_is_refused():
+    with pytest.raises(ConfigError, match="parallel=sp is a layout, and one is to be chosen"):
+        given_keys(["parallel=sp", "ranks=2"])
+    assert given_keys(["parallel.tiles=[2,1]", "batch=4", "+parallel.stages=2"]) == {
+        "parallel.tiles",
+        "parallel.stages",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--choose", "ranks=37", "batch=1", "parallel.tiles=[1,1]"], 3, "ranks=37 with the given"),
+        (["--choose", "ranks=0"], 2, "ranks=0 must be at least 1"),
+        (["--choose", "ranks=2", "memory.limit=1MiB"], 3, "no layout of ranks=2 fits"),
+        (["--choose", "ranks=2", "parallel=sp"], 2, "leave it out"),
+        (["--choose", "ranks=2", "--prove"], 2, "--prove shows the proof of one layout"),
+        (["--choose", "ranks=2", "--nodes", "2"], 2, "use launcher=slurm"),
+        (["parallel=sp", "ranks=3"], 2, "ranks=3, but the layout has 2"),
+        (["parallel=auto", "parallel.objective=speed"], 2, "choose one of images_per_s"),
+        (["--choose", "ranks=2", "cluster.name=ours"], 2, "has no numbers to predict step times"),
+        (["--choose", "ranks=2", "cluster.tflop_per_s={fp33:1}"], 2, "fp33"),
+    ],
+)
+def test_wrong_input_is_answered_with_the_value_and_the_remedy(hires, words, code, text):
+    answer = hires("plan", *SMALL, *words)
+    assert answer.code == code, answer.err
+    assert text in answer.err
+
+
+def test_calibration_of_another_machine_is_refused(hires, tmp_path, monkeypatch):
+    from hires.plan.simulation import machine_calibration
+
+    file = tmp_path / "other.json"
+    file.write_text("{}")
+    monkeypatch.setattr(machine_calibration, "kept_file", lambda machine=None: file)
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    answer = hires("plan", "--choose", *SMALL, "ranks=2")
+    assert answer.code == 2
+    assert "run hires doctor --calibrate" in answer.err
+
+
+def test_largest_image_is_found_by_bisection(hires, monkeypatch):
+    answer = hires("plan", "--largest", *SMALL, "ranks=1", "--json")
+    assert answer.code == 0, answer.err
+    facts = json.loads(answer.out)
+    assert facts["image"][0] >= 32

@@ -1,0 +1,147 @@
+"""Are random crops alike for every layout, window and target?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from hires.core.errors import ConfigError
+from hires.data import image_fit
+from hires.data.masks import AugmentedMasks
+from hires.data.source import PairSource, open_data
+from tests.helpers.layouts import config_of
+from tests.helpers.saved import attempt, losses, make
+
+LARGE, SIZE = (40, 50), (16, 20)
+
+
+@pytest.fixture
+def folder(tmp_path, pixels):
+    """Images with label maps; a pixel of either says where it was."""
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    for number in range(3):
+        rows, cols = np.indices(LARGE)
+        place = (rows + cols + number) % 3
+        colours = np.stack([rows, cols, 80 * place], axis=2).astype(np.uint8)
+        tifffile.imwrite(tmp_path / "images" / f"{number}.tif", colours)
+        Image.fromarray(place.astype(np.uint8)).save(tmp_path / "masks" / f"{number}.png")
+    return tmp_path
+
+
+def training(folder, name="masks", size=SIZE, task="train", **keys):
+    data = {"name": name, "path": str(folder), "classes": 3, "ignore": 255, "fit": "random_crop"}
+    model = {"pairs": "edsr", "masks": "unet"}[name]
+    held = {"image": [*size], "data": data, "task": {"name": task}, "model": {"name": model}}
+    return config_of(**held, **keys)
+
+
+def whole(source, i, size=SIZE):
+    return source.window(i, (0, size[0]), (0, size[1]))
+
+
+def corner(pixels):
+    """Returns row and column of the source at the first pixel of a window."""
+    return tuple(round(float(value + 2) / 4 * 255) for value in pixels[:2, 0, 0])
+
+
+def test_parts_have_their_own_resolution_and_other_places_in_each_epoch(folder):
+    source = open_data(training(folder))
+    places = []
+    for number in range(60):  # 20 epochs of 3 images
+        made = whole(source, number)
+        row, col = corner(made)
+        stored = tifffile.imread(folder / "images" / f"{number % 3}.tif")[row:, col:]
+        wanted = stored[: SIZE[0], : SIZE[1]].transpose(2, 0, 1) / 255 * 4 - 2
+        assert np.abs(made - wanted).max() < 1e-6
+        places.append((row, col))
+        part = source.window(number, (3, 9), (5, 20))
+        assert np.array_equal(part, made[:, 3:9, 5:20])
+    assert len({*places}) > 50
+    assert max(row for row, _ in places) > 20
+    assert min(row for row, _ in places) < 4
+    assert [corner(whole(open_data(training(folder)), i)) for i in range(6)] == places[:6]
+    other = open_data(training(folder, seed=1))
+    assert [corner(whole(other, i)) for i in range(6)] != places[:6]
+
+
+def test_label_maps_are_cut_at_the_place_of_their_image(folder):
+    for keys in ({}, {"augment": {"flip": "both", "shift": 2}}):
+        source = open_data(training(folder, **keys))
+        assert isinstance(source, AugmentedMasks)
+        for number in range(12):
+            labels = source.labels(number, (0, 16), (0, 20))
+            blue = np.round((whole(source, number)[2] + 2) / 4 * 255) / 80
+            known = labels != 255
+            assert np.array_equal(blue[known], labels[known])
+
+
+def test_both_images_of_a_pair_are_of_one_place(folder):
+    source = open_data(training(folder, "pairs", (8, 10)))
+    assert isinstance(source, PairSource)
+    first = source.target(0, (0, 16), (0, 20))
+    assert first.shape == (3, 16, 20)
+    assert not np.array_equal(first, source.target(len(source), (0, 16), (0, 20)))
+    # Rows and columns rise in a line, so that a smaller copy has the same means.
+    assert np.abs(whole(source, 0, (8, 10))[:2].mean() - first[:2].mean()) < 0.01
+
+
+@pytest.mark.parametrize("task", ["evaluate", "predict"])
+def test_other_tasks_see_the_middle(folder, task):
+    source = open_data(training(folder, task=task))
+    assert corner(whole(source, 0)) == ((40 - 16) // 2, (50 - 20) // 2)
+
+
+def test_smaller_images_are_set_in_grey_as_by_crop(folder):
+    size = (48, 20)
+    source, middle = (
+        open_data(training(folder, size=size, task=task)) for task in ("train", "evaluate")
+    )
+    made = whole(source, 0, size)
+    assert np.abs(made[:, :4]).max() < 1e-6
+    assert np.array_equal(made[:, :4], whole(middle, 0, size)[:, :4])
+    assert (source.labels(0, (0, 4), (0, 20)) == 255).all()
+    with pytest.raises(ConfigError, match=r"data\.fit=random_crop brings in"):
+        config_of(
+            image=[*size],
+            data={"name": "masks", "path": str(folder), "fit": "random_crop"},
+            model={"name": "unet"},
+        )
+
+
+def test_only_the_window_is_read():
+    read = []
+
+    def source(rows, cols):
+        read.append((rows, cols))
+        return np.zeros((rows[1] - rows[0], cols[1] - cols[0], 3), np.float32)
+
+    place = (0.5, 0.999)
+    image_fit.fitted(
+        source, (100, 90), (30, 30), "random_crop", (0, 10), (5, 9), fill=0.0, place=place
+    )
+    assert read == [((35, 45), (65, 69))]
+
+
+@pytest.mark.dist
+def test_every_layout_sees_the_same_pixels(folder):
+    data = {"name": "masks", "path": str(folder), "classes": 3, "ignore": 255}
+    model = {"name": "unet", "levels": 2, "width": 4, "classes": 3}
+    keys = {
+        "image": [16, 16], "batch": 2, "model": model,
+        "data": {**data, "fit": "random_crop"}, "steps": 4, "measure": {"warmup": 0},
+    }  # fmt: skip
+    found = []
+    for number, parallel in enumerate([{}, {"tiles": [2, 1]}, {"replicas": 2}]):
+        path = make(folder / f"run{number}", **keys, parallel=parallel)
+        assert set(attempt(path)) == {0}
+        means = [[] for _ in range(4)]
+        for (step, _), loss in losses(path, 0).items():
+            if loss is not None:
+                means[step].append(loss)
+        found.append([sum(one) / len(one) for one in means])
+    # Batch norms are of a replica, so that of two replicas only the images are the same.
+    assert found[1] == pytest.approx(found[0], rel=1e-10)
+    assert found[2][0] == pytest.approx(found[0][0], rel=0.3)

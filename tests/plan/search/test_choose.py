@@ -1,0 +1,173 @@
+"""Is the first layout of a search the best one, and are the others out for the reason that is told?
+
+The network is small, the machine is a roofline with round numbers, and memory is what a rule says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from hires.core.errors import PlanError, RunError
+from hires.core.units import MIB
+from hires.plan.memory import RankMemory
+from hires.plan.planner import make_plan
+from hires.plan.search.candidates import orders, shapes
+from hires.plan.search.choose import Chooser
+from hires.plan.simulation.costs import Device
+from hires.plan.simulation.machine_model import MachineModel
+from hires.plan.simulation.simulate import Link, Network
+from tests.helpers.small_plans import config_of, forked
+
+LINK = Link(1e-6, 1e9)
+MACHINE = MachineModel("a test", Network(LINK, LINK), device=Device(1e9, 1e9, 1e-6))
+LONG_S = 600.0
+
+
+def graph_of(samples):
+    return forked(samples, True)
+
+
+def rehearsed(peak):
+    """Returns a rehearsal in which every rank needs what ``peak`` says of a config, in MiB."""
+
+    def rehearse(config, plan):
+        need = RankMemory(0, 0, 0, int(peak(config) * MIB), 0)
+        return [need.to_dict()] * plan.ranks_per_replica
+
+    return rehearse
+
+
+def chooser(config, peak=lambda config: 1, machine=MACHINE, **options):
+    return Chooser(config, graph_of, machine, rehearsed(peak), budget_s=LONG_S, **options)
+
+
+def limited(limit, **parallel):
+    config = config_of(**parallel)
+    return dataclasses.replace(config, memory=dataclasses.replace(config.memory, limit=limit))
+
+
+@pytest.fixture(scope="module")
+def of_four():
+    return chooser(config_of()).choose(4)
+
+
+def test_options_are_ranked_by_their_simulated_steps(of_four):
+    times = [option.time.step_s for option in of_four.options]
+    assert times == sorted(times)
+    assert len(of_four.options) > 10
+    assert all(option.config.parallel.num_ranks == 4 for option in of_four.options)
+    assert of_four.considered >= of_four.planned >= len(of_four.options)
+
+
+def test_best_is_no_slower_than_any_layout_that_is_planned_by_itself(of_four):
+    base, best_s = config_of(), of_four.best.time.step_s
+    for shape in itertools.islice(shapes(base, 4, 6), 0, None, 3):
+        for order in orders(base, shape):
+            config = order.change.apply(base)
+            plan = make_plan(config, graph_of(8 // config.parallel.pieces))
+            if plan.ok:
+                # What was not planned was left for its estimate, which may be off.
+                assert best_s <= 1.05 * MACHINE.step_time(plan).step_s, order
+
+
+def test_step_of_an_option_is_that_of_its_plan(of_four):
+    for option in of_four.options[:5]:
+        plan = make_plan(option.config, graph_of(8 // option.config.parallel.pieces))
+        assert option.time == MACHINE.step_time(plan)
+        assert option.sent_bytes == plan.totals["bytes"]
+
+
+def test_shares_of_a_step_are_all_of_it(of_four):
+    for option in of_four.options:
+        time = option.time
+        whole = time.computing + time.messages + time.bubble + time.crowding
+        assert whole == pytest.approx(1)
+        assert option.limit in ("compute", "messages", "bubble", "cores", "memory")
+
+
+def test_overrides_make_the_layout_again(of_four):
+    for option in of_four.options:
+        changed = option.candidate.change.apply(config_of())
+        assert changed.parallel == option.config.parallel
+        assert option.overrides
+
+
+def test_slow_links_are_what_limits():
+    slow = Network(Link(1e-6, 1e5), Link(1e-6, 1e5))
+    machine = dataclasses.replace(MACHINE, network=slow)
+    tiled = limited(None)
+    choice = chooser(tiled, machine=machine).choose(2)
+    assert choice.best.limit == "messages"
+
+
+def test_cores_that_ranks_share_lengthen_the_step():
+    alone = chooser(config_of()).choose(4)
+    crowded = chooser(config_of(), machine=dataclasses.replace(MACHINE, cores=1)).choose(4)
+    assert crowded.best.time.crowding > 0
+    assert crowded.best.time.step_s > 2 * alone.best.time.step_s
+
+
+def test_layout_that_needs_too_much_by_its_rehearsal_is_out():
+    def peak(config):
+        return 1 if config.parallel.stages > 1 else 100
+
+    choice = chooser(limited("50MiB"), peak).choose(2)
+    assert choice.best.rehearsed
+    assert choice.best.config.parallel.stages > 1
+    rehearsed_out = [option for option in choice.out if option.rehearsed]
+    assert rehearsed_out
+    assert all(option.config.parallel.stages == 1 for option in rehearsed_out)
+
+
+def test_least_memory_comes_first_if_it_is_the_objective():
+    choice = chooser(config_of(), objective="memory").choose(4)
+    peaks = [option.peak_bytes for option in choice.options]
+    assert peaks == sorted(peaks)
+
+
+def test_keys_of_the_user_stay():
+    config = config_of(replicas=2, microbatches=2)
+    fixed = frozenset(("parallel.replicas", "parallel.microbatches"))
+    choice = chooser(config, fixed=fixed).choose(4)
+    found = {(o.config.parallel.replicas, o.config.parallel.microbatches) for o in choice.options}
+    assert found == {(2, 2)}
+
+
+def test_nothing_that_fits_says_the_least_memory_and_the_fewest_ranks():
+    with pytest.raises(PlanError, match=r"no layout of ranks=2 fits memory.limit=1KiB: the least"):
+        chooser(limited("1KiB")).choose(2)
+
+
+def test_more_ranks_that_would_do_are_named():
+    graph, limit = graph_of(8), "48KiB"
+    assert graph.nodes
+    with pytest.raises(PlanError, match=r"ranks=\d+ would do, by the estimate"):
+        chooser(limited(limit), lambda config: 1 if config.parallel.num_ranks < 3 else 0.01).choose(
+            1
+        )
+
+
+def test_ranks_without_a_layout_name_the_next_that_have_one():
+    config = config_of(batch=1)
+    fixed = frozenset(("parallel.stages", "parallel.tiles"))
+    with pytest.raises(PlanError, match=r"uses ranks=7 with the given parallel.stages"):
+        chooser(config, fixed=fixed).choose(7)
+
+
+def test_memory_that_cannot_be_predicted_is_a_reason():
+    def fails(config, plan):
+        raise RunError("the network cannot be rehearsed")
+
+    with pytest.raises(PlanError, match="no layout of ranks=2 fits"):
+        Chooser(config_of(), graph_of, MACHINE, fails, budget_s=LONG_S).choose(2)
+
+
+def test_search_without_time_still_answers():
+    quick = dataclasses.replace(chooser(config_of()), budget_s=1e-9)
+    choice = quick.choose(4)
+    assert choice.ended_early
+    assert choice.best.rehearsed
+    assert choice.left > 0
