@@ -21,6 +21,7 @@ from hires.parallel.kernel_choice import fastest, random_numbers, sample_shape
 from hires.parallel.wide_convolution import (
     Size,
     by_plain_onednn,
+    lacks_bf16,
     numeric_padding,
     product_type,
 )
@@ -230,6 +231,8 @@ def with_sum_and_activation(
 def by_fused_kernel(operands: list[Tensor], activation: list[Any] | None) -> bool:
     """Whether oneDNN's fused kernel computes it; with gradients or a compiler torch's own do."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not operands[0].numel():
+        return False
+    if lacks_bf16(operands[0], product_type(operands[0])):
         return False
     types = {tensor.dtype for tensor in operands}
     known = activation is None or activation[0] in POST_OPERATIONS

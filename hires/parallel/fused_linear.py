@@ -32,7 +32,7 @@ class FusedLinear:
     ) -> Tensor:
         """Returns ``activation(linear(input, weight, bias))``, (..., outputs); without gradient."""
         operands = [tensor for tensor in (input, weight, bias) if tensor is not None]
-        if not _by_kernel(operands, activation):
+        if not by_fused_kernel(operands, activation):
             assert not is_emptied(weight), "a packed weight is used by another kernel"
             return with_sum_and_activation(F.linear(input, weight, bias), None, activation)
         weight = weight if self._packed is None else self._packed
@@ -45,17 +45,7 @@ class FusedLinear:
         ``args`` are its arguments, of which it reads no values.
         """
         weight = args["weight"]
-        if not (_by_kernel([weight], args["activation"]) and isinstance(weight, nn.Parameter)):
+        if not (by_fused_kernel([weight], args["activation"]) and isinstance(weight, nn.Parameter)):
             return None
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
         return self._packed
-
-
-def _by_kernel(operands: list[Tensor], activation: list[Any]) -> bool:
-    """Whether oneDNN computes the layer: in bf16 only on a processor with AVX-512 or newer.
-
-    Elsewhere torch refuses to prepare the weight of a product, though not that of a convolution.
-    """
-    if operands[0].dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return False
-    return by_fused_kernel(operands, activation)
