@@ -43,11 +43,13 @@ from hires.bench.step_parts import LoggedSteps
 from hires.bench.timing import Runner, Samples, race, ratios, spread
 from hires.comm import make_groups
 from hires.core.config.run_config import MeasureConfig
+from hires.core.precisions import CPU_FLAGS
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import plain
 from hires.engine import arithmetic
 from hires.engine.device import open_device
 from hires.nets.trace import trace_config
+from hires.plan.checks import EMULATED, lacks_instructions
 from hires.plan.planner import make_plan
 
 NUM_RANKS = 2
@@ -77,7 +79,13 @@ def measure(options: PrecisionOptions) -> Results:
 def result_of(options: dict[str, Any], cases: Mapping[str, list[Row]]) -> Result:
     """Returns all rows, and whether each ran the kernels of its precision."""
     ok = all(row["ok"] for rows in cases.values() for row in rows)
-    return {"ok": ok, "options": options, "cases": dict(cases)}
+    lacks = [one for one in options["precisions"] if lacks_instructions(one)]
+    return {"ok": ok, "options": options, "lacks": lacks, "cases": dict(cases)}
+
+
+def facts_of(result: Result) -> list[str]:
+    """Returns what the CPU lacks, which decides how fast its low precisions are."""
+    return [f"no {', '.join(CPU_FLAGS[one])}: {EMULATED[one]}" for one in result.get("lacks", ())]
 
 
 def _measured(
@@ -216,7 +224,14 @@ def write_csv(folder: Path, result: Result) -> str:
 
 
 BENCHMARK = Benchmark(
-    "precision", __doc__, PrecisionOptions, measure, tables, NOTES, finish=write_csv
+    "precision",
+    __doc__,
+    PrecisionOptions,
+    measure,
+    tables,
+    NOTES,
+    facts=facts_of,
+    finish=write_csv,
 )
 
 

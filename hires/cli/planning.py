@@ -108,6 +108,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Weights that were compared with their network."""
         self.sizes: dict[str, DataSize] = {}
         """Those of each data that was looked at."""
+        self._before = ""
+        """What stands before the activities that are shown: which point of a sweep it is."""
 
     def __exit__(self, *error: Any) -> None:
         self._process.__exit__(*error)
@@ -123,11 +125,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         budget = Budget()  # tracing and planning count: the answer is to come in time
         plan = self._planned(config)
         if memory:
-            print_activity("predicting the memory ...")
             self.add_memory(config, plan, budget)
             plan.findings += _data_findings(config)
         print_activity("")
         return plan
+
+    def begin_point(self, text: str) -> None:
+        """Takes what is shown before what is done next, as ``point 2 of 6: ``."""
+        self._before = text
+
+    def _show(self, text: str) -> None:
+        print_activity(f"{self._before}{text}")
 
     def graph(self, config: RunConfig) -> Graph:
         """Returns the network that the ranks of a config compute; errors are those of a trace."""
@@ -168,6 +176,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if not plan.ok:
             return
         began_s = time.monotonic()
+        self._show("predicting the memory ...")
         try:
             plan.memory = self._memory_of(config, plan)
         except PlanError as error:  # a rank cannot run it
@@ -286,7 +295,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if key not in self._graphs:
             from hires.plan.checks import check_numbers, indivisible
 
-            print_activity("tracing the network ...")
+            self._show("tracing the network ...")
             try:
                 self._graphs[key] = self._process.trace(config)
             except ConfigError as error:  # which also says what is wrong with the layout

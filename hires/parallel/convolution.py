@@ -43,6 +43,7 @@ from hires.parallel.wide_convolution import (
     Size,
     by_onednn,
     is_slow_back,
+    lacks_bf16,
     numeric_padding,
     plain_backward,
     product_type,
@@ -83,7 +84,7 @@ def convolve(
         stride = [weight.shape[2], pair(stride)[1]]
         padding, dilation = [0, zeros], [1, pair(dilation)[1]]
     how: tuple[Any, ...] = (stride, padding, dilation, groups)
-    if _fails(x, dtype, weight, stride, columns):
+    if lacks_bf16(x, dtype) or _fails(x, dtype, weight, stride, columns):
         return run_wide(torch.conv2d, (x, weight, bias), how, dtype)
     if not is_slow_back(x, dtype):
         return torch.conv2d(x, weight, bias, *how)
@@ -148,7 +149,7 @@ def convolve_backward(
     stride, dilation, groups = how
     dtype, dilation = x.dtype, _dilation(weight, dilation)
     wide = _fails(x, dtype, weight, stride, grad.shape[3])
-    if wide or (dtype == torch.float16 and by_onednn(x)):
+    if wide or lacks_bf16(x, dtype) or (dtype == torch.float16 and by_onednn(x)):
         operands = grad.float(), x.float(), weight.float()
         grads = convolve_backward(*operands, padding, how, mask)
         return tuple(None if g is None else g.to(dtype) for g in grads)

@@ -21,6 +21,7 @@ from hires.parallel.kernel_choice import fastest, random_numbers, sample_shape
 from hires.parallel.wide_convolution import (
     Size,
     by_plain_onednn,
+    lacks_bf16,
     numeric_padding,
     product_type,
 )
@@ -234,7 +235,7 @@ def by_fused_kernel(operands: list[Tensor], activation: list[Any] | None) -> boo
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not operands[0].numel():
         return False
-    if operands[0].dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if lacks_bf16(operands[0], product_type(operands[0])):
         return False
     types = {tensor.dtype for tensor in operands}
     known = activation is None or activation[0] in POST_OPERATIONS

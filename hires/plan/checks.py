@@ -22,7 +22,7 @@ from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
 EMULATED = {
     "fp16": "fp16 is computed in fp32 and rounded, which takes longer than precision=fp32",
-    "bf16": "bf16 saves memory, and takes as long as precision=fp32 or several times as long",
+    "bf16": "bf16 saves memory, but is computed in fp32 and rounded, or by slow loops of torch",
     INT8: (
         "8-bit products would saturate, so fp32 convolutions of few channels at a time make the "
         "same bits, which takes longer than precision=fp32"

@@ -210,15 +210,23 @@ class PublishedFigure:
         rows = [self._row(point) for point in self.points]
         cells = [[row[column.key] for column in columns] for row in rows]
         points = Table(name, f"{title}: {self.spec.title}", columns, cells, self.meaning)
+        there = {point.precision for point in self.points}  # others would be rows of dashes
         compared = [
             [one.label, one.number.value, one.predicted, one.off_by, one.measured]
             for one in self.compared()
+            if one.number.precision in there or not there
         ]
         beside = Table(
             f"{name}-published", f"{title}: what the text gives, and ours", COMPARED, compared,
-            missing=f"{title}: {NO_NUMBER}",
+            missing=f"{title}: {self._why_no_number()}",
         )  # fmt: skip
         return [points, beside]
+
+    def _why_no_number(self) -> str:
+        others = dict.fromkeys(number.precision for number in self.numbers)
+        if not others:
+            return NO_NUMBER
+        return f"the text gives numbers of {', '.join(others)} only, which are not shown here"
 
     def _row(self, point: FigurePoint) -> dict[str, Cell]:
         published = [

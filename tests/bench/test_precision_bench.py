@@ -20,7 +20,13 @@ from hires.bench.kernel_types import (
 )
 from hires.bench.onnx_peers import onnxruntime_step, openvino_step
 from hires.bench.peer_process import PeerProcess
-from hires.bench.precision_bench import BENCHMARK, join_parts, run_case, what_is_wrong
+from hires.bench.precision_bench import (
+    BENCHMARK,
+    join_parts,
+    result_of,
+    run_case,
+    what_is_wrong,
+)
 from hires.bench.precision_cases import PEERS, PrecisionCase, PrecisionOptions, cases_of, peers_of
 from hires.bench.precision_inputs import (
     accuracy,
@@ -36,6 +42,7 @@ from hires.cli.compose.compose_config import compose
 from hires.core.errors import RunError
 from hires.core.store.naming import plain
 from hires.nets.trace import trace_config
+from hires.plan import checks
 from hires.plan.checks import lacks_instructions
 
 VERBOSE = """\
@@ -333,6 +340,15 @@ def test_peer_that_cannot_run_answers_why():
 def test_bad_options_are_refused(words, told, capsys):
     assert BENCHMARK.main(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_precisions_that_the_cpu_emulates_stand_above_the_tables(monkeypatch):
+    monkeypatch.setattr(checks, "cpu_flags", lambda: {"avx2", "avx512_bf16"})
+    result = result_of({"precisions": ["fp32", "bf16", "int8"]}, {})
+    assert result["lacks"] == ["int8"]
+    [line] = BENCHMARK.facts(result)
+    assert line.startswith("no avx512_vnni, avx_vnni, amx_int8: 8-bit products would saturate")
+    assert BENCHMARK.facts({"cases": {}}) == []  # of an older result
 
 
 def test_step_is_taken_apart():

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hires.parallel import wide_convolution
+from hires.parallel.convolution import convolve
 from hires.parallel.fused_convolution import FusedConvolution
 
 
@@ -42,3 +44,30 @@ def test_bound_convolution_pads_each_map_once(kernel, adds):
             expected = F.conv2d(x, weight, args["bias"], padding="same")
             expected = expected + values["y"] if adds else expected
             torch.testing.assert_close(run(values), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_bf16_without_a_kernel_of_onednn_is_computed_in_fp32(monkeypatch, kernel, groups):
+    # Without AVX-512 `run task=infer precision=bf16` ended in "bf16 path needs the cpu support".
+    monkeypatch.setattr(wide_convolution, "onednn_has_bf16", lambda: False)
+    seen, conv2d = [], torch.conv2d
+    monkeypatch.setattr(torch, "conv2d", lambda x, *rest: seen.append(x.dtype) or conv2d(x, *rest))
+    x = torch.randn(2, 8, 9, 7).bfloat16()
+    weight = nn.Parameter((torch.randn(16, 8 // groups, kernel, kernel) / 4).bfloat16())
+    pads = [kernel // 2] * 2
+    args = {"weight": weight, "bias": None, "stride": [1, 1], "padding": pads, "dilation": [1, 1]}
+    with torch.no_grad():
+        fused = FusedConvolution()
+        assert fused.pack((2, 8, 9, 7), {**args, "groups": groups}, torch.bfloat16) is None
+        made = fused(x, weight, None, 1, pads, 1, groups, None, ["relu"])
+        exact = F.conv2d(x.float(), weight.float(), padding=pads, groups=groups)
+    assert made.dtype == torch.bfloat16
+    assert torch.float32 in seen
+    assert torch.bfloat16 not in seen
+    torch.testing.assert_close(made, exact.bfloat16().relu(), rtol=2**-7, atol=2**-7)
+    wide = x.clone().requires_grad_()
+    convolve(wide, weight, None, 1, pads, 1, groups).float().sum().backward()
+    plain = x.float().requires_grad_()
+    F.conv2d(plain, weight.detach().float(), padding=pads, groups=groups).sum().backward()
+    assert torch.equal(wide.grad, plain.grad.bfloat16())

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from hires.bench.precision_inputs import set_statistics
+from hires.core.config.model_config import ModelConfig
+from hires.nets.build_network import build_model, materialise
 from hires.parallel import quantized_kernels
 from hires.plan.passes.share_equal_values import share_in_stages
 from hires.quant import int8_kernels
@@ -65,6 +68,26 @@ def test_layers_are_within_one_step_of_float64(name):
     assert max(steps.values()) <= 1, {n: e for n, e in steps.items() if e > 1}
     rest = errors.keys() - steps.keys()
     assert max((errors[n] for n in rest), default=0.0) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "size"), [(50, (75, 109)), (101, (45, 61))])
+def test_layers_of_deep_resnets_are_within_one_step_of_float64(depth, size):
+    config = ModelConfig(depth=depth, classes=10)
+    net = build_model(config, 0, size)
+    materialise(net, [*net.state_dict()], 0)
+    x = torch.rand(2, 3, *size)
+    set_statistics(net, x)  # or the values of so many layers overflow
+    made = QuantisedNet(net, x)
+    assert not made.graph.kept
+    assert made.kinds["q_conv2d"] == {50: 53, 101: 104}[depth]
+    steps = {
+        n: e
+        for n, e in made.layer_errors().items()
+        if made.graph.by_name[n].dtype == "uint8" or n == made.graph.output
+    }
+    assert len(steps) > depth
+    assert max(steps.values()) <= 1, {n: e for n, e in steps.items() if e > 1}
 
 
 @pytest.mark.parametrize("name", ["preact_resnet", "mobile", "mixed"])

@@ -81,6 +81,15 @@ def test_largest_ratio_stands_beside_up_to():
     assert {one.number.precision: one.predicted for one in found} == {"fp16": 1.8, "bf16": None}
 
 
+def test_precisions_that_were_left_out_have_no_row_of_dashes():
+    points = [point(rank_bytes=(9,)), point(precision="int8", rank_bytes=(4,))]
+    _, beside = figure("2.6", ["memory"], points).tables()
+    assert not beside.rows
+    assert beside.missing.endswith("numbers of fp16, bf16 only, which are not shown here")
+    [*_, beside] = figure("2.6", ["memory"], []).tables()
+    assert {str(row[0]).split()[0] for row in beside.rows} == {"fp16", "bf16"}
+
+
 def test_memory_is_that_of_all_ranks_together():
     whole = point(layout="sp+lp", tiles=4, ranks=5, rank_bytes=(10, 10, 10, 10, 40))
     half = dataclasses.replace(whole, precision="fp16", rank_bytes=(5, 5, 5, 5, 30))

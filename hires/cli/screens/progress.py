@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -90,18 +90,29 @@ class StepProgress(Bars):
             self._printed_at = time.monotonic()
 
 
-def show_planning(points: Sequence[T]) -> Iterator[T]:
-    """Yields the points of a sweep, and shows which of them is planned."""
+def show_planning(
+    points: Sequence[T],
+    name: Callable[[T], str] = lambda point: "",
+    begin: Callable[[str], None] = lambda text: None,
+) -> Iterator[T]:
+    """Yields the points of a sweep, and shows which of them is planned.
+
+    ``name`` says what a point is; ``begin`` gets what stands before the activities of a point.
+    """
     printed_s = time.monotonic()
     try:
         for number, point in enumerate(points, start=1):
             text = f"planning point {number} of {len(points)}"
+            begin(f"point {number} of {len(points)}: ")
             print_activity(f"{text} ...")
+            named = name(point)
+            text += f": {named}" if named else ""
             if not terminal.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
                 print(text, file=sys.stderr, flush=True)
                 printed_s = time.monotonic()
             yield point
     finally:
+        begin("")
         print_activity("")
 
 

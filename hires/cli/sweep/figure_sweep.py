@@ -91,7 +91,8 @@ class FigureSweep:
         """Adds a predicted point for each published one."""
         speeds = _PublishedDevices()
         with Planner() as planner, tempfile.TemporaryDirectory(prefix="hires-figure-") as folder:
-            for point in show_planning(self.published.listed):
+            points = self.published.listed
+            for point in show_planning(points, _name_of, planner.begin_point):
                 if point.config is not None:
                     self.figure.points.append(_predicted(point, planner, folder, speeds))
 
@@ -220,6 +221,14 @@ def _measured(config: RunConfig, records: Sequence[dict[str, Any]]) -> FigurePoi
     speed = median_speed(records)
     made = _point(config, MEASURED)
     return dataclasses.replace(made, img_per_s=speed, rank_bytes=each, state="done")
+
+
+def _name_of(point: SweepPoint) -> str:
+    if point.config is None:
+        return ""
+    made = _point(point.config, PREDICTED)
+    size = "x".join(map(str, made.image))
+    return f"{made.model}, {size}, {made.grid}, {made.precision}, predicted"
 
 
 def _point(config: RunConfig, source: str) -> FigurePoint:

@@ -206,7 +206,9 @@ def plan_all(
     runs: dict[Path, SweepPoint] = {}
     earlier = EarlierRuns()
     listed: list[SweepPoint] = []
-    for point in show_planning(points.listed):
+    for point in show_planning(
+        points.listed, lambda point: " ".join(points.swept(point)), planner.begin_point
+    ):
         if point.config is not None:
             try:
                 point.config = with_classes(point.config, planner.sizes)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.screens import progress
 from hires.cli.screens.progress import SweepProgress, show_planning
 from hires.core.config.run_config import RunConfig
 from hires.launcher.attempt_queue import Ended
@@ -30,12 +31,20 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> str:
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     assert list(show_planning("ab")) == ["a", "b"]
-    with SweepProgress(2) as progress:
-        progress.started(TASK, 0)
-        progress.line(TASK, STEP)
-        progress.ended(Ended(TASK, 0, "failed", "rank 0 is [gone]", 2.0))
-        progress.ended(Ended(TASK, None, "failed", "runs already"))
+    with SweepProgress(2) as bars:
+        bars.started(TASK, 0)
+        bars.line(TASK, STEP)
+        bars.ended(Ended(TASK, 0, "failed", "rank 0 is [gone]", 2.0))
+        bars.ended(Ended(TASK, None, "failed", "runs already"))
     return screen.getvalue()
+
+
+def test_points_that_take_long_are_named_with_what_is_done(monkeypatch, capsys):
+    begun: list[str] = []
+    monkeypatch.setattr(progress, "_PLANNING_EVERY_S", -1.0)
+    assert list(show_planning("ab", lambda point: f"layout {point}", begun.append)) == ["a", "b"]
+    assert "planning point 2 of 2: layout b" in capsys.readouterr().err
+    assert begun == ["point 1 of 2: ", "point 2 of 2: ", ""]
 
 
 def test_file_gets_one_line_for_each_start_and_end(monkeypatch):
