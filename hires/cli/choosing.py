@@ -30,8 +30,9 @@ from hires.plan.hardware import gpus_of_node
 from hires.plan.memory import machine_bytes
 from hires.plan.plan import Finding
 from hires.plan.route_choice import table_digest
+from hires.plan.search.candidates import GivenKeys
 from hires.plan.search.choice import DECIDED, Choice
-from hires.plan.search.choose import Chooser
+from hires.plan.search.choose import MEMORY, Chooser
 from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import MachineModel, machine_of
@@ -44,6 +45,10 @@ MOST_SIDE = 1 << 17
 MOST_SIZES = 12
 """Sizes that one search for the largest image tries."""
 IMAGE = OBJECTIVES[2]
+SIZE_S = 2.0
+"""Seconds of trials for one size of an image."""
+ENOUGH = 12
+"""Planned layouts from which on a search that had too little time is kept for the next one."""
 CACHE = "choice"
 """Kind of the entries that keep choices."""
 
@@ -53,12 +58,12 @@ def is_open(config: RunConfig) -> bool:
     return config.parallel.name == AUTO
 
 
-def given_keys(words: Iterable[str]) -> frozenset[str]:
+def given_keys(words: Iterable[str]) -> list[str]:
     """Returns the keys of a layout that the overrides give, which a search leaves as they are.
 
     ConfigError: a layout is given beside them, though one is to be chosen.
     """
-    found = set()
+    keys = set()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         if key == "parallel" and value != AUTO:
@@ -67,10 +72,24 @@ def given_keys(words: Iterable[str]) -> frozenset[str]:
                 f"keys that are to stay, as parallel.replicas=2"
             )
         if key in DECIDED:
-            found.add(key)
-    if "parallel.tiles" in found:
-        found.discard("parallel.spatial_stages")
-    return frozenset(found)
+            keys.add(key)
+    return sorted(keys)
+
+
+def given_values(config: RunConfig, words: Iterable[str]) -> GivenKeys:
+    """Returns these keys with their values; ConfigError: stages have grids of their own."""
+    values = {}
+    for key in given_keys(words):
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name)
+        values[key] = value
+    if config.parallel.listed and "parallel.tiles" in values:
+        raise ConfigError(
+            f"parallel.tiles={config.parallel.tiles} gives each stage a grid, and a search chooses "
+            f"one for all spatial stages; give one, as parallel.tiles=[2,1], or leave it out"
+        )
+    return GivenKeys(values)
 
 
 def ranks_of(config: RunConfig) -> int:
@@ -91,20 +110,22 @@ class LayoutSearch:
     words: tuple[str, ...] = ()
     """The overrides that the user typed."""
 
-    def choose(self, config: RunConfig, objective: str | None = None) -> Choice:
-        """Returns the layouts of ``ranks`` ranks, the best first.
+    def choose(
+        self, config: RunConfig, objective: str | None = None, budget_s: float | None = None
+    ) -> Choice:
+        """Returns the layouts of ``ranks`` ranks, the best first, after so many seconds of trials.
 
         PlanError: none has so many, or none fits.
         """
         wanted = objective or config.parallel.objective
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
             config, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            return self._kept_or_new(config, wanted)
+            return self._kept_or_new(config, wanted, budget_s)
 
-    def _kept_or_new(self, config: RunConfig, objective: str) -> Choice:
+    def _kept_or_new(self, config: RunConfig, objective: str, budget_s: float | None) -> Choice:
         """Returns the choice of an earlier search for the same, or makes one and keeps it."""
         machine, ranks = self.machine(config), ranks_of(config)
-        facts = [deciding(config), ranks, objective, sorted(given_keys(self.words))]
+        facts = [deciding(config), ranks, objective, given_values(config, self.words).values]
         facts += [config.memory.limit, machine_bytes(), machine.source, plain(machine.network)]
         facts += [machine.factors, machine.cores, plain(machine.device)]
         facts += [machine.calibration.time if machine.calibration else "", table_digest(config)]
@@ -115,8 +136,9 @@ class LayoutSearch:
         held = cached(CACHE, key)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)
-        choice = self._chooser(config, objective, machine).choose(ranks)
-        keep(CACHE, key, choice.to_dict())
+        choice = self._chooser(config, objective, machine, budget_s).choose(ranks)
+        if not choice.ended_early or choice.planned >= ENOUGH:  # else another search sees more
+            keep(CACHE, key, choice.to_dict())
         return choice
 
     def chosen(self, config: RunConfig) -> tuple[RunConfig, Choice | None]:
@@ -165,7 +187,7 @@ class LayoutSearch:
             sized = _with_short_side(config, tried * STEP)
             tell(f"trying image={sized.height}x{sized.width} ...")
             try:
-                choice = self.choose(sized, "memory")
+                choice = self.choose(sized, MEMORY, SIZE_S)
                 fits[tried], low = choice, tried
             except PlanError:
                 high = tried
@@ -178,19 +200,29 @@ class LayoutSearch:
                 f"use more ranks, a larger memory.limit, a smaller batch or network"
             )
         sized = _with_short_side(config, low * STEP)
-        ranked = sorted(fits[low].options, key=lambda option: option.time.step_s)
-        return sized, dataclasses.replace(fits[low], options=ranked, objective=IMAGE)
+        try:  # the fastest of those that fit
+            choice = self.choose(sized, OBJECTIVES[0])
+        except PlanError:
+            choice = fits[low]
+        return sized, dataclasses.replace(choice, objective=IMAGE)
 
-    def _chooser(self, config: RunConfig, objective: str, machine: MachineModel) -> Chooser:
+    def _chooser(
+        self,
+        config: RunConfig,
+        objective: str,
+        machine: MachineModel,
+        budget_s: float | None,
+    ) -> Chooser:
         graphs = self._graphs(config)
         return Chooser(
             config,
             graphs,
             machine,
             self.planner.rehearsed,
-            given_keys(self.words),
+            given_values(config, self.words),
             objective,
             print_activity,
+            budget_s,
         )
 
     def machine(self, config: RunConfig) -> MachineModel:
@@ -218,14 +250,18 @@ class LayoutSearch:
             return self.planner.traced(own)
 
         whole = config.batch
-        other = whole // 2 if whole > 1 else 2
-        between = GraphOfSamples(traced(whole), traced(other))
+        first = traced(whole)
+        between = None
+        # A network may refuse a single sample, whose batch norms have nothing to divide by.
+        for other in (whole // 2, 2 * whole):
+            with contextlib.suppress(ConfigError):
+                between = between or (GraphOfSamples(first, traced(other)) if other else None)
 
         def graph(samples: int) -> Graph:
-            try:
-                return between.graph(samples)
-            except PlanError:
-                return traced(samples)
+            with contextlib.suppress(PlanError):
+                if between is not None and samples > 1:
+                    return between.graph(samples)
+            return traced(samples)
 
         return graph
 

@@ -26,11 +26,11 @@ class GraphOfSamples:
         self._graphs = {one.input_shape[0]: one, other.input_shape[0]: other}
 
     def graph(self, samples: int) -> Graph:
-        """Returns the graph; PlanError: the two traces are no line of networks."""
+        """Returns the graph; PlanError: it does not follow from the two traces."""
         if samples not in self._graphs:
             first, second = self._samples
             if first == second:
-                raise PlanError(f"one trace of {first} samples does not tell those of {samples}")
+                raise PlanError(f"two traces of {first} samples say nothing of {samples}")
             values = _between(*self._sides, (samples - first) / (second - first))
             self._graphs[samples] = Graph.from_dict(values)
         return self._graphs[samples]
@@ -56,5 +56,5 @@ def _between(one: Any, other: Any, at: float) -> Any:
     if isinstance(one, float):
         return value
     if value != round(value):
-        raise PlanError(f"{one} and {other} are no even growth with the number of samples")
+        raise PlanError(f"{one} and {other} do not grow evenly with the number of samples")
     return round(value)

@@ -91,10 +91,10 @@ def test_keys_that_are_given_stay(hires):
 def test_layout_beside_auto_is_refused():
     with pytest.raises(ConfigError, match="parallel=sp is a layout, and one is to be chosen"):
         given_keys(["parallel=sp", "ranks=2"])
-    assert given_keys(["parallel.tiles=[2,1]", "batch=4", "+parallel.stages=2"]) == {
-        "parallel.tiles",
+    assert given_keys(["parallel.tiles=[2,1]", "batch=4", "+parallel.stages=2"]) == [
         "parallel.stages",
-    }
+        "parallel.tiles",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -35,5 +35,5 @@ def test_name_that_changes_with_the_samples_is_refused():
 def test_one_number_of_samples_tells_no_other():
     one = GraphOfSamples(forked(4, True), forked(4, True))
     assert one.graph(4) is forked(4, True)
-    with pytest.raises(PlanError, match="one trace of 4 samples"):
+    with pytest.raises(PlanError, match="two traces of 4 samples"):
         one.graph(2)

@@ -63,10 +63,11 @@ def _first(choice: Choice) -> str:
 
 def _others(choice: Choice) -> Iterable[str]:
     planned = f"{choice.planned} of {choice.considered} layouts were planned"
-    early = ", until the time was used" if choice.ended_early else ""
-    early += " by an earlier search (HIRES_CACHE=off searches anew)" if choice.kept else ""
-    slower = f"{choice.left} are slower by their estimate, or like one of them"
-    yield f"{planned} in {seconds(choice.seconds)}{early}; {slower}"
+    early = ", when its time was used" if choice.ended_early else ""
+    early += "; this is an earlier search (HIRES_CACHE=off searches anew)" if choice.kept else ""
+    yield f"{planned} in {seconds(choice.seconds)}{early}"
+    if choice.left:
+        yield f"{choice.left} were not: they are slower by their estimate, or resemble a faster one"
     more = len(choice.options) - SHOWN
     if more > 0:
         yield f"{more} more that fit: --json"

@@ -11,10 +11,11 @@ the ranks as they are (microbatches, schedules, recomputation ...) is listed for
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
@@ -126,11 +127,45 @@ def candidate_of(keys: Mapping[str, Any]) -> Candidate:
     )
 
 
-def shapes(config: RunConfig, ranks: int, layers: int) -> Iterator[LayoutShape]:
+@dataclass(frozen=True)
+class GivenKeys:
+    """Keys of a layout that the user gave: layouts with other values are not looked at."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def allow(self, keys: Mapping[str, Any]) -> bool:
+        """Whether some keys of a layout have the values that were given."""
+        return all(self.values[key] == value for key, value in keys.items() if key in self.values)
+
+    def get(self, key: str, usual: Any) -> Any:
+        """Returns the value of a key, or the usual one if it was not given."""
+        return self.values.get(key, usual)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """The grid of tiles that was given."""
+        tiles = self.values.get("parallel.tiles")
+        return None if tiles is None else (tiles[0], tiles[1])
+
+
+NOTHING_GIVEN = GivenKeys()
+
+
+def shapes(
+    config: RunConfig, ranks: int, layers: int, given: GivenKeys = NOTHING_GIVEN
+) -> Iterator[LayoutShape]:
     """Yields the shapes of exactly so many ranks, for a network of so many layers.
 
     Only those whose tiles are no smaller than a pixel, and whose replicas divide the batch.
     """
+    for shape in _every_shape(config, ranks, layers, given.grid):
+        if given.allow(shape.keys):
+            yield shape
+
+
+def _every_shape(
+    config: RunConfig, ranks: int, layers: int, grid: tuple[int, int] | None
+) -> Iterator[LayoutShape]:
     for replicas in _divisors(ranks):
         if config.batch % replicas:
             continue
@@ -141,26 +176,51 @@ def shapes(config: RunConfig, ranks: int, layers: int) -> Iterator[LayoutShape]:
             for stages in range(1, min(own, layers) + 1):
                 if own % stages == 0 and (stages > 1 or own == 1):
                     yield LayoutShape(replicas, stages, 0, (1, 1), own // stages, directions)
-            for spatial, tiles in itertools.product(range(1, layers + 1), range(2, own + 1)):
-                if spatial * tiles > own:
-                    break
-                if own > MANY and not _is_smooth(tiles):
-                    continue
-                for behind, shards in _divided(own - spatial * tiles, layers - spatial):
-                    for grid in _grids(config, tiles):
-                        yield LayoutShape(
-                            replicas, spatial + behind, spatial, grid, shards, directions
-                        )
+            for spatial in range(1, layers + 1):
+                for tiles in range(2, own // spatial + 1):
+                    if own > MANY and not _is_smooth(tiles):
+                        continue
+                    for behind, shards in _divided(own - spatial * tiles, layers - spatial):
+                        for one in _grids(config, tiles, grid):
+                            yield LayoutShape(
+                                replicas, spatial + behind, spatial, one, shards, directions
+                            )
 
 
-def orders(config: RunConfig, shape: LayoutShape) -> Iterator[Candidate]:
-    """Yields the microbatches, pairs and schedules of a shape, nothing computed again."""
+def orders(
+    config: RunConfig, shape: LayoutShape, given: GivenKeys = NOTHING_GIVEN
+) -> Iterator[Candidate]:
+    """Yields the microbatches, pairs and schedules of a shape, nothing computed again.
+
+    What the user gave of the rest of a layout is in each.
+    """
+    balance = given.get("parallel.balance", None)
+    if balance is not None and len(balance) != shape.stages:
+        return
+    fuse = given.get("parallel.halo.fuse", 1)
+    rest = {
+        "checkpoint": given.get("memory.checkpoint", "none"),
+        "shards_optimizer": given.get("optimizer.shard", False),
+        "fuse": fuse if shape.spatial_stages else 1,
+        "balance": None if balance is None else tuple(balance),
+    }
+    for order in _every_order(config, shape, given.get("parallel.microbatches", MOST_MICROBATCHES)):
+        keys = {
+            "parallel.microbatches": order.microbatches,
+            "parallel.pairs": order.pairs,
+            "parallel.schedule": order.schedule,
+        }
+        if given.allow(keys):
+            yield dataclasses.replace(order, **rest)
+
+
+def _every_order(config: RunConfig, shape: LayoutShape, most: int) -> Iterator[Candidate]:
     for pairs in (1, 2) if shape.directions == 2 else (1,):
         share, rest = divmod(config.batch, shape.replicas * shape.directions * pairs)
         if rest:
             continue
         for microbatches in _divisors(share):
-            if microbatches > MOST_MICROBATCHES or share // microbatches % shape.local_dp:
+            if microbatches > most or share // microbatches % shape.local_dp:
                 continue
             for name, directions in DIRECTIONS.items():
                 trivial = shape.stages == 1 or microbatches * pairs == 1
@@ -169,25 +229,27 @@ def orders(config: RunConfig, shape: LayoutShape) -> Iterator[Candidate]:
                     yield Candidate(shape, microbatches, pairs, name)
 
 
-def variants(config: RunConfig, candidate: Candidate) -> Iterator[Candidate]:
-    """Yields what else a layout can do with its ranks: recompute, divide the optimiser, fuse."""
+def variants(
+    config: RunConfig, candidate: Candidate, given: GivenKeys = NOTHING_GIVEN
+) -> Iterator[Candidate]:
+    """Yields what else a layout can do with its ranks: recompute, divide the optimiser."""
     training, shape = config.task.name == "train", candidate.shape
     kinds = ("none", "block", "stage") if training else ("none",)
     copies = shape.replicas > 1 or shape.directions > 1 or max(shape.ranks_of_stages) > 1
     shards = (False, True) if training and copies else (False,)
-    fused = FUSED if shape.spatial_stages else (1,)
-    for kind, shard, fuse in itertools.product(kinds, shards, fused):
-        yield Candidate(
-            shape, candidate.microbatches, candidate.pairs, candidate.schedule,
-            kind, shard, fuse, candidate.balance,
-        )  # fmt: skip
+    for kind, shard in itertools.product(kinds, shards):
+        if given.allow({"memory.checkpoint": kind, "optimizer.shard": shard}):
+            yield dataclasses.replace(candidate, checkpoint=kind, shards_optimizer=shard)
 
 
-def nearest_counts(config: RunConfig, ranks: int, layers: int, most: int) -> list[int]:
+def nearest_counts(
+    config: RunConfig, ranks: int, layers: int, most: int, given: GivenKeys = NOTHING_GIVEN
+) -> list[int]:
     """Returns the numbers of ranks next below and above ``ranks`` that have a layout at all."""
 
     def has_any(count: int) -> bool:
-        return any(next(orders(config, one), None) for one in shapes(config, count, layers))
+        every = shapes(config, count, layers, given)
+        return any(next(orders(config, one, given), None) for one in every)
 
     below = next((n for n in range(ranks - 1, 0, -1) if has_any(n)), None)
     above = next((n for n in range(ranks + 1, min(most, 2 * ranks) + 1) if has_any(n)), None)
@@ -203,7 +265,9 @@ def _divided(ranks: int, layers: int) -> Iterator[tuple[int, int]]:
             yield stages, ranks // stages
 
 
-def _grids(config: RunConfig, tiles: int) -> list[tuple[int, int]]:
+def _grids(config: RunConfig, tiles: int, given: tuple[int, int] | None) -> list[tuple[int, int]]:
+    if given is not None:
+        return [given] if given[0] * given[1] == tiles else []
     square = config.height == config.width
     grids = [(tiles // cols, cols) for cols in _divisors(tiles)]
     fitting = [

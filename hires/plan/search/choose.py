@@ -5,8 +5,8 @@
         -> the best of these         their memory rehearsed, until one fits      seconds each
           -> ranked                  by step time or memory
 
-What was rehearsed tells by how much the estimates of memory are off, and corrects the others. A
-search ends when its time is used; it says then how many layouts it has not looked at.
+The layouts that were rehearsed show how far the estimates of memory are off, and correct the
+others. A search ends when its time is used; it then states how many layouts it left.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError, PlanError
+from hires.core.errors import ConfigError, PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.checks import check_numbers
 from hires.plan.graph import Graph
-from hires.plan.memory import Room, needed_bytes, room_of
+from hires.plan.memory import Room, room_of
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.search.candidates import (
     FUSED,
+    NOTHING_GIVEN,
     Candidate,
+    GivenKeys,
     LayoutShape,
     orders,
     shapes,
@@ -40,7 +42,8 @@ from hires.plan.search.candidates import (
 from hires.plan.search.choice import Choice, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
-from hires.plan.search.no_layout import limit_bytes, none_of, nothing_fits
+from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
+from hires.plan.search.rehearsal import PlannedOption, Rehearsal
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import node_work
 
@@ -54,8 +57,9 @@ PER_SHAPE = 3
 """Orders of one shape that are planned, the best ones."""
 MARGIN = 1.15
 """An estimate of memory may be so much too high; above it a layout is out without a plan."""
-NEAR_LIMIT = 0.9
-"""A layout that needs so much of the limit is one that the memory decides."""
+MEMORY = OBJECTIVES[1]
+
+Estimated = tuple[LayoutEstimate, Candidate]
 
 
 @dataclass
@@ -68,40 +72,45 @@ class Chooser:
     machine: MachineModel
     rehearse: Callable[[RunConfig, Plan], list[dict[str, int]]]
     """Returns the memory of every rank; HiresError: it cannot be predicted."""
-    fixed: frozenset[str] = frozenset()
-    """Keys that the user gave: layouts with other values are out."""
+    given: GivenKeys = NOTHING_GIVEN
+    """Keys that the user gave: layouts with other values are not looked at."""
     objective: str = OBJECTIVES[0]
-    tell: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = lambda text: None
+    """Shows what the search does."""
     budget_s: float | None = None
 
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of exactly so many ranks.
 
-        PlanError: no layout has so many ranks, or none fits; it says what would.
+        PlanError: no layout has so many ranks, or none fits; it states what would.
         """
         began_s = time.monotonic()
         allowed_s = self.budget_s or (FEW_S if ranks <= MANY_RANKS else MANY_S)
         budget = Budget(began_s + allowed_s, trials=10**6)
         choice = Choice(ranks, self.objective, self.machine.source)
         estimator = self._estimator(ranks)
-        found = self._estimated(estimator, choice, began_s + ESTIMATING * allowed_s)
-        if not found:
-            raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.fixed))
+        estimates = self._estimated(estimator, choice, began_s + ESTIMATING * allowed_s)
+        if not estimates:
+            raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.given))
         room = room_of(self.config)
-        fitting = self._fitting(estimator, found, room, choice)
-        options = self._planned(fitting, estimator, budget, choice)
-        self._rehearsed(options, room, budget, choice)
+        fitting = self._fitting(estimator, estimates, room, choice)
+        planned = self._planned(fitting, estimator, budget, choice)
+        rehearsal = Rehearsal(planned, room, limit_bytes(room, ranks), self.rehearse, self._cost)
+        correction = rehearsal.run(budget, self.report)
+        options = [option for option, _ in planned]
         choice.options = sorted((o for o in options if o.fits), key=self._cost)
         choice.out = sorted((o for o in options if not o.fits), key=self._cost)
+        choice.planned = len(options)
+        choice.left = max(0, choice.considered - choice.planned - choice.reasons.total())
         choice.seconds = time.monotonic() - began_s
+        if not planned and choice.reasons and limit_bytes(room, ranks) > 0:
+            raise PlanError(no_plan(choice))
         if not choice.options:
-            raise PlanError(nothing_fits(estimator, room, choice))
+            raise PlanError(nothing_fits(estimator, room, choice, self.given, correction))
         return choice
 
     def _cost(self, option: Option) -> float:
-        if self.objective == "memory":
-            return option.peak_bytes
-        return option.time.step_s
+        return option.peak_bytes if self.objective == MEMORY else option.time.step_s
 
     def _estimator(self, ranks: int) -> Estimator:
         config = self.config
@@ -109,7 +118,7 @@ class Chooser:
         device = self.machine.speed(of_node)
         graph = self.graph_of(max(1, config.batch))
         training = config.task.name == "train"
-        dtype = _dtype(config)
+        dtype = PRECISIONS[config.precision.name]
 
         def seconds(node: Any, share: float, back: bool) -> float:
             work = node_work(graph, node, share, dtype=dtype, training=training, back=back)
@@ -121,25 +130,21 @@ class Chooser:
 
     def _estimated(
         self, estimator: Estimator, choice: Choice, deadline_s: float
-    ) -> list[tuple[LayoutEstimate, Candidate]]:
+    ) -> list[Estimated]:
         """Returns the estimates of all layouts of so many ranks that the user's keys allow."""
-        self.tell("looking at the layouts ...")
-        layers, ranks = len(estimator.layers), choice.ranks
-        found: list[tuple[LayoutEstimate, Candidate]] = []
-        every = [one for one in shapes(self.config, ranks, layers) if self._allows(one.keys)]
-        limit = limit_bytes(room_of(self.config), ranks)
+        self.report("looking at the layouts ...")
+        estimates: list[Estimated] = []
+        limit = limit_bytes(room_of(self.config), choice.ranks)
+        every = [*shapes(self.config, choice.ranks, len(estimator.layers), self.given)]
         every.sort(key=lambda shape: self._promise(estimator, shape, limit))
         for shape in every:
-            for order in orders(self.config, shape):
+            for order in orders(self.config, shape, self.given):
                 choice.considered += 1
-                if found and time.monotonic() > deadline_s:
-                    choice.left += 1
+                if estimates and time.monotonic() > deadline_s:
                     choice.ended_early = True
                     continue
-                if not self._allows(_order_keys(order)):
-                    continue
-                found.append((estimator.estimate(order), order))
-        return found
+                estimates.append((estimator.estimate(order), order))
+        return estimates
 
     def _promise(
         self, estimator: Estimator, shape: LayoutShape, limit: float
@@ -152,40 +157,26 @@ class Chooser:
         needs = estimator.rough_bytes * shape.directions / ranks
         return needs > limit, shape.stages * shape.directions + 0.1 * shape.tiles
 
-    def _allows(self, keys: dict[str, Any]) -> bool:
-        """Whether some keys of a layout have the values that the user gave."""
-        return all(self._value(key) == keys[key] for key in self.fixed if key in keys)
-
-    def _value(self, key: str) -> Any:
-        value: Any = self.config
-        for name in key.split("."):
-            value = getattr(value, name)
-        return value
-
     def _fitting(
         self,
         estimator: Estimator,
-        found: Sequence[tuple[LayoutEstimate, Candidate]],
+        estimates: Sequence[Estimated],
         room: Room,
         choice: Choice,
-    ) -> list[tuple[LayoutEstimate, Candidate]]:
+    ) -> list[Estimated]:
         """Returns what may fit, with what makes others fit, in the order in which it is planned."""
-        limit = limit_bytes(room, choice.ranks)
-        fitting: list[tuple[LayoutEstimate, Candidate]] = []
-        choice.least_bytes = min(estimate.peak_bytes for estimate, _ in found)
-        for estimate, candidate in found:
-            fits = self.objective != "memory" and estimate.peak_bytes <= limit * MARGIN
-            if fits and self._allows(_variant_keys(candidate)):
+        limit = MARGIN * limit_bytes(room, choice.ranks)
+        fitting: list[Estimated] = []
+        choice.least_bytes = min(estimate.peak_bytes for estimate, _ in estimates)
+        for estimate, candidate in estimates:
+            if self.objective != MEMORY and estimate.peak_bytes <= limit:
                 fitting.append((estimate, candidate))
                 continue
-            more = [
-                (estimator.estimate(one), one)
-                for one in variants(self.config, candidate)
-                if one.fuse == 1 and self._allows(_variant_keys(one))
-            ]
+            others = variants(self.config, candidate, self.given)
+            more = [(estimator.estimate(one), one) for one in others]
             least = min((e.peak_bytes for e, _ in more), default=estimate.peak_bytes)
             choice.least_bytes = min(choice.least_bytes, least)
-            inside = [pair for pair in more if pair[0].peak_bytes <= limit * MARGIN]
+            inside = [pair for pair in more if pair[0].peak_bytes <= limit]
             if inside:
                 fitting.append(min(inside, key=lambda pair: self._estimated_cost(pair[0])))
             else:
@@ -194,178 +185,103 @@ class Chooser:
         return fitting
 
     def _estimated_cost(self, estimate: LayoutEstimate) -> float:
-        return estimate.peak_bytes if self.objective == "memory" else estimate.step_s
+        return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
 
     def _planned(
         self,
-        fitting: Sequence[tuple[LayoutEstimate, Candidate]],
+        fitting: Sequence[Estimated],
         estimator: Estimator,
         budget: Budget,
         choice: Choice,
-    ) -> list[Option]:
+    ) -> list[PlannedOption]:
         """Plans and simulates the best orders of each shape, the best shapes first.
 
-        The best are planned with other cuts and fused halos, too.
+        They are planned with other cuts, too, and the best ones in tiles with fused halos.
         """
-        counts: Counter[LayoutShape] = Counter()
-        queue: list[tuple[LayoutEstimate, Candidate]] = []
-        rest: list[tuple[LayoutEstimate, Candidate]] = []
-        for pair in fitting:
-            counts[pair[1].shape] += 1
-            (queue if counts[pair[1].shape] == 1 else rest).append(pair)
-        queue += [pair for pair in rest if counts[pair[1].shape] >= 1]
-        options: list[Option] = []
+        planned: list[PlannedOption] = []
         tried: Counter[LayoutShape] = Counter()
-        seen: set[Candidate] = set()
+        tight = MARGIN * limit_bytes(room_of(self.config), choice.ranks)
         half_s = (budget.deadline_s + time.monotonic()) / 2
-        for estimate, candidate in queue:
-            if tried[candidate.shape] >= PER_SHAPE:
-                choice.left += 1
+        for estimate, candidate in _best_of_each_first(fitting):
+            if tried[candidate.shape] >= PER_SHAPE or self._is_hopeless(estimate, planned):
                 continue
-            if options and self._hopeless(estimate, options):
-                choice.left += 1
-                continue
-            if options and not (time.monotonic() < half_s and budget.allows_trial()):
-                choice.left += 1
+            if planned and not (time.monotonic() < half_s and budget.allows_trial()):
                 choice.ended_early = True
-                continue
+                break
             tried[candidate.shape] += 1
-            for one in self._with_cuts(estimator, candidate):
-                if one not in seen:
-                    seen.add(one)
-                    self._plan_one(estimate, one, budget, choice, options)
-        for one in self._fused(options):
+            by_bytes = self.objective == MEMORY or estimate.peak_bytes > tight / 2
+            for one in self._with_cuts(estimator, candidate, by_bytes):
+                choice.considered += one != candidate
+                planned += self._plan_one(estimator.estimate(one), one, budget, choice)
+        for one in self._fused([option for option, _ in planned]):
             if not budget.allows_trial():
                 break
-            if one not in seen:
-                seen.add(one)
-                self._plan_one(estimator.estimate(one), one, budget, choice, options)
-        return options
+            choice.considered += 1
+            planned += self._plan_one(estimator.estimate(one), one, budget, choice)
+        return planned
 
-    def _hopeless(self, estimate: LayoutEstimate, options: Sequence[Option]) -> bool:
+    def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
         """Whether a layout would be far behind the tenth of those that were planned."""
-        costs = sorted(map(self._cost, options))
+        costs = sorted(self._cost(option) for option, _ in planned)
         return len(costs) > 10 and self._estimated_cost(estimate) > 1.5 * costs[10]
 
-    def _with_cuts(self, estimator: Estimator, candidate: Candidate) -> Iterable[Candidate]:
+    def _with_cuts(
+        self, estimator: Estimator, candidate: Candidate, by_bytes: bool
+    ) -> Iterable[Candidate]:
+        """Yields a layout with the usual cut of its stages, and with those that are better."""
         yield candidate
-        if "parallel.balance" in self.fixed:
+        if "parallel.balance" in self.given.values:
             return
-        cut = estimator.balanced(candidate)
-        if cut is not None:
+        cuts = [estimator.balanced(candidate, "seconds")]
+        cuts += [estimator.balanced(candidate, "bytes")] if by_bytes else []
+        for cut in {cut for cut in cuts if cut is not None}:
             yield dataclasses.replace(candidate, balance=cut)
 
     def _fused(self, options: Sequence[Option]) -> Iterable[Candidate]:
         """Yields the best layouts in tiles with fused halos."""
-        tiled = [o.candidate for o in sorted(options, key=self._cost) if _is_tiled(o)]
+        best = [option.candidate for option in sorted(options, key=self._cost)]
+        tiled = [candidate for candidate in best if candidate.shape.spatial_stages]
         for candidate, fuse in itertools.product(tiled[:2], FUSED[1:]):
-            one = dataclasses.replace(candidate, fuse=fuse)
-            if self._allows(_variant_keys(one)):
-                yield one
+            if self.given.allow({"parallel.halo.fuse": fuse}) and fuse != candidate.fuse:
+                yield dataclasses.replace(candidate, fuse=fuse)
 
     def _plan_one(
-        self,
-        estimate: LayoutEstimate,
-        candidate: Candidate,
-        budget: Budget,
-        choice: Choice,
-        options: list[Option],
-    ) -> None:
+        self, estimate: LayoutEstimate, candidate: Candidate, budget: Budget, choice: Choice
+    ) -> list[PlannedOption]:
+        """Returns the option of a layout; none if it makes no plan, whose reason is counted."""
         config = candidate.change.apply(self.config)
-        if config is None:
-            return
-        problems = check_numbers(config)
-        if problems:
-            choice.reasons[problems[0].text.split(";")[0]] += 1
-            return
+        problems = check_numbers(config) if config is not None else []
+        if config is None or problems:
+            why = problems[0].text if problems else "its keys make no sense together"
+            choice.reasons[why.split(";")[0]] += 1
+            return []
         began_s = time.monotonic()
-        self.tell(f"planning {config.parallel.label} ({len(options) + 1}) ...")
+        self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
         try:
             plan = make_plan(config, self.graph_of(max(1, config.batch // config.parallel.pieces)))
         except (ConfigError, PlanError) as error:
             choice.reasons[str(error).split(";")[0]] += 1
-            return
-        choice.planned += 1
+            return []
         if not plan.ok:
             wrong = next(f for f in plan.findings if f.severity == "error")
             choice.reasons[wrong.text.split(";")[0]] += 1
-            return
+            return []
         step = self.machine.step_time(plan)
         budget.longest_s = max(budget.longest_s, time.monotonic() - began_s)
-        totals = plan.totals
-        option = Option(
-            candidate,
-            config,
-            step,
-            int(estimate.peak_bytes),
-            False,
-            int(totals.get("bytes", 0)),
-            int(totals.get("messages", 0)),
-        )
-        option.limit = step.limit
-        self._plans[id(option)] = plan
-        options.append(option)
-
-    _plans: dict[int, Plan] = field(default_factory=dict)
-    """Of options, until their memory was rehearsed."""
-
-    def _rehearsed(self, options: list[Option], room: Room, budget: Budget, choice: Choice) -> None:
-        """Predicts the memory of the best options until one fits, and corrects the estimates."""
-        ratios: list[float] = []
-        for option in sorted(options, key=self._cost):
-            fitted = any(one.rehearsed and one.fits for one in options)
-            if fitted and not budget.allows_trial():
-                break
-            if fitted and len(ratios) >= 3:
-                break
-            self.tell(f"predicting the memory of {option.config.parallel.label} ...")
-            began_s = time.monotonic()
-            plan = self._plans[id(option)]
-            try:
-                plan.memory = self.rehearse(option.config, plan)
-            except HiresError as error:
-                option.fits = False
-                option.limit = str(error)
-                continue
-            budget.longest_s = max(budget.longest_s, time.monotonic() - began_s)
-            peak = max(map(needed_bytes, plan.memory))
-            ratios.append(peak / max(1, option.peak_bytes))
-            option.peak_bytes, option.rehearsed = peak, True
-            option.fits = room.shortage(option.config, plan) is None
-        correction = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
-        limit = limit_bytes(room, choice.ranks)
-        for option in options:
-            if not option.rehearsed and option.fits:
-                option.peak_bytes = int(option.peak_bytes * correction)
-                option.fits = option.peak_bytes <= limit
-            recomputes = option.candidate.checkpoint != "none"
-            if option.peak_bytes > NEAR_LIMIT * limit or (recomputes and option.fits):
-                option.limit = "memory"
-        self._plans.clear()
+        sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
+        peak = int(estimate.peak_bytes)
+        return [(Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan)]
 
 
-def _order_keys(order: Candidate) -> dict[str, Any]:
-    return {
-        "parallel.microbatches": order.microbatches,
-        "parallel.pairs": order.pairs,
-        "parallel.schedule": order.schedule,
-    }
-
-
-def _variant_keys(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "memory.checkpoint": candidate.checkpoint,
-        "optimizer.shard": candidate.shards_optimizer,
-        "parallel.halo.fuse": candidate.fuse,
-    }
-
-
-def _is_tiled(option: Option) -> bool:
-    return option.candidate.shape.spatial_stages > 0
-
-
-def _dtype(config: RunConfig) -> str:
-    return PRECISIONS[config.precision.name]
+def _best_of_each_first(fitting: Sequence[Estimated]) -> list[Estimated]:
+    """Returns the first layout of each shape, then the others, both in their order."""
+    seen: set[LayoutShape] = set()
+    first: list[Estimated] = []
+    others: list[Estimated] = []
+    for pair in fitting:
+        (others if pair[1].shape in seen else first).append(pair)
+        seen.add(pair[1].shape)
+    return [*first, *others]
 
 
 def _rough(num_bytes: float) -> str:

@@ -84,7 +84,7 @@ class Estimator:
     def table(self, share: RankShare) -> StageTable:
         """Returns the sums of a rank's part."""
         if share not in self._tables:
-            link = self.network.near
+            link = self.network.link([0, share.grid[0] * share.grid[1] - 1])
             self._tables[share] = stage_table(
                 self.graph, share, self.seconds, link, self.width, self.training
             )
@@ -106,11 +106,11 @@ class Estimator:
             self._bounds[key] = tuple(cut)
         return self._bounds[key]
 
-    def balanced(self, candidate: Candidate) -> tuple[int, ...] | None:
-        """Returns layers per stage whose slowest stage takes the least time; None: as by FLOPs.
+    def balanced(self, candidate: Candidate, by: str) -> tuple[int, ...] | None:
+        """Returns layers per stage whose largest stage takes the least; None: as by FLOPs.
 
-        A dynamic program over (stages so far, layers so far), as that of
-        :mod:`hires.plan.partition`, on seconds in place of operations.
+        By ``seconds`` or ``bytes``. A dynamic program over (stages so far, layers so far), as that
+        of :mod:`hires.plan.partition`, on these in place of operations.
         """
         shape = candidate.shape
         starts = self.layers
@@ -123,8 +123,17 @@ class Estimator:
         tables = [self.table(share) for share in self.shares(candidate)]
         ends = [*starts, len(self.graph.nodes)]
 
-        def stage_s(stage: int, first: int, last: int) -> float:
-            return sum(_passes(tables[stage], ends[first], ends[last], "none"))
+        def cost_of(stage: int, first: int, last: int) -> float:
+            """Returns what a stage of some nodes takes."""
+            if by == "seconds":
+                return sum(_passes(tables[stage], first, last, "none"))
+            kept = tables[stage].of(tables[stage].kept_bytes, first, last)
+            # In GPipe all microbatches are in flight, in the others as many as stages follow.
+            ahead = candidate.microbatches * candidate.pairs
+            if candidate.schedule != "gpipe":
+                ahead = min(ahead, shape.stages - stage)
+            copies = 2 + self.config.optimizer.num_states if self.training else 1
+            return ahead * kept + copies * WEIGHT_BYTES * self._params(first, last)
 
         slowest = [0.0 if n == 0 else math.inf for n in range(len(ends))]
         chosen: list[list[int]] = []
@@ -132,7 +141,7 @@ class Estimator:
             row, before = [math.inf] * len(ends), [0] * len(ends)
             for last in range(stage + 1, len(ends)):
                 for first in range(last - 1, stage - 1, -1):
-                    own = stage_s(stage, first, last)
+                    own = cost_of(stage, ends[first], ends[last])
                     if own >= row[last]:
                         break
                     if max(slowest[first], own) < row[last]:
@@ -144,10 +153,8 @@ class Estimator:
             cut.append(before[cut[-1]])
         cut.reverse()
         by_flops = max(
-            sum(_passes(table, first, last, "none"))
-            for table, (first, last) in zip(
-                tables, itertools.pairwise(self.bounds(candidate)), strict=True
-            )
+            cost_of(stage, first, last)
+            for stage, (first, last) in enumerate(itertools.pairwise(self.bounds(candidate)))
         )
         if slowest[-1] * SLACK > by_flops:  # no clear gain: the cut where less crosses stays
             return None
@@ -196,7 +203,8 @@ class Estimator:
         An action begins when its rank is free and the one before it has sent its result. All ranks
         of a stage do it together, so one time stands for them.
         """
-        sent_s = [self._sent_s(bound, shares[0].samples) for bound in bounds[1:-1]]
+        ranks = pipeline.num_ranks
+        sent_s = [self._sent_s(bound, shares[0].samples, ranks) for bound in bounds[1:-1]]
         free_s = [0.0] * pipeline.num_ranks
         at = [0] * pipeline.num_ranks
         busy_s = [0.0] * pipeline.num_ranks
@@ -228,10 +236,10 @@ class Estimator:
                     moved = True
         return max(free_s), busy_s
 
-    def _sent_s(self, bound: int, samples: float) -> float:
-        """Returns how long the values that cross a cut travel."""
+    def _sent_s(self, bound: int, samples: float, ranks: int) -> float:
+        """Returns how long the values that cross a cut travel, in a replica of so many ranks."""
         scale = samples / self.graph.input_shape[0] * self.width
-        link = self.network.near
+        link = self.network.link([0, ranks - 1])
         return link.latency_s + self._crossing[bound] * scale / link.bytes_per_s
 
     @functools.cached_property
@@ -264,7 +272,10 @@ class Estimator:
         for (first, last), ranks in zip(stages, shape.ranks_of_stages, strict=True):
             holders = ranks * shape.replicas * shape.directions
             num_bytes = self._params(first, last) * WEIGHT_BYTES * shape.directions
-            sum_s = self.network.reduce_s([*range(holders)], num_bytes) if holders > 1 else 0.0
+            world = sum(shape.ranks_of_stages) * shape.replicas
+            # Replicas lie apart: their holders of a stage are spread over all of the world.
+            members = [*range(0, world, max(1, world // holders))][:holders]
+            sum_s = self.network.reduce_s(members, num_bytes) if holders > 1 else 0.0
             touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
             share = holders if candidate.shards_optimizer else 1
             slowest_s = max(slowest_s, sum_s + touches * num_bytes / share / self.bytes_per_s)

@@ -80,7 +80,8 @@ class MachineModel:
         if self.calibration is None:
             assert self.device is not None
             return self.device
-        busy = max(1, min(ranks_of_node, self.calibration.machine.cores))
+        cores = self.calibration.machine.cores if self.calibration.is_measured else os.cpu_count()
+        busy = max(1, min(ranks_of_node, cores or 1))
         key = busy, self.factors
         if key not in self._speeds:
             self._speeds[key] = CalibratedDevice(self.calibration, busy, self.factors)

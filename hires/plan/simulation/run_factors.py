@@ -103,6 +103,8 @@ def _runs_like(machine: Machine, config: RunConfig, results: Path) -> list[tuple
             here = Machine(hardware["cpu"], hardware["cores"], made["torch"], made["hires"])
             counts = line["exit"]["state"] == "done" and values["device"] == "cpu"
             counts = counts and values["launcher"]["threads"] == 1
+            # Ranks that take turns on a core measure each other's time.
+            counts = counts and line["record"].get("world", 1) <= machine.cores
             if counts and here == machine and _network_of(values) == wanted:
                 found.append((results / campaign / run, attempt))
     return found

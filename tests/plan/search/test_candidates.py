@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
 from hires.plan import schedule  # noqa: F401, registers
 from hires.plan.checks import check_numbers
-from hires.plan.search.candidates import nearest_counts, orders, shapes, variants
+from hires.plan.search.candidates import candidate_of, nearest_counts, orders, shapes, variants
 from tests.helpers.small_plans import config_of
 
 LAYERS = 6
@@ -59,3 +60,36 @@ def test_ranks_that_no_layout_has_and_those_next_to_them():
     small = config(batch=2, image=(3, 3))
     assert not [*shapes(small, 13, 1)]
     assert nearest_counts(small, 13, 1, 64) == [12, 18]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 9])
+def test_shapes_are_all_there_are(ranks):
+    base, numbers = config(batch=72, image=(16, 20)), range(1, ranks + 1)
+    every = set()
+    for replicas, stages, spatial, shards in itertools.product(
+        numbers, numbers, range(ranks + 1), numbers
+    ):
+        if spatial > stages or stages > LAYERS:
+            continue
+        for rows, cols in itertools.product(numbers, numbers):
+            tiled = rows * cols > 1
+            if tiled != (spatial > 0) or (stages == spatial and shards > 1):
+                continue
+            if replicas * (spatial * rows * cols + (stages - spatial) * shards) != ranks:
+                continue
+            if stages == 1 and not spatial and shards > 1:
+                continue  # shards of one stage are replicas
+            every.add((replicas, stages, spatial, (rows, cols), shards))
+    listed = {
+        (s.replicas, s.stages, s.spatial_stages, s.grid, s.local_dp)
+        for s in shapes(base, ranks, LAYERS)
+    }
+    assert listed == every
+
+
+def test_layout_comes_back_from_its_keys():
+    base = config(batch=24)
+    for shape in shapes(base, 4, LAYERS):
+        for order in orders(base, shape):
+            for one in variants(base, order):
+                assert candidate_of(one.change.keys) == one
