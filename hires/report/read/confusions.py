@@ -38,7 +38,7 @@ def confusion_in(attempt: Path, notes: list[Note] | None = None) -> Confusion | 
     ]
     if {len(names), *map(len, known)} != {len(rows)}:
         notes.append(
-            Note(f"{attempt.parent.name}/{file_names.EVALUATION}", "its confusion is none")
+            Note(f"{attempt.parent.name}/{file_names.EVALUATION}", "the confusion matrix is damaged")
         )
         return None
     return Confusion(names, known)
