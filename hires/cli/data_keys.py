@@ -22,6 +22,8 @@ from hires.plan.validation import evaluation_of
 
 _NAMES_CLASSES = ("folder", "slide", "masks", "cifar10")
 """``data.name`` of images whose classes have names that predictions should have."""
+_OF_PIXELS = ("normalize", "mean", "std", "prefetch")
+"""Keys of the data that change no count."""
 
 
 class DataSize(NamedTuple):
@@ -47,7 +49,7 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     if config.validates:
         learnt = dataclasses.replace(config.data, split="train")
         config = dataclasses.replace(config, data=learnt)
-        _size_of(evaluation_of(config), seen)  # there are images for it
+        size_of(evaluation_of(config), seen)  # there are images for it
     name, labelled = config.data.name, config.data.has_labels
     if not labelled and config.task.name in ("train", "evaluate"):
         remedy = "data.labels" if name == "slide" else "data=folder"
@@ -56,7 +58,7 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             f"{remedy}, or task=predict"
         )
     config = _with_statistics(_as_trained(config))
-    num_classes, length, names = _size_of(config, seen)
+    num_classes, length, names = size_of(config, seen)
     if config.data.name in _NAMES_CLASSES and config.task.name == "train":
         named = dataclasses.replace(config.data, names=[*names])
         config = dataclasses.replace(config, data=named)
@@ -85,18 +87,10 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     return dataclasses.replace(config, steps=steps, epochs=None)
 
 
-def _with_saved_end(config: RunConfig) -> RunConfig:
-    # From made images and a few steps nobody learns: such a run measures a layout.
-    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
-    if not learns:
-        return config
-    saving = dataclasses.replace(config.checkpoint, at_end="always")
-    return dataclasses.replace(config, checkpoint=saving)
-
-
-def _size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
+def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
+    """Returns how much the data of a run holds; it is opened unless it was ``seen``."""
     data = {
-        **vars(config.data),
+        **{key: value for key, value in vars(config.data).items() if key not in _OF_PIXELS},
         "channels": config.model.channels,
         "loss": config.objective.compares,
     }
@@ -107,6 +101,15 @@ def _size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
         source = open_data(config)
         seen[key] = DataSize(source.num_classes, len(source), getattr(source, "class_names", ()))
     return seen[key]
+
+
+def _with_saved_end(config: RunConfig) -> RunConfig:
+    # From made images and a few steps nobody learns: such a run measures a layout.
+    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
+    if not learns:
+        return config
+    saving = dataclasses.replace(config.checkpoint, at_end="always")
+    return dataclasses.replace(config, checkpoint=saving)
 
 
 def _as_trained(config: RunConfig) -> RunConfig:

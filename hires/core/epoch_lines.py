@@ -47,5 +47,5 @@ def evaluation_text(line: Mapping[str, Any]) -> str:
 
 
 def _once(line: Mapping[str, Any]) -> str | None:
-    # Each rank has the line of the end.
+    # Every rank writes this line; it is printed once.
     return ended_text(line) if line.get("rank") == 0 else None

@@ -44,7 +44,8 @@ class DataReport:
 
     path: str
     data: str
-    """``list``, or the value of ``data``."""
+    """``list`` (PATH is a list of files), or the value of ``data.name``: ``folder``, ``images``,
+    ``pairs``, ``masks``, ``slide`` or ``cifar10``."""
     classes: dict[str, int]
     """Images of each class; of ``masks`` those in which it occurs, of ``slide`` patches."""
     images: list[CheckedImage] = field(default_factory=list)
@@ -84,8 +85,9 @@ def check_data(
     Args:
         path: of the folder or list; ConfigError: it is missing, or cannot be listed.
         config: its channels, ``data.fit`` and ``data.max_pixels`` are those of the run.
-        data: ``folder`` or ``pairs``; None: a folder with images in sub-folders has
-            classes, and one with ``train`` and ``val`` these parts.
+        data: ``folder``, ``images`` or ``pairs`` (``label_check.CHECKS`` has a function for each
+            other kind); None: a folder with images in sub-folders has classes, and one with
+            ``train`` and ``val`` these parts.
         sized: whether the run's ``image`` is known, so that sizes are compared with it.
         progress: called with how many files of how many are decoded.
     """

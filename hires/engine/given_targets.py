@@ -27,6 +27,11 @@ def require_target(loss: LossConfig, target: Tensor, output: Sequence[int]) -> N
             )
         _require_floats(name, target)
         return
+    if [*target.shape] == [*output] and target.is_floating_point() and loss.name != "custom":
+        raise ConfigError(
+            f"a target of {[*target.shape]} real numbers: soft labels, shares of each class, are "
+            f"not supported by {name}; give class numbers, as target.argmax(1)"
+        )
     shapes = [[batch], [batch, *size]] if size else [[batch]]
     if [*target.shape] not in shapes:
         raise ConfigError(
@@ -56,10 +61,11 @@ def _require_labels(loss: LossConfig, target: Tensor, num_classes: int) -> None:
         wrong &= target != loss.ignore_index
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
-        label, of = int(target[tuple(place)]), f"sample {place[0]}"
-        of += f", row {place[1]}, column {place[2]}," if len(place) == 3 else ""
+        label, of, remedy = int(target[tuple(place)]), f"sample {place[0]}", "correct it"
+        if len(place) == 3:
+            of += f", row {place[1]}, column {place[2]},"
+            remedy += f", or name pixels without a class, loss.ignore_index={label}"
         raise ConfigError(
             f"label {label} of {of} is out of range: the network has {num_classes} classes, 0 to "
-            f"{num_classes - 1}; correct it, or name pixels without a class, "
-            f"loss.ignore_index={label}"
+            f"{num_classes - 1}; {remedy}"
         )

@@ -146,9 +146,10 @@ def _rename_folder(hidden: Path, path: Path) -> None:
 def safe_names(ids: Iterable[str], suffix: str) -> list[str]:
     """Returns the file name of each sample, all different, without folders.
 
-    What is no letter, digit or one of ``_.+-`` becomes ``_``; of names that are alike then, the
-    later ones end in their number. None begins as hidden files or options of commands do, and the
-    ending of a TIFF, as of slides, gives way to ``suffix``.
+    All characters but letters, digits and ``_.+-`` are replaced by ``_``. Where this makes names
+    equal, the later ones get their number appended. Leading dots and hyphens are removed, so that
+    no file is hidden or read as an option of a command. The ending of a TIFF file, as slides have,
+    is replaced by ``suffix``.
     """
     names, taken = [], set[str]()
     for number, own in enumerate(ids):

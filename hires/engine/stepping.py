@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from hires import comm
 from hires.comm.backends import rendezvous
 from hires.comm.torch_world import world_at
+from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, LossError
 from hires.core.ranks.world import World
+from hires.core.registry import offer
 from hires.engine.build import (
     assemble,
     contexts_of,
@@ -64,8 +66,9 @@ class Engine:
         self.plan = self._planned()
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if size != self.plan.world:
+            ranks = f"{self.plan.world} rank{'' if self.plan.world == 1 else 's'}"
             raise ConfigError(
-                f"this layout has {self.plan.world} ranks, and the world has {size}; start "
+                f"this layout has {ranks}, and the world has {size}; start "
                 f"{self.plan.world}, as `torchrun --nproc-per-node {self.plan.world} SCRIPT`, or "
                 f"change parallel"
             )
@@ -96,9 +99,11 @@ class Engine:
             LossError: the loss is not finite.
         """
         wanted = [self.config.batch, self.config.model.channels, *self.config.image]
-        if [*images.shape] != wanted or len(target) != len(images):
+        _require_tensors(images=images, targets=target)
+        if [*images.shape] != wanted or target.shape[:1] != images.shape[:1]:
+            count = len(target) if target.dim() else "no"
             raise ConfigError(
-                f"a batch of {[*images.shape]} with {len(target)} targets, where the config says "
+                f"a batch of {[*images.shape]} with {count} targets, where the config says "
                 f"{wanted}; give that, or make an Engine for it"
             )
         images, target = plain_tensor("images", images), plain_tensor("targets", target)
@@ -148,6 +153,22 @@ class Engine:
         return plan
 
 
+_USABLE = (
+    "image",
+    "batch",
+    "steps",
+    "seed",
+    "model",
+    "parallel",
+    "precision",
+    "engine",
+    "comm",
+    "optimizer",
+    "lr_schedule",
+    "loss",
+    "memory",
+)
+"""Keys and sections that an engine reads."""
 _IN_THE_LOOP = {
     "data": "give its batches to step",
     "augment": "change the images before step",
@@ -156,18 +177,51 @@ _IN_THE_LOOP = {
     "epochs": "count them in your loop, and give steps, of which a schedule of rates needs to know",
     "checkpoint": "save model.state_dict() in your loop",
     "predict": "call the module",
+    "task": "an engine trains",
+    "device": "an engine computes where the parameters of the module are",
+    "ranks": "start as many as the layout has",
+    "launcher": "start the ranks, as with torchrun",
+    "cluster": "start the ranks, as with torchrun",
+    "results": "an engine writes no run folder",
+    "campaign": "an engine writes no run folder",
+    "measure": "measure the steps in your loop",
+    "quant": "an engine trains, in real numbers",
 }
-"""Keys of `hires run` for what a loop of the user's does by itself."""
+"""Keys of `hires run` for what a loop of the user's, or its caller, does by itself."""
 
 
 def _refuse_keys_of_runs(config: Mapping[str, Any]) -> None:
     for key, remedy in _IN_THE_LOOP.items():
-        if config.get(key):
+        if config.get(key) and (key, config[key]) != ("task", {"name": "train"}):
             value = json.dumps(config[key], default=str)
             raise ConfigError(
                 f"{key}={value} is for `hires run`, and hires.Engine would ignore it; leave it "
                 f"out: {remedy}"
             )
+    parallel = config.get("parallel")
+    name = parallel.get("name") if isinstance(parallel, Mapping) else parallel
+    if name == AUTO:
+        raise ConfigError(
+            "parallel=auto is for `hires run`, which chooses the layout before it starts ranks; "
+            "give the keys of a layout, as `hires plan --choose` lists them"
+        )
+
+
+def _refuse_unknown_keys(config: Mapping[str, Any]) -> None:
+    unknown = sorted(str(key) for key in config if key not in (*_USABLE, *_IN_THE_LOOP))
+    if not unknown:
+        return
+    sections = {name: getattr(RunConfig(), name) for name in _USABLE}
+    inside = [f"{name}.{unknown[0]}" for name, one in sections.items() if hasattr(one, unknown[0])]
+    inside = [name for name in inside if is_dataclass(sections[name.partition(".")[0]])]
+    remedy = f"did you mean {' or '.join(inside)}?" if inside else offer(unknown[0], _USABLE)
+    raise ConfigError(f"unknown key {unknown[0]}; {remedy}")
+
+
+def _require_tensors(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{name} are a {type(value).__name__}; give a tensor")
 
 
 def _scaled(config: RunConfig, output: Sequence[int]) -> RunConfig:
@@ -192,6 +246,7 @@ def _scaled(config: RunConfig, output: Sequence[int]) -> RunConfig:
 
 def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
     _refuse_keys_of_runs(config)
+    _refuse_unknown_keys(config)
     place = next((one.device.type for one in model.parameters()), HOST.type)
     values = {**config, "device": place, "task": {"name": "train"}}
     if "model" in values and {*values["model"]} - {"channels"}:

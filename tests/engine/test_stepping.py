@@ -49,6 +49,24 @@ REFUSED = [
     'validate={"every": 2} is for `hires run`, and hires.Engine would ignore it; leave it out',
     'augment={"flip": "both"} is for `hires run`',
     "the module returns [4, 4, 18, 16] for images of 18x16, and loss=l1 compares images of 3",
+    "targets are a list; give a tensor",
+    "images are a list; give a tensor",
+    "a batch of [4, 3, 18, 16] with no targets",
+    "this layout has 1 rank, and the world has 2; start 1",
+    'task={"name": "evaluate"} is for `hires run`, and hires.Engine would ignore it; leave it out',
+    'device="cuda" is for `hires run`',
+    "ranks=2 is for `hires run`",
+    'launcher={"name": "slurm"} is for `hires run`',
+    'cluster={"partition": "long"} is for `hires run`',
+    'results="elsewhere" is for `hires run`',
+    'campaign="mine" is for `hires run`',
+    'measure={"warmup": 0} is for `hires run`',
+    'quant={"bits": 8} is for `hires run`',
+    "parallel=auto is for `hires run`, which chooses the layout",
+    "unknown key lr; did you mean optimizer.lr?",
+    "unknown key wholly; choose one of image, batch, steps, seed, model, parallel, precision, "
+    "engine, comm, optimizer, lr_schedule, loss, memory",
+    "nothing",
 ]
 
 
@@ -70,10 +88,13 @@ def test_targets_that_a_loss_cannot_compare_are_named(loss):
         f"a target of torch.float64, where loss={loss} compares class numbers; give target.long()",
         "label 7 of sample 0 is out of range",
         "nothing",
+        f"soft labels, shares of each class, are not supported by loss={loss}; give class numbers",
     ]
     for texts in run_ranks(wrong_targets, 2, loss):
         for part, text in zip(wanted, texts, strict=True):
             assert part in text
+        assert "or name pixels without a class, loss.ignore_index=5" in texts[0]
+        assert texts[4].endswith("0 to 3; correct it")  # of a whole image it spoke of pixels
 
 
 @pytest.mark.dist

@@ -116,6 +116,61 @@ def test_killed_training_remembers_its_evaluations(tmp_path):
     assert ours["count"] == 4
 
 
+def tensors_at(path, step):
+    """Returns all that a checkpoint holds: weights, running means, and the optimiser's state."""
+    files = sorted(checkpoints.place(path, step).glob("*.safetensors"))
+    return {(file.name, key): one for file in files for key, one in load_file(file).items()}
+
+
+KEPT = {
+    "steps": 8,
+    "precision": {"name": "fp32"},
+    "parallel": {"tiles": [2, 1]},
+    "optimizer": {"lr": 0.05, "ema": 0.75},
+    "validate": {"every": 2, "weights": "ema"},
+    "checkpoint": {"every": 2, "keep": 1},
+    "measure": {"warmup": 0},
+}
+RESNET = {
+    "model": {"name": "resnet", "depth": 18, "channels": 1, "classes": None},
+    "data": {"name": "digits", "validation": 0.005},
+    "image": [32, 32],
+}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("net", [UNET, pytest.param(RESNET, marks=pytest.mark.slow)])
+def test_killed_training_goes_on_bit_for_bit(tmp_path, net):
+    # One rank is killed in step 5, and the checkpoint after step 4 is the last one. The command is
+    # repeated, or `--continue` makes a longer run of it.
+    whole = folder_of(training(tmp_path / "whole", **net, **KEPT))
+    assert attempt(whole) == [0, 0]
+    repeated = folder_of(training(tmp_path / "repeated", **net, **KEPT))
+    killed_attempt(repeated, 5, rank=1)
+    assert attempt(repeated) == [0, 0]
+    short = folder_of(training(tmp_path / "continued", **net, **{**KEPT, "steps": 7}))
+    killed_attempt(short, 5, rank=1)
+    saving = {**KEPT["checkpoint"], "continues": str(checkpoints.place(short, 4))}
+    keys = {**net, **KEPT, "checkpoint": saving}
+    continued = folder_of(training(tmp_path / "continued", **keys))
+    assert attempt(continued) == [0, 0]
+
+    rest = {key: loss for key, loss in losses(whole, 0).items() if key[0] >= 4}
+    wanted, seen = tensors_at(whole, 8), evaluations(whole, 0)
+    assert len(rest) == 8
+    names = {name for name, _ in wanted}
+    assert {f"{kind}00.safetensors" for kind in ("stage", "ema", "momentum")} <= names
+    for path, number in ((repeated, 1), (continued, 0)):
+        assert losses(path, number) == rest
+        found = tensors_at(path, 8)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], one) for key, one in wanted.items())
+        lines = evaluations(path, number), [line for line in seen if line["step"] >= 4]
+        if path == continued:  # its search for the best evaluation begins anew
+            lines = [[{**line, "better": None} for line in some] for some in lines]
+        assert lines[0] == lines[1]
+
+
 def test_best_checkpoint_is_kept_and_found(tmp_path):
     # The rate is so large that later evaluations are worse.
     path = folder_of(training(tmp_path, steps=12, validate={"every": 1, "metric": "loss"}))

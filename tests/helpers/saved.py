@@ -110,20 +110,20 @@ def crashing(world: World, folder: str, number: int, where: str) -> int:
     return numbered(world, folder, number, None)
 
 
-def killed_attempt(path: Path, step: int) -> None:
-    """Runs the latest attempt of a run folder until all its ranks are killed in a step."""
+def killed_attempt(path: Path, step: int, rank: int | None = None) -> None:
+    """Runs the latest attempt of a run folder until a rank, or each one, is killed in a step."""
     number = rundir.open_run(path).attempt
     size = int(records.read_plan(path)["world"])
     with pytest.raises(AssertionError, match=r"rank \d failed"):
-        run_ranks(killed, size, str(path), number, step)
+        run_ranks(killed, size, str(path), number, step, rank)
 
 
-def killed(world: World, folder: str, number: int, last: int) -> int:
-    """Runs an attempt on one rank, which is killed in a step."""
+def killed(world: World, folder: str, number: int, last: int, rank: int | None) -> int:
+    """Runs an attempt on one rank, which is killed in a step if it is ``rank``, or that is None."""
     step = Executor.step
 
     def deadly(executor: Executor, *args: Any, number: int = 0, **keys: Any) -> StepResult:
-        if number == last:
+        if number == last and rank in (None, world.rank):
             os.kill(os.getpid(), signal.SIGKILL)
         return step(executor, *args, number=number, **keys)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -317,6 +318,23 @@ def plain_steps_of_documented_engine() -> Any:
     return sum(losses), {name: one.detach().numpy() for name, one in model.named_parameters()}
 
 
+KEYS_OF_RUNS: list[dict[str, Any]] = [
+    {"task": {"name": "evaluate"}},
+    {"device": "cuda"},
+    {"ranks": 2},
+    {"launcher": {"name": "slurm"}},
+    {"cluster": {"partition": "long"}},
+    {"results": "elsewhere"},
+    {"campaign": "mine"},
+    {"measure": {"warmup": 0}},
+    {"quant": {"bits": 8}},
+    {"parallel": {"name": "auto"}},
+    {"lr": 0.1},
+    {"wholly": 3},
+]
+"""Keys that an engine does not read."""
+
+
 def wrong_engines(world: World) -> list[str]:
     """Returns what wrong calls of an engine are answered with."""
     good = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}}
@@ -336,6 +354,15 @@ def wrong_engines(world: World) -> list[str]:
             lambda: hires.Engine(network("of samples"), {**good, "validate": {"every": 2}}),
             lambda: hires.Engine(network("of samples"), {**good, "augment": {"flip": "both"}}),
             lambda: hires.Engine(network("of samples"), {**good, "loss": {"name": "l1"}}),
+            lambda: engine.step(images, [0, 1, 2, 3]),
+            lambda: engine.step(images.tolist(), labels),
+            lambda: engine.step(images, labels[0, 0, 0]),
+            lambda: hires.Engine(network("of samples"), {"image": [18, 16], "batch": 4}),
+            *(
+                functools.partial(hires.Engine, network("of samples"), {**good, **more})
+                for more in KEYS_OF_RUNS
+            ),
+            lambda: hires.Engine(network("of samples"), {**good, "task": {"name": "train"}}),
         ]
         return answers(wrong)
 
@@ -357,6 +384,7 @@ def wrong_targets(world: World, loss: str) -> list[str]:
             lambda: engine.step(images, labels.double()),
             lambda: engine.step(images, labels[:, 0, 0] + 7),
             lambda: hires.Engine(network("of samples"), ignoring).step(images, far),
+            lambda: engine.step(images, torch.zeros(4, 4, 18, 16).double()),
         ]
         return answers(wrong)
 

@@ -1,4 +1,4 @@
-"""Shows what a training leaves: its weights, and why it ended early; and what classes became."""
+"""Shows the weights of a training, why it ended early, and the confusion matrix of a network."""
 
 from __future__ import annotations
 

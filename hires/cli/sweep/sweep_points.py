@@ -17,6 +17,7 @@ from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.data_keys import with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
+from hires.cli.learnt_images import learnt_images
 from hires.cli.planning import PackedPlan, Planner
 from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import plural, print_table
@@ -212,10 +213,12 @@ def plan_all(
         if point.config is not None:
             try:
                 point.config = with_classes(point.config, planner.sizes)
+                learnt = learnt_images(point.config, planner.sizes)
+                point.notes = [finding.text for finding in learnt]
                 search = LayoutSearch(planner, tuple(point.words))
                 point.config, choice = search.chosen(point.config)
                 if choice is not None:
-                    point.notes = [choice_note(choice).text]
+                    point.notes.append(choice_note(choice).text)
                 point.config = scaled(point.config, point.words)
                 point.inputs = planner.inputs(point.config)
                 point.path = path = run_path(point.config, point.inputs)

@@ -34,12 +34,14 @@ PARSER = Parser(
     (
         "hires export --to csv --out exported               all campaigns under results/",
         "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
-        "hires export default/RUN --to onnx --out net.onnx    needs pip install 'hires[onnx]'",
+        "hires export default/RUN --to onnx                 RUN.onnx; pip install 'hires[onnx]'",
         "hires export default/RUN/best --to exported --out net.pt2  for torch.export.load",
     ),
     *named_runs(),
     option("--to", "FORM", f"one of {', '.join(KINDS)}", KINDS, required=True),
-    option("--out", "DIR|FILE", "folder to write, or file of the network", required=True),
+    option(
+        "--out", "DIR|FILE", "folder to write, or file of the network (unset: RUN.onnx or .pt2)"
+    ),
     JSON,
     more="onnx and exported write the network of one run with its latest weights (RUN/best: of\n"
     "its best evaluation, RUN/ema: running means), in fp32 or fp64, for any number of images of\n"
@@ -52,6 +54,8 @@ def main(args: Namespace) -> int:
     [kind] = chosen("--to", args.to, KINDS)[:1]
     if kind in NETWORKS:
         return _network(args, kind)
+    if not args.out:
+        raise ConfigError(f"--to {kind} writes a folder; name it, as --out exported")
     selection = select(args.names, args.results)
     if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
@@ -93,14 +97,11 @@ def _network(args: Namespace, form: str) -> int:
             f"--to {form} writes the network of one run, not {len(args.names)}; name one"
         )
     weights = path_of_weights(args.names[0], args.results)
-    path = Path(args.out).expanduser().absolute()
-    if path.is_dir():
-        raise ConfigError(
-            f"--out {args.out} is a folder; name a file, as --out net.{_ENDINGS[form]}"
-        )
+    config, run = _of_inference(weights)
+    path = _file(args.out, form, run)
     make_folder(path.parent, "--out")
     with TorchProcess() as process:
-        facts = process.write_network(_of_inference(weights), form, path)
+        facts = process.write_network(config, form, path)
     if args.json:
         print(json.dumps({"network": str(path), **facts}, indent=2))
         return 0
@@ -108,11 +109,31 @@ def _network(args: Namespace, form: str) -> int:
     return 0
 
 
-_ENDINGS = {"onnx": "onnx", "exported": "pt2"}
+_ENDINGS = {"onnx": ".onnx", "exported": ".pt2"}
 
 
-def _of_inference(weights: str) -> RunConfig:
-    """Returns the config of one process that has the weights of a run; ConfigError: it has none."""
+def _file(out: str | None, form: str, run: Path) -> Path:
+    """Returns the file to write, by default one named by the run in the current folder."""
+    ending = _ENDINGS[form]
+    path = Path(out or f"{run.name}{ending}").expanduser().absolute()
+    if path.is_dir():
+        raise ConfigError(
+            f"--out {out or path.name} is a folder; name a file, as --out net{ending}"
+        )
+    for other, its in _ENDINGS.items():
+        if other != form and path.suffix == its:
+            raise ConfigError(
+                f"--out {out} ends as files of --to {other} do, and this is --to {form}; use --out "
+                f"{Path(str(out)).with_suffix(ending)}, or --to {other}"
+            )
+    return path
+
+
+def _of_inference(weights: str) -> tuple[RunConfig, Path]:
+    """Returns the config of one process that has the weights of a run, and the run.
+
+    ConfigError: it has none.
+    """
     run = run_of_weights(weights)
     if run is None:
         raise ConfigError(
@@ -135,7 +156,7 @@ def _of_inference(weights: str) -> RunConfig:
     find_weights(weights)
     precision = "fp64" if config.precision.name == "fp64" else "fp32"
     # Nothing else of a run decides its network: not its data, layout, loss or evaluations.
-    return RunConfig(
+    inference = RunConfig(
         image=config.image,
         seed=config.seed,
         model=config.model,
@@ -143,6 +164,7 @@ def _of_inference(weights: str) -> RunConfig:
         task=TaskConfig("infer"),
         precision=PrecisionConfig(precision),
     )
+    return inference, run.resolve()
 
 
 def _compared(facts: dict[str, Any]) -> str:

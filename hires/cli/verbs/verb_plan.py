@@ -12,6 +12,7 @@ from hires.cli.choosing import LayoutSearch, choice_note, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
+from hires.cli.learnt_images import learnt_images
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
 from hires.cli.screens.screen import print_activity, print_config
@@ -54,10 +55,11 @@ def main(args: Namespace) -> int:
     if args.choose or args.largest:
         return _choose(args, config)
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder, Planner() as planner:
-        config = with_classes(config)
+        config = with_classes(config, planner.sizes)
         config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
         config, finding = with_assumed_scales(config, planner, args.overrides, folder)
         plan = planner.plan(config)
+        plan.findings += learnt_images(config, planner.sizes)
     plan.findings += [choice_note(choice)] if choice else []
     plan.findings += [*([finding] if finding else []), *idle_keys(config, args.overrides)]
     facts = plan.to_dict()

@@ -12,8 +12,9 @@ from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import DataSize, with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
+from hires.cli.learnt_images import learnt_images
 from hires.cli.main import MULTIRUN
 from hires.cli.options import AFTER, CONTINUE, JSON, Parser, composing, flag
 from hires.cli.planning import Planner, require_feasible
@@ -61,7 +62,9 @@ def main(args: Namespace) -> int:
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)
-    config = with_classes(config)
+    sizes: dict[str, DataSize] = {}
+    config = with_classes(config, sizes)
+    learnt = learnt_images(config, sizes)
     for idle in idle_keys(config, args.overrides):
         print(f"note: {idle.text}", file=sys.stderr)
     launcher = launcher_of(config)
@@ -85,7 +88,7 @@ def main(args: Namespace) -> int:
             seen, go_on = last_number(path), getattr(args, "continue")
             config, notes = begin(config, path, inputs, EarlierRuns(), go_on)
             plan = planner.plan(config)
-            plan.findings += [choice_note(choice)] if choice else []
+            plan.findings += [*learnt, *([choice_note(choice)] if choice else [])]
         require_feasible(plan)
         for note in notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from argparse import Namespace
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from hires.core.store.network_weights import (
     WeightsPlace,
     common_prefix,
     find_weights,
+    misfit,
     require_fit,
 )
 from hires.core.store.weight_names import NameRules, of_first_values
@@ -71,11 +73,11 @@ PARSER = Parser(
     CONFIG_DIR,
     RESULTS,
     JSON,
-    more="show lists the tensors, and compares them with a network if one is named. export writes\n"
-    "the weights of a run, of any layout, as one file. import makes a file of weights for a\n"
-    "network from one with other names: what a wrapper put before all names goes, and each tensor\n"
-    "of the network must be there in its shape, but for those of --fresh. Names begin with whole\n"
-    "parts, as layer1 or layer1.0.",
+    more="show lists the tensors, and names all that do not fit a network if one is named. export\n"
+    "writes the weights of a run, of any layout, as one file. import makes a file of weights for\n"
+    "a network from one with other names: what a wrapper put before all names goes, and each\n"
+    "tensor of the network must be there in its shape, but for those of --fresh. Names begin with\n"
+    "whole parts, as layer1 or layer1.0.",
 )
 
 
@@ -118,23 +120,33 @@ def _held(place: WeightsPlace, process: TorchProcess) -> tuple[Mapping[str, list
 
 def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
     shapes, types = _held(place, process)
+    needed: Mapping[str, list[int]] = {}
+    others: Mapping[str, object] = {}
+    found: dict[str, Any] = {}
     if args.overrides:
         needed, others = _network(with_classes(compose(args.overrides, args.config_dir)), process)
-        require_fit(place.key, shapes, needed, others)
+        wrong = misfit(shapes, needed, others)
+        found = {"fits": not wrong, **dataclasses.asdict(wrong)}
     numbers = sum(map(prod, shapes.values()))
     if args.json:
         tensors = {name: {"shape": shapes[name], "dtype": types[name]} for name in shapes}
-        print(json.dumps({"weights": str(place.path), "tensors": tensors}, indent=2))
-        return 0
+        print(json.dumps({"weights": str(place.path), "tensors": tensors, **found}, indent=2))
+        return 0 if found.get("fits", True) else ConfigError.exit_code
+    _print_tensors(place, shapes, types)
+    fits = "; they fit the network" if found.get("fits") else ""
+    print(f"{plural(len(shapes), 'tensor')} of {numbers} numbers{fits}")
+    if found:
+        require_fit(place.key, shapes, needed, others, whole=True)
+    return 0
+
+
+def _print_tensors(place: WeightsPlace, shapes: Mapping[str, list[int]], types: Any) -> None:
     heads: list[Column | str] = ["tensor", "shape", "type", Column("numbers", "numbers", digits=0)]
     rows = [
         [name, " x ".join(map(str, shape)) or "one", types[name], str(prod(shape))]
         for name, shape in shapes.items()
     ]
     print_table(str(place.path), heads, rows)
-    fits = "; they fit the network" if args.overrides else ""
-    print(f"{plural(len(shapes), 'tensor')} of {numbers} numbers{fits}")
-    return 0
 
 
 def _export(
@@ -160,7 +172,14 @@ def _import(
     prefix = common_prefix(names.values(), rest)
     names = {old: new.removeprefix(prefix) for old, new in names.items()}
     names = {old: new for old, new in names.items() if new not in first}
-    require_fit(f"{place.path}", {new: held[old] for old, new in names.items()}, rest, others, _HOW)
+    require_fit(
+        f"{place.path}",
+        {new: held[old] for old, new in names.items()},
+        rest,
+        others,
+        _HOW,
+        whole=True,
+    )
     return {**process.write_weights(config, place.path, path, names, first), "fresh": first}
 
 

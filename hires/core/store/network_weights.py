@@ -14,7 +14,8 @@ shows whether they see the same numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,43 +210,94 @@ def _best_of(run: Path, key: str) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Misfit:
+    """The names of tensors that are not those of a network."""
+
+    missing: tuple[str, ...]
+    of_no_layer: tuple[str, ...]
+    of_another_shape: dict[str, tuple[Shape, Shape]]
+    """By its name the shape of a tensor there, and that which the network needs."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.of_no_layer or self.of_another_shape)
+
+    def counts(self) -> str:
+        """Returns how many there are, as ``3 missing, 1 of another shape``."""
+        kinds = {
+            "missing": self.missing,
+            "of no layer": self.of_no_layer,
+            "of another shape": self.of_another_shape,
+        }
+        return ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items() if names)
+
+    def names(self, most: int | None = None) -> str:
+        """Returns the names, or only so many of each kind."""
+        shapes = [
+            f"{name} is {there} there and {here} here"
+            for name, (there, here) in self.of_another_shape.items()
+        ]
+        wrong = [f"it has no {_first_of(self.missing, most)}"] if self.missing else []
+        wrong += [f"of no layer: {_first_of(self.of_no_layer, most)}"] if self.of_no_layer else []
+        wrong += [_first_of(shapes, most, "; ")] if shapes else []
+        return "; ".join(wrong)
+
+    def has_more(self, most: int) -> bool:
+        """Whether some kind has more names than that."""
+        return most < max(map(len, (self.missing, self.of_no_layer, self.of_another_shape)))
+
+
+def misfit(
+    held: Mapping[str, Shape], needed: Mapping[str, Shape], others: Collection[str] = ()
+) -> Misfit:
+    """Returns what differs between tensors and those of a network; it is false if they fit.
+
+    ``needed`` are the shapes of what its layers read, ``others`` the names of what none reads.
+    """
+    extra = [name for name in held if name not in needed and name not in others]
+    return Misfit(
+        tuple(name for name in needed if name not in held),
+        tuple(name for name in extra if name.rpartition(".")[2] != COUNTER),
+        {
+            name: (list(held[name]), list(shape))
+            for name, shape in needed.items()
+            if name in held and list(held[name]) != list(shape)
+        },
+    )
+
+
 def require_fit(
     key: str,
     held: Mapping[str, Shape],
     needed: Mapping[str, Shape],
     others: Collection[str] = (),
     how: str = "",
+    whole: bool = False,
 ) -> None:
-    """Refuses tensors that are not those of a network: one ConfigError counts them all.
+    """Refuses tensors that are not those of a network (:func:`misfit`) with one ConfigError.
 
-    It names the first of those that are missing, of no layer, and of another shape. ``needed`` are
-    the shapes of what its layers read, ``others`` the names of what none reads, ``how`` a remedy
-    that fits better than the common one.
+    It counts them all, and names all or, unless ``whole``, the first of each kind and the command
+    that lists them. ``how`` is a remedy that fits better than the common one.
     """
-    missing = [name for name in needed if name not in held]
-    extra = [name for name in held if name not in needed and name not in others]
-    extra = [name for name in extra if name.rpartition(".")[2] != COUNTER]
-    shapes = [name for name in needed if name in held and list(held[name]) != list(needed[name])]
-    if missing or extra or shapes:
+    wrong = misfit(held, needed, others)
+    if wrong:
         prefix = common_prefix(held, needed)
         how = how or "use the model and model.classes that the weights were trained with"
         if prefix:
             how = f"all names begin with {prefix!r}: `hires weights import` takes that away"
-        kinds = {"missing": missing, "of no layer": extra, "of another shape": shapes}
-        counts = [f"{len(names)} {kind}" for kind, names in kinds.items() if names]
-        others_of = [f"{name} is {held[name]} there and {needed[name]} here" for name in shapes]
-        wrong = [f"it has no {_first_of(missing)}"] if missing else []
-        wrong += [f"of no layer: {_first_of(extra)}"] if extra else []
-        wrong += [_first_of(others_of, "; ")] if shapes else []
+        if not whole and wrong.has_more(_NAMED):
+            source = shlex.quote(key.removeprefix("weights="))
+            how += f"; `hires weights show {source} model=...` lists all names"
         raise ConfigError(
-            f"{key} is of another network: of {len(needed)} tensors {', '.join(counts)}; {how} "
-            f"({'; '.join(wrong)})"
+            f"{key} is of another network: of {len(needed)} tensors {wrong.counts()}; {how} "
+            f"({wrong.names(None if whole else _NAMED)})"
         )
 
 
-def _first_of(names: list[str], between: str = ", ") -> str:
-    more = f"{between}and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return between.join(names[:_NAMED]) + more
+def _first_of(names: Sequence[str], most: int | None, between: str = ", ") -> str:
+    shown = names[:most]
+    more = f"{between}and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return between.join(shown) + more
 
 
 def common_prefix(held: Collection[str], needed: Collection[str]) -> str:

@@ -37,8 +37,7 @@ def confusion_in(attempt: Path, notes: list[Note] | None = None) -> Confusion | 
         text(one.get("name"), _MOST) or str(n) for n, one in enumerate(dicts(held.get("classes")))
     ]
     if {len(names), *map(len, known)} != {len(rows)}:
-        notes.append(
-            Note(f"{attempt.parent.name}/{file_names.EVALUATION}", "its confusion is none")
-        )
+        place = f"{attempt.parent.name}/{file_names.EVALUATION}"
+        notes.append(Note(place, "the confusion matrix is damaged"))
         return None
     return Confusion(names, known)

@@ -100,6 +100,7 @@ def test_mlflow_that_is_not_installed_is_named(hires, monkeypatch):
 def test_mistakes(hires):
     assert hires("export", "--to", "csv", "--out", "out").code == 2
     assert hires("export", "--out", "out").code == 2
+    assert "--to csv writes a folder; name it, as --out" in hires("export", "--to", "csv").err
     answer = hires("export", "--to", "csb", "--out", "out")
     assert (answer.code, "did you mean csv" in answer.err) == (2, True)
 
@@ -138,6 +139,17 @@ def test_network_of_a_run_is_written_with_its_weights(hires):
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["largest_error"] == 0.0
     assert Path("net.pt2").stat().st_size > 40e6  # 11.2 million parameters in fp32
+    # Without --out the file is named by the run; it was an option that one had to give.
+    answer = hires("export", f"{run}/", "--to", "exported")
+    assert answer.code == 0, answer.err
+    assert Path(f"{run.name}.pt2").stat().st_size > 40e6
+    answer = hires("export", run.name, "--to", "onnx", "--out", ".")
+    assert "--out . is a folder; name a file, as --out net.onnx" in answer.err
+    for form, out, better in (("onnx", "nb.pt2", "nb.onnx"), ("exported", "nb.onnx", "nb.pt2")):
+        answer = hires("export", run.name, "--to", form, "--out", out)
+        assert answer.code == 2
+        assert f"and this is --to {form}; use --out {better}, or --to " in answer.err
+        assert not Path(out).exists()
 
 
 @pytest.mark.dist
@@ -173,7 +185,6 @@ def test_network_of_a_training_with_evaluations_is_written_at_its_best(hires):
     [
         ([], "net.onnx", "writes the network of one run, not 0; name one"),
         (["a", "b"], "net.onnx", "writes the network of one run, not 2"),
-        (["a/*"], ".", "--out . is a folder; name a file, as --out net.onnx"),
         (["a/*"], "net.onnx", "kept no weights; run it with checkpoint.at_end=always"),
     ],
 )

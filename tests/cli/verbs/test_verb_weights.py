@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,32 @@ def test_other_names_and_another_head(hires, graph):
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["fresh"] == ["fc.weight", "fc.bias"]
     assert list(load_file("net.safetensors")["fc.weight"].shape) == [10, 512]
+
+
+def test_show_names_every_tensor_that_does_not_fit(hires, graph):
+    # A run names six of each kind, and no command named the others.
+    held = {n.replace("layer", "stem"): one for n, one in of_small(graph).items()}
+    held["fc.bias"] = torch.zeros(77)
+    save_file(held, "w.safetensors")
+    names = [name for name in of_small(graph) if name.startswith("layer")]
+    assert len(names) > 12
+    ran = hires("run", *SMALL, "weights=w.safetensors")
+    assert ran.code == 2
+    assert f"and {len(names) - 6} more" in ran.err
+    path = Path("w.safetensors").absolute()
+    assert f"`hires weights show {path} model=...` lists all names" in ran.err
+    shown = hires("weights", "show", "w.safetensors", *SMALL[:2])
+    assert shown.code == 2
+    for name in names:
+        assert {name, name.replace("layer", "stem")} <= {*re.findall(r"[\w.]+", shown.err)}
+    assert "more" not in shown.err
+    assert "lists all" not in shown.err
+    answer = hires("weights", "show", "w.safetensors", *SMALL[:2], "--json")
+    assert answer.code == 2
+    facts = json.loads(answer.out)
+    assert (facts["fits"], sorted(facts["missing"])) == (False, sorted(names))
+    assert len(facts["of_no_layer"]) == len(names)
+    assert facts["of_another_shape"] == {"fc.bias": [[77], [10]]}
 
 
 @pytest.mark.parametrize(
