@@ -16,7 +16,7 @@ import numpy as np
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.data.checked_image import ERROR, NOTE, CheckedImage, DataFinding
+from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFinding
 from hires.data.data_check import DataReport, checked_images, inside, sorted_findings
 from hires.data.folder import reason_of
 from hires.data.image_findings import colour_findings, size_findings, unreadable
@@ -92,9 +92,13 @@ def check_slides(path: str, config: RunConfig, sized: bool, progress: Progress) 
         text = "slides that would end a run; replace them, take them out, or change the keys"
         report.findings.append(DataFinding(ERROR, text, faults))
     if empty:
-        text = "without a patch to learn from (data.tissue, data.outside)"
-        whole = len(empty) == source.num_slides
-        report.findings.append(DataFinding(ERROR if whole else NOTE, text, empty))
+        text, severity = "without a patch to learn from (data.tissue, data.outside)", NOTE
+        if len(empty) == source.num_slides:
+            severity = ERROR
+        elif 2 * len(empty) > source.num_slides:
+            text = f"{text}: most of the slides; a smaller image= than {size[0]} cuts more"
+            severity = WARNING
+        report.findings.append(DataFinding(severity, text, empty))
     return report
 
 
