@@ -8,11 +8,13 @@ import tifffile
 import torch
 from PIL import Image
 
+from hires.cli.main import main
 from hires.comm.rehearsal import rehearsal
-from hires.core.errors import ConfigError
+from hires.core.errors import RunError
 from hires.data import image_fit
 from hires.data.masks import AugmentedMasks
 from hires.data.source import PairSource, open_data
+from hires.data.start_check import require_readable
 from hires.engine.build import contexts_of
 from hires.engine.loader import needs_of, slot_loader
 from hires.plan.message_routes import has_memory, joined_backends
@@ -109,12 +111,34 @@ def test_smaller_images_are_set_in_grey_as_by_crop(folder):
     assert np.abs(made[:, :4]).max() < 1e-6
     assert np.array_equal(made[:, :4], whole(middle, 0, size)[:, :4])
     assert (source.labels(0, (0, 4), (0, 20)) == 255).all()
-    with pytest.raises(ConfigError, match=r"data\.fit=random_crop brings in"):
-        config_of(
-            image=[*size],
-            data={"name": "masks", "path": str(folder), "fit": "random_crop"},
-            model={"name": "unet"},
-        )
+
+
+@pytest.mark.parametrize("fit", ["crop", "random_crop"])
+def test_label_maps_need_a_value_beside_them_only_of_smaller_images(fit, folder, capsys):
+    data = {"name": "masks", "path": str(folder), "classes": 3, "fit": fit}
+    for size in ((16, 20), LARGE):
+        config = config_of(image=[*size], data=data, model={"name": "unet"})
+        source = open_data(config)
+        require_readable(config, source, range(3), 0, 1)
+        assert {*source.labels(0, (0, size[0]), (0, size[1])).flatten()} == {0, 1, 2}
+        words = [f"data.{key}={value}" for key, value in data.items() if key != "name"]
+        words += ["data=masks", f"image=[{size[0]},{size[1]}]"]
+        assert main(["data", "check", *words]) == 0
+    for size in ((48, 20), (16, 51)):
+        config = config_of(image=[*size], data=data, model={"name": "unet"})
+        source = open_data(config)
+        told = rf"data\.fit={fit} brings in .* {size[0]} x {size[1]}, and this one has 40 x 50"
+        with pytest.raises(RunError, match=told):
+            require_readable(config, source, range(3), 0, 1)
+        with pytest.raises(RunError, match=told):
+            source.labels(0, (0, 16), (0, 20))
+        words[-1] = f"image=[{size[0]},{size[1]}]"
+        capsys.readouterr()
+        assert main(["data", "check", *words]) == 1
+        assert f"data.fit={fit} brings in" in " ".join(capsys.readouterr().out.split())
+    kept = {**data, "ignore": 255}
+    source = open_data(config_of(image=[48, 20], data=kept, model={"name": "unet"}))
+    assert (source.labels(0, (0, 4), (0, 20)) == 255).all()
 
 
 def test_only_the_window_is_read():
