@@ -66,6 +66,7 @@ def test_pins_are_allowed_by_the_project():
     wanted = project()["project"]["dependencies"]
     extras = project()["project"]["optional-dependencies"]
     wanted += extras["dev"] + extras["networks"] + extras["peers"] + extras["adapters"]
+    wanted += extras["metrics"]
     for requirement in map(Requirement, wanted):
         if requirement.name.lower() in pins():
             [pin] = pins()[requirement.name.lower()].specifier

@@ -13,6 +13,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
+from hires.core.errors import ConfigError
 from hires.engine.sharding import shard
 
 
@@ -39,4 +40,14 @@ def shard_decoder(
 
 
 def _whole(decoder: nn.Module, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    return args[:1], {"size": args[0].shape[2:]}
+    names = ("sample", "latent_embeds")  # as diffusers' decoders have them
+    given = {**dict(zip(names, args, strict=False)), **more}
+    latents = given.pop("sample", None)
+    others = [name for name, value in given.items() if value is not None]
+    if latents is None or others or len(args) > len(names):
+        extra = f", not {', '.join(others)}" if others else ""
+        raise ConfigError(
+            f"a decoder on tiles takes latents alone{extra}; leave the rest out, or use the "
+            f"decoder of the plain VAE"
+        )
+    return (latents,), {"size": latents.shape[2:]}

@@ -31,7 +31,7 @@ from hires.core.store.network_weights import find_weights, require_fit
 from hires.core.store.own_module import module_digest
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
-from hires.plan.checks import has_weights
+from hires.plan.checks import check_colours, has_weights
 from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory, Room, rooms_of
@@ -126,7 +126,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         plan = self._planned(config)
         if memory:
             self.add_memory(config, plan, budget)
-            plan.findings += _data_findings(config)
+            plan.findings += [*check_colours(config), *_data_findings(config)]
         print_activity("")
         return plan
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.data.checked_image import ERROR, NOTE, CheckedImage, DataFinding
+from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFinding
 from hires.data.data_check import DataReport, checked_images, inside, sorted_findings
 from hires.data.folder import reason_of
 from hires.data.image_findings import colour_findings, size_findings, unreadable
-from hires.data.masks import mask_pairs, mask_size, require_labels, stored_labels
+from hires.data.masks import mask_pairs, mask_size, require_cover, require_labels, stored_labels
 from hires.data.slides import SlideSource
 from hires.data.small_images import CIFAR10_CLASSES, records_in
 from hires.data.splits import cifar10_files
@@ -46,6 +46,8 @@ def check_masks(path: str, config: RunConfig, sized: bool, progress: Progress) -
                     f"it has {size[0]} x {size[1]} pixels, its image {Path(image.path).name} "
                     f"{image.size[0]} x {image.size[1]}"
                 )
+            if sized:
+                require_cover(size, (config.height, config.width), data)
             labels = stored_labels(mask, size, data.max_pixels)
             require_labels(labels, data)
             occurs.update(int(label) for label in np.unique(labels))
@@ -92,9 +94,13 @@ def check_slides(path: str, config: RunConfig, sized: bool, progress: Progress) 
         text = "slides that would end a run; replace them, take them out, or change the keys"
         report.findings.append(DataFinding(ERROR, text, faults))
     if empty:
-        text = "without a patch to learn from (data.tissue, data.outside)"
-        whole = len(empty) == source.num_slides
-        report.findings.append(DataFinding(ERROR if whole else NOTE, text, empty))
+        text, severity = "without a patch to learn from (data.tissue, data.outside)", NOTE
+        if len(empty) == source.num_slides:
+            severity = ERROR
+        elif 2 * len(empty) > source.num_slides:
+            text = f"{text}: most of the slides; a smaller image= than {size[0]} cuts more"
+            severity = WARNING
+        report.findings.append(DataFinding(severity, text, empty))
     return report
 
 

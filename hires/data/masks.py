@@ -117,6 +117,7 @@ class MaskSource(FolderSource):
         with naming(Path(mask), self._index.root, self._checked_as):
             size = mask_size(mask, self._max_pixels)
             self._require_size(i, size)
+            require_cover(size, self._size, self._data)
             if num_bytes:
                 require_labels(stored_labels(mask, size, self._max_pixels), self._data)
         return num_bytes
@@ -128,6 +129,7 @@ class MaskSource(FolderSource):
         with naming(Path(mask), self._index.root, self._checked_as):
             size = mask_size(mask, self._max_pixels)
             self._require_size(i, size)
+            require_cover(size, self._size, self._data)
 
             def read(rows: Span, cols: Span) -> NDArray[Any]:
                 return stored_labels(mask, size, self._max_pixels, rows, cols)
@@ -181,6 +183,17 @@ class AugmentedMasks(AugmentedSource):
         made = seen_through(change, self._size, read, rows, cols, float(fill), nearest=True)
         made = made.reshape(rows[1] - rows[0], cols[1] - cols[0])
         return np.ascontiguousarray(made, np.int64)
+
+
+def require_cover(size: Size, wanted: Size, data: DataConfig) -> None:
+    """Refuses an image that a crop sets in grey, if pixels without a label have no value."""
+    smaller = size[0] < wanted[0] or size[1] < wanted[1]
+    if smaller and data.crops and data.ignore is None:
+        raise ImageError(
+            f"data.fit={data.fit} brings in pixels without a label where an image is smaller than "
+            f"{wanted[0]} x {wanted[1]}, and this one has {size[0]} x {size[1]}; name their value, "
+            f"data.ignore=255, use a smaller image=, or data.fit=resize"
+        )
 
 
 def require_labels(labels: NDArray[Any], data: DataConfig) -> None:

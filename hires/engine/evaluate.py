@@ -106,9 +106,8 @@ class Evaluator:
         similarity = similarity_sum(output, wanted)
         output, wanted = (part(one[None], window, own) for one in (output, wanted))
         loss = plain_loss(self._config.objective, output, wanted)
-        error = output.clamp(-2, 2).sub_(wanted).double().square_()
-        error.masked_fill_(~output.isfinite(), math.nan)  # infinity is no white
-        return [float(error.sum()), float(loss) * wanted.numel(), similarity]
+        errors = map(_error_sum, output[0], wanted[0])  # of one channel at a time
+        return [math.fsum(errors), float(loss) * wanted.numel(), similarity]
 
     def _map_row(self, sample: int, output: Tensor, target: Any) -> Numbers:
         if self.kind == IMAGES:
@@ -188,6 +187,12 @@ def write_evaluation(
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
     facts["samples"] = {"id": [*map(source.name, range(len(source)))], **columns}
     write_atomically(own.folder / file_names.EVALUATION, json.dumps(facts))
+
+
+def _error_sum(made: Tensor, wanted: Tensor) -> float:
+    error = made.clamp(-2, 2).sub_(wanted).double().square_()
+    error.masked_fill_(~made.isfinite(), math.nan)  # infinity is no white
+    return float(error.sum())
 
 
 def _class_rows(loss: LossConfig, output: Tensor, labels: Tensor) -> Iterator[Numbers]:

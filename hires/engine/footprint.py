@@ -40,6 +40,7 @@ from hires.comm.rehearsal import SilentStaging
 from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
 from hires.core.config.task_config import INFERENCE
 from hires.core.errors import ConfigError, HiresError, PlanError
+from hires.core.evaluation_summary import IMAGES
 from hires.engine.backend_memory import backend_bytes
 from hires.engine.build import (
     RankEngine,
@@ -80,6 +81,8 @@ from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
+from hires.plan.rules import TILED
+from hires.plan.validation import kind_of
 
 PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 3 * 2**20)}
 PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]
@@ -182,7 +185,7 @@ def rehearse(
         observed = observe_blank(config, engine)
         if not on_gpu:
             live.now["buffers"] += observed
-        engine.executor.step(feed)
+        engine.executor.step(feed, see=_keep_outputs(config, plan))
         rehearse_choice(config, engine, lambda: engine.executor.step(feed))
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
@@ -250,6 +253,19 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
     every = config.steps * len(context.plan.microbatches_of(context.direction))
     ahead = deque(read() for _ in range(min(config.data.prefetch, every)))
     return take(every - len(ahead))
+
+
+def _keep_outputs(config: RunConfig, plan: Plan) -> Callable[[Context, Tensor], None] | None:
+    # What an evaluation keeps of a step: images in tiles, whose borders come when it is done.
+    tiled = plan.stages[-1].layout[plan.graph.output] == TILED
+    if config.task.name != "evaluate" or not tiled or kind_of(config, plan.graph) != IMAGES:
+        return None
+    kept: list[Tensor] = []
+
+    def see(context: Context, output: Tensor) -> None:
+        kept.append(output if output.dtype == torch.float64 else output.float())
+
+    return see
 
 
 def _read_bytes(config: RunConfig, context: Context) -> int:

@@ -33,6 +33,8 @@ REACH = SIMILARITY_WINDOW // 2
 _SIGMA = 1.5
 _SMALL = (0.01**2, 0.03**2)
 """Keep quotients finite; of values from 0 to 1."""
+_SIDE = 256
+"""Windows of a block, down and across: an image of any size takes a few MiB beside its own."""
 
 
 def similarity_sum(made: Tensor, wanted: Tensor) -> float:
@@ -40,18 +42,14 @@ def similarity_sum(made: Tensor, wanted: Tensor) -> float:
 
     Both are (C, h, w), from -2 (black) to 2 (white). Where ``made`` is not finite the sum is NaN.
     """
-    if min(made.shape[1:]) < SIMILARITY_WINDOW:
-        return 0.0
-    x, y = (one.double().clamp(-2, 2).add(2).div(4) for one in (made, wanted))
-    x.masked_fill_(~made.isfinite(), math.nan)
-    mean_x, mean_y = _weighted(x), _weighted(y)
-    spread_x = _weighted(x * x) - mean_x * mean_x
-    spread_y = _weighted(y * y) - mean_y * mean_y
-    common = _weighted(x * y) - mean_x * mean_y
-    first, second = _SMALL
-    above = (2 * mean_x * mean_y + first) * (2 * common + second)
-    below = (mean_x * mean_x + mean_y * mean_y + first) * (spread_x + spread_y + second)
-    return float((above / below).sum())
+    rows, cols = (length - 2 * REACH for length in made.shape[1:])
+    sums = []
+    for x, y in zip(made, wanted, strict=True):
+        for row in range(0, rows, _SIDE):
+            for col in range(0, cols, _SIDE):
+                at = slice(row, row + _SIDE + 2 * REACH), slice(col, col + _SIDE + 2 * REACH)
+                sums.append(_block_sum(x[at], y[at]))
+    return math.fsum(sums)
 
 
 def grown(rect: Rect, size: Sequence[int]) -> Rect:
@@ -90,13 +88,28 @@ def with_border(context: Context, values: Tensor, size: Sequence[int]) -> Tensor
     return made
 
 
+def _block_sum(made: Tensor, wanted: Tensor) -> float:
+    # The sum over the windows inside of a block, (h, w), whose copies are all the memory it takes.
+    x, y = (one.clamp(-2, 2).double().add_(2).div_(4) for one in (made, wanted))
+    x.masked_fill_(~made.isfinite(), math.nan)
+    mean_x, mean_y = _weighted(x), _weighted(y)
+    common = _weighted(x * y).sub_(mean_x * mean_y)
+    squares = mean_x.square().add_(mean_y.square())
+    spread = _weighted(x.square_().add_(y.square_())).sub_(squares)
+    first, second = _SMALL
+    above = mean_x.mul_(mean_y).mul_(2).add_(first).mul_(common.mul_(2).add_(second))
+    return float(above.div_(squares.add_(first).mul_(spread.add_(second))).sum())
+
+
 def _weighted(values: Tensor) -> Tensor:
-    # (C, h, w) -> the Gaussian mean of each window, (C, h - 10, w - 10), tap by tap.
+    # (h, w) -> the Gaussian mean of each window, (h - 10, w - 10), tap by tap.
     places = range(-REACH, REACH + 1)
     weights = [math.exp(-(at**2) / (2 * _SIGMA**2)) for at in places]
     total = math.fsum(weights)
-    for dim in (1, 2):
+    for dim in (0, 1):
         length = values.shape[dim] - 2 * REACH
-        taps = [values.narrow(dim, k, length) * (w / total) for k, w in enumerate(weights)]
-        values = sum(taps[1:], taps[0])
+        made = values.narrow(dim, 0, length) * (weights[0] / total)
+        for k in range(1, SIMILARITY_WINDOW):
+            made.add_(values.narrow(dim, k, length), alpha=weights[k] / total)
+        values = made
     return values

@@ -225,6 +225,20 @@ def check_weights(config: RunConfig) -> list[Finding]:
     return [Finding("warning", WEIGHTS, text)]
 
 
+def check_colours(config: RunConfig) -> list[Finding]:
+    """Returns a note if a training changes colours, and its images have none."""
+    channels, keys = config.model.channels, ("hue", "saturation")
+    changed = {key: getattr(config.augment, key) for key in keys if getattr(config.augment, key)}
+    if channels == 3 or not changed or not config.augments:
+        return []
+    words = " and ".join(f"augment.{key}={value:g}" for key, value in changed.items())
+    text = (
+        f"no effect of {words} with model.channels={channels}: only images of three channels have "
+        f"colours; augment.brightness and augment.contrast change any"
+    )
+    return [Finding("note", f"augment.{next(iter(changed))}", text)]
+
+
 def check_prediction(config: RunConfig, graph: Graph) -> list[Finding]:
     """Returns an error if a prediction names a form of maps, and its network makes none."""
     form = config.predict.format

@@ -83,6 +83,20 @@ def test_slides_are_decoded_patch_by_patch(tmp_path, capsys):
     assert "error 1 slides that would end a run" in out
 
 
+@pytest.mark.parametrize(
+    ("tiny", "severity"), [(1, "note"), (2, "note"), (3, "warning"), (4, "error")]
+)
+def test_slides_without_a_patch_are_found(tiny, severity, tmp_path, capsys):
+    for count, size in ((4 - tiny, (384, 512)), (tiny, (32, 32))):
+        if count:
+            make_slides(tmp_path / "all" / str(size[0]), 1, count, size, 0)
+    # No slide is tissue as a whole, and the tiny ones are one patch.
+    code, out = check(capsys, tmp_path / "all", "data=slide", "image=32", "data.tissue=0.95")
+    assert f"{severity} {tiny} without a patch to learn from" in out
+    assert ("most of the slides" in out) == (severity == "warning")
+    assert code == (severity == "error")
+
+
 def test_records_of_cifar10_are_counted(tmp_path, capsys):
     folder = cifar10_folder(tmp_path / "cifar")
     code, out = check(capsys, folder, "data=cifar10")

@@ -159,7 +159,7 @@ def test_wrong_patterns_are_answered(folder):
         with pytest.raises(ConfigError, match=words):
             source_of(folder, **keys)
     with pytest.raises(ConfigError, match="name their value, data\\.ignore=255"):
-        config_of(data={"name": "masks", "path": str(folder), "fit": "crop"})
+        config_of(data={"name": "masks", "path": str(folder)}, augment={"shift": 1})
     with pytest.raises(ConfigError, match="use loss=auto"):
         config_of(data={"name": "masks", "path": str(folder)}, loss={"name": "l1"})
 

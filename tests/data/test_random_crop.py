@@ -5,14 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
 
-from hires.core.errors import ConfigError
+from hires.cli.main import main
+from hires.comm.rehearsal import rehearsal
+from hires.core.errors import RunError
 from hires.data import image_fit
 from hires.data.masks import AugmentedMasks
 from hires.data.source import PairSource, open_data
+from hires.data.start_check import require_readable
+from hires.engine.build import contexts_of
+from hires.engine.loader import needs_of, slot_loader
+from hires.plan.message_routes import has_memory, joined_backends
 from tests.helpers.layouts import config_of
-from tests.helpers.saved import attempt, losses, make
+from tests.helpers.saved import attempt, make, mean_losses
+from tests.helpers.traces import plan_of
 
 LARGE, SIZE = (40, 50), (16, 20)
 
@@ -103,12 +111,34 @@ def test_smaller_images_are_set_in_grey_as_by_crop(folder):
     assert np.abs(made[:, :4]).max() < 1e-6
     assert np.array_equal(made[:, :4], whole(middle, 0, size)[:, :4])
     assert (source.labels(0, (0, 4), (0, 20)) == 255).all()
-    with pytest.raises(ConfigError, match=r"data\.fit=random_crop brings in"):
-        config_of(
-            image=[*size],
-            data={"name": "masks", "path": str(folder), "fit": "random_crop"},
-            model={"name": "unet"},
-        )
+
+
+@pytest.mark.parametrize("fit", ["crop", "random_crop"])
+def test_label_maps_need_a_value_beside_them_only_of_smaller_images(fit, folder, capsys):
+    data = {"name": "masks", "path": str(folder), "classes": 3, "fit": fit}
+    for size in ((16, 20), LARGE):
+        config = config_of(image=[*size], data=data, model={"name": "unet"})
+        source = open_data(config)
+        require_readable(config, source, range(3), 0, 1)
+        assert {*source.labels(0, (0, size[0]), (0, size[1])).flatten()} == {0, 1, 2}
+        words = [f"data.{key}={value}" for key, value in data.items() if key != "name"]
+        words += ["data=masks", f"image=[{size[0]},{size[1]}]"]
+        assert main(["data", "check", *words]) == 0
+    for size in ((48, 20), (16, 51)):
+        config = config_of(image=[*size], data=data, model={"name": "unet"})
+        source = open_data(config)
+        told = rf"data\.fit={fit} brings in .* {size[0]} x {size[1]}, and this one has 40 x 50"
+        with pytest.raises(RunError, match=told):
+            require_readable(config, source, range(3), 0, 1)
+        with pytest.raises(RunError, match=told):
+            source.labels(0, (0, 16), (0, 20))
+        words[-1] = f"image=[{size[0]},{size[1]}]"
+        capsys.readouterr()
+        assert main(["data", "check", *words]) == 1
+        assert f"data.fit={fit} brings in" in " ".join(capsys.readouterr().out.split())
+    kept = {**data, "ignore": 255}
+    source = open_data(config_of(image=[48, 20], data=kept, model={"name": "unet"}))
+    assert (source.labels(0, (0, 4), (0, 20)) == 255).all()
 
 
 def test_only_the_window_is_read():
@@ -125,23 +155,63 @@ def test_only_the_window_is_read():
     assert read == [((35, 45), (65, 69))]
 
 
-@pytest.mark.dist
-def test_every_layout_sees_the_same_pixels(folder):
+def network(folder, **parallel):
     data = {"name": "masks", "path": str(folder), "classes": 3, "ignore": 255}
-    model = {"name": "unet", "levels": 2, "width": 4, "classes": 3}
-    keys = {
-        "image": [16, 16], "batch": 2, "model": model,
-        "data": {**data, "fit": "random_crop"}, "steps": 4, "measure": {"warmup": 0},
+    return {
+        "image": [16, 24], "batch": 4, "data": {**data, "fit": "random_crop"}, "steps": 4,
+        "model": {"name": "unet", "levels": 2, "width": 4, "classes": 3}, "parallel": parallel,
     }  # fmt: skip
+
+
+def read_by_ranks(config):
+    """Yields where each slot of a plan reads what: step, first sample, rectangle and values."""
+    plan, steps = plan_of(config), range(config.steps)
+    assert plan.ok, plan.findings
+    for rank in range(plan.world):
+        with rehearsal(rank, has_memory(plan), None, joined_backends(plan), True):
+            contexts = contexts_of(plan, rank)
+        for context in contexts:
+            needs, own = needs_of(config, context), plan.microbatches_of(context.direction)
+            loader = slot_loader(config, context, open_data(config), steps)
+            for step in steps:
+                for context.microbatch in own:
+                    for rect, values in zip(needs[1::2], next(loader), strict=True):
+                        if values is not None:
+                            yield step, context.first_sample, rect, values
+            loader.close()
+
+
+LAYOUTS = {
+    "dp": {"replicas": 2},
+    "sp": {"tiles": [2, 2]},
+    "sp+pp": {"tiles": [2, 1], "stages": 2, "microbatches": 2},
+    "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
+    "dp+sp": {"replicas": 2, "tiles": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_rank_reads_the_pixels_of_one_process(layout, folder):
+    alone: dict[str, dict[int, torch.Tensor]] = {"images": {}, "labels": {}}
+    for step, _, _, values in read_by_ranks(config_of(**network(folder))):
+        alone["images" if values.dim() == 4 else "labels"][step] = values
+    seen = {(name, step): torch.zeros(4, 16, 24) for name in alone for step in range(4)}
+    for step, first, (r0, r1, c0, c1), values in read_by_ranks(
+        config_of(**network(folder, **LAYOUTS[layout]))
+    ):
+        name = "images" if values.dim() == 4 else "labels"
+        wanted = alone[name][step][first : first + len(values), ..., r0:r1, c0:c1]
+        assert torch.equal(values, wanted)
+        seen[name, step][first : first + len(values), r0:r1, c0:c1] += 1
+    assert all(counts.min() >= 1 for counts in seen.values())  # every pixel by some rank
+    assert len({float(images.sum()) for images in alone["images"].values()}) == 4
+
+
+@pytest.mark.dist
+def test_tiles_have_the_losses_of_one_process(folder):
     found = []
-    for number, parallel in enumerate([{}, {"tiles": [2, 1]}, {"replicas": 2}]):
-        path = make(folder / f"run{number}", **keys, parallel=parallel)
+    for number, parallel in enumerate([{}, {"tiles": [2, 1]}]):
+        path = make(folder / f"run{number}", **network(folder, **parallel), measure={"warmup": 0})
         assert set(attempt(path)) == {0}
-        means = [[] for _ in range(4)]
-        for (step, _), loss in losses(path, 0).items():
-            if loss is not None:
-                means[step].append(loss)
-        found.append([sum(one) / len(one) for one in means])
-    # Batch norms are of a replica, so that of two replicas only the images are the same.
+        found.append(mean_losses(path, 0))
     assert found[1] == pytest.approx(found[0], rel=1e-10)
-    assert found[2][0] == pytest.approx(found[0][0], rel=0.3)

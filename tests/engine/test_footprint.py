@@ -363,3 +363,15 @@ def test_host_beside_a_gpu_holds_pinned_images_and_the_buffers_of_gloo():
     # NCCL needs nothing of the host, gloo a buffer for the largest messages that are under way.
     staged = host(cluster=one, comm={"shared_memory": False}, **tiles)
     assert staged > host(cluster=two, **tiles) + 2**20
+
+
+def test_images_in_tiles_stay_until_an_evaluation_has_their_borders():
+    peaks = {}
+    for batch in (1, 2, 4):
+        parallel = {"tiles": [2, 1], "microbatches": batch}
+        keys = {"task": {"name": "evaluate"}, "data": {"name": "pairs"}, "model": {"name": "edsr"}}
+        held = predicted(image=24, batch=batch, steps=8, parallel=parallel, **keys)
+        peaks[batch] = held[0].peak_bytes
+    # While the last one is computed: of one image, half of 3 x 48 x 48 numbers of fp32.
+    output = 3 * 24 * 48 * 4
+    assert [peaks[batch] - peaks[1] for batch in (2, 4)] == [output, 3 * output]

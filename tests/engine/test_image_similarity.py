@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from hires.engine import image_similarity
 from hires.engine.image_similarity import similarity_sum
+from hires.engine.live_bytes import LiveBytes
 from tests.helpers.reference import structural_similarity
 
 
@@ -48,3 +50,26 @@ def test_numbers_that_are_not_finite_have_no_similarity():
     assert math.isnan(similarity_sum(made, wanted))
     assert similarity_sum(made[:, :10], wanted[:, :10]) == 0.0
     assert np.isfinite(similarity_sum(made[:1], wanted[:1]))
+
+
+@pytest.mark.parametrize("side", [1, 3, 7, 100])
+def test_blocks_have_the_sum_of_the_whole(side, monkeypatch):
+    monkeypatch.setattr(image_similarity, "_SIDE", side)
+    made, wanted = images()
+    before = made.clone(), wanted.clone()
+    a, b = ((one.clamp(-2, 2).numpy() + 2) / 4 for one in (made, wanted))
+    found = similarity_sum(made, wanted) / (3 * 7 * 13)
+    assert found == pytest.approx(structural_similarity(a, b), rel=1e-12)
+    assert torch.equal(made, before[0])  # also in float64, where no copy is needed
+    assert torch.equal(wanted, before[1])
+
+
+def test_memory_does_not_grow_with_the_image():
+    # 11 copies of the image in float64 were there at once, and none of them in the prediction.
+    for rows, cols in ((300, 400), (900, 700)):
+        made, wanted = torch.rand(3, rows, cols), torch.rand(3, rows, cols)
+        with LiveBytes() as live:
+            live.assign([made, wanted], "buffers")
+            given = live.peak_bytes
+            similarity_sum(made, wanted)
+        assert live.peak_bytes - given < 6 * 2**20

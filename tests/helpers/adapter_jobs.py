@@ -7,6 +7,7 @@ import os
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -64,6 +65,17 @@ def decode_with_diffusers(world: World) -> list[float]:
             made, wanted = vae.decode(latents).sample, plain.decode(latents).sample
             assert made.shape == (1, 3, 2 * size[0], 2 * size[1])
             errors.append(float((made - wanted).abs().max()))
+        made, wanted = (one.decoder(sample=latents) for one in (vae, plain))
+        errors.append(float((made - wanted).abs().max()))
+        for args, more, text in (
+            ((latents, latents), {}, "latents alone, not latent_embeds"),
+            ((latents,), {"latent_embeds": latents}, "latents alone, not latent_embeds"),
+            ((latents,), {"scale": 2.0}, "latents alone, not scale"),
+            ((latents, None, 1), {}, "latents alone"),
+            ((), {}, "latents alone"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                vae.decoder(*args, **more)
         assert [*vae.state_dict()] == [*plain.state_dict()]
     return errors
 

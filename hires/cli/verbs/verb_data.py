@@ -61,9 +61,9 @@ PARSER = Parser(
     option("path", "PATH", "the folder; check: or a file that lists images, one a line"),
     option("overrides", "KEY=VALUE", "check: keys of the run", overrides, nargs="*"),
     number("--classes", "make: classes", default=4),
-    number("--count", "make: images, at least one a class", default=64),
+    number("--count", "make: images, at least one a class (default: 64; slides: 6)"),
     number("--seed", "make: seed of the images", default=0, least=0),
-    option("--size", "HxW", "make: pixels (default: 256x256)", type=_size, default=[256, 256]),
+    option("--size", "HxW", "make: pixels (default: 256x256; slides: 768x1024)", type=_size),
     flag("--masks", "make: images with a label map each, for data=masks"),
     flag("--slides", "make: slides of tissue on glass, with outlines, for data=slide"),
     flag("--striped", "make: write ordinary TIFF instead of tiled TIFF"),
@@ -86,6 +86,9 @@ def main(args: argparse.Namespace) -> int:
 
     if args.overrides:
         raise ConfigError(f"{args.overrides[0]} is a key, which hires data make does not take")
+    # A slide has more than one patch only if it is larger than an image.
+    args.count = args.count or (6 if args.slides else 64)
+    args.size = args.size or ([768, 1024] if args.slides else [256, 256])
     if args.count < args.classes:
         raise ConfigError(f"--count {args.count} must be at least {args.classes}, one a class")
     path = Path(args.path).expanduser()

@@ -210,11 +210,12 @@ class RunConfig(Section):
             )
 
     def _unfit_for_masks(self) -> Iterator[str]:
-        moved = f"data.fit={self.data.fit}" if self.data.crops else None
-        if self.augments and self.augment.shift:
-            moved = f"augment.shift={self.augment.shift}"
-        if moved and self.data.ignore is None:
-            yield f"{moved} brings in pixels without a label; name their value, data.ignore=255"
+        # That a crop is larger than its image is found where files are opened.
+        if self.augments and self.augment.shift and self.data.ignore is None:
+            yield (
+                f"augment.shift={self.augment.shift} brings in pixels without a label; name their "
+                f"value, data.ignore=255"
+            )
         if self.loss.name not in ("auto", "custom") and LOSSES[self.loss.name].targets == IMAGES:
             yield f"loss={self.loss.name} compares images; data=masks has classes: use loss=auto"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.compose.compose_config import compose
+from hires.plan.checks import check_colours
 from hires.plan.plan import Plan
 from tests.cli.conftest import SMALL
 
@@ -105,3 +107,20 @@ def test_memory_is_told_for_every_node(hires):
     assert answer.code == 3
     assert "2 ranks on one node need 642.0 MiB" in answer.out
     assert "cluster.memory=400MiB" in answer.out
+
+
+def test_colours_of_grey_images_have_no_effect_and_a_note(hires):
+    words = ["model=resnet18", "image=32", "batch=4", "augment.hue=0.1", "augment.saturation=0.2"]
+    told = "no effect of augment.hue=0.1 and augment.saturation=0.2 with model.channels=1"
+    answer = hires("plan", *words, "model.channels=1")
+    assert answer.code == 0, answer.err
+    assert f"note: {told}" in " ".join(answer.out.split())
+    for more in (
+        [],
+        ["task=infer", "model.channels=1"],
+        ["model.channels=1", "augment.hue=0", "augment.saturation=0"],
+    ):
+        assert check_colours(compose([*words, *more])) == []
+    [finding] = check_colours(compose([*words[:-1], "model.channels=4"]))
+    assert finding.text.startswith("no effect of augment.hue=0.1 with model.channels=4: ")
+    assert (finding.severity, finding.key) == ("note", "augment.hue")
