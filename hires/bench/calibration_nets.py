@@ -17,17 +17,17 @@ from torch.nn import functional as F
 _SHAPE = re.compile(r"([ct])(\d+):(\d+)(?:/(\d+))?(?:g(\d+))?")
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "sigmoid": torch.sigmoid,
-    "softmax": lambda x: F.softmax(x, 1),
-    "max": lambda x: F.max_pool2d(x, 2),
+    "swish": F.silu,
+    "erf": F.gelu,
+    "gate": torch.sigmoid,
+    "soft": lambda x: F.softmax(x, 1),
+    "max2": lambda x: F.max_pool2d(x, 2),
     "max3": lambda x: F.max_pool2d(x, 3, 2, 1),
     "avg": lambda x: F.avg_pool2d(x, 3, 1, 1),
     "nearest": lambda x: F.interpolate(x, scale_factor=2),
     "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "shuffle": lambda x: F.pixel_shuffle(x, 2),
-    "pad": lambda x: F.pad(x, (1, 1, 1, 1)),
+    "border": lambda x: F.pad(x, (1, 1, 1, 1)),
 }
 
 

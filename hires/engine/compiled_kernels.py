@@ -13,14 +13,11 @@ from collections.abc import Hashable, Iterable
 
 from hires.parallel.context import Context
 from hires.plan.graph import Node
+from hires.plan.operators.operator_families import COMPILED
 
 KERNEL_BYTES = 64 * 2**10
 """Of one 8-bit kernel: on AVX2 a process grew by 40 to 60 KiB in the first call of a convolution,
 of a product with a sum as much again, and by 12 to 48 KiB when its weight was packed."""
-COMPILED = (
-    *("q_conv2d", "q_conv_transpose2d", "q_linear", "q_dynamic_linear", "q_add", "q_requantize"),
-)
-"""Operators of which each shape has a kernel."""
 
 
 def kernel_bytes(contexts: Iterable[Context]) -> int:

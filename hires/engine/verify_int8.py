@@ -40,11 +40,9 @@ from hires.parallel.cursor import Cursor
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Node
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_families import ROUNDS_AGAIN
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, WHOLE, rule_in
-
-ROUNDS_AGAIN = ("quantize", "q_dynamic_linear")
-"""Operators that round real numbers to 8 bits."""
 
 
 @torch.no_grad()

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_families import KEEPS_NOTHING, KEEPS_VALUE
 from hires.plan.simulation.simulate import Link
 from hires.plan.tiling import area, intersect, need_of, own_rects
 
-PASSING = ("add", "add_", "sub", "cat", "concat", "stack", "pad", "dropout", "pixel_shuffle")
-"""Operators whose backward pass reads neither their inputs nor their value."""
-RESULT = ("relu", "relu_", "sigmoid", "tanh", "softmax", "log_softmax", "hardtanh", "dropout")
-"""Operators whose backward pass reads their value."""
 INDEX_BYTES = 8
 """Of a maximum's place, which its backward pass reads."""
 
@@ -114,9 +111,9 @@ def kept_values(graph: Graph) -> dict[str, float]:
             continue
         facts = facts_of(node.kind)
         learns = any(graph.params[name].trainable for name in node.params)
-        if node.kind in RESULT:
+        if node.kind in KEEPS_VALUE:
             read = [node.name]
-        elif facts.view or node.kind in PASSING or facts.moves or not facts.tiling:
+        elif facts.view or node.kind in KEEPS_NOTHING or facts.moves or not facts.tiling:
             read = []
         elif facts.multiplies or facts.statistics is not None:
             read = [*node.inputs] if learns or graph.needs_grad(node.inputs[0]) else []

@@ -13,28 +13,24 @@ from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import is_list
 from hires.plan.operators.operator_facts import OperatorFacts, facts_of
+from hires.plan.operators.operator_families import (
+    CLASSES,
+    CONV,
+    CONV_1X1,
+    COPY,
+    GROUPED,
+    OTHER,
+    POINTWISE,
+    PRODUCT,
+    REDUCTION,
+    RESIZE,
+    TRANSPOSED,
+)
 
-CONV, CONV_1X1, GROUPED, TRANSPOSED = "convolution", "1x1 convolution", "grouped", "transposed"
-PRODUCT, BATCH_NORM, GROUP_NORM, LAYER_NORM = "product", "batch norm", "group norm", "layer norm"
-POINTWISE, POOL, RESIZE, SOFTMAX = "pointwise", "pool", "resize", "softmax"
-COPY, REDUCTION, OTHER = "copy", "reduction", "other"
 CONVOLUTIONS = (CONV, CONV_1X1, GROUPED, TRANSPOSED)
 ARITHMETIC = (*CONVOLUTIONS, PRODUCT)
 """Classes whose speed is one of operations; that of others is one of bytes."""
 
-_CLASSES = {
-    "batch_norm": BATCH_NORM,
-    "group_norm": GROUP_NORM,
-    "instance_norm": GROUP_NORM,
-    "layer_norm": LAYER_NORM,
-    "rms_norm": LAYER_NORM,
-    "max_pool2d": POOL,
-    "avg_pool2d": POOL,
-    "pixel_shuffle": RESIZE,
-    "pixel_unshuffle": RESIZE,
-    "softmax": SOFTMAX,
-    "log_softmax": SOFTMAX,
-}
 Share = float | Callable[[str], float]
 """Of a value's numbers that a rank computes or reads: of all values, or by the value's name."""
 
@@ -113,8 +109,8 @@ def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> s
         return CONV_1X1 if math.prod(weight[2:]) == 1 else CONV
     if facts.product is not None:
         return PRODUCT
-    if node.kind in _CLASSES:
-        return _CLASSES[node.kind]
+    if node.kind in CLASSES:
+        return CLASSES[node.kind]
     if "upsample" in node.kind:
         return RESIZE
     if "reduction" in facts.tiling:
