@@ -10,8 +10,9 @@ from hires.bench import calibrate_bench as bench
 from hires.bench.calibration_nets import Chain
 from hires.bench.node_times import typical
 from hires.core.errors import RunError
+from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, kept_file, load_calibration
-from hires.plan.simulation.node_work import BATCH_NORM, CONV, CONV_1X1, POINTWISE, family_of
+from hires.plan.simulation.node_work import family_of
 
 TINY = {"image": 16, "batch": 2, "words": "c3:8 bn relu save c1:8/2 nearest add"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hires.plan.operators.operator_families import BATCH_NORM, CONV
 from hires.plan.simulation.machine_calibration import (
     Calibration,
     Links,
@@ -9,7 +10,7 @@ from hires.plan.simulation.machine_calibration import (
     Overheads,
     Sample,
 )
-from hires.plan.simulation.node_work import BATCH_NORM, CONV, NodeWork
+from hires.plan.simulation.node_work import NodeWork
 
 
 def conv_work(pixels: float, back: bool = False) -> NodeWork:

@@ -22,7 +22,8 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import provenance
 from hires.core.store.files import cache_dir, make_folder, write_atomically
 from hires.core.store.reading import read_json
-from hires.plan.simulation.node_work import CONVOLUTIONS, PRODUCT, NodeWork
+from hires.plan.operators.operator_families import PRODUCT
+from hires.plan.simulation.node_work import CONVOLUTIONS, NodeWork
 from hires.plan.simulation.simulate import Link, Network
 
 SCHEMA = 1

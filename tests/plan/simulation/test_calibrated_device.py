@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
+from hires.plan.operators.operator_families import CONV, POINTWISE
 from hires.plan.simulation.calibrated_device import DEFAULT_DEVICE, CalibratedDevice, Factors
 from hires.plan.simulation.costs import Roofline
 from hires.plan.simulation.machine_calibration import Calibration, Sample
-from hires.plan.simulation.node_work import CONV, POINTWISE, node_work
+from hires.plan.simulation.node_work import node_work
 from hires.plan.simulation.simulate import simulate
 from tests.helpers.calibrations import CALIBRATION, conv_work
 from tests.helpers.small_plans import LAYOUTS, plan_of
