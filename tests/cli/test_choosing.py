@@ -31,6 +31,15 @@ def test_layouts_are_shown_best_first_with_what_limits_them(hires):
     assert "hires doctor --calibrate" in answer.out
 
 
+def test_table_has_each_division_of_the_ranks_once(hires):
+    words = (*SMALL, "ranks=2")
+    options = json.loads(hires("plan", "--choose", *words, "--json").out)["options"]
+    rows = hires("plan", "--choose", *words).out.split("\n\n")[1].splitlines()[2:]
+    names = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
+    shapes = {json.dumps([one["keys"][f"parallel.{name}"] for name in names]) for one in options}
+    assert len([row for row in rows if row.split()[0].isdigit()]) == len(shapes)
+
+
 def test_json_has_all_layouts_and_the_keys_that_make_them(hires):
     facts = json.loads(hires("plan", "--choose", *SMALL, "ranks=2", "--json").out)
     steps = [option["step_s"] for option in facts["options"]]

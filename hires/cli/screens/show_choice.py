@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hires.core import terminal
 from hires.core.screen_table import screen_lines
@@ -10,7 +10,7 @@ from hires.core.units import seconds, size
 from hires.plan.search.choice import Choice, Option
 
 SHOWN = 12
-"""Layouts in the table; ``--json`` has all."""
+"""Layouts in the table, the best of each division of the ranks; ``--json`` has all."""
 SHOWN_REASONS = 6
 MEANING = {
     "compute": "computing takes most of the step",
@@ -24,7 +24,7 @@ MEANING = {
 
 def choice_lines(choice: Choice) -> list[str]:
     """Returns the answer of ``hires plan --choose`` in lines."""
-    options = choice.options[:SHOWN]
+    options = best_of_shapes(choice.options)[:SHOWN]
     head = ["", "layout", "step", "images/s", "memory", "bubble", "sent", "limited by", "keys"]
     rows = [head, *(_row(number, one) for number, one in enumerate(options, start=1))]
     kinds = "rlrrrrrll"
@@ -32,7 +32,8 @@ def choice_lines(choice: Choice) -> list[str]:
     lines, notes = screen_lines(rows, width, kinds, head, keep=(8, 2, 4), rule="─")
     objective = {"memory": "least memory first", "image": "fastest first"}
     order = objective.get(choice.objective, "fastest first")
-    text = [f"Layouts of {choice.ranks} ranks that fit, {order}", "", *lines, *notes, ""]
+    ranks = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
+    text = [f"Layouts of {ranks} that fit, {order}", "", *lines, *notes, ""]
     if any(not one.rehearsed for one in options):
         text.append("~ memory that was estimated; a run's plan predicts it exactly")
     named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)
@@ -40,6 +41,14 @@ def choice_lines(choice: Choice) -> list[str]:
     text += [*_others(choice), f"step times: {choice.source}"]
     text += [f"to run the first: hires run parallel=auto ..., or with its keys: {_first(choice)}"]
     return text
+
+
+def best_of_shapes(options: Sequence[Option]) -> list[Option]:
+    """Returns the first option of each division of the ranks, in their order."""
+    first: dict[object, Option] = {}
+    for option in options:
+        first.setdefault(option.candidate.shape, option)
+    return [*first.values()]
 
 
 def _row(number: int, option: Option) -> list[str]:
@@ -68,9 +77,9 @@ def _others(choice: Choice) -> Iterable[str]:
     yield f"{planned} in {seconds(choice.seconds)}{early}"
     if choice.left:
         yield f"{choice.left} were not: they are slower by their estimate, or resemble a faster one"
-    more = len(choice.options) - SHOWN
+    more = len(choice.options) - min(SHOWN, len(best_of_shapes(choice.options)))
     if more > 0:
-        yield f"{more} more that fit: --json"
+        yield f"{more} more that fit, most with other orders or cuts of the same ranks: --json"
     for one in choice.out[:SHOWN_REASONS]:
         needs = f"needs {size(one.peak_bytes)} on its fullest rank"
         yield f"out: {one.overrides} ({needs if one.limit in MEANING else one.limit})"
