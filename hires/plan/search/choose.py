@@ -103,7 +103,7 @@ class Chooser:
         choice.planned = len(options)
         choice.left = max(0, choice.considered - choice.planned - choice.reasons.total())
         choice.seconds = time.monotonic() - began_s
-        if not planned and choice.reasons and limit_bytes(room, ranks) > 0:
+        if fitting and not planned:
             raise PlanError(no_plan(choice))
         if not choice.options:
             raise PlanError(nothing_fits(estimator, room, choice, self.given, correction))

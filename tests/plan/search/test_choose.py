@@ -141,8 +141,14 @@ def test_keys_of_the_user_stay():
 
 
 def test_layouts_that_cannot_fit_by_their_estimates_are_not_planned():
-    with pytest.raises(PlanError, match=r"ranks=2 is possible: needs .* or more on a rank"):
+    with pytest.raises(PlanError, match=r"ranks=2 fits memory.limit=1KiB: .* at the least; no"):
         chooser(limited("1KiB")).choose(2)
+
+
+def test_reasons_are_named_if_no_layout_makes_a_plan():
+    given = GivenKeys({"parallel.balance": [1, 99]})
+    with pytest.raises(PlanError, match=r"ranks=2 is possible: parallel.balance=\[1, 99\] "):
+        chooser(config_of(), given=given, budget_s=SHORT_S).choose(2)
 
 
 def test_more_ranks_that_would_do_are_named():
