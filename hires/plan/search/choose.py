@@ -42,8 +42,8 @@ from hires.plan.search.candidates import (
 from hires.plan.search.choice import Choice, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
+from hires.plan.search.memory_rehearsal import PlannedOption, Rehearsal
 from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
-from hires.plan.search.rehearsal import PlannedOption, Rehearsal
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import node_work
 

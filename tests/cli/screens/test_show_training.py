@@ -86,4 +86,4 @@ def test_damaged_confusion_is_a_note(tmp_path):
     frames = load([run])
     [plot] = [one for one in draw(PlotData(frames)) if one.name == "confusion"]
     assert plot.figure is None
-    assert any("its confusion" in note.text for note in frames.all_notes())
+    assert any("confusion matrix is damaged" in note.text for note in frames.all_notes())
