@@ -77,7 +77,7 @@ def test_each_metric_of_an_evaluation_is_shown(tmp_path, kind):
         make_folder(tmp_path / "images", classes=1, count=6, size=[32, 32], seed=0)
         data = {"name": "pairs", "path": str(tmp_path / "images"), "validation": 0.34}
         keys = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "data": data}
-        metrics = {"loss", "psnr"}
+        metrics = {"loss", "psnr", "ssim"}
     path = folder_of(tmp_path / "runs", **keys)
     assert attempt(path) == [0]
     assert {n for n in shown(path) if "validation" in n} == {f"validation/{n}" for n in metrics}
