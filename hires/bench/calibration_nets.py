@@ -18,7 +18,7 @@ _SHAPE = re.compile(r"([ct])(\d+):(\d+)(?:/(\d+))?(?:g(\d+))?")
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "swish": F.silu,
-    "erf": F.gelu,
+    "smooth": F.gelu,
     "gate": torch.sigmoid,
     "soft": lambda x: F.softmax(x, 1),
     "max2": lambda x: F.max_pool2d(x, 2),
