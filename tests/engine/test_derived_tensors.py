@@ -151,7 +151,12 @@ def test_layers_in_pieces_have_the_numbers_of_plain_arithmetic(quantised, monkey
     assert torch.allclose(made["offset"].double(), offset, rtol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+PACKS_BF16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this processor"
+)
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=PACKS_BF16)])
 def test_weight_that_kernels_keep_leaves_its_shape_alone(precision):
     config = config_of(
         precision={"name": precision},
