@@ -39,11 +39,9 @@ from hires.plan.simulation.machine_model import MachineModel, machine_of
 from hires.plan.simulation.run_factors import refined
 
 STEP = 32
-"""Pixels between two sizes of an image that are told apart; networks halve their maps so often."""
+"""Pixels between two sizes that ``--largest`` tries: networks halve their maps up to five times."""
 MOST_SIDE = 1 << 17
 """Of an image whose size is looked for."""
-MOST_SIZES = 12
-"""Sizes that one search for the largest image tries."""
 IMAGE = OBJECTIVES[2]
 SIZE_S = 2.0
 """Seconds of trials for one size of an image."""
@@ -117,15 +115,10 @@ class LayoutSearch:
 
         PlanError: none has so many, or none fits.
         """
-        wanted = objective or config.parallel.objective
-        with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
-            config, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            return self._kept_or_new(config, wanted, budget_s)
-
-    def _kept_or_new(self, config: RunConfig, objective: str, budget_s: float | None) -> Choice:
-        """Returns the choice of an earlier search for the same, or makes one and keeps it."""
+        objective = objective or config.parallel.objective
         machine, ranks = self.machine(config), ranks_of(config)
-        facts = [deciding(config), ranks, objective, given_values(config, self.words).values]
+        facts = [deciding(config), ranks, given_values(config, self.words).values]
+        facts += [objective, budget_s]
         facts += [config.memory.limit, machine_bytes(), machine.source, plain(machine.network)]
         facts += [machine.factors, machine.cores, plain(machine.device)]
         facts += [machine.calibration.time if machine.calibration else "", table_digest(config)]
@@ -136,7 +129,9 @@ class LayoutSearch:
         held = cached(CACHE, key)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)
-        choice = self._chooser(config, objective, machine, budget_s).choose(ranks)
+        with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
+            scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
+            choice = self._chooser(scaled, objective, machine, budget_s).choose(ranks)
         if not choice.ended_early or choice.planned >= ENOUGH:  # else another search sees more
             keep(CACHE, key, choice.to_dict())
         return choice
@@ -166,26 +161,20 @@ class LayoutSearch:
         print_activity("")
         return config, choice
 
-    def largest(
-        self, config: RunConfig, tell: Callable[[str], None] | None = None
-    ) -> tuple[RunConfig, Choice]:
+    def largest(self, config: RunConfig) -> tuple[RunConfig, Choice]:
         """Returns the config with the largest image that fits, and its layouts.
 
-        Sizes are multiples of ``STEP`` on the shorter side, in the proportions of ``image``. The
-        memory of a layout grows with the area, so the next size follows from the last two; then
-        the interval between one that fits and one that does not is halved.
+        Sizes are multiples of ``STEP`` on the shorter side, in the proportions of ``image``. They
+        are doubled until one does not fit; then the interval between the two is halved.
         PlanError: not even the smallest one fits.
         """
-        tell = tell or print_activity
         short = min(config.height, config.width)
         fits: dict[int, Choice] = {}
         low, high = 0, MOST_SIDE // STEP
         tried = max(1, short // STEP)
-        for _ in range(MOST_SIZES):
-            if high - low <= 1:
-                break
+        while high - low > 1:
             sized = _with_short_side(config, tried * STEP)
-            tell(f"trying image={sized.height}x{sized.width} ...")
+            print_activity(f"trying image={sized.height}x{sized.width} ...")
             try:
                 choice = self.choose(sized, MEMORY, SIZE_S)
                 fits[tried], low = choice, tried

@@ -30,8 +30,7 @@ def choice_lines(choice: Choice) -> list[str]:
     kinds = "rlrrrrrll"
     width = terminal.columns()
     lines, notes = screen_lines(rows, width, kinds, head, keep=(8, 2, 4), rule="─")
-    objective = {"memory": "least memory first", "image": "fastest first"}
-    order = objective.get(choice.objective, "fastest first")
+    order = "least memory first" if choice.objective == "memory" else "fastest first"
     ranks = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
     text = [f"Layouts of {ranks} that fit, {order}", "", *lines, *notes, ""]
     if any(not one.rehearsed for one in options):
@@ -39,7 +38,8 @@ def choice_lines(choice: Choice) -> list[str]:
     named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)
     text += [f"{name}: {MEANING[name]}" for name in named]
     text += [*_others(choice), f"step times: {choice.source}"]
-    text += [f"to run the first: hires run parallel=auto ..., or with its keys: {_first(choice)}"]
+    first = choice.best.overrides
+    text += [f"to run the first: hires run parallel=auto ..., or with its keys: {first}"]
     return text
 
 
@@ -64,10 +64,6 @@ def _row(number: int, option: Option) -> list[str]:
         option.limit,
         option.overrides,
     ]
-
-
-def _first(choice: Choice) -> str:
-    return choice.best.overrides
 
 
 def _others(choice: Choice) -> Iterable[str]:
