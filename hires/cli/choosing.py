@@ -47,6 +47,8 @@ SIZE_S = 2.0
 """Seconds of trials for one size of an image."""
 ENOUGH = 12
 """Planned layouts from which on a search that had too little time is kept for the next one."""
+GROUPS = {"memory": "memory.checkpoint"}
+"""Choices of keys that give a key of a layout, as ``memory=recompute`` does."""
 CACHE = "choice"
 """Kind of the entries that keep choices."""
 
@@ -69,6 +71,7 @@ def given_keys(words: Iterable[str]) -> list[str]:
                 f"parallel={value} is a layout, and one is to be chosen; leave it out, or give the "
                 f"keys that are to stay, as parallel.replicas=2"
             )
+        key = GROUPS.get(key, key)
         if key in DECIDED:
             keys.add(key)
     return sorted(keys)
@@ -263,6 +266,7 @@ def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str
     chosen = ("parallel", "ranks", "parallel.objective", *DECIDED)
     if choice.objective == IMAGE:
         chosen = (*chosen, "image")
+    chosen = (*chosen, *GROUPS)
     kept = [word for word in argv if word.lstrip("+").partition("=")[0] not in chosen]
     size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
     return [*kept, *size, *choice.best.overrides.split()]

@@ -97,6 +97,12 @@ def test_keys_that_are_given_stay(hires):
     assert {option["keys"]["parallel.microbatches"] for option in options} == {2}
 
 
+def test_recomputation_that_is_given_as_a_choice_stays(hires):
+    words = (*SMALL, "ranks=2", "memory=recompute")
+    options = json.loads(hires("plan", "--choose", *words, "--json").out)["options"]
+    assert {option["keys"]["memory.checkpoint"] for option in options} == {"block"}
+
+
 def test_layout_beside_auto_is_refused():
     with pytest.raises(ConfigError, match="parallel=sp is a layout, and one is to be chosen"):
         given_keys(["parallel=sp", "ranks=2"])
