@@ -41,8 +41,8 @@ AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
 NOTES = """\
 Predicted is the simulated step of the plan, on this machine's calibration; measured is the median
 step of a run of the same keys. `tau` is Kendall's over the layouts of a case: 1 if their order is
-that of the measurement, 0 if it tells nothing. `behind` is how much longer the chosen layout takes
-than the best measured one. Layouts of a case run one after the other, `--repeat` times in turn."""
+that of the measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout
+takes than the best measured one. Layouts of a case run one after the other, `--repeat` times in turn."""
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
 def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns the first option, then the best of each shape, from the fastest to the slowest.
 
-    Where there are more shapes than asked for, they are spread over all of them: an order is told
-    by layouts that differ.
+    Where there are more shapes than asked for, they are spread from the fastest to the slowest:
+    layouts that differ much test the predicted order best.
     """
     shapes: dict[str, Mapping[str, Any]] = {}
     names = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")

@@ -104,7 +104,7 @@ def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
 
 
 def _with_saved_end(config: RunConfig) -> RunConfig:
-    # From made images and a few steps nobody learns: such a run measures a layout.
+    # A short run on synthetic images measures a layout; its weights are of no use.
     learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
     if not learns:
         return config

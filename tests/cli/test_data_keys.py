@@ -38,7 +38,7 @@ def test_training_of_epochs_saves_its_weights_at_the_end():
 
 
 def test_training_from_real_images_saves_its_weights_at_the_end():
-    # Its steps were done and nothing was left of them; of synthetic images nobody learns.
+    # Its steps were done and nothing was left of them; weights from synthetic images are of no use.
     digits = {"name": "digits"}
     keys = {"steps": 5, "data": digits, "model": {"channels": 1}}
     assert resolved(**keys).checkpoint.saves_end

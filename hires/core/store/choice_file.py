@@ -29,6 +29,6 @@ def read_choice(run: StrPath) -> dict[str, Any] | None:
         return None
     try:
         values = reading.read_json(Path(run) / file_names.CHOICE, needed=True)
-    except HiresError:  # a report goes on without it
+    except HiresError:  # the report is complete without this plot
         return None
     return values if isinstance(values.get("options"), list) else None

@@ -111,10 +111,10 @@ def test_memory_is_told_for_every_node(hires):
 
 def test_colours_of_grey_images_have_no_effect_and_a_note(hires):
     words = ["model=resnet18", "image=32", "batch=4", "augment.hue=0.1", "augment.saturation=0.2"]
-    told = "no effect of augment.hue=0.1 and augment.saturation=0.2 with model.channels=1"
+    note = "no effect of augment.hue=0.1 and augment.saturation=0.2 with model.channels=1"
     answer = hires("plan", *words, "model.channels=1")
     assert answer.code == 0, answer.err
-    assert f"note: {told}" in " ".join(answer.out.split())
+    assert f"note: {note}" in " ".join(answer.out.split())
     for more in (
         [],
         ["task=infer", "model.channels=1"],
