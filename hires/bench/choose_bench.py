@@ -42,7 +42,8 @@ NOTES = """\
 Predicted is the simulated step of the plan, on this machine's calibration; measured is the median
 step of a run of the same keys. `tau` is Kendall's over the layouts of a case: 1 if their order is
 that of the measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout
-takes than the best measured one. Layouts of a case run one after the other, `--repeat` times in turn."""
+takes than the best measured one. Layouts of a case run one after the other, `--repeat` times in
+turn."""
 
 log = logging.getLogger(__name__)
 
