@@ -198,14 +198,23 @@ def _planned(chosen: Iterable[int], tiles: int) -> tuple[list[Timed], list[Timed
     for index, dtype, task in itertools.product(chosen, _dtypes(), TASKS):
         config = _config(CHAINS[index], dtype, task)
         graph = trace_config(config)
-        whole.append(_plan(config, graph))
+        whole.append(planned(config, graph))
         if tiles > 1 and index in TILED and dtype == "fp32":
             cut = dataclasses.replace(config.parallel, tiles=[tiles, 1])
-            tiled.append(_plan(dataclasses.replace(config, parallel=cut), graph))
+            tiled.append(planned(dataclasses.replace(config, parallel=cut), graph))
     return whole, tiled
 
 
-def _plan(config: RunConfig, graph: Graph) -> Timed:
+def calibration_network(index: int, replicas: int) -> Timed:
+    """Returns a network of the calibration that replicas train in fp32, each its own images."""
+    single = _config(CHAINS[index], "fp32", "train")
+    parallel = dataclasses.replace(single.parallel, replicas=replicas)
+    config = dataclasses.replace(single, batch=replicas * single.batch, parallel=parallel)
+    return planned(config, trace_config(single))
+
+
+def planned(config: RunConfig, graph: Graph) -> Timed:
+    """Returns what is timed of a config; PlanError: its layout is impossible."""
     plan = make_plan(config, graph)
     plan.require_ok()
     return Timed(config, plan)

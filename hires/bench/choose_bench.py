@@ -10,6 +10,7 @@ Example: hires bench choose --only resnet18 --layouts 4
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import importlib.util
 import itertools
@@ -18,32 +19,47 @@ import logging
 import shlex
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
+from hires.bench.calibrate_bench import Timed, calibration_network, planned
 from hires.bench.contestants import bench_data
-from hires.bench.ranks import run_program
+from hires.bench.ranks import run_program, stream_ranks
+from hires.bench.runners import HiresSteps
+from hires.bench.timing import Runner, race
+from hires.comm import make_groups
+from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.python_command import module_command
 from hires.core.store.reading import read_named_values
 from hires.core.units import seconds
+from hires.nets.trace import trace_config
+from hires.plan.groups import groups, num_tile_groups
+from hires.plan.route_choice import resolve
+from hires.plan.simulation.machine_calibration import calibration_or_defaults
+from hires.plan.simulation.machine_model import machine_of
 
 NEAR = 0.05
 """A choice within so much of the best measured layout counts as right."""
 AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
 """Mean error of the step time at the most; mean tau and share of right choices at the least."""
+PACE, PACE_NAME = 2, "pace"
+"""Of the networks that `hires doctor --calibrate` measures, the one that shows the pace."""
+WARMUP = 2
 NOTES = """\
-Predicted is the simulated step of the plan, on this machine's calibration; measured is the median
-step of a run of the same keys. `tau` is Kendall's over the layouts of a case: 1 if their order is
-that of the measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout
-takes than the best measured one. Layouts of a case run one after the other, `--repeat` times in
-turn."""
+Predicted is the simulated step of the plan, on this machine's calibration. The layouts of a case
+take turns step by step, in the processes of one world; measured is the median step. The machine's
+pace at that moment is that of a network of the calibration, which every core computes in each round
+by itself: `pace` is how much longer it takes than when the machine was calibrated. `at pace` is the
+step divided by it, round by round, and what the errors are of; those of the steps as measured stand
+beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that of the
+measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout takes than
+the best measured one."""
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +76,12 @@ class ChooseOptions:
     images: int = option(0, "images of each network, the first ones; 0: all")
     ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
     layouts: int = option(6, "layouts of a case that run, of different shapes")
-    repeat: int = option(1, "runs of each layout; the fastest median counts")
-    timeout: float = option(300.0, "seconds for each run")
+    rounds: int = option(12, "steps of each layout, in turns")
+    timeout: float = option(600.0, "seconds for each case")
 
     def __post_init__(self) -> None:
         if self.layouts < 2:
             raise ConfigError(f"--layouts {self.layouts}: an order needs 2 or more")
-        if self.repeat < 1:
-            raise ConfigError(f"--repeat {self.repeat}: give 1 or more")
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,7 @@ class ChoiceCase:
     image: int
     ranks: int
     words: tuple[str, ...]
-    """The overrides of all its runs."""
+    """The overrides of all its layouts."""
 
 
 def measure(options: ChooseOptions) -> Results:
@@ -123,47 +137,93 @@ def cases_of(options: ChooseOptions) -> Iterator[ChoiceCase]:
 
 def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
     """Returns the layouts of a case, predicted and measured; HiresError: something failed."""
-    command = ["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"]
     began_s = time.monotonic()
-    choice = json.loads(_hires(command, options.timeout))
+    choice = json.loads(
+        _hires(["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"], options.timeout)
+    )
     asked_s = time.monotonic() - began_s
     layouts = of_different_shapes(choice["options"], options.layouts)
-    measured: dict[int, list[float]] = {number: [] for number in range(len(layouts))}
-    with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
-        for turn in range(options.repeat):
-            for number, layout in enumerate(layouts):
-                words = [*case.words, *_words(layout["keys"]), f"results={folder}"]
-                words += [f"campaign=t{turn}"]
-                record = json.loads(_hires(["run", *words, "--json"], options.timeout))
-                measured[number].append(_step_s(record))
-                log.info(
-                    "%s at %d, %d ranks, %s: predicted %s, measured %s",
-                    case.network,
-                    case.image,
-                    case.ranks,
-                    layout["overrides"],
-                    seconds(layout["step_s"]),
-                    seconds(measured[number][-1]),
-                )
-    rows = [
-        {
+    entrants = [_entrant(case, layout["keys"], options) for layout in layouts]
+    pace = pace_of_machine(case.ranks)
+    job = options.timeout, entrants, pace.timed, case.ranks, options.rounds
+    *_, (steps_s, pace_s) = stream_ranks(race_layouts, case.ranks, *job)
+    slower = statistics.median(pace_s) / pace.predicted_s
+    rows = []
+    for layout, samples in zip(layouts, steps_s, strict=True):
+        own = [
+            step_s * pace.predicted_s / beside
+            for step_s, beside in zip(samples, pace_s, strict=True)
+        ]
+        row = {
             "overrides": layout["overrides"],
             "label": layout["layout"],
             "predicted_s": layout["step_s"],
-            "measured_s": min(measured[number]),
+            "measured_s": statistics.median(samples),
+            "at_pace_s": statistics.median(own),
         }
-        for number, layout in enumerate(layouts)
-    ]
+        rows.append(row)
+        words = [seconds(row[key]) for key in ("predicted_s", "measured_s", "at_pace_s")]
+        log.info(
+            "%s: predicted %s, measured %s, at the calibration's pace %s", row["label"], *words
+        )
     best_s = min(row["measured_s"] for row in rows)
     return {
         **_named(case),
         "source": choice["source"],
         "search_s": choice["seconds"],
         "asked_s": asked_s,
+        "pace": slower,
         "layouts": rows,
         "tau": kendall_tau([(row["predicted_s"], row["measured_s"]) for row in rows]),
         "behind": rows[0]["measured_s"] / best_s - 1,
     }
+
+
+class Pace(NamedTuple):
+    """A network of the calibration that every core computes by itself, and what it is to take."""
+
+    timed: Timed
+    predicted_s: float
+
+
+def pace_of_machine(num_ranks: int) -> Pace:
+    """Returns the network whose steps show how fast the machine is beside its calibration.
+
+    As many of the ranks compute it as there are cores, each its own images.
+    """
+    calibration = calibration_or_defaults()
+    cores = min(num_ranks, calibration.machine.cores or 1)
+    config, plan = calibration_network(PACE, cores)
+    machine = machine_of(config, calibration)
+    return Pace(Timed(config, plan), machine.step_time(plan).step_s)
+
+
+def race_layouts(
+    rank: int, entrants: list[Timed], pace: Timed, num_ranks: int, rounds: int
+) -> Iterator[tuple[list[list[float]], list[float]]]:
+    """Yields the seconds of the steps of all layouts, and those of the pace, after each round."""
+    world = make_groups([[*range(num_ranks)]])[0]
+    runners: dict[str, Runner | None] = {}
+    for number, timed in enumerate(entrants):
+        runners[str(number)] = HiresSteps(timed.config, timed.plan, rank)
+    if rank < pace.plan.world:
+        runners[PACE_NAME] = HiresSteps(*pace, rank)
+    else:  # all ranks of a world make its groups together
+        make_groups(groups(pace.plan), num_tile_groups(pace.plan))
+        runners[PACE_NAME] = None
+    for samples in race(runners, rounds, WARMUP, world):
+        steps_s = [samples[str(number)].step_s for number in range(len(entrants))]
+        yield steps_s, samples[PACE_NAME].step_s
+
+
+def _entrant(case: ChoiceCase, keys: Mapping[str, Any], options: ChooseOptions) -> Timed:
+    """Returns a layout of a case with its plan."""
+    words = [*case.words, *_words(keys), "--cfg", "job"]
+    config = resolve(from_dict(yaml.safe_load(_hires(["plan", *words], options.timeout))))
+    if config.model.classes is None:  # as a run has it by its data
+        model = dataclasses.replace(config.model, classes=config.data.classes)
+        config = dataclasses.replace(config, model=model)
+    return planned(config, trace_config(config))
 
 
 def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -202,14 +262,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     done = [row for row in rows if "error" not in row]
     if not done:
         return {}
-    errors = [
-        abs(one["predicted_s"] / one["measured_s"] - 1) for row in done for one in row["layouts"]
-    ]
+    every = [one for row in done for one in row["layouts"]]
+    errors = [abs(one["predicted_s"] / one["at_pace_s"] - 1) for one in every]
+    raw = [abs(one["predicted_s"] / one["measured_s"] - 1) for one in every]
     right = [row["behind"] <= NEAR for row in done]
     return {
         "mean_error": statistics.mean(errors),
         "median_error": statistics.median(errors),
         "largest_error": max(errors),
+        "mean_error_as_measured": statistics.mean(raw),
         "mean_tau": statistics.mean(row["tau"] for row in done),
         "right": sum(right),
         "cases": len(done),
@@ -228,10 +289,6 @@ def _named(case: ChoiceCase) -> dict[str, Any]:
 def _hires(words: Sequence[str], timeout_s: float) -> str:
     command = module_command("hires", *words)
     return run_program(f"`{shlex.join(['hires', *words])}`", command, timeout_s)
-
-
-def _step_s(record: Mapping[str, Any]) -> float:
-    return float(record["throughput"]["step_s"]["median"])
 
 
 def _words(keys: Mapping[str, Any]) -> list[str]:
@@ -254,7 +311,7 @@ def _tables(result: Result) -> list[BenchTable]:
         if "error" in row:
             cases.append({**_case_cells(name), "why": row["error"][:300]})
             continue
-        found = _case_cells(name)
+        found = _case_cells(name) | {"pace": f"{row['pace']:.2f}"}
         found |= {"tau": f"{row['tau']:.2f}", "behind": f"{row['behind']:.1%}"}
         found |= {"search s": f"{row['search_s']:.1f}", "why": ""}
         cases.append(found)
@@ -266,16 +323,17 @@ def _tables(result: Result) -> list[BenchTable]:
 
 
 def _case_cells(name: str) -> dict[str, str]:
-    return {"case": name, "tau": "-", "behind": "-", "search s": "-", "why": ""}
+    return {"case": name, "pace": "-", "tau": "-", "behind": "-", "search s": "-", "why": ""}
 
 
 def _layout_cells(name: str, one: Mapping[str, Any]) -> dict[str, str]:
-    error = one["predicted_s"] / one["measured_s"] - 1
+    error = one["predicted_s"] / one["at_pace_s"] - 1
     return {
         "case": name,
         "layout": one["label"],
         "predicted ms": f"{one['predicted_s'] * 1e3:.1f}",
         "measured ms": f"{one['measured_s'] * 1e3:.1f}",
+        "at pace ms": f"{one['at_pace_s'] * 1e3:.1f}",
         "error": f"{error:+.1%}",
         "keys": one["overrides"],
     }
@@ -287,7 +345,8 @@ def _facts(result: Result) -> str:
     source = next((row["source"] for row in result["rows"] if "source" in row), "")
     return (
         f"Step times: mean error {result['mean_error']:.1%} (aim {AIMS['error']:.0%}), median "
-        f"{result['median_error']:.1%}, largest {result['largest_error']:.0%}. Mean tau "
+        f"{result['median_error']:.1%}, largest {result['largest_error']:.0%}; as measured, mean "
+        f"{result['mean_error_as_measured']:.1%}. Mean tau "
         f"{result['mean_tau']:.2f} (aim {AIMS['tau']}). The choice is within {NEAR:.0%} of the "
         f"best measured layout in {result['right']} of {result['cases']} cases (aim "
         f"{AIMS['right']:.0%}). The seconds are of: {source}."
