@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,12 +27,16 @@ import torch
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
 from hires.bench.contestants import bench_data
+from hires.bench.hires_command import composed
 from hires.bench.link_times import measure_links
 from hires.bench.node_times import Key, NodeTimes, typical
-from hires.bench.ranks import stream_ranks
+from hires.bench.pace import CHAINS, Pace, chain_config
+from hires.bench.ranks import run_ranks, stream_ranks
 from hires.bench.runners import HiresSteps
 from hires.comm import max_all
-from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, PlanError
 from hires.core.store import provenance
 from hires.nets.trace import trace_config
 from hires.plan.event import BYTES
@@ -48,11 +52,11 @@ from hires.plan.simulation.machine_calibration import (
     Sample,
     calibration_from,
     keep_calibration,
+    load_calibration,
     this_machine,
 )
 from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
 
-CHAINS: list[dict[str, Any]] = bench_data("calibration.yaml")["chains"]
 TILED: list[int] = bench_data("calibration.yaml")["tiled"]
 TASKS = ("train", "infer")
 LEAST_ROUNDS, MOST_ROUNDS = 1, 6
@@ -60,6 +64,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 1, 6
 PHASES = ("inference", "forward", "backward")
 MOST_RANKS, MOST_TILES = 32, 4
 """Of all cores busy: so many fill the memory's bandwidth; of an image in tiles."""
+OWN_TILED = 2
+"""Sizes of microbatches of which a user's network is measured in tiles, the largest ones."""
 COPIED = 1 << 24
 """Numbers of a copy that is larger than caches."""
 log = logging.getLogger(__name__)
@@ -69,6 +75,13 @@ log = logging.getLogger(__name__)
 class CalibrateOptions:
     """The options of ``hires bench calibrate``."""
 
+    overrides: tuple[str, ...] = option(
+        (),
+        "keys of a network, as model=unet image=256 batch=8: its own layers are measured, too",
+        flag="overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+    )
     seconds: float = option(40.0, "for the steps that are timed, at the most")
     chains: int = option(len(CHAINS), "networks, the first so many")
     timeout: float = option(1200.0, "seconds for everything")
@@ -85,6 +98,13 @@ class Timed(NamedTuple):
     plan: Plan
 
 
+class Networks(NamedTuple):
+    """What is timed: networks on one rank, and in tiles."""
+
+    whole: list[Timed]
+    tiled: list[Timed]
+
+
 def measure(options: CalibrateOptions) -> Results:
     """Yields the calibration once all of it is measured and kept."""
     begin_s = time.monotonic()
@@ -93,30 +113,59 @@ def measure(options: CalibrateOptions) -> Results:
         return max(1.0, options.timeout - (time.monotonic() - begin_s))
 
     cores = min(this_machine().cores, MOST_RANKS)
+    tiles = min(cores, MOST_TILES)
+    kept = _usable() if options.overrides else None
     chosen = range(min(options.chains, len(CHAINS)))
-    log.info("tracing %d networks", len(chosen))
-    whole, tiled = _planned(chosen, min(cores, MOST_TILES))
-    each_s = options.seconds / (len(whole) * min(cores, 2) + len(tiled))
-    found: list[Measured] = []
-    log.info("measuring operators of one rank, alone and with all %d cores busy", cores)
-    found += _measured(whole, cores, each_s, left_s())
-    if tiled:
-        log.info("measuring operators of images in tiles")
-        ranks = tiled[0].plan.world
-        found += _progress(stream_ranks(_times, ranks, left_s(), tiled, each_s, ranks), tiled)
-    log.info("measuring messages between two ranks")
-    made = calibration_of(found, measure_links(left_s()))
+    log.info("tracing the networks")
+    own = Networks([], [])
+    if options.overrides:
+        own = _own(composed(options.overrides, left_s()), tiles)
+    chains = _planned(chosen, tiles) if kept is None else Networks([], [])
+    networks = Networks(chains.whole + own.whole, chains.tiled + own.tiled)
+    found = _measured(networks, cores, options.seconds, left_s)
+    if kept is None:
+        log.info("measuring messages between two ranks")
+        made = calibration_of(found, measure_links(left_s()))
+    else:
+        made = with_network(kept, found)
     path = keep_calibration(made)
     taken_s = time.monotonic() - begin_s
-    kept = "nowhere: HIRES_CACHE=off" if path is None else str(path)
-    yield {"calibration": made.to_dict(), "kept": kept, "seconds": round(taken_s, 1)}
+    where = "nowhere: HIRES_CACHE=off" if path is None else str(path)
+    yield {"calibration": made.to_dict(), "kept": where, "seconds": round(taken_s, 1)}
+
+
+def _usable() -> Calibration | None:
+    """Returns the calibration of this machine; None: there is none that could be read."""
+    try:
+        return load_calibration()
+    except ConfigError as error:
+        log.warning("%s: all of the machine is measured again", error)
+        return None
+
+
+def with_network(kept: Calibration, found: list[Measured]) -> Calibration:
+    """Returns a calibration with the samples of another network; what else is in it stays."""
+    new = samples_of(found, kept.pace_s, kept.busy_pace_s)
+    measured = {(one.work, one.ranks > 1) for one in new}
+    others = [one for one in kept.samples if (one.work, one.ranks > 1) not in measured]
+    return dataclasses.replace(kept, time=provenance.now(), samples=[*others, *new])
+
+
+def samples_of(found: list[Measured], pace_s: float, busy_pace_s: float) -> list[Sample]:
+    """Returns all samples as they would be at one pace: seconds of a step that shows it."""
+    samples = []
+    for one in found:
+        factor = (busy_pace_s if one["ranks"] > 1 else pace_s) / one["pace_step_s"]
+        samples += [Sample(w, ranks, factor * seconds) for w, ranks, seconds in one["samples"]]
+    return samples
 
 
 def calibration_of(found: list[Measured], links: Links) -> Calibration:
     """Returns what follows from the measured networks."""
-    samples = [sample for one in found for sample in one["samples"]]
     alone = [one for one in found if one["ranks"] == 1]
     busy = [one for one in found if one["ranks"] > 1] or alone
+    pace_s, busy_pace_s = (typical([one["pace_step_s"] for one in ones]) for ones in (alone, busy))
+    samples = samples_of(found, pace_s, busy_pace_s)
     rates: dict[str, float] = {}
     for work, _, seconds in samples:
         if work.family in ARITHMETIC:
@@ -133,28 +182,32 @@ def calibration_of(found: list[Measured], links: Links) -> Calibration:
     rates_of = [[1 / one["bytes_per_s"] for one in ones] for ones in (alone, busy)]
     alone_rate, busy_rate = (1 / typical(ones) for ones in rates_of)
     when, here = provenance.now(), this_machine()
-    return Calibration(here, when, samples, rates, alone_rate, busy_rate, links, overheads)
+    speeds = rates, alone_rate, busy_rate, links, overheads
+    return Calibration(here, when, samples, *speeds, pace_s, busy_pace_s)
 
 
 def _measured(
-    whole: list[Timed], cores: int, each_s: float, timeout_s: float
-) -> Iterator[Measured]:
-    """Yields what a rank finds of each network alone, and beside a rank on every other core."""
+    networks: Networks, cores: int, seconds: float, left_s: Callable[[], float]
+) -> list[Measured]:
+    """Returns what a rank finds of each network: alone, with all cores busy, and in tiles."""
+    found: list[Measured] = []
+    share = len(networks.whole) * min(cores, 2)
+    share_s = seconds / max(1, share + len(networks.tiled))
+    log.info("measuring operators of one rank, alone and with all %d cores busy", cores)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         flag = Path(folder, "busy")
-        partners = [timed for timed in whole if timed.plan.training][::2]
+        partners = [timed for timed in networks.whole if timed.plan.training][::2]
         for _ in range(cores - 1):  # worlds of their own, which never end
-            partner = stream_ranks(_accompany, 1, timeout_s, partners, str(flag))
+            partner = stream_ranks(_accompany, 1, left_s(), partners, str(flag))
             stack.callback(partner.close)  # type: ignore[attr-defined]
             next(partner)
-        words = whole, each_s, 1, str(flag) if cores > 1 else "", cores
-        yield from _progress(stream_ranks(_times, 1, timeout_s, *words), whole)
-
-
-def _progress(found: Iterator[list[Measured]], every: list[Timed]) -> Iterator[Measured]:
-    for done, ones in enumerate(found, start=1):
-        log.info("network %d of %d", done, len(every))
-        yield from ones
+        words = networks.whole, share * share_s, 1, str(flag) if cores > 1 else "", cores
+        found += run_ranks(_times, 1, left_s(), *words)
+    for ranks in sorted({timed.plan.world for timed in networks.tiled}):
+        log.info("measuring operators of images in %d tiles", ranks)
+        alike = [timed for timed in networks.tiled if timed.plan.world == ranks]
+        found += run_ranks(_times, ranks, left_s(), alike, len(alike) * share_s, cores)
+    return found
 
 
 def _accompany(rank: int, every: list[Timed], flag: str) -> Iterator[bool]:
@@ -172,18 +225,39 @@ def _accompany(rank: int, every: list[Timed], flag: str) -> Iterator[bool]:
 
 
 def _times(
-    rank: int, every: list[Timed], each_s: float, ranks: int, flag: str = "", cores: int = 1
-) -> Iterator[list[Measured]]:
-    """Yields what this rank takes for each network, and what while a file makes others compute."""
-    for config, plan in every:
-        times = NodeTimes(HiresSteps(config, plan, rank))
-        times.step()
-        found = [_found(times, plan, rank, ranks, each_s)]
-        if flag:
-            Path(flag).touch()
-            found.append(_found(times, plan, rank, cores, each_s))
-            Path(flag).unlink()
-        yield found
+    rank: int, every: list[Timed], budget_s: float, ranks: int, flag: str = "", cores: int = 1
+) -> list[Measured]:
+    """Returns what this rank takes for each network, and what while a file makes others compute.
+
+    The networks take turns, so that whatever else happens on the machine hits all of them alike.
+    All ranks of a plan take equally many steps.
+    """
+    times = [NodeTimes(HiresSteps(*timed, rank)) for timed in every]
+    for one in times:
+        one.step()  # prepares kernels
+        one.forget()
+    for one in times:
+        one.step()  # shows how long a round takes
+    round_s = sum(one.step_s[0] for one in times) * (2 if flag else 1)
+    rounds = max_all(max(LEAST_ROUNDS, min(MOST_ROUNDS, int(budget_s / round_s))))
+    moods = (False, True) if flag else (False,)
+    found = {busy: ([one.again() for one in times], Pace()) for busy in moods}
+    for number in range(rounds):
+        log.info("round %d of %d", number + 1, rounds)
+        for busy, (ones, pace) in found.items():
+            if busy:
+                Path(flag).touch()
+            pace.step()
+            for one in ones:
+                one.step()
+            pace.step()
+            if busy:
+                Path(flag).unlink()
+    return [
+        _found(one, timed.plan, rank, cores if busy else ranks, pace)
+        for busy, (ones, pace) in found.items()
+        for one, timed in zip(ones, every, strict=True)
+    ]
 
 
 def _dtypes() -> list[str]:
@@ -192,25 +266,55 @@ def _dtypes() -> list[str]:
     return ["fp32", *(["bf16"] if {"avx512_bf16", "amx_bf16"} & flags else [])]
 
 
-def _planned(chosen: Iterable[int], tiles: int) -> tuple[list[Timed], list[Timed]]:
+def _planned(chosen: Iterable[int], tiles: int) -> Networks:
     """Returns the networks on one rank, in every precision and task, and some in tiles."""
     whole, tiled = [], []
     for index, dtype, task in itertools.product(chosen, _dtypes(), TASKS):
-        config = _config(CHAINS[index], dtype, task)
+        config = chain_config(CHAINS[index], dtype, task)
         graph = trace_config(config)
         whole.append(planned(config, graph))
         if tiles > 1 and index in TILED and dtype == "fp32":
             cut = dataclasses.replace(config.parallel, tiles=[tiles, 1])
             tiled.append(planned(dataclasses.replace(config, parallel=cut), graph))
-    return whole, tiled
+    return Networks(whole, tiled)
 
 
-def calibration_network(index: int, replicas: int) -> Timed:
-    """Returns a network of the calibration that replicas train in fp32, each its own images."""
-    single = _config(CHAINS[index], "fp32", "train")
-    parallel = dataclasses.replace(single.parallel, replicas=replicas)
-    config = dataclasses.replace(single, batch=replicas * single.batch, parallel=parallel)
-    return planned(config, trace_config(single))
+def _own(config: RunConfig, tiles: int) -> Networks:
+    """Returns a user's network with microbatches of its batch, its half, and so on, and in tiles.
+
+    It is cut into up to as many tiles as there are ``ranks``, or into so many. One that cannot be
+    cut is measured whole. ConfigError, PlanError: it makes no plan on one rank.
+    """
+    measure = dataclasses.replace(config.measure, warmup=0)
+    single = dataclasses.replace(
+        config,
+        device="cpu",
+        parallel=ParallelConfig(),
+        steps=1,
+        measure=measure,
+        weights=None,
+        ranks=None,
+    )
+    most = max(tiles, min(config.ranks or MOST_TILES, MOST_TILES))
+    grids = [[rows, 1] for rows in range(2, most + 1)] + [[2, 2]] * (most >= 4)
+    whole: list[Timed] = []
+    tiled: list[Timed] = []
+    samples = config.batch
+    while samples:
+        part = dataclasses.replace(single, batch=samples)
+        try:
+            graph = trace_config(part)
+        except ConfigError:
+            if not whole:
+                raise
+            break  # as batch norms refuse a single sample
+        whole.append(planned(part, graph))
+        for grid in grids if len(whole) <= OWN_TILED else []:
+            cut = dataclasses.replace(part.parallel, tiles=grid)
+            with contextlib.suppress(ConfigError, PlanError):
+                tiled.append(planned(dataclasses.replace(part, parallel=cut), graph))
+        samples //= 2
+    return Networks(whole, tiled)
 
 
 def planned(config: RunConfig, graph: Graph) -> Timed:
@@ -220,35 +324,8 @@ def planned(config: RunConfig, graph: Graph) -> Timed:
     return Timed(config, plan)
 
 
-def _config(chain: dict[str, Any], dtype: str, task: str) -> RunConfig:
-    target = "hires.bench.calibration_nets:Chain"
-    words = {"words": chain["words"], "classes": 10}
-    return from_dict(
-        {
-            "device": "cpu",
-            "image": [chain["image"]] * 2,
-            "batch": chain["batch"],
-            "steps": 1,
-            "model": {"name": "custom", "target": target, "args": words, "classes": 10},
-            "data": {"classes": 10, "prefetch": 0},
-            "task": {"name": task},
-            "precision": {"name": dtype},
-            "optimizer": {"lr": 0.0},
-            "measure": {"warmup": 0},
-        }
-    )
-
-
-def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int, budget_s: float) -> Measured:
-    """Returns the samples of a rank's steps, and the parts of a step.
-
-    The ranks of a plan take equally many steps.
-    """
-    times.forget()
-    times.step()
-    rounds = max_all(min(MOST_ROUNDS, int(budget_s / times.step_s[0])))
-    for _ in range(max(LEAST_ROUNDS, rounds)):
-        times.step()
+def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int, pace: Pace) -> Measured:
+    """Returns the samples of a rank's steps, and the parts of a step."""
     medians = times.medians()
     works = _works(plan, rank)
     samples = [Sample(works[key], ranks, medians[key]) for key in works if medians.get(key)]
@@ -258,6 +335,7 @@ def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int, budget_s: float)
     nodes_s = sum(medians.values())
     return {
         "ranks": ranks,
+        "pace_step_s": typical(pace.taken_s),
         "samples": _without_copies(samples),
         "pass_s": passes_s / len(plan.actions_of(rank)),
         "besides_s": max(0.0, typical(times.step_s) - nodes_s - passes_s - update_s),

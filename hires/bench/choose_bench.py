@@ -10,46 +10,40 @@ Example: hires bench choose --only resnet18 --layouts 4
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import importlib.util
 import itertools
 import json
 import logging
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
-from hires.bench.calibrate_bench import Timed, calibration_network, planned
+from hires.bench.calibrate_bench import Timed, planned
 from hires.bench.contestants import bench_data
-from hires.bench.ranks import run_program, stream_ranks
+from hires.bench.hires_command import composed, hires_output
+from hires.bench.pace import pace_steps
+from hires.bench.ranks import stream_ranks
 from hires.bench.runners import HiresSteps
 from hires.bench.timing import Runner, race
 from hires.comm import make_groups
-from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError
-from hires.core.python_command import module_command
 from hires.core.store.reading import read_named_values
 from hires.core.units import seconds
 from hires.nets.trace import trace_config
-from hires.plan.groups import groups, num_tile_groups
-from hires.plan.route_choice import resolve
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
-from hires.plan.simulation.machine_model import machine_of
 
 NEAR = 0.05
 """A choice within so much of the best measured layout counts as right."""
 AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
 """Mean error of the step time at the most; mean tau and share of right choices at the least."""
-PACE, PACE_NAME = 2, "pace"
-"""Of the networks that `hires doctor --calibrate` measures, the one that shows the pace."""
+PACE = "pace"
 WARMUP = 2
 NOTES = """\
 Predicted is the simulated step of the plan, on this machine's calibration. The layouts of a case
@@ -77,7 +71,8 @@ class ChooseOptions:
     ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
     layouts: int = option(6, "layouts of a case that run, of different shapes")
     rounds: int = option(12, "steps of each layout, in turns")
-    timeout: float = option(600.0, "seconds for each case")
+    calibrate: bool = option(True, "measure no layers of the networks before their cases")
+    timeout: float = option(900.0, "seconds for each case, and for each calibration")
 
     def __post_init__(self) -> None:
         if self.layouts < 2:
@@ -98,9 +93,14 @@ class ChoiceCase:
 def measure(options: ChooseOptions) -> Results:
     """Yields all cases after each new one, and what follows from them."""
     rows: list[dict[str, Any]] = []
+    known = None
     for case in cases_of(options):
         began_s = time.monotonic()
         try:
+            if options.calibrate and known != (case.network, case.image):
+                log.info("measuring the layers of %s at %d", case.network, case.image)
+                known = case.network, case.image
+                hires_output(["doctor", "--calibrate", *case.words, "--json"], options.timeout)
             rows.append(compared(case, options))
         except HiresError as error:
             rows.append({**_named(case), "error": str(error)})
@@ -139,21 +139,22 @@ def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
     """Returns the layouts of a case, predicted and measured; HiresError: something failed."""
     began_s = time.monotonic()
     choice = json.loads(
-        _hires(["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"], options.timeout)
+        hires_output(
+            ["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"], options.timeout
+        )
     )
     asked_s = time.monotonic() - began_s
     layouts = of_different_shapes(choice["options"], options.layouts)
     entrants = [_entrant(case, layout["keys"], options) for layout in layouts]
-    pace = pace_of_machine(case.ranks)
-    job = options.timeout, entrants, pace.timed, case.ranks, options.rounds
+    calibration = calibration_or_defaults()
+    paced = min(case.ranks, calibration.machine.cores)
+    job = options.timeout, entrants, paced, case.ranks, options.rounds
     *_, (steps_s, pace_s) = stream_ranks(race_layouts, case.ranks, *job)
-    slower = statistics.median(pace_s) / pace.predicted_s
+    then_s = calibration.busy_pace_s if paced > 1 else calibration.pace_s
+    slower = statistics.median(pace_s) / then_s
     rows = []
     for layout, samples in zip(layouts, steps_s, strict=True):
-        own = [
-            step_s * pace.predicted_s / beside
-            for step_s, beside in zip(samples, pace_s, strict=True)
-        ]
+        own = [step_s * then_s / beside for step_s, beside in zip(samples, pace_s, strict=True)]
         row = {
             "overrides": layout["overrides"],
             "label": layout["layout"],
@@ -179,50 +180,26 @@ def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
     }
 
 
-class Pace(NamedTuple):
-    """A network of the calibration that every core computes by itself, and what it is to take."""
-
-    timed: Timed
-    predicted_s: float
-
-
-def pace_of_machine(num_ranks: int) -> Pace:
-    """Returns the network whose steps show how fast the machine is beside its calibration.
-
-    As many of the ranks compute it as there are cores, each its own images.
-    """
-    calibration = calibration_or_defaults()
-    cores = min(num_ranks, calibration.machine.cores or 1)
-    config, plan = calibration_network(PACE, cores)
-    machine = machine_of(config, calibration)
-    return Pace(Timed(config, plan), machine.step_time(plan).step_s)
-
-
 def race_layouts(
-    rank: int, entrants: list[Timed], pace: Timed, num_ranks: int, rounds: int
+    rank: int, entrants: list[Timed], paced: int, num_ranks: int, rounds: int
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
-    """Yields the seconds of the steps of all layouts, and those of the pace, after each round."""
+    """Yields the seconds of the steps of all layouts, and those of the pace, after each round.
+
+    The first ``paced`` ranks run the steps that show the pace, each by itself.
+    """
     world = make_groups([[*range(num_ranks)]])[0]
     runners: dict[str, Runner | None] = {}
     for number, timed in enumerate(entrants):
         runners[str(number)] = HiresSteps(timed.config, timed.plan, rank)
-    if rank < pace.plan.world:
-        runners[PACE_NAME] = HiresSteps(*pace, rank)
-    else:  # all ranks of a world make its groups together
-        make_groups(groups(pace.plan), num_tile_groups(pace.plan))
-        runners[PACE_NAME] = None
+    runners[PACE] = pace_steps() if rank < paced else None
     for samples in race(runners, rounds, WARMUP, world):
         steps_s = [samples[str(number)].step_s for number in range(len(entrants))]
-        yield steps_s, samples[PACE_NAME].step_s
+        yield steps_s, samples[PACE].step_s
 
 
 def _entrant(case: ChoiceCase, keys: Mapping[str, Any], options: ChooseOptions) -> Timed:
     """Returns a layout of a case with its plan."""
-    words = [*case.words, *_words(keys), "--cfg", "job"]
-    config = resolve(from_dict(yaml.safe_load(_hires(["plan", *words], options.timeout))))
-    if config.model.classes is None:  # as a run has it by its data
-        model = dataclasses.replace(config.model, classes=config.data.classes)
-        config = dataclasses.replace(config, model=model)
+    config = composed([*case.words, *_words(keys)], options.timeout)
     return planned(config, trace_config(config))
 
 
@@ -284,11 +261,6 @@ def _sign(number: float) -> int:
 
 def _named(case: ChoiceCase) -> dict[str, Any]:
     return {"network": case.network, "image": case.image, "ranks": case.ranks}
-
-
-def _hires(words: Sequence[str], timeout_s: float) -> str:
-    command = module_command("hires", *words)
-    return run_program(f"`{shlex.join(['hires', *words])}`", command, timeout_s)
 
 
 def _words(keys: Mapping[str, Any]) -> list[str]:

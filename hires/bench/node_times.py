@@ -64,6 +64,10 @@ class NodeTimes:
         passes = [span for span in spans if span.kind in PASSES]
         self.passes_s.append(_length(passes) - sum(map(self._keep, passes)))
 
+    def again(self) -> NodeTimes:
+        """Returns another list of times of the same steps."""
+        return NodeTimes(self.steps)
+
     def forget(self) -> None:
         """Forgets the steps so far, which have warmed up."""
         self.nodes.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from hires.core.errors import RunError
 from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, kept_file, load_calibration
 from hires.plan.simulation.node_work import family_of
+from tests.helpers.calibrations import CALIBRATION
 
 TINY = {"image": 16, "batch": 2, "words": "c3:8 bn relu save c1:8/2 nearest add"}
 
@@ -51,6 +53,7 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch, capsys):
         raise RunError("rank 0 failed")
 
     monkeypatch.setattr(bench, "stream_ranks", fail)
+    monkeypatch.setattr(bench, "run_ranks", fail)
     assert bench.BENCHMARK.main([]) == RunError.exit_code
     assert not list(cache.rglob("*.json"))
 
@@ -58,20 +61,60 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch, capsys):
 def test_networks_name_the_layers_that_they_describe():
     chains = [Chain(one["words"], 10) for one in bench.CHAINS]
     assert all(chain.fc.out_features == 10 for chain in chains)
-    [timed] = [t for t in bench._planned([0], 1)[0] if t.plan.training]
+    [timed] = [t for t in bench._planned([0], 1).whole if t.plan.training]
     families = {family_of(timed.plan.graph, node) for node in timed.plan.graph.nodes}
     assert len(families) > 8
 
 
 def test_what_follows_from_samples_is_of_the_ranks_that_were_timed():
     one = {"ranks": 1, "samples": [], "pass_s": 1e-3, "besides_s": 2e-3, "update_s": 0.5}
-    one |= {"update_bytes": 1e9, "bytes_per_s": 8e9}
+    one |= {"update_bytes": 1e9, "bytes_per_s": 8e9, "pace_step_s": 0.1}
     work = bench.NodeWork("conv2d", CONV, True, True, "float32", 1e6, 8.0, (1, 1, 1, 9, 1, 1))
     one["samples"] = [bench.Sample(work, 1, 1e-3)]
     made = bench.calibration_of([one, {**one, "ranks": 2, "bytes_per_s": 4e9}], LINKS)
     assert made.flops_per_s == {"float32": pytest.approx(2e9)}
     assert (made.bytes_per_s, made.busy_bytes_per_s) == pytest.approx((8e9, 4e9))
     assert made.overheads.update_bytes_per_s == 2e9
+    assert (made.pace_s, made.busy_pace_s) == (0.1, 0.1)
+
+
+def test_samples_of_a_slow_moment_are_those_of_the_usual_pace():
+    work = bench.NodeWork("conv2d", CONV, False, True, "float32", 1e6, 8.0, (1, 1, 1, 9, 1, 1))
+    other = work._replace(num_bytes=16.0)
+    samples = [bench.Sample(work, 1, 1.0), bench.Sample(other, 1, 7.0)]
+    kept = dataclasses.replace(CALIBRATION, samples=samples, pace_s=0.1, busy_pace_s=0.2)
+    found = [
+        {"ranks": 1, "pace_step_s": 0.3, "samples": [bench.Sample(work, 1, 6.0)]},
+        {"ranks": 2, "pace_step_s": 0.1, "samples": [bench.Sample(work, 2, 6.0)]},
+    ]
+    made = bench.with_network(kept, found)
+    seconds = {(one.work, one.ranks): one.seconds for one in made.samples}
+    assert seconds == pytest.approx({(work, 1): 2.0, (work, 2): 12.0, (other, 1): 7.0})
+    assert made.time != kept.time
+    assert (made.links, made.pace_s) == (kept.links, kept.pace_s)
+
+
+def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
+    config = bench.chain_config({**TINY, "batch": 6}, "fp32", "train")
+    config = dataclasses.replace(config, ranks=3)
+    own = bench._own(config, 2)
+    assert [timed.config.batch for timed in own.whole] == [6, 3, 1]
+    tiles = [(timed.config.batch, timed.config.parallel.tiles) for timed in own.tiled]
+    assert tiles == [(6, [2, 1]), (6, [3, 1]), (3, [2, 1]), (3, [3, 1])]
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(240)
+def test_own_network_joins_a_calibration_that_exists(cache, capsys):
+    assert bench.BENCHMARK.main(["--seconds", "0.1", "--timeout", "100", "--json"]) == 0
+    capsys.readouterr()
+    before = load_calibration()
+    own = ["model=resnet18", "image=32", "batch=2", "ranks=2"]
+    assert bench.BENCHMARK.main(["--seconds", "0.1", "--timeout", "120", "--json", *own]) == 0
+    after = load_calibration()
+    assert before.links == after.links
+    assert {s.work for s in before.samples} < {s.work for s in after.samples}
+    assert any(s.work.sizes[2] == 512 for s in after.samples if s.work.family == CONV)
 
 
 def test_typical_time_is_the_median_of_the_faster_half():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from hires.bench import choose_bench as bench
 from hires.core.errors import ConfigError, RunError
+from tests.helpers.calibrations import CALIBRATION
 
 
 def option(name, step_s, replicas=1, stages=1, **keys):
@@ -41,34 +43,38 @@ def test_layouts_are_the_best_of_each_shape_spread_from_fastest_to_slowest():
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What `hires` prints: a choice of three layouts, and runs of which the second is fastest."""
-    measured = {1: 0.011, 2: 0.010, 3: 0.030}
+    """A choice of three layouts of 10, 20 and 30 ms, and steps on a machine half as fast."""
     asked = []
 
     def hires(words, timeout_s):
         asked.append([*words])
-        if words[0] == "plan":
-            options = [option(f"s{n}", 0.01 * n, stages=n) for n in (1, 2, 3)]
-            return json.dumps({"options": options, "source": "a test", "seconds": 1.0})
-        [stages] = [int(w.partition("=")[2]) for w in words if w.startswith("parallel.stages=")]
-        return json.dumps({"throughput": {"step_s": {"median": measured[stages]}}})
+        options = [option(f"s{n}", 0.01 * n, stages=n) for n in (1, 2, 3)]
+        return json.dumps({"options": options, "source": "a test", "seconds": 1.0})
 
-    monkeypatch.setattr(bench, "_hires", hires)
+    def steps(job, ranks, timeout_s, entrants, paced, *_):
+        yield [[0.022, 0.022], [0.020, 0.020], [0.060, 0.060]], [0.2, 0.2]
+
+    calibration = dataclasses.replace(CALIBRATION, pace_s=0.05, busy_pace_s=0.1)
+    monkeypatch.setattr(bench, "hires_output", hires)
+    monkeypatch.setattr(bench, "stream_ranks", steps)
+    monkeypatch.setattr(bench, "_entrant", lambda *_: None)
+    monkeypatch.setattr(bench, "calibration_or_defaults", lambda: calibration)
     return asked
 
 
 def test_errors_order_and_right_choices(answers):
-    options = bench.ChooseOptions(only="resnet18", images=1, ranks="2")
+    options = bench.ChooseOptions(only="resnet18", images=1, ranks="2", calibrate=False)
     [result] = [*bench.measure(options)]
     [row] = result["rows"]
+    assert row["pace"] == pytest.approx(2.0)
     assert row["behind"] == pytest.approx(0.1)
     assert row["tau"] == pytest.approx(1 / 3)
     assert result["right"] == 0
     assert result["cases"] == 1
-    # 10 beside 11, 20 beside 10, 30 beside 30
+    # At the calibration's pace 10 beside 11, 20 beside 10, 30 beside 30.
     assert result["mean_error"] == pytest.approx((1 / 11 + 1 + 0) / 3)
+    assert result["mean_error_as_measured"] == pytest.approx((12 / 22 + 0 + 30 / 60) / 3)
     assert answers[0][:3] == ["plan", "--choose", "ranks=2"]
-    assert len(answers) == 4
     text = str(bench._tables(result))
     assert "within 5%" in text
 
@@ -77,8 +83,8 @@ def test_run_that_fails_is_a_row_with_its_reason(monkeypatch):
     def fails(words, timeout_s):
         raise RunError("it ran out of memory")
 
-    monkeypatch.setattr(bench, "_hires", fails)
-    options = bench.ChooseOptions(only="resnet18", images=1, ranks="2")
+    monkeypatch.setattr(bench, "hires_output", fails)
+    options = bench.ChooseOptions(only="resnet18", images=1, ranks="2", calibrate=False)
     [result] = [*bench.measure(options)]
     assert not result["ok"]
     assert "it ran out of memory" in str(bench._tables(result))

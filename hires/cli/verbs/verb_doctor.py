@@ -28,6 +28,7 @@ PARSER = Parser(
         "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
         "hires doctor --gpu                       everything that needs a GPU, tried on one",
         "hires doctor --calibrate                 measures operators and links, to predict steps",
+        "hires doctor --calibrate model=unet image=256 batch=8    and the layers of this network",
         "hires doctor --json",
     ),
     *composing(),
@@ -52,12 +53,14 @@ def main(args: Namespace) -> int:
         raise ConfigError("--gpu and --calibrate measure at once; leave one of the two out")
     for name, why in BENCHMARKS.items():
         if getattr(args, name):
-            if args.overrides or args.config_dir or args.cfg or args.nodes is not None:
+            keys = args.overrides if name == "calibrate" else []
+            if args.overrides != keys or args.config_dir or args.cfg or args.nodes is not None:
                 raise ConfigError(
-                    f"`hires doctor --{name}` {why[0]} and takes no keys, --config-dir, --cfg or "
-                    f"--nodes; {why[1]}"
+                    f"`hires doctor --{name}` {why[0]} and takes no "
+                    f"{'keys, ' if name != 'calibrate' else ''}--config-dir, --cfg or --nodes; "
+                    f"{why[1]}"
                 )
-            return bench([name, *(["--json"] if args.json else [])])
+            return bench([name, *(["--json"] if args.json else []), *keys])
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         from hires.cli.compose.compose_config import compose

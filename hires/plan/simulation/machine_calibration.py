@@ -26,7 +26,7 @@ from hires.plan.operators.operator_families import PRODUCT
 from hires.plan.simulation.node_work import CONVOLUTIONS, NodeWork
 from hires.plan.simulation.simulate import Link, Network
 
-SCHEMA = 1
+SCHEMA = 2
 COMMAND = "hires doctor --calibrate"
 FOLDER = "calibration"
 DAY_S = 86400
@@ -98,6 +98,11 @@ class Calibration:
     """Of a core's memory while all cores compute."""
     links: Links
     overheads: Overheads
+    pace_s: float = 1.0
+    """Of a step that shows how fast the machine is at a moment (:mod:`hires.bench.pace`), when
+    these samples were taken and the other cores were idle."""
+    busy_pace_s: float = 1.0
+    """The same while all cores computed."""
 
     @property
     def is_measured(self) -> bool:
@@ -124,7 +129,7 @@ class Calibration:
         machine = self.machine._asdict()
         parts = {"links": dataclasses.asdict(self.links)}
         parts["overheads"] = dataclasses.asdict(self.overheads)
-        own = ("time", "flops_per_s", "bytes_per_s", "busy_bytes_per_s")
+        own = ("time", "flops_per_s", "bytes_per_s", "busy_bytes_per_s", "pace_s", "busy_pace_s")
         facts = {name: getattr(self, name) for name in own}
         return {"schema": SCHEMA, "machine": machine, **facts, **parts, "samples": rows}
 
@@ -237,7 +242,9 @@ def calibration_from(values: Mapping[str, Any]) -> Calibration:
     if FALLBACK_DTYPE not in rates:
         raise ValueError(f"it has no speed of {FALLBACK_DTYPE}")
     bandwidths = float(values["bytes_per_s"]), float(values["busy_bytes_per_s"])
-    return Calibration(machine, values["time"], samples, rates, *bandwidths, links, overheads)
+    speeds = rates, *bandwidths, links, overheads
+    paces = float(values["pace_s"]), float(values["busy_pace_s"])
+    return Calibration(machine, values["time"], samples, *speeds, *paces)
 
 
 def _rest(sample: Sample) -> dict[str, Any]:
@@ -268,6 +275,10 @@ def _require_finite(values: Any, key: str = "") -> None:
         for value in values:
             _require_finite(value, key)
     elif isinstance(values, float | int) and not isinstance(values, bool):
-        least = math.ulp(0.0) if key.endswith("_per_s") or key in ("seconds", "ranks") else 0.0
+        least = (
+            math.ulp(0.0)
+            if key.endswith(("_per_s", "pace_s")) or key in ("seconds", "ranks")
+            else 0.0
+        )
         if not least <= values < math.inf:
             raise ValueError(f"{key} is {values}")

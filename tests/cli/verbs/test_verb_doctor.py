@@ -65,14 +65,16 @@ def test_check_of_a_gpu_takes_no_keys(hires, monkeypatch, words):
     assert "`hires bench gpu --device NAME`" in answer.err
 
 
-def test_calibration_is_a_benchmark_and_takes_no_keys(hires, monkeypatch):
+def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypatch):
     seen = []
     monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 0)
     assert hires("doctor", "--calibrate", "--json").code == 0
     assert seen == [["calibrate", "--json"]]
-    answer = hires("doctor", "--calibrate", "image=64")
+    assert hires("doctor", "--calibrate", "model=unet", "image=64").code == 0
+    assert seen[1:] == [["calibrate", "model=unet", "image=64"]]
+    answer = hires("doctor", "--calibrate", "--nodes", "2")
     assert answer.code == 2
-    assert "`hires doctor --calibrate` measures this machine and takes no keys" in answer.err
+    assert "`hires doctor --calibrate` measures this machine and takes no --config" in answer.err
     answer = hires("doctor", "--calibrate", "--gpu")
     assert answer.code == 2
     assert "leave one of the two out" in answer.err

@@ -1,0 +1,33 @@
+"""Asks the command ``hires`` as a user does; benchmarks hold no front end of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+import yaml
+
+from hires.bench.ranks import run_program
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.python_command import module_command
+from hires.plan.route_choice import resolve
+
+
+def hires_output(words: Sequence[str], timeout_s: float) -> str:
+    """Returns what `hires` prints; RunError: it failed; LateError: the time was over."""
+    command = module_command("hires", *words)
+    return run_program(f"`{shlex.join(['hires', *words])}`", command, timeout_s)
+
+
+def composed(words: Sequence[str], timeout_s: float) -> RunConfig:
+    """Returns the config that overrides describe; errors as in :func:`hires_output`.
+
+    A network whose classes are unset has those of made-up data.
+    """
+    told = hires_output(["plan", *words, "--cfg", "job"], timeout_s)
+    config = resolve(from_dict(yaml.safe_load(told)))
+    if config.model.classes is None:
+        model = dataclasses.replace(config.model, classes=config.data.classes)
+        config = dataclasses.replace(config, model=model)
+    return config
