@@ -37,7 +37,8 @@ from hires.core.errors import ConfigError, HiresError
 from hires.core.store.reading import read_named_values
 from hires.core.units import seconds
 from hires.nets.trace import trace_config
-from hires.plan.simulation.machine_calibration import calibration_or_defaults
+from hires.plan.simulation.machine_calibration import Calibration, calibration_or_defaults
+from hires.plan.simulation.machine_model import machine_of
 
 NEAR = 0.05
 """A choice within so much of the best measured layout counts as right."""
@@ -46,9 +47,10 @@ AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
 PACE = "pace"
 WARMUP = 2
 NOTES = """\
-Predicted is the simulated step of the plan, on this machine's calibration. The layouts of a case
-take turns step by step, in the processes of one world; measured is the median step. The machine's
-pace at that moment is that of a network of the calibration, which every core computes in each round
+Predicted is the simulated step of the plan, on this machine's calibration, to which `hires doctor
+--calibrate` with the keys of a network has added its layers (not with --no-calibrate). The layouts
+of a case take turns step by step, in the processes of one world; measured is the median step. The
+machine's pace at that moment is that of a network of the calibration, which every core computes in each round
 by itself: `pace` is how much longer it takes than when the machine was calibrated. `at pace` is the
 step divided by it, round by round, and what the errors are of; those of the steps as measured stand
 beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that of the
@@ -93,7 +95,7 @@ class ChoiceCase:
 def measure(options: ChooseOptions) -> Results:
     """Yields all cases after each new one, and what follows from them."""
     rows: list[dict[str, Any]] = []
-    known = None
+    known, before = None, calibration_or_defaults()
     for case in cases_of(options):
         began_s = time.monotonic()
         try:
@@ -101,7 +103,7 @@ def measure(options: ChooseOptions) -> Results:
                 log.info("measuring the layers of %s at %d", case.network, case.image)
                 known = case.network, case.image
                 hires_output(["doctor", "--calibrate", *case.words, "--json"], options.timeout)
-            rows.append(compared(case, options))
+            rows.append(compared(case, options, before))
         except HiresError as error:
             rows.append({**_named(case), "error": str(error)})
         yield {"ok": all("error" not in row for row in rows), "rows": rows, **summary(rows)}
@@ -135,8 +137,11 @@ def cases_of(options: ChooseOptions) -> Iterator[ChoiceCase]:
             yield ChoiceCase(name, image, ranks, words)
 
 
-def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
-    """Returns the layouts of a case, predicted and measured; HiresError: something failed."""
+def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> dict[str, Any]:
+    """Returns the layouts of a case, predicted and measured; HiresError: something failed.
+
+    ``before``: the calibration that knows no layers of this network.
+    """
     began_s = time.monotonic()
     choice = json.loads(
         hires_output(
@@ -153,12 +158,13 @@ def compared(case: ChoiceCase, options: ChooseOptions) -> dict[str, Any]:
     then_s = calibration.busy_pace_s if paced > 1 else calibration.pace_s
     slower = statistics.median(pace_s) / then_s
     rows = []
-    for layout, samples in zip(layouts, steps_s, strict=True):
+    for layout, timed, samples in zip(layouts, entrants, steps_s, strict=True):
         own = [step_s * then_s / beside for step_s, beside in zip(samples, pace_s, strict=True)]
         row = {
             "overrides": layout["overrides"],
             "label": layout["layout"],
             "predicted_s": layout["step_s"],
+            "generic_s": machine_of(timed.config, before).step_time(timed.plan).step_s,
             "measured_s": statistics.median(samples),
             "at_pace_s": statistics.median(own),
         }
@@ -241,6 +247,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     every = [one for row in done for one in row["layouts"]]
     errors = [abs(one["predicted_s"] / one["at_pace_s"] - 1) for one in every]
+    generic = [abs(one["generic_s"] / one["at_pace_s"] - 1) for one in every]
     raw = [abs(one["predicted_s"] / one["measured_s"] - 1) for one in every]
     right = [row["behind"] <= NEAR for row in done]
     return {
@@ -248,6 +255,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "median_error": statistics.median(errors),
         "largest_error": max(errors),
         "mean_error_as_measured": statistics.mean(raw),
+        "mean_error_of_generic": statistics.mean(generic),
         "mean_tau": statistics.mean(row["tau"] for row in done),
         "right": sum(right),
         "cases": len(done),
@@ -318,7 +326,8 @@ def _facts(result: Result) -> str:
     return (
         f"Step times: mean error {result['mean_error']:.1%} (aim {AIMS['error']:.0%}), median "
         f"{result['median_error']:.1%}, largest {result['largest_error']:.0%}; as measured, mean "
-        f"{result['mean_error_as_measured']:.1%}. Mean tau "
+        f"{result['mean_error_as_measured']:.1%}; without the layers of these networks, mean "
+        f"{result['mean_error_of_generic']:.1%}. Mean tau "
         f"{result['mean_tau']:.2f} (aim {AIMS['tau']}). The choice is within {NEAR:.0%} of the "
         f"best measured layout in {result['right']} of {result['cases']} cases (aim "
         f"{AIMS['right']:.0%}). The seconds are of: {source}."

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from hires.bench import choose_bench as bench
+from hires.bench.calibrate_bench import Timed
 from hires.core.errors import ConfigError, RunError
 from tests.helpers.calibrations import CALIBRATION
 
@@ -57,7 +59,9 @@ def answers(monkeypatch):
     calibration = dataclasses.replace(CALIBRATION, pace_s=0.05, busy_pace_s=0.1)
     monkeypatch.setattr(bench, "hires_output", hires)
     monkeypatch.setattr(bench, "stream_ranks", steps)
-    monkeypatch.setattr(bench, "_entrant", lambda *_: None)
+    monkeypatch.setattr(bench, "_entrant", lambda *_: Timed(None, None))
+    machine = SimpleNamespace(step_time=lambda _: SimpleNamespace(step_s=0.022))
+    monkeypatch.setattr(bench, "machine_of", lambda *_: machine)
     monkeypatch.setattr(bench, "calibration_or_defaults", lambda: calibration)
     return asked
 
@@ -74,6 +78,7 @@ def test_errors_order_and_right_choices(answers):
     # At the calibration's pace 10 beside 11, 20 beside 10, 30 beside 30.
     assert result["mean_error"] == pytest.approx((1 / 11 + 1 + 0) / 3)
     assert result["mean_error_as_measured"] == pytest.approx((12 / 22 + 0 + 30 / 60) / 3)
+    assert result["mean_error_of_generic"] == pytest.approx((1 + 1.2 + 8 / 30) / 3)
     assert answers[0][:3] == ["plan", "--choose", "ranks=2"]
     text = str(bench._tables(result))
     assert "within 5%" in text
