@@ -50,12 +50,12 @@ NOTES = """\
 Predicted is the simulated step of the plan, on this machine's calibration, to which `hires doctor
 --calibrate` with the keys of a network has added its layers (not with --no-calibrate). The layouts
 of a case take turns step by step, in the processes of one world; measured is the median step. The
-machine's pace at that moment is that of a network of the calibration, which every core computes in each round
-by itself: `pace` is how much longer it takes than when the machine was calibrated. `at pace` is the
-step divided by it, round by round, and what the errors are of; those of the steps as measured stand
-beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that of the
-measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout takes than
-the best measured one."""
+machine's pace at that moment is that of a network of the calibration, which every core computes in
+each round by itself: `pace` is how much longer it takes than when the machine was calibrated. `at
+pace` is the step divided by it, round by round, and what the errors are of; those of the steps as
+measured stand beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that
+of the measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout takes
+than the best measured one."""
 
 log = logging.getLogger(__name__)
 
