@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Threads of a process, as those of tiles in a test, share the generators that are seeded."""
 HOST_STATE = "torch"
 """Name of the state of the CPU's generator, which every rank has."""
 
@@ -38,15 +41,19 @@ def new_generator(device: torch.device | None) -> torch.Generator:
 
 @contextlib.contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeds what operators on a device draw from without a generator, and restores it behind."""
-    before, own = generator_states(device), _own_generator(device)
-    try:
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU, too
-        if own is not None:
-            own.manual_seed(seed)
-        yield
-    finally:
-        set_generator_states(device, before)
+    """Seeds what operators on a device draw from without a generator, and restores it behind.
+
+    Other threads wait until it is restored.
+    """
+    with _ONE_AT_A_TIME:
+        before, own = generator_states(device), _own_generator(device)
+        try:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU, too
+            if own is not None:
+                own.manual_seed(seed)
+            yield
+        finally:
+            set_generator_states(device, before)
 
 
 def _own_generator(device: torch.device) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -315,6 +317,23 @@ def test_draws_without_a_generator_leave_that_of_the_device_as_it_was(monkeypatc
         assert torch.equal(torch.get_rng_state(), host)
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0][1] != drawn[2][1]
+
+
+def test_threads_that_seed_the_same_generator_wait_for_each_other():
+    host = torch.get_rng_state()
+
+    def draw(seed: int) -> list[float]:
+        drawn = []
+        for _ in range(50):
+            with seeded(torch.device("cpu"), seed):
+                time.sleep(1e-4)
+                drawn.append(float(torch.rand(1)))
+        return drawn
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(draw, range(4))]
+    assert all(len(set(drawn)) == 1 for drawn in found)
+    assert torch.equal(torch.get_rng_state(), host)
 
 
 def test_operator_without_a_generator_draws_of_its_place():
