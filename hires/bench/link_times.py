@@ -15,6 +15,8 @@ from hires.plan.simulation.machine_calibration import Links
 NUM_RANKS = 2
 SMALL, LARGE = 256, 1 << 20
 """Numbers in a message whose time is latency, and in one whose time is bandwidth."""
+GRADIENTS = 1 << 22
+"""Numbers in a sum of gradients: those of a small network."""
 ROUNDS, WARMUP = 60, 10
 """Of each measurement of a link."""
 
@@ -24,7 +26,7 @@ def measure_links(timeout_s: float, rounds: int = ROUNDS) -> Links:
     small_s, large_s, gather_s, reduce_s = run_ranks(_measure, NUM_RANKS, timeout_s, rounds)
     bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
     # Two ranks send each other half of the sum, and then the other half.
-    reduce_bytes_per_s = 4 * LARGE / max(reduce_s - 2 * small_s, 1e-9)
+    reduce_bytes_per_s = 4 * GRADIENTS / max(reduce_s - 2 * small_s, 1e-9)
     return Links(small_s, bytes_per_s, gather_s, reduce_bytes_per_s)
 
 
@@ -42,8 +44,8 @@ def _measure(rank: int, rounds: int) -> tuple[float, float, float, float]:
     large = _typical_s(lambda: there_and_back(LARGE), rounds) / 2
     # A gather of as much as a normalisation of many channels needs.
     gather = _typical_s(lambda: all_gather_stacked(torch.zeros(SMALL), group), rounds)
-    gradients = torch.zeros(LARGE)
-    added = _typical_s(lambda: all_reduce_coalesced([gradients], group), rounds)
+    gradients = torch.zeros(GRADIENTS)
+    added = _typical_s(lambda: all_reduce_coalesced([gradients], group), max(1, rounds // 4))
     return small, large, gather, added
 
 

@@ -94,7 +94,8 @@ class MachineModel:
     def step_time(self, plan: Plan) -> StepTime:
         """Returns what a step of a plan without errors takes."""
         of_node = -(-plan.world // plan.num_nodes)
-        network = dataclasses.replace(self.network, ranks_per_node=of_node)
+        crowd = max(1.0, of_node / self.cores)
+        network = dataclasses.replace(self.network, ranks_per_node=of_node, crowd=crowd)
         # Ranks that wait for each other leave the memory to those that compute.
         copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
         simulation = simulate(plan, Roofline(plan, self.speed(of_node)), network)

@@ -28,12 +28,12 @@ class MeasuredNetwork(Network):
         if whole_s is None or latency_s is None:
             return super().message_s(source, target, num_bytes, event)
         latency_s = min(latency_s, whole_s)
-        return PassingTime(whole_s - latency_s, latency_s)
+        return PassingTime(self.crowd * (whole_s - latency_s), self.crowd * latency_s)
 
     def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
         """Returns how long a collective takes from its last member's arrival."""
         seconds = self._seconds(call.operation, ranks, call.num_bytes, event)
-        return super().meeting_s(ranks, call, event) if seconds is None else seconds
+        return super().meeting_s(ranks, call, event) if seconds is None else self.crowd * seconds
 
     def has_measured(self, case: RouteCase, route: Route) -> bool:
         """Whether the messages of a plan's case take what was measured."""

@@ -63,6 +63,8 @@ class Network:
     """Of a message of a small collective within a node; unset: that of the link."""
     reduce_bytes_per_s: float | None = None
     """Of an all-reduce within a node, which adds what it carries; unset: that of the link."""
+    crowd: float = 1.0
+    """Ranks that share a core, whose messages the cores copy in turns."""
 
     def node_of(self, rank: int) -> int:
         """Returns the node that a rank is on."""
@@ -82,7 +84,7 @@ class Network:
     def message_s(self, source: int, target: int, num_bytes: int, event: Event) -> PassingTime:
         """Returns how long a message keeps its lanes busy, and when it arrives after that."""
         link = self.link([source, target])
-        return PassingTime(link.travel_s(num_bytes), link.latency_s)
+        return PassingTime(self.crowd * link.travel_s(num_bytes), self.crowd * link.latency_s)
 
     def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
         """Returns how long a collective takes from its last member's arrival."""
@@ -98,7 +100,7 @@ class Network:
         if link is self.near and self.small_latency_s is not None:
             latency_s = self.small_latency_s
         rounds = (len(ranks) - 1).bit_length()
-        return rounds * latency_s + (len(ranks) - 1) * link.travel_s(num_bytes)
+        return self.crowd * (rounds * latency_s + (len(ranks) - 1) * link.travel_s(num_bytes))
 
     def reduce_s(self, ranks: list[int], num_bytes: float) -> float:
         """Returns how long an all-reduce takes from its last member's arrival.
@@ -110,7 +112,7 @@ class Network:
             link = Link(link.latency_s, self.reduce_bytes_per_s)
         share = 2 * (len(ranks) - 1) / len(ranks)
         rounds = (len(ranks) - 1).bit_length()
-        return 2 * rounds * link.latency_s + share * link.travel_s(num_bytes)
+        return self.crowd * (2 * rounds * link.latency_s + share * link.travel_s(num_bytes))
 
 
 class Message(NamedTuple):

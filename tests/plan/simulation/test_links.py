@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hires.plan.simulation.simulate import Link, Network
@@ -40,3 +42,10 @@ def test_small_collectives_may_have_a_latency_of_their_own_within_a_node():
     network = Network(Link(1.0), Link(5.0), 2, small_latency_s=0.25)
     assert network.gather_s([0, 1], 0) == 0.25
     assert network.gather_s([1, 2], 0) == 5.0
+
+
+def test_ranks_that_share_cores_copy_their_messages_in_turns():
+    crowded = dataclasses.replace(NETWORK, crowd=3.0)
+    assert crowded.message_s(0, 1, 20, None) == (3 * 2.0, 3 * 1.0)
+    assert crowded.gather_s([0, 1], 20) == 3 * NETWORK.gather_s([0, 1], 20)
+    assert crowded.reduce_s([0, 1, 2], 20) == 3 * NETWORK.reduce_s([0, 1, 2], 20)
