@@ -33,6 +33,7 @@ from hires.bench.ranks import stream_ranks
 from hires.bench.runners import HiresSteps
 from hires.bench.timing import Runner, race
 from hires.comm import make_groups
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.reading import read_named_values
 from hires.core.units import seconds
@@ -72,7 +73,7 @@ class ChooseOptions:
     images: int = option(0, "images of each network, the first ones; 0: all")
     ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
     layouts: int = option(6, "layouts of a case that run, of different shapes")
-    rounds: int = option(12, "steps of each layout, in turns")
+    rounds: int = option(10, "steps of each layout, in turns")
     calibrate: bool = option(True, "measure no layers of the networks before their cases")
     timeout: float = option(900.0, "seconds for each case, and for each calibration")
 
@@ -150,7 +151,8 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
     )
     asked_s = time.monotonic() - began_s
     layouts = of_different_shapes(choice["options"], options.layouts)
-    entrants = [_entrant(case, layout["keys"], options) for layout in layouts]
+    config = composed(case.words, options.timeout)
+    entrants = [_entrant(config, layout["keys"]) for layout in layouts]
     calibration = calibration_or_defaults()
     paced = min(case.ranks, calibration.machine.cores)
     job = options.timeout, entrants, paced, case.ranks, options.rounds
@@ -203,10 +205,17 @@ def race_layouts(
         yield steps_s, samples[PACE].step_s
 
 
-def _entrant(case: ChoiceCase, keys: Mapping[str, Any], options: ChooseOptions) -> Timed:
+def _entrant(config: RunConfig, keys: Mapping[str, Any]) -> Timed:
     """Returns a layout of a case with its plan."""
-    config = composed([*case.words, *_words(keys)], options.timeout)
-    return planned(config, trace_config(config))
+    values = to_dict(config)
+    for key, value in keys.items():
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner[section]
+        inner[name] = value
+    changed = from_dict(values)
+    return planned(changed, trace_config(changed))
 
 
 def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 
 from hires.bench import choose_bench as bench
 from hires.bench.calibrate_bench import Timed
+from hires.bench.pace import chain_config
 from hires.core.errors import ConfigError, RunError
 from tests.helpers.calibrations import CALIBRATION
 
@@ -59,6 +60,7 @@ def answers(monkeypatch):
     calibration = dataclasses.replace(CALIBRATION, pace_s=0.05, busy_pace_s=0.1)
     monkeypatch.setattr(bench, "hires_output", hires)
     monkeypatch.setattr(bench, "stream_ranks", steps)
+    monkeypatch.setattr(bench, "composed", lambda *_: None)
     monkeypatch.setattr(bench, "_entrant", lambda *_: Timed(None, None))
     machine = SimpleNamespace(step_time=lambda _: SimpleNamespace(step_s=0.022))
     monkeypatch.setattr(bench, "machine_of", lambda *_: machine)
@@ -107,3 +109,12 @@ def test_wrong_options_are_refused():
 def test_keys_are_written_as_hydra_reads_them():
     words = bench._words({"model": "unet", "a": True, "b": [1, 2], "c": {"x": [1], "y": "z"}})
     assert words == ["model=unet", "a=true", "b=[1, 2]", "c={x: [1], y: z}"]
+
+
+def test_layout_of_a_choice_is_planned_with_its_keys():
+    config = chain_config({"image": 16, "batch": 4, "words": "c3:8 bn relu"}, "fp32", "train")
+    keys = {"parallel.tiles": [2, 1], "parallel.replicas": 2, "parallel.halo.fuse": 2}
+    timed = bench._entrant(config, keys)
+    assert timed.plan.world == 4
+    assert timed.config.parallel.halo.fuse == 2
+    assert timed.plan.graph.input_shape[0] == 2
