@@ -34,6 +34,8 @@ SUBMIT_LOCK = ".submit.lock"
 STOP_SWEEP = ".cancel"
 POINTS = "points.jsonl"
 """The runs of a job array, or of a job that several runs share: one line each."""
+CALIBRATION = "calibration.json"
+"""What a machine's operators and links take; in the user's cache."""
 
 # In a run folder.
 CONFIG = "config.yaml"
@@ -97,6 +99,7 @@ MAX_BYTES = {
     CAMPAIGN: 64 * MIB,
     INDEX: 512 * MIB,
     POINTS: 64 * MIB,
+    CALIBRATION: 64 * MIB,
     f".{MESSAGES}": 64 * MIB,
 }
 """By name, or by ending. Larger files are not read; others hold at most 1 MiB."""

@@ -13,6 +13,7 @@ Source:
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -123,10 +124,11 @@ DEFAULT_DEVICE = CalibratedDevice(DEFAULTS)
 
 def interpolated(located: Sequence[Located], place: tuple[float, ...]) -> float:
     """Returns the value at a place between its nearest samples; at a sample that of the sample."""
-    near = sorted((math.dist(place, at), value) for at, value in located)
-    exact = [value for distance, value in near if distance < 1e-9]
+    exact = [value for at, value in located if at == place]
     if exact:
         return sum(exact) / len(exact)
+    distances = ((math.dist(place, at), value) for at, value in located)
+    near = heapq.nsmallest(NEIGHBOURS + 1, distances)
     # The weight falls to 0 at the first sample that is left out, so that none enters at once.
     edge = near[NEIGHBOURS][0] if len(near) > NEIGHBOURS else math.inf
     pairs = [(1 / distance - 1 / edge, value) for distance, value in near[:NEIGHBOURS]]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import provenance
+from hires.core.store.file_names import CALIBRATION
 from hires.core.store.files import cache_dir, make_folder, write_atomically
 from hires.core.store.reading import read_json
 from hires.plan.operators.operator_families import PRODUCT
@@ -163,7 +164,7 @@ def this_machine() -> Machine:
 def kept_file(machine: Machine | None = None) -> Path:
     """Returns where the calibration of a machine, this one if none is named, is kept."""
     key = hashlib.sha256(json.dumps(machine or this_machine()).encode()).hexdigest()[:16]
-    return cache_dir() / FOLDER / f"{key}.json"
+    return cache_dir() / FOLDER / key / CALIBRATION
 
 
 def keep_calibration(calibration: Calibration) -> Path | None:
