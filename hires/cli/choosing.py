@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from hires.plan.graph import Graph, plain
 from hires.plan.graph_samples import GraphOfSamples
 from hires.plan.hardware import gpus_of_node
 from hires.plan.memory import machine_bytes
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
 from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import GivenKeys
@@ -118,6 +120,7 @@ class LayoutSearch:
 
         PlanError: none has so many, or none fits.
         """
+        began_s = time.monotonic()
         objective = objective or config.parallel.objective
         machine, ranks = self.machine(config), ranks_of(config)
         facts = [deciding(config), ranks, given_values(config, self.words).values]
@@ -134,7 +137,9 @@ class LayoutSearch:
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
             scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            choice = self._chooser(scaled, objective, machine, budget_s).choose(ranks)
+            chooser = self._chooser(scaled, objective, machine, budget_s)
+            chooser.began_s = began_s
+            choice = chooser.choose(ranks)
         if not choice.ended_early or choice.planned >= ENOUGH:  # else another search sees more
             keep(CACHE, key, choice.to_dict())
         return choice
@@ -233,7 +238,7 @@ class LayoutSearch:
         """Returns what gives the graph of a microbatch of so many samples.
 
         Two are traced and the others lie between them; a network that changes otherwise is traced
-        for each.
+        for each. A single sample is traced where the network might refuse or treat it differently.
         """
         single = ParallelConfig()
 
@@ -251,8 +256,10 @@ class LayoutSearch:
 
         def graph(samples: int) -> Graph:
             with contextlib.suppress(PlanError):
-                if between is not None and samples > 1:
-                    return between.graph(samples)
+                if between is not None and (samples > 1 or config.model.name != "custom"):
+                    made = between.graph(samples)
+                    if samples > 1 or not _norms_one_number(made):
+                        return made
             return traced(samples)
 
         return graph
@@ -288,6 +295,12 @@ def choice_note(choice: Choice) -> Finding:
             f"{size(second.peak_bytes)}"
         )
     return Finding("note", "parallel", f"{text}; step times: {choice.source}")
+
+
+def _norms_one_number(graph: Graph) -> bool:
+    """Whether a norm over samples and pixels has one number of each channel, and refuses it."""
+    shapes = [node.shape for node in graph.nodes if facts_of(node.kind).statistics is not None]
+    return any(shape and math.prod(shape) == shape[1] for shape in shapes)
 
 
 def _with_short_side(config: RunConfig, short: int) -> RunConfig:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -114,12 +115,21 @@ def source_hashes(read: Iterable[Path] = ()) -> dict[str, str] | None:
             changed_ns = path.stat().st_mtime_ns
         except OSError:
             return None
-        sha256 = sha256_of(path)
+        sha256 = _sha256_at(path, changed_ns)
         since_ns = _parent_started_ns if name in _of_parent else _started_ns
         if sha256 is None or changed_ns >= since_ns:
             return None
         hashes[str(path)] = sha256
     return hashes
+
+
+@functools.cache
+def _sha256_at(path: Path, changed_ns: int) -> str | None:
+    """Returns the digest of a file that was changed at some time; a search traces a network often.
+
+    Thousands of files take seconds.
+    """
+    return sha256_of(path)
 
 
 def _note_fork() -> None:
@@ -151,8 +161,16 @@ def _source_files() -> Iterator[tuple[str, Path]]:
 def _imported_by(name: str) -> set[str]:
     """Returns the names of the modules that the source of a module may import, with packages."""
     module = sys.modules[name]
+    path = Path(str(module.__file__))
+    changed_ns = path.stat().st_mtime_ns if path.exists() else 0
+    return _imported_at(name, module.__package__ or "", path, changed_ns)
+
+
+@functools.cache
+def _imported_at(name: str, package: str, path: Path, changed_ns: int) -> set[str]:
+    """Returns the names that a file has which was changed at some time."""
     try:
-        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+        tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):  # it is compiled, or gone
         return set()
     names: set[str] = set()
@@ -162,7 +180,7 @@ def _imported_by(name: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             with contextlib.suppress(ImportError):  # it stands where it is not executed
-                base = importlib.util.resolve_name(base, module.__package__)
+                base = importlib.util.resolve_name(base, package)
                 names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
     dots = ((name, [i for i, sign in enumerate(f"{name}.") if sign == "."]) for name in names)
     return {name[:end] for name, ends in dots for end in ends}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from hires.cli.choosing import given_keys
+from hires.cli.choosing import LayoutSearch, given_keys
 from hires.core.errors import ConfigError
 from hires.core.store.choice_file import read_choice
 from tests.cli.conftest import SMALL
+from tests.helpers.small_plans import config_of, forked
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -162,3 +164,20 @@ def test_repeated_search_is_that_of_before(hires, monkeypatch):
     assert again["out"] == first["out"]
     other = json.loads(hires("plan", "--choose", *words, "memory.limit=9GiB", "--json").out)
     assert not other["kept"]
+
+
+def test_single_sample_is_traced_of_a_users_network_only():
+    class Tracer:
+        def traced(self, config):
+            traces.append(config.batch)
+            return forked(config.batch, True)
+
+    # A user's network may treat one sample differently; one of ours follows from two traces.
+    for model, last in (("resnet18", [8, 4]), ("custom", [8, 4, 1])):
+        traces = []
+        config = config_of()
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model))
+        config.model.name = model
+        graph = LayoutSearch(Tracer())._graphs(config)(1)
+        assert graph.input_shape[0] == 1
+        assert traces == last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from torch import nn
 
 from hires.core.errors import ConfigError
+from hires.nets import custom as network
 from hires.nets.custom import custom
 
 _numbers = itertools.count()
@@ -118,3 +120,19 @@ def test_network_without_memory_is_refused(module):
 def test_script_module_is_an_error(module):
     name = module("import torch\n\n\ndef net():\n    return torch.jit.script(nn.Conv2d(3, 8, 3))\n")
     assert "returned a ScriptModule; return the plain nn.Module" in refusal(f"{name}:net")
+
+
+def test_file_that_has_not_changed_is_read_once_for_many_traces(module, tmp_path, monkeypatch):
+    # A search traces a network several times, and its libraries may have thousands of files.
+    name = module("def net():\n    return nn.Conv2d(3, 4, 1)\n")
+    custom(f"{name}:net", {})
+    path, read = tmp_path / f"{name}.py", []
+    monkeypatch.setattr(network, "sha256_of", lambda path: read.append(path) or "0")
+    network._sha256_at.cache_clear()
+    for _ in range(3):
+        network.source_hashes([path])
+    assert read.count(path) == 1
+    os.utime(path, ns=(1, 1))
+    network.source_hashes([path])
+    assert read.count(path) == 2
+    network._sha256_at.cache_clear()

@@ -12,6 +12,7 @@ the ranks as they are (microbatches, schedules, recomputation ...) is listed for
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -268,22 +269,28 @@ def _divided(ranks: int, layers: int) -> Iterator[tuple[int, int]]:
 def _grids(config: RunConfig, tiles: int, given: tuple[int, int] | None) -> list[tuple[int, int]]:
     if given is not None:
         return [given] if given[0] * given[1] == tiles else []
-    square = config.height == config.width
+    return _squarest(config.height, config.width, tiles)
+
+
+@functools.lru_cache(maxsize=4096)
+def _squarest(height: int, width: int, tiles: int) -> list[tuple[int, int]]:
     grids = [(tiles // cols, cols) for cols in _divisors(tiles)]
     fitting = [
         (rows, cols)
         for rows, cols in grids
-        if rows <= config.height and cols <= config.width and not (square and cols > rows)
+        if rows <= height and cols <= width and not (height == width and cols > rows)
     ]
     # A tile as square as possible borrows the fewest pixels.
-    fitting.sort(key=lambda grid: abs(math.log(config.height * grid[1] / config.width / grid[0])))
+    fitting.sort(key=lambda grid: abs(math.log(height * grid[1] / width / grid[0])))
     return fitting[:MOST_GRIDS]
 
 
-def _divisors(count: int) -> list[int]:
-    return [n for n in range(1, count + 1) if count % n == 0]
+@functools.lru_cache(maxsize=4096)
+def _divisors(count: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, count + 1) if count % n == 0)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_smooth(count: int) -> bool:
     for factor in SMOOTH:
         while count % factor == 0:

@@ -6,7 +6,8 @@
           -> ranked                  by step time or memory
 
 The layouts that were rehearsed show how far the estimates of memory are off, and correct the
-others. A search ends when its time is used; it then states how many layouts it left.
+others. Where none of the planned ones fits, those that fit by the corrected estimates are next. A
+search ends when its time is used; it then states how many layouts it left.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.checks import check_numbers
 from hires.plan.graph import Graph
-from hires.plan.memory import Room, room_of
+from hires.plan.memory import room_of
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.search.candidates import (
@@ -42,7 +43,7 @@ from hires.plan.search.candidates import (
 from hires.plan.search.choice import Choice, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
-from hires.plan.search.memory_rehearsal import PlannedOption, Rehearsal
+from hires.plan.search.memory_rehearsal import SURE, PlannedOption, Rehearsal
 from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import node_work
@@ -50,9 +51,16 @@ from hires.plan.simulation.node_work import node_work
 FEW_S, MANY_S = 8.0, 45.0
 """Seconds of a search for a few ranks, and for many."""
 MANY_RANKS = 16
-ESTIMATING = 0.35
-"""Share of the time in which layouts are estimated; where there are more, those whose ranks have
-the least to do come first."""
+LEAST_S = 3.0
+"""Seconds that are left for trials, however long the traces of the network took."""
+ESTIMATING, FITTING, PLANNING, FUSING = 0.2, 0.3, 0.5, 0.6
+"""Shares of the time after which no more layouts are estimated, made to fit, planned, and planned
+with fused halos; the rest is for predictions of memory. Where there are more layouts than can be
+estimated, those whose ranks have the least to do come first."""
+FUSED_WITHIN = 1.3
+"""Of the best planned cost: layouts in tiles that are so near it are tried with fused halos."""
+MOST_ROUNDS = 3
+"""Of planning and predicting memory after the time is used, where nothing has fitted so far."""
 PER_SHAPE = 3
 """Orders of one shape that are planned, the best ones."""
 MARGIN = 1.15
@@ -78,35 +86,51 @@ class Chooser:
     report: Callable[[str], None] = lambda text: None
     """Shows what the search does."""
     budget_s: float | None = None
+    began_s: float | None = None
+    """When the search began, on the monotonic clock; unset: with :meth:`choose`. Traces count."""
+    _s_per_action: float = 0.0
+    """Seconds that planning and simulating took for each action of a replica, the most so far."""
 
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of exactly so many ranks.
 
         PlanError: no layout has so many ranks, or none fits; it states what would.
         """
-        began_s = time.monotonic()
+        now_s = time.monotonic()
+        began_s = now_s if self.began_s is None else self.began_s
         allowed_s = self.budget_s or (FEW_S if ranks <= MANY_RANKS else MANY_S)
-        budget = Budget(began_s + allowed_s, trials=10**6)
+        end_s = max(began_s + allowed_s, now_s + min(LEAST_S, allowed_s))
         choice = Choice(ranks, self.objective, self.machine.source)
         estimator = self._estimator(ranks)
-        estimates = self._estimated(estimator, choice, began_s + ESTIMATING * allowed_s)
+        estimates = self._estimated(estimator, choice, _between(now_s, end_s, ESTIMATING))
         if not estimates:
             raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.given))
         room = room_of(self.config)
-        fitting = self._fitting(estimator, estimates, room, choice)
-        planned = self._planned(fitting, estimator, budget, choice)
-        rehearsal = Rehearsal(planned, room, limit_bytes(room, ranks), self.rehearse, self._cost)
-        correction = rehearsal.run(budget, self.report)
+        limit, planned = limit_bytes(room, ranks), list[PlannedOption]()
+        rehearsal = Rehearsal(planned, room, limit, self.rehearse, self._cost)
+        predicting = Budget(end_s, trials=10**6)
+        bound, until_s = MARGIN * limit, _between(now_s, end_s, FITTING)
+        for number in itertools.count(1):
+            fitting, short = self._fitting(estimator, estimates, bound, choice, until_s)
+            fitting = [pair for pair in fitting if not _is_planned(pair[1], planned)]
+            if not fitting or (number > MOST_ROUNDS and time.monotonic() > end_s):
+                break
+            self._plan_more(planned, fitting, bound, estimator, end_s, choice)
+            correction = rehearsal.run(predicting, self.report)
+            if any(option.fits for option, _ in planned):
+                break
+            bound, until_s = SURE * limit / correction, _between(time.monotonic(), end_s, FITTING)
+        choice.reasons += short
         options = [option for option, _ in planned]
         choice.options = sorted((o for o in options if o.fits), key=self._cost)
         choice.out = sorted((o for o in options if not o.fits), key=self._cost)
         choice.planned = len(options)
         choice.left = max(0, choice.considered - choice.planned - choice.reasons.total())
         choice.seconds = time.monotonic() - began_s
-        if fitting and not planned:
+        if choice.reasons.total() > short.total() and not planned:
             raise PlanError(no_plan(choice))
         if not choice.options:
-            raise PlanError(nothing_fits(estimator, room, choice, self.given, correction))
+            raise PlanError(nothing_fits(estimator, room, choice, self.given, rehearsal.correction))
         return choice
 
     def _cost(self, option: Option) -> float:
@@ -137,12 +161,17 @@ class Chooser:
         limit = limit_bytes(room_of(self.config), choice.ranks)
         every = [*shapes(self.config, choice.ranks, len(estimator.layers), self.given)]
         every.sort(key=lambda shape: self._promise(estimator, shape, limit))
+        counts: dict[tuple[int, ...], int] = {}
         for shape in every:
+            if estimates and time.monotonic() > deadline_s:  # those left are counted
+                key = shape.replicas, shape.stages, shape.local_dp, shape.directions
+                if key not in counts:
+                    counts[key] = sum(1 for _ in orders(self.config, shape, self.given))
+                choice.considered += counts[key]
+                choice.ended_early = True
+                continue
             for order in orders(self.config, shape, self.given):
                 choice.considered += 1
-                if estimates and time.monotonic() > deadline_s:
-                    choice.ended_early = True
-                    continue
                 estimates.append((estimator.estimate(order), order))
         return estimates
 
@@ -161,16 +190,25 @@ class Chooser:
         self,
         estimator: Estimator,
         estimates: Sequence[Estimated],
-        room: Room,
+        limit: float,
         choice: Choice,
-    ) -> list[Estimated]:
-        """Returns what may fit, with what makes others fit, in the order in which it is planned."""
-        limit = MARGIN * limit_bytes(room, choice.ranks)
+        until_s: float,
+    ) -> tuple[list[Estimated], Counter[str]]:
+        """Returns what may fit, with what makes others fit, in the order in which it is planned.
+
+        Also why others do not. What makes them fit is looked for until a time, the nearest to the
+        ``limit`` first.
+        """
         fitting: list[Estimated] = []
+        short: Counter[str] = Counter()
         choice.least_bytes = min(estimate.peak_bytes for estimate, _ in estimates)
-        for estimate, candidate in estimates:
-            if self.objective != MEMORY and estimate.peak_bytes <= limit:
+        for estimate, candidate in sorted(estimates, key=lambda pair: pair[0].peak_bytes):
+            late = bool(fitting) and time.monotonic() > until_s
+            if estimate.peak_bytes <= limit and (late or self.objective != MEMORY):
                 fitting.append((estimate, candidate))
+                continue
+            if late:
+                choice.ended_early = True
                 continue
             others = variants(self.config, candidate, self.given)
             more = [(estimator.estimate(one), one) for one in others]
@@ -180,49 +218,57 @@ class Chooser:
             if inside:
                 fitting.append(min(inside, key=lambda pair: self._estimated_cost(pair[0])))
             else:
-                choice.reasons[f"needs {_rough(least)} or more on a rank"] += 1
+                short[f"needs {_rough(least)} or more on a rank"] += 1
         fitting.sort(key=lambda pair: self._estimated_cost(pair[0]))
-        return fitting
+        return fitting, short
 
     def _estimated_cost(self, estimate: LayoutEstimate) -> float:
         return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
 
-    def _planned(
+    def _plan_more(
         self,
+        planned: list[PlannedOption],
         fitting: Sequence[Estimated],
+        bound: float,
         estimator: Estimator,
-        budget: Budget,
+        end_s: float,
         choice: Choice,
-    ) -> list[PlannedOption]:
-        """Plans and simulates the best orders of each shape, the best shapes first.
+    ) -> None:
+        """Plans and simulates the best orders of each shape, the best shapes first; at least one.
 
         They are planned with other cuts, too, and the best ones in tiles with fused halos.
+        ``bound`` is the most that an estimate of memory may be.
         """
-        planned: list[PlannedOption] = []
         tried: Counter[LayoutShape] = Counter()
-        tight = MARGIN * limit_bytes(room_of(self.config), choice.ranks)
-        half_s = (budget.deadline_s + time.monotonic()) / 2
+        now_s, before = time.monotonic(), len(planned)
+        shares = PLANNING, FUSING
+        plan_until_s, fuse_until_s = (_between(now_s, end_s, share) for share in shares)
+        smallest = min(_num_actions(candidate) for _, candidate in fitting)
         for estimate, candidate in _best_of_each_first(fitting):
             if tried[candidate.shape] >= PER_SHAPE or self._is_hopeless(estimate, planned):
                 continue
-            if planned and not (time.monotonic() < half_s and budget.allows_trial()):
+            # What would take longer than there is time is left, but for one that takes the least.
+            takes_s = self._s_per_action * _num_actions(candidate)
+            needed = len(planned) == before and _num_actions(candidate) == smallest
+            if not needed and time.monotonic() + takes_s > plan_until_s:
                 choice.ended_early = True
-                break
+                continue
             tried[candidate.shape] += 1
-            by_bytes = self.objective == MEMORY or estimate.peak_bytes > tight / 2
+            by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
             for one in self._with_cuts(estimator, candidate, by_bytes):
+                if one != candidate and time.monotonic() > plan_until_s:
+                    break
                 choice.considered += one != candidate
-                planned += self._plan_one(estimator.estimate(one), one, budget, choice)
-        for one in self._fused([option for option, _ in planned]):
-            if not budget.allows_trial():
-                break
+                planned += self._plan_one(estimator.estimate(one), one, choice)
+        for one in self._fused([option for option, _ in planned[before:]]):
+            if time.monotonic() + self._s_per_action * _num_actions(one) > fuse_until_s:
+                continue
             choice.considered += 1
-            planned += self._plan_one(estimator.estimate(one), one, budget, choice)
-        return planned
+            planned += self._plan_one(estimator.estimate(one), one, choice)
 
     def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
         """Whether a layout would be far behind the tenth of those that were planned."""
-        costs = sorted(self._cost(option) for option, _ in planned)
+        costs = sorted(self._cost(option) for option, _ in planned if option.fits)
         return len(costs) > 10 and self._estimated_cost(estimate) > 1.5 * costs[10]
 
     def _with_cuts(
@@ -238,15 +284,19 @@ class Chooser:
             yield dataclasses.replace(candidate, balance=cut)
 
     def _fused(self, options: Sequence[Option]) -> Iterable[Candidate]:
-        """Yields the best layouts in tiles with fused halos."""
-        best = [option.candidate for option in sorted(options, key=self._cost)]
-        tiled = [candidate for candidate in best if candidate.shape.spatial_stages]
-        for candidate, fuse in itertools.product(tiled[:2], FUSED[1:]):
+        """Yields the best layout of each shape in tiles with fused halos, if it is a good one."""
+        best: dict[LayoutShape, Candidate] = {}
+        ranked = sorted(options, key=self._cost)
+        for option in ranked:
+            shape = option.candidate.shape
+            if shape.spatial_stages and self._cost(option) <= FUSED_WITHIN * self._cost(ranked[0]):
+                best.setdefault(shape, option.candidate)
+        for candidate, fuse in itertools.product(best.values(), FUSED[1:]):
             if self.given.allow({"parallel.halo.fuse": fuse}) and fuse != candidate.fuse:
                 yield dataclasses.replace(candidate, fuse=fuse)
 
     def _plan_one(
-        self, estimate: LayoutEstimate, candidate: Candidate, budget: Budget, choice: Choice
+        self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
     ) -> list[PlannedOption]:
         """Returns the option of a layout; none if it makes no plan, whose reason is counted."""
         config = candidate.change.apply(self.config)
@@ -255,10 +305,11 @@ class Chooser:
             why = problems[0].text if problems else "its keys make no sense together"
             choice.reasons[why.split(";")[0]] += 1
             return []
-        began_s = time.monotonic()
         self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
         try:
-            plan = make_plan(config, self.graph_of(max(1, config.batch // config.parallel.pieces)))
+            graph = self.graph_of(max(1, config.batch // config.parallel.pieces))
+            began_s = time.monotonic()
+            plan = make_plan(config, graph)
         except (ConfigError, PlanError) as error:
             choice.reasons[str(error).split(";")[0]] += 1
             return []
@@ -267,10 +318,27 @@ class Chooser:
             choice.reasons[wrong.text.split(";")[0]] += 1
             return []
         step = self.machine.step_time(plan)
-        budget.longest_s = max(budget.longest_s, time.monotonic() - began_s)
+        action_s = (time.monotonic() - began_s) / _num_actions(candidate)
+        self._s_per_action = max(self._s_per_action, action_s)
         sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
         peak = int(estimate.peak_bytes)
         return [(Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan)]
+
+
+def _between(begin_s: float, end_s: float, share: float) -> float:
+    """Returns when a share of the time between two points has passed."""
+    return begin_s + share * (end_s - begin_s)
+
+
+def _num_actions(candidate: Candidate) -> int:
+    """Returns the actions of the ranks of a replica, by which planning takes longer."""
+    shape = candidate.shape
+    passes = candidate.pairs * candidate.microbatches * shape.directions
+    return sum(shape.ranks_of_stages) * passes
+
+
+def _is_planned(candidate: Candidate, planned: Sequence[PlannedOption]) -> bool:
+    return any(option.candidate == candidate for option, _ in planned)
 
 
 def _best_of_each_first(fitting: Sequence[Estimated]) -> list[Estimated]:

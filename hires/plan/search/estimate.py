@@ -14,20 +14,37 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph
 from hires.plan.partition import SLACK, layer_starts, partition, starts_between_ties
-from hires.plan.schedule import SCHEDULES, Pipeline, Schedule, forward_only
+from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
-from hires.plan.search.stage_table import RankShare, Seconds, StageTable, stage_table
+from hires.plan.search.stage_table import (
+    NodeFacts,
+    RankShare,
+    Seconds,
+    StageTable,
+    borrowed_numbers,
+    node_facts,
+    stage_table,
+)
 from hires.plan.simulation.costs import UPDATE_TOUCHES
 from hires.plan.simulation.simulate import Network
 
 WEIGHT_BYTES = 4
 """Of a parameter in training, and of its gradient and the optimiser's numbers."""
+
+
+class Pass(NamedTuple):
+    """One pass of a microbatch on a rank."""
+
+    stage: int
+    microbatch: int
+    back: bool
 
 
 @dataclass(frozen=True)
@@ -56,8 +73,10 @@ class Estimator:
     cores: float = math.inf
     """Compute threads that a machine runs at once, divided by those of a rank."""
     _tables: dict[RankShare, StageTable] = field(default_factory=dict)
+    _borrowed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _bounds: dict[object, tuple[int, ...]] = field(default_factory=dict)
-    _schedules: dict[object, Schedule] = field(default_factory=dict)
+    _programs: dict[object, list[list[Pass]]] = field(default_factory=dict)
+    _held: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @functools.cached_property
     def training(self) -> bool:
@@ -84,11 +103,19 @@ class Estimator:
     def table(self, share: RankShare) -> StageTable:
         """Returns the sums of a rank's part."""
         if share not in self._tables:
-            link = self.network.link([0, share.grid[0] * share.grid[1] - 1])
+            grid = share.grid
+            link = self.network.link([0, grid[0] * grid[1] - 1])
+            if grid not in self._borrowed:
+                self._borrowed[grid] = borrowed_numbers(self.graph, grid)
+            of_pass = self.seconds, link, self.width, self.training
             self._tables[share] = stage_table(
-                self.graph, share, self.seconds, link, self.width, self.training
+                self.graph, share, *of_pass, self._facts, self._borrowed[grid]
             )
         return self._tables[share]
+
+    @functools.cached_property
+    def _facts(self) -> list[NodeFacts]:
+        return node_facts(self.graph, self.width, self.training)
 
     def shares(self, candidate: Candidate) -> list[RankShare]:
         """Returns the part of a microbatch that a rank of each stage has."""
@@ -170,29 +197,38 @@ class Estimator:
             _passes(table, first, last, candidate.checkpoint)
             for table, (first, last) in zip(tables, stages, strict=True)
         ]
-        schedule = self._schedule(candidate)
         pipeline = _pipeline(shape, candidate, self.training)
-        step_s, busy_s = self._walk(schedule, pipeline, passes, bounds, shares)
+        program = self._program(candidate, pipeline)
+        step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares)
         node = min(self.network.ranks_per_node, pipeline.num_ranks * shape.replicas)
         copies = node / pipeline.num_ranks
         step_s = max(step_s, sum(busy_s) * copies / self.cores if self.cores < node else 0.0)
         step_s += self._update_s(candidate, stages)
         return LayoutEstimate(
-            step_s, self._peak_bytes(candidate, schedule, pipeline, tables), bounds
+            step_s, self._peak_bytes(candidate, program, pipeline, tables), bounds
         )
 
-    def _schedule(self, candidate: Candidate) -> Schedule:
+    def _program(self, candidate: Candidate, pipeline: Pipeline) -> list[list[Pass]]:
+        """Returns the passes of every rank in order."""
         shape = candidate.shape
         key = (tuple(shape.ranks_of_stages), shape.directions, candidate.microbatches,
                candidate.pairs, candidate.schedule)  # fmt: skip
-        if key not in self._schedules:
+        if key not in self._programs:
             make = SCHEDULES[candidate.schedule] if self.training else forward_only
-            self._schedules[key] = make(_pipeline(shape, candidate, self.training))
-        return self._schedules[key]
+            places = _places(pipeline)
+            self._programs[key] = [
+                [
+                    Pass(places[pipeline.direction_of(number)][rank], number, action[0] == "B")
+                    for action in actions
+                    for number in [int(action[1:])]
+                ]
+                for rank, actions in enumerate(make(pipeline))
+            ]
+        return self._programs[key]
 
     def _walk(
         self,
-        schedule: Schedule,
+        program: list[list[Pass]],
         pipeline: Pipeline,
         passes: list[tuple[float, float]],
         bounds: tuple[int, ...],
@@ -210,14 +246,11 @@ class Estimator:
         busy_s = [0.0] * pipeline.num_ranks
         done: dict[tuple[int, int, bool], float] = {}
         moved = True
-        places = _places(pipeline)
         while moved:
             moved = False
-            for rank, actions in enumerate(schedule):
+            for rank, actions in enumerate(program):
                 while at[rank] < len(actions):
-                    action = actions[at[rank]]
-                    microbatch, back = int(action[1:]), action[0] == "B"
-                    stage = places[pipeline.direction_of(microbatch)][rank]
+                    stage, microbatch, back = actions[at[rank]]
                     before_s = 0.0
                     if not back and stage:
                         before_s = done.get((stage - 1, microbatch, False), -1.0)
@@ -255,8 +288,10 @@ class Estimator:
         return [*itertools.accumulate(change)]
 
     def _params(self, first: int, last: int) -> int:
-        names = {name for node in self.graph.nodes[first:last] for name in node.params}
-        return sum(self._sizes[name] for name in names)
+        if (first, last) not in self._held:
+            names = {name for node in self.graph.nodes[first:last] for name in node.params}
+            self._held[first, last] = sum(self._sizes[name] for name in names)
+        return self._held[first, last]
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
@@ -284,7 +319,7 @@ class Estimator:
     def _peak_bytes(
         self,
         candidate: Candidate,
-        schedule: Schedule,
+        program: list[list[Pass]],
         pipeline: Pipeline,
         tables: list[StageTable],
     ) -> float:
@@ -293,20 +328,26 @@ class Estimator:
         bounds = self.bounds(candidate)
         stages = [*itertools.pairwise(bounds)]
         params = [self._params(first, last) for first, last in stages]
-        kept, boundary = [], []
+        kept, boundary, beside = [], [], []
         for table, (first, last), own in zip(tables, stages, self.shares(candidate), strict=True):
             whole = table.of(table.kept_bytes, first, last)
             part = own.samples / self.graph.input_shape[0] / (own.grid[0] * own.grid[1])
             kept.append(whole)
             boundary.append(self._crossing[first] * part * self.width)
+            # A backward pass has the gradient of what it computes beside it.
+            beside.append(max(table.largest_bytes[first:last], default=0.0))
+        places = _places(pipeline)
+        alike: set[tuple[int, ...]] = set()
         fullest = 0.0
-        for rank, actions in enumerate(schedule):
+        for rank, actions in enumerate(program):
+            stages_held = tuple(places_of[rank] for places_of in places)
+            if stages_held in alike:
+                continue  # ranks of the same stages do the same
+            alike.add(stages_held)
             held: dict[int, int] = {}
             most = 0.0
-            stage_of = {d: places[rank] for d, places in enumerate(_places(pipeline))}
-            for action in actions:
-                stage = stage_of[pipeline.direction_of(int(action[1:]))]
-                held[stage] = held.get(stage, 0) + (1 if action[0] == "F" else -1)
+            for stage, _, back in actions:
+                held[stage] = held.get(stage, 0) + (-1 if back else 1)
                 if not self.training:
                     held[stage] = 0
                 each = sum(
@@ -316,13 +357,10 @@ class Estimator:
                 again = {"none": 0.0, "stage": kept[stage]}.get(
                     candidate.checkpoint, kept[stage] ** 0.5 * max(1.0, boundary[stage]) ** 0.5
                 )
-                first, last = stages[stage]
-                # A backward pass has the gradient of what it computes beside it.
-                beside = max(tables[stage].largest_bytes[first:last], default=0.0)
-                most = max(most, each + again + beside)
+                most = max(most, each + again + beside[stage])
             states = config.optimizer.num_states
             weights = 0.0
-            for stage in set(stage_of.values()):
+            for stage in set(stages_held):
                 holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
                 share = holders if candidate.shards_optimizer else 1
                 copies = 2 + states / share if self.training else 1

@@ -16,6 +16,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError
 from hires.plan.memory import Room, needed_bytes
 from hires.plan.plan import Plan
+from hires.plan.rank_kinds import representatives
 from hires.plan.search.choice import Option
 from hires.plan.search.layout_search import Budget
 
@@ -23,6 +24,8 @@ MOST_FITTING = 3
 """Layouts that fit and are rehearsed while there is time; the others are estimated."""
 SURE = 1.1
 """A corrected estimate so far above the limit needs no rehearsal."""
+SURER = 1.02
+"""The same once two rehearsals have corrected it."""
 NEAR_LIMIT = 0.9
 """A layout that needs so much of the limit is one that the memory decides."""
 
@@ -42,6 +45,10 @@ class Rehearsal:
     """By which options are ranked."""
     ratios: list[float] = field(default_factory=list)
     """Predicted over estimated bytes."""
+    s_per_pass: float = 0.0
+    """Seconds of a rehearsal for one node in one pass of a rank, the most so far."""
+    estimates: dict[int, int] = field(default_factory=dict)
+    """Bytes by which a layout was planned, by the identity of its option."""
 
     @property
     def correction(self) -> float:
@@ -51,11 +58,13 @@ class Rehearsal:
     def run(self, budget: Budget, report: Callable[[str], None]) -> float:
         """Marks each option as one that fits or not, and returns the correction.
 
+        More options may have been planned since an earlier call.
         At least one that fits is looked for, whatever the time; more only while there is time.
         """
-        estimates = {id(option): option.peak_bytes for option, _ in self.planned}
+        for option, _ in self.planned:
+            self.estimates.setdefault(id(option), option.peak_bytes)
         while True:
-            self._correct(estimates)
+            self._correct()
             ranked = sorted(self.planned, key=lambda pair: self.cost(pair[0]))
             fitting = [pair for pair in ranked if pair[0].fits]
             if not fitting:
@@ -63,21 +72,25 @@ class Rehearsal:
             rehearsed = sum(option.rehearsed for option, _ in fitting)
             if fitting[0][0].rehearsed:
                 waiting = [pair for pair in fitting if not pair[0].rehearsed]
-                if not waiting or rehearsed >= MOST_FITTING or not budget.allows_trial():
+                if not waiting or rehearsed >= MOST_FITTING:
                     break
                 fitting = waiting
+                budget.longest_s = self.s_per_pass * _num_passes(fitting[0][1])
+                if not budget.allows_trial():
+                    break
             option, plan = fitting[0]
             report(f"predicting the memory of {option.config.parallel.label} ...")
             began_s = time.monotonic()
-            self._rehearse(option, plan, estimates[id(option)])
-            budget.longest_s = max(budget.longest_s, time.monotonic() - began_s)
+            self._rehearse(option, plan)
+            pass_s = (time.monotonic() - began_s) / _num_passes(plan)
+            self.s_per_pass = max(self.s_per_pass, pass_s)
         for option, _ in self.planned:
             recomputes = option.candidate.checkpoint != "none"
             if option.fits and (option.peak_bytes > NEAR_LIMIT * self.limit or recomputes):
                 option.limit = "memory"
         return self.correction
 
-    def _rehearse(self, option: Option, plan: Plan, estimate: float) -> None:
+    def _rehearse(self, option: Option, plan: Plan) -> None:
         option.rehearsed = True
         try:
             plan.memory = self.rehearse(option.config, plan)
@@ -85,12 +98,23 @@ class Rehearsal:
             option.fits, option.limit = False, str(error)
             return
         option.peak_bytes = max(map(needed_bytes, plan.memory))
-        self.ratios.append(option.peak_bytes / max(1.0, estimate))
+        self.ratios.append(option.peak_bytes / max(1.0, self.estimates[id(option)]))
         option.fits = self.room.shortage(option.config, plan) is None
 
-    def _correct(self, estimates: dict[int, int]) -> None:
+    def _correct(self) -> None:
+        sure = SURE if len(self.ratios) < 2 else SURER
         for option, _ in self.planned:
             if not option.rehearsed:
-                option.peak_bytes = int(estimates[id(option)] * self.correction)
+                option.peak_bytes = int(self.estimates[id(option)] * self.correction)
                 # An estimate near the limit decides nothing, but for its place in the order.
-                option.fits = option.peak_bytes <= SURE * self.limit
+                option.fits = option.peak_bytes <= sure * self.limit
+
+
+def _num_passes(plan: Plan) -> int:
+    """Returns the nodes of all passes that a rehearsal runs: of similar ranks, one does."""
+    nodes = 0
+    for rank in set(representatives(plan)):
+        for action in plan.actions_of(rank):
+            stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
+            nodes += stage.last - stage.first
+    return max(1, nodes)

@@ -5,15 +5,16 @@
     prefix sums  0     a     a+b     ...              a stage [first, last) costs sums[last] -
                                                       sums[first], in any cut
 
-Blocks that repeat are looked at once: the seconds of a node are kept by what decides them. These
-are estimates for the order of a search; what comes first is planned and simulated afterwards.
+Blocks that repeat are looked at once: the seconds of a node are kept by what decides them, and what
+a grid borrows serves all numbers of samples. These are estimates for the order of a search; what
+comes first is planned and simulated afterwards.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hires.plan.event import BYTES
@@ -59,41 +60,79 @@ class RankShare:
     grid: tuple[int, int] = (1, 1)
 
 
-def stage_table(
-    graph: Graph, share: RankShare, seconds: Seconds, link: Link, width: int, training: bool
-) -> StageTable:
-    """Returns the sums for a rank with one tile of so many samples, in numbers of ``width`` bytes.
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node costs whatever a rank has of it."""
 
-    The rank has the tile with the most neighbours.
+    node: Node
+    alike: str
+    """The same for nodes that take the same time; empty: it takes none."""
+    kept: float
+    """Bytes that a training keeps for its backward pass."""
+    largest: float
+    """Bytes of its value with what it reads."""
+    sums: bool
+    """Whether tiles add its statistics."""
+
+
+def node_facts(graph: Graph, width: int, training: bool) -> list[NodeFacts]:
+    """Returns the facts of every node, in numbers of ``width`` bytes."""
+    kept = kept_values(graph) if training else {}
+    made = []
+    for node in graph.nodes:
+        facts, alike = facts_of(node.kind), ""
+        if not facts.view and node.shape is not None:
+            params = [graph.params[name].shape for name in node.params]
+            reads = [graph.shape(value) for value in node.inputs if is_tensor(graph, value)]
+            alike = repr((node.kind, node.shape, params, reads))
+        largest = sum(_bytes(graph, value, width) for value in (node.name, *node.inputs))
+        sums = facts.statistics is not None and training
+        made.append(NodeFacts(node, alike, kept.get(node.name, 0) * width, largest, sums))
+    return made
+
+
+def borrowed_numbers(graph: Graph, grid: tuple[int, int]) -> list[int]:
+    """Returns the numbers of one sample that a tile borrows for each node.
+
+    The tile is that with the most neighbours.
+    """
+    tile = (grid[0] // 2) * grid[1] + grid[1] // 2
+    return [_borrowed(graph, node, grid, tile) for node in graph.nodes]
+
+
+def stage_table(
+    graph: Graph,
+    share: RankShare,
+    seconds: Seconds,
+    link: Link,
+    width: int,
+    training: bool,
+    every: Sequence[NodeFacts],
+    borrowed: Sequence[int],
+) -> StageTable:
+    """Returns the sums for a rank with one tile of so many samples.
+
+    ``every`` are the facts of the nodes (:func:`node_facts`), ``borrowed`` what the grid borrows
+    for each (:func:`borrowed_numbers`).
     """
     part = share.samples / graph.input_shape[0] / (share.grid[0] * share.grid[1])
-    tile = (share.grid[0] // 2) * share.grid[1] + share.grid[1] // 2
-    known: dict[object, tuple[float, float]] = {}
+    known: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
     rows: list[tuple[float, ...]] = []
-    kept = kept_values(graph) if training else {}
-    for node in graph.nodes:
-        facts, here, back = facts_of(node.kind), 0.0, 0.0
-        if not facts.view and node.shape is not None:
-            key = repr((node.kind, node.shape, [graph.params[p].shape for p in node.params],
-                        [graph.shape(v) for v in node.inputs if is_tensor(graph, v)]))  # fmt: skip
-            if key not in known:
-                known[key] = (
-                    seconds(node, part, False), seconds(node, part, True) if training else 0.0
-                )  # fmt: skip
-            here, back = known[key]
+    for facts, numbers in zip(every, borrowed, strict=True):
+        node = facts.node
+        if facts.alike not in known:
+            back_s = seconds(node, part, True) if training else 0.0
+            known[facts.alike] = seconds(node, part, False), back_s
         halo_s = sent = 0.0
         if share.grid != (1, 1):
-            sent, peers = _borrowed(graph, node, share, tile)
-            sent *= width
-            halo_s = (link.latency_s if peers else 0.0) + sent / link.bytes_per_s
-            if facts.statistics is not None and training:
-                halo_s += 2 * link.latency_s
+            sent = numbers * share.samples * width
+            halo_s = (link.latency_s if numbers else 0.0) + sent / link.bytes_per_s
+            halo_s += 2 * link.latency_s if facts.sums else 0.0
         way_back = halo_s if training and node.needs_grad else 0.0
-        largest = sum(_bytes(graph, value, width) for value in (node.name, *node.inputs)) * part
+        sent *= 2 if way_back else 1
         rows.append(
-            (here, back, halo_s, way_back, sent * (2 if way_back else 1),
-             kept.get(node.name, 0) * width * part, largest)
-        )  # fmt: skip
+            (*known[facts.alike], halo_s, way_back, sent, facts.kept * part, facts.largest * part)
+        )
     columns = [*zip(*rows, strict=True)]
     made = [[0.0, *itertools.accumulate(column)] for column in columns[:-1]]
     return StageTable(made[0], made[1], made[2], made[3], made[4], made[5], [*columns[-1]])
@@ -150,18 +189,17 @@ def _bytes(graph: Graph, value: str, width: int) -> float:
     return math.prod(graph.shape(value)) * width if is_tensor(graph, value) else 0.0
 
 
-def _borrowed(graph: Graph, node: Node, share: RankShare, tile: int) -> tuple[float, bool]:
-    """Returns the numbers that a tile borrows for a node, and whether it borrows any."""
+def _borrowed(graph: Graph, node: Node, grid: tuple[int, int], tile: int) -> int:
+    """Returns the numbers that a tile borrows for a node of one sample."""
     window = facts_of(node.kind).window
     if window is None or not node.inputs or node.shape is None or len(node.shape) != 4:
-        return 0.0, False
+        return 0
     shape = graph.shape(node.inputs[0])
     if len(shape) != 4:
-        return 0.0, False
+        return 0
     axes = window.axes(node, shape, graph)
     if axes is None:
-        return 0.0, False
-    need = need_of(axes, own_rects(node.shape[2:], share.grid)[tile])
-    own = own_rects(shape[2:], share.grid)[tile]
-    pixels = area(need) - area(intersect(need, own))
-    return pixels * shape[1] * share.samples, pixels > 0
+        return 0
+    need = need_of(axes, own_rects(node.shape[2:], grid)[tile])
+    own = own_rects(shape[2:], grid)[tile]
+    return (area(need) - area(intersect(need, own))) * shape[1]

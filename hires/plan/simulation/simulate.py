@@ -11,7 +11,6 @@ where a link chose whom to serve next.
 
 from __future__ import annotations
 
-import graphlib
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -72,7 +71,7 @@ class Network:
 
     def link(self, ranks: list[int]) -> Link:
         """Returns the slowest link among some ranks."""
-        return self.near if len({self.node_of(rank) for rank in ranks}) == 1 else self.far
+        return self.near if self.node_of(min(ranks)) == self.node_of(max(ranks)) else self.far
 
     def lanes(self, source: int, target: int) -> list[tuple[str, int, int]]:
         """Returns what a message occupies, one message at a time each."""
@@ -250,8 +249,20 @@ class _Points:
                 last[lane] = message
         end_s: dict[Point, float] = {}
         passed_s: dict[Message, float] = {}  # when the links of a message are free again
-        graph = {point: [*behind, *served[point]] for point, behind in self.behind.items()}
-        for point in graphlib.TopologicalSorter(graph).static_order():
+        readers: dict[Point, list[Point]] = defaultdict(list)
+        left: dict[Point, int] = {}  # points that are not timed yet, of those before each
+        for point, behind in self.behind.items():
+            before = [*behind, *served[point]] if point in served else behind
+            left[point] = len(before)
+            for other in before:
+                readers[other].append(point)
+        ready = [point for point, count in left.items() if not count]
+        while ready:
+            point = ready.pop()
+            for reader in readers[point]:
+                left[reader] -= 1
+                if not left[reader]:
+                    ready.append(reader)
             begin_s = max((end_s[other] for other in self.behind[point]), default=0.0)
             if isinstance(point, Message):
                 of_message = self.calls[point].num_bytes, self.events[point]
@@ -264,6 +275,7 @@ class _Points:
                 end_s[point] = begin_s + network.meeting_s(self.members[point.group], *of_meeting)
             else:
                 end_s[point] = begin_s + self.seconds[point]
+        assert len(end_s) == len(left), "points of a step wait for each other in a circle"
         return end_s
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 
 import pytest
 
@@ -16,6 +17,7 @@ from hires.plan.memory import RankMemory
 from hires.plan.partition import layer_starts
 from hires.plan.planner import make_plan
 from hires.plan.search.candidates import GivenKeys, orders, shapes
+from hires.plan.search.choice import Choice
 from hires.plan.search.choose import Chooser
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
@@ -259,3 +261,54 @@ def test_cut_by_memory_is_among_the_layouts_if_memory_is_the_objective():
     choice = chooser(config_of(), objective="memory").choose(2)
     cuts = {option.candidate.balance for option in [*choice.options, *choice.out]}
     assert len(cuts) > 1
+
+
+def test_layouts_that_fit_by_the_corrected_estimates_are_next_where_none_fits():
+    def peak(config):
+        return 1 if config.memory.checkpoint != "none" else 1000
+
+    # Estimates are far below: at first only layouts that compute nothing again are planned.
+    choice = chooser(limited("500MiB"), peak).choose(2)
+    assert choice.best.config.memory.checkpoint != "none"
+    assert choice.out
+
+
+def test_traces_before_a_search_count_as_its_time():
+    began_s = time.monotonic() - 100
+    choice = chooser(config_of(), began_s=began_s, budget_s=5.0).choose(2)
+    assert choice.seconds > 100
+    assert choice.options
+    spent_s = time.monotonic() - began_s - 100
+    assert spent_s < 5.0
+
+
+def test_layout_that_would_take_longer_than_there_is_time_is_left():
+    hour = chooser(config_of(), _s_per_action=3600.0)
+    choice = hour.choose(4)
+    assert choice.ended_early
+    assert choice.planned  # those with the fewest actions
+    pieces = {
+        option.candidate.pieces // option.candidate.shape.replicas for option in choice.options
+    }
+    assert pieces == {1}
+
+
+def test_every_good_shape_in_tiles_is_tried_with_fused_halos(of_four):
+    every = [*of_four.options, *of_four.out]
+    best_s = of_four.best.time.step_s
+    plain = {o.candidate.shape: o.time.step_s for o in reversed(every) if o.candidate.fuse == 1}
+    fused = {o.candidate.shape for o in every if o.candidate.fuse > 1}
+    near = {shape for shape, step_s in plain.items() if shape.spatial_stages and step_s <= best_s}
+    assert near <= fused
+    assert len(fused) > 2
+
+
+def test_layouts_are_only_counted_once_the_time_for_estimates_is_used():
+    search = chooser(config_of())
+    estimator = search._estimator(4)
+    counted, looked_at = (Choice(4, "images_per_s", "") for _ in range(2))
+    few = search._estimated(estimator, counted, 0.0)
+    every = search._estimated(estimator, looked_at, time.monotonic() + LONG_S)
+    assert len(few) < len(every)
+    assert counted.considered == looked_at.considered == len(every)
+    assert counted.ended_early
