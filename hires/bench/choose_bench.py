@@ -70,7 +70,7 @@ class ChooseOptions:
     )
     only: str = option("*", "patterns of networks with commas between, as 'resnet*,unet'")
     file: str = option("", "YAML file of other networks, in the form of hires/bench/choose.yaml")
-    images: int = option(0, "images of each network, the first ones; 0: all")
+    images: int = option(0, "images of each network, the first ones; 0: all", low=0)
     ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
     layouts: int = option(6, "layouts of a case that run, of different shapes")
     rounds: int = option(10, "steps of each layout, in turns")
