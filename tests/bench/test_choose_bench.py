@@ -118,3 +118,8 @@ def test_layout_of_a_choice_is_planned_with_its_keys():
     assert timed.plan.world == 4
     assert timed.config.parallel.halo.fuse == 2
     assert timed.plan.graph.input_shape[0] == 2
+
+
+def test_defaults_of_the_options_are_allowed(capsys):
+    assert bench.BENCHMARK.main(["--only", "nothing"]) == ConfigError.exit_code
+    assert "names none of" in capsys.readouterr().err

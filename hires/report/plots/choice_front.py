@@ -29,6 +29,8 @@ class PlacedLayout(NamedTuple):
     peak_bytes: float
     label: str
     overrides: str
+    rehearsed: bool = True
+    """Whether its memory is that of a run's plan, not an estimate."""
 
 
 @plot(118, "choice", "Layouts that were chosen from")
@@ -45,6 +47,12 @@ def choice_front(data: PlotData) -> Drawing | str:
             axis.plot(
                 one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker=look.marker,
                 color=look.colour, label=one.label, alpha=0.8,
+                fillstyle="full" if one.rehearsed else "none",
+            )  # fmt: skip
+        for one in layouts_of(drawn, "out"):
+            axis.plot(
+                one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker="x", color=style.MUTED,
+                label="does not fit",
             )  # fmt: skip
         front = pareto_front(layouts)
         axis.plot(
@@ -63,22 +71,28 @@ def choice_front(data: PlotData) -> Drawing | str:
         axis.set_xlabel("predicted step (ms)")
         axis.set_ylabel("fullest rank (MiB)")
         words.append(_words(drawn, layouts, front, measured))
+    words.append("The memory of hollow marks is an estimate.")
     style.legend(fig, axes)
     return Drawing(fig, " ".join(words))
 
 
-def layouts_of(drawn: DrawnRun) -> list[PlacedLayout]:
-    """Returns the layouts of a run's choice, the chosen one first; none if it has no choice."""
+def layouts_of(drawn: DrawnRun, which: str = "options") -> list[PlacedLayout]:
+    """Returns the layouts of a run's choice, the chosen one first; none if it has no choice.
+
+    ``which``: ``options`` are those that fit, ``out`` those that were planned and do not.
+    """
     choice = read_choice(drawn.run.path) or {}
+    options = choice.get(which, ())
     found = []
-    for option in choice.get("options", ()):
+    for option in options if isinstance(options, list) else ():
         if not isinstance(option, dict):
             continue
         step_s, peak = number(option.get("step_s")), number(option.get("peak_bytes"))
         label = text(option.get("layout"), _LONGEST_NAME)
         overrides = text(option.get("overrides"), _LONGEST)
         if step_s and peak and label and overrides:
-            found.append(PlacedLayout(step_s, peak, label, overrides))
+            known = option.get("memory_rehearsed") is not False
+            found.append(PlacedLayout(step_s, peak, label, overrides, known))
     return found
 
 

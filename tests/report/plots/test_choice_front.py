@@ -45,3 +45,14 @@ def test_damaged_choice_is_left_out(tmp_path, options):
     run = report_run(tmp_path, "sp grid")
     write_choice(run, {"options": options})
     assert drawn(run).figure is None
+
+
+def test_estimated_memory_and_layouts_that_do_not_fit_look_different(tmp_path):
+    run = report_run(tmp_path, "sp grid")
+    estimated = {**option(0.02, 2**19, "pp"), "memory_rehearsed": False}
+    choice = {"options": [option(0.01, 2**20), estimated], "out": [option(0.005, 2**22)]}
+    write_choice(run, {"schema": 1, **choice})
+    [axis] = drawn(run).figure.axes
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    assert (lines["sp"].get_fillstyle(), lines["pp"].get_fillstyle()) == ("full", "none")
+    assert [*lines["does not fit"].get_xdata()] == [5.0]
