@@ -82,7 +82,7 @@ class CalibrateOptions:
         nargs="*",
         metavar="KEY=VALUE",
     )
-    seconds: float = option(40.0, "for the steps that are timed, at the most")
+    seconds: float = option(50.0, "for the steps that are timed, at the most")
     chains: int = option(len(CHAINS), "networks, the first so many")
     timeout: float = option(1200.0, "seconds for everything")
 
@@ -229,8 +229,8 @@ def _times(
 ) -> list[Measured]:
     """Returns what this rank takes for each network, and what while a file makes others compute.
 
-    The networks take turns, so that whatever else happens on the machine hits all of them alike.
-    All ranks of a plan take equally many steps.
+    The networks take turns, each step between two that show the machine's pace at that moment. All
+    ranks of a plan take equally many steps.
     """
     times = [NodeTimes(HiresSteps(*timed, rank)) for timed in every]
     for one in times:
@@ -238,24 +238,27 @@ def _times(
         one.forget()
     for one in times:
         one.step()  # shows how long a round takes
-    round_s = sum(one.step_s[0] for one in times) * (2 if flag else 1)
+    pace = Pace()
+    round_s = sum(one.step_s[0] + pace.step() for one in times) * (2 if flag else 1)
     rounds = max_all(max(LEAST_ROUNDS, min(MOST_ROUNDS, int(budget_s / round_s))))
     moods = (False, True) if flag else (False,)
-    found = {busy: ([one.again() for one in times], Pace()) for busy in moods}
+    found = {busy: [one.again() for one in times] for busy in moods}
     for number in range(rounds):
         log.info("round %d of %d", number + 1, rounds)
-        for busy, (ones, pace) in found.items():
+        for busy, ones in found.items():
             if busy:
                 Path(flag).touch()
-            pace.step()
+            before_s = pace.step()
             for one in ones:
                 one.step()
-            pace.step()
+                after_s = pace.step()
+                one.pace_s.append((before_s + after_s) / 2)
+                before_s = after_s
             if busy:
                 Path(flag).unlink()
     return [
-        _found(one, timed.plan, rank, cores if busy else ranks, pace)
-        for busy, (ones, pace) in found.items()
+        _found(one, timed.plan, rank, cores if busy else ranks)
+        for busy, ones in found.items()
         for one, timed in zip(ones, every, strict=True)
     ]
 
@@ -324,7 +327,7 @@ def planned(config: RunConfig, graph: Graph) -> Timed:
     return Timed(config, plan)
 
 
-def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int, pace: Pace) -> Measured:
+def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int) -> Measured:
     """Returns the samples of a rank's steps, and the parts of a step."""
     medians = times.medians()
     works = _works(plan, rank)
@@ -335,7 +338,7 @@ def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int, pace: Pace) -> M
     nodes_s = sum(medians.values())
     return {
         "ranks": ranks,
-        "pace_step_s": typical(pace.taken_s),
+        "pace_step_s": typical(times.pace_s),
         "samples": _without_copies(samples),
         "pass_s": passes_s / len(plan.actions_of(rank)),
         "besides_s": max(0.0, typical(times.step_s) - nodes_s - passes_s - update_s),

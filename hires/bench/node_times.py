@@ -47,6 +47,8 @@ class NodeTimes:
         self.passes_s: list[float] = []
         """Of all passes of a step besides their nodes."""
         self.update_s: list[float] = []
+        self.pace_s: list[float] = []
+        """Of a step that shows the machine's pace, beside each of these; empty: not measured."""
         self._marks: list[tuple[Key, float]] = []
 
     def step(self) -> None:
@@ -71,12 +73,18 @@ class NodeTimes:
     def forget(self) -> None:
         """Forgets the steps so far, which have warmed up."""
         self.nodes.clear()
-        for kept in (self.step_s, self.passes_s, self.update_s):
+        for kept in (self.step_s, self.passes_s, self.update_s, self.pace_s):
             kept.clear()
 
     def medians(self) -> dict[Key, float]:
-        """Returns the seconds of every node's passes, as :func:`typical`."""
-        return {key: typical(taken) for key, taken in self.nodes.items()}
+        """Returns the seconds of every node's passes, as :func:`typical`, at the typical pace."""
+        pace_s = typical(self.pace_s) if self.pace_s else 1.0
+        found = {}
+        for key, taken in self.nodes.items():
+            beside = self.pace_s if len(self.pace_s) == len(taken) else [pace_s] * len(taken)
+            at_pace = [s * pace_s / own_s for s, own_s in zip(taken, beside, strict=True)]
+            found[key] = typical(at_pace)
+        return found
 
     def _see(self, name: str, value: Any) -> None:
         self._marks.append(((name, False), time.thread_time()))

@@ -26,18 +26,19 @@ def pace_steps() -> ModuleSteps:
 
 
 class Pace:
-    """The seconds of these steps, by the clock of this thread."""
+    """Times these steps by the clock of this thread."""
 
     def __init__(self) -> None:
-        self.steps, self.taken_s = pace_steps(), list[float]()
+        self.steps = pace_steps()
         self.steps.step()  # prepares kernels
 
-    def step(self) -> None:
-        """Runs one step and keeps its seconds."""
+    def step(self) -> float:
+        """Runs one step and returns its seconds."""
         begin_s = time.thread_time()
         self.steps.step()
-        self.taken_s.append(time.thread_time() - begin_s)
+        taken_s = time.thread_time() - begin_s
         self.steps.tidy()
+        return taken_s
 
 
 def chain_config(chain: dict[str, Any], dtype: str, task: str) -> RunConfig:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from hires.bench import calibrate_bench as bench
 from hires.bench.calibration_nets import Chain
-from hires.bench.node_times import typical
+from hires.bench.node_times import NodeTimes, typical
 from hires.core.errors import RunError
 from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, kept_file, load_calibration
@@ -115,6 +116,15 @@ def test_own_network_joins_a_calibration_that_exists(cache, capsys):
     assert before.links == after.links
     assert {s.work for s in before.samples} < {s.work for s in after.samples}
     assert any(s.work.sizes[2] == 512 for s in after.samples if s.work.family == CONV)
+
+
+def test_nodes_are_timed_at_the_pace_of_their_own_round():
+    recorder = SimpleNamespace(clock=None)
+    times = NodeTimes(SimpleNamespace(engine=SimpleNamespace(recorder=recorder)))
+    times.nodes["a", False] = [1.0, 2.0, 3.0]
+    assert times.medians() == {("a", False): 1.5}
+    times.pace_s = [0.1, 0.2, 0.6]  # the third round was slow, and the node in it was fast
+    assert times.medians() == {("a", False): pytest.approx(typical([1.5, 1.5, 0.75]))}
 
 
 def test_typical_time_is_the_median_of_the_faster_half():
