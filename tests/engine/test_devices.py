@@ -236,6 +236,7 @@ NAMES_DEVICES = {
     "bench/comm_tuning.py": "names the processor of a machine",
     "bench/message_operations.py": "has messages of the host unless it is told otherwise",
     "bench/calibrate_bench.py": "measures the CPU",
+    "bench/pace.py": "measures the CPU",
     "bench/message_race.py": "has messages of the host unless it is told otherwise",
     "bench/nccl_direct_check.py": "tries NCCL",
     "bench/precision_bench.py": "prepares the arithmetic of the CPU",
