@@ -90,6 +90,8 @@ class Chooser:
     """When the search began, on the monotonic clock; unset: with :meth:`choose`. Traces count."""
     _s_per_action: float = 0.0
     """Seconds that planning and simulating took for each action of a replica, the most so far."""
+    _tracing_s: float = 0.0
+    """Seconds of traces that single layouts needed; they are kept, and are no time of trials."""
 
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of exactly so many ranks.
@@ -113,13 +115,14 @@ class Chooser:
         for number in itertools.count(1):
             fitting, short = self._fitting(estimator, estimates, bound, choice, until_s)
             fitting = [pair for pair in fitting if not _is_planned(pair[1], planned)]
-            if not fitting or (number > MOST_ROUNDS and time.monotonic() > end_s):
+            if not fitting or (number > MOST_ROUNDS and self._now_s() > end_s):
                 break
             self._plan_more(planned, fitting, bound, estimator, end_s, choice)
+            predicting.deadline_s = end_s + self._tracing_s
             correction = rehearsal.run(predicting, self.report)
             if any(option.fits for option, _ in planned):
                 break
-            bound, until_s = SURE * limit / correction, _between(time.monotonic(), end_s, FITTING)
+            bound, until_s = SURE * limit / correction, _between(self._now_s(), end_s, FITTING)
         choice.reasons += short
         options = [option for option, _ in planned]
         choice.options = sorted((o for o in options if o.fits), key=self._cost)
@@ -132,6 +135,10 @@ class Chooser:
         if not choice.options:
             raise PlanError(nothing_fits(estimator, room, choice, self.given, rehearsal.correction))
         return choice
+
+    def _now_s(self) -> float:
+        """Returns the time on a clock that stands still while a layout's network is traced."""
+        return time.monotonic() - self._tracing_s
 
     def _cost(self, option: Option) -> float:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
@@ -203,7 +210,7 @@ class Chooser:
         short: Counter[str] = Counter()
         choice.least_bytes = min(estimate.peak_bytes for estimate, _ in estimates)
         for estimate, candidate in sorted(estimates, key=lambda pair: pair[0].peak_bytes):
-            late = bool(fitting) and time.monotonic() > until_s
+            late = bool(fitting) and self._now_s() > until_s
             if estimate.peak_bytes <= limit and (late or self.objective != MEMORY):
                 fitting.append((estimate, candidate))
                 continue
@@ -240,7 +247,7 @@ class Chooser:
         ``bound`` is the most that an estimate of memory may be.
         """
         tried: Counter[LayoutShape] = Counter()
-        now_s, before = time.monotonic(), len(planned)
+        now_s, before = self._now_s(), len(planned)
         shares = PLANNING, FUSING
         plan_until_s, fuse_until_s = (_between(now_s, end_s, share) for share in shares)
         smallest = min(_num_actions(candidate) for _, candidate in fitting)
@@ -250,18 +257,18 @@ class Chooser:
             # What would take longer than there is time is left, but for one that takes the least.
             takes_s = self._s_per_action * _num_actions(candidate)
             needed = len(planned) == before and _num_actions(candidate) == smallest
-            if not needed and time.monotonic() + takes_s > plan_until_s:
+            if not needed and self._now_s() + takes_s > plan_until_s:
                 choice.ended_early = True
                 continue
             tried[candidate.shape] += 1
             by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
             for one in self._with_cuts(estimator, candidate, by_bytes):
-                if one != candidate and time.monotonic() > plan_until_s:
+                if one != candidate and self._now_s() > plan_until_s:
                     break
                 choice.considered += one != candidate
                 planned += self._plan_one(estimator.estimate(one), one, choice)
         for one in self._fused([option for option, _ in planned[before:]]):
-            if time.monotonic() + self._s_per_action * _num_actions(one) > fuse_until_s:
+            if self._now_s() + self._s_per_action * _num_actions(one) > fuse_until_s:
                 continue
             choice.considered += 1
             planned += self._plan_one(estimator.estimate(one), one, choice)
@@ -306,9 +313,11 @@ class Chooser:
             choice.reasons[why.split(";")[0]] += 1
             return []
         self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
+        asked_s = time.monotonic()
         try:
             graph = self.graph_of(max(1, config.batch // config.parallel.pieces))
             began_s = time.monotonic()
+            self._tracing_s += began_s - asked_s
             plan = make_plan(config, graph)
         except (ConfigError, PlanError) as error:
             choice.reasons[str(error).split(";")[0]] += 1

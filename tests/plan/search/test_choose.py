@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -280,6 +281,26 @@ def test_traces_before_a_search_count_as_its_time():
     assert choice.options
     spent_s = time.monotonic() - began_s - 100
     assert spent_s < 5.0
+
+
+def test_traces_that_single_layouts_need_leave_the_time_for_trials_as_it_is(monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("hires.plan.search.choose.time", clock)
+    monkeypatch.setattr("hires.plan.search.layout_search.time", clock)
+    config = config_of()
+    slow = chooser(config, budget_s=5.0)
+    whole = max(1, config.batch)
+
+    def traced(samples):
+        now[0] += 0.0 if samples == whole else 60.0
+        return graph_of(samples)
+
+    slow.graph_of = traced
+    choice = slow.choose(2)
+    assert now[0] > 60
+    assert choice.planned == chooser(config, budget_s=5.0).choose(2).planned
+    assert choice.seconds == now[0]
 
 
 def test_layout_that_would_take_longer_than_there_is_time_is_left():
