@@ -13,7 +13,8 @@ Source:
 
 from __future__ import annotations
 
-import heapq
+import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -59,6 +60,8 @@ class CalibratedDevice:
         self._known: dict[NodeWork, float] = {}
         for sample in calibration.samples:
             self._add(sample, sample.ranks == 1)
+        for located in self._by_class.values():
+            located.sort()
 
     def seconds(self, work: NodeWork) -> float:
         """Returns the seconds of a pass over a node."""
@@ -123,17 +126,42 @@ DEFAULT_DEVICE = CalibratedDevice(DEFAULTS)
 
 
 def interpolated(located: Sequence[Located], place: tuple[float, ...]) -> float:
-    """Returns the value at a place between its nearest samples; at a sample that of the sample."""
-    exact = [value for at, value in located if at == place]
+    """Returns the value at a place between its nearest samples; at a sample that of the sample.
+
+    The samples are sorted.
+    """
+    first = bisect.bisect_left(located, (place, -math.inf))
+    same = itertools.takewhile(lambda one: one[0] == place, itertools.islice(located, first, None))
+    exact = [value for _, value in same]
     if exact:
         return sum(exact) / len(exact)
-    distances = ((math.dist(place, at), value) for at, value in located)
-    near = heapq.nsmallest(NEIGHBOURS + 1, distances)
+    near = _nearest(located, place, first)
     # The weight falls to 0 at the first sample that is left out, so that none enters at once.
     edge = near[NEIGHBOURS][0] if len(near) > NEIGHBOURS else math.inf
     pairs = [(1 / distance - 1 / edge, value) for distance, value in near[:NEIGHBOURS]]
     weights = [max(weight, 1e-12) ** 2 for weight, _ in pairs]
     return sum(w * v for w, (_, v) in zip(weights, pairs, strict=True)) / sum(weights)
+
+
+def _nearest(
+    located: Sequence[Located], place: tuple[float, ...], first: int
+) -> list[tuple[float, float]]:
+    """Returns distance and value of the nearest samples, and of one more, from ``first`` outwards.
+
+    A sample is no nearer than its first number is: where that is too far, those behind it are, too.
+    """
+    below, above = first - 1, first
+    found: list[tuple[float, float]] = []
+    while below >= 0 or above < len(located):
+        down = place[0] - located[below][0][0] if below >= 0 else math.inf
+        up = located[above][0][0] - place[0] if above < len(located) else math.inf
+        if len(found) > NEIGHBOURS and min(down, up) > found[-1][0]:
+            break
+        at, value = located[below if down < up else above]
+        below, above = (below - 1, above) if down < up else (below, above + 1)
+        bisect.insort(found, (math.dist(place, at), value))
+        del found[NEIGHBOURS + 1 :]
+    return found
 
 
 def _keys(work: NodeWork) -> list[tuple[object, ...]]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
+import random
 
 import pytest
 
 from hires.plan.operators.operator_families import CONV, POINTWISE
-from hires.plan.simulation.calibrated_device import DEFAULT_DEVICE, CalibratedDevice, Factors
+from hires.plan.simulation.calibrated_device import (
+    DEFAULT_DEVICE,
+    NEIGHBOURS,
+    CalibratedDevice,
+    Factors,
+    _nearest,
+)
 from hires.plan.simulation.costs import Roofline
 from hires.plan.simulation.machine_calibration import Calibration, Sample
 from hires.plan.simulation.node_work import node_work
@@ -90,3 +99,13 @@ def test_work_of_a_share_needs_no_plan():
     assert (whole.family, whole.sizes) == (CONV, (8 * 13 * 10, 3, 4, 9, 1, 1))
     assert (half.flops, half.sizes[0]) == (whole.flops / 2, whole.sizes[0] / 2)
     assert not whole.input_grad  # it reads the images
+
+
+def test_nearest_samples_are_those_of_a_look_at_all():
+    numbers = random.Random(3)
+    located = sorted(((numbers.random(), numbers.random()), numbers.random()) for _ in range(200))
+    for _ in range(50):
+        place = numbers.uniform(-0.2, 1.2), numbers.random()
+        every = sorted((math.dist(place, at), value) for at, value in located)
+        first = bisect.bisect_left(located, (place, -math.inf))
+        assert _nearest(located, place, first) == every[: NEIGHBOURS + 1]
