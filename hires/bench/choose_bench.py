@@ -33,11 +33,12 @@ from hires.bench.ranks import stream_ranks
 from hires.bench.runners import HiresSteps
 from hires.bench.timing import Runner, race
 from hires.comm import make_groups
-from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
 from hires.core.store.reading import read_named_values
 from hires.core.units import seconds
 from hires.nets.trace import trace_config
+from hires.plan.search.candidates import candidate_of
 from hires.plan.simulation.machine_calibration import Calibration, calibration_or_defaults
 from hires.plan.simulation.machine_model import machine_of
 
@@ -141,7 +142,7 @@ def cases_of(options: ChooseOptions) -> Iterator[ChoiceCase]:
 def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> dict[str, Any]:
     """Returns the layouts of a case, predicted and measured; HiresError: something failed.
 
-    ``before``: the calibration that knows no layers of this network.
+    ``before``: the calibration without the layers of this network.
     """
     began_s = time.monotonic()
     choice = json.loads(
@@ -206,15 +207,10 @@ def race_layouts(
 
 
 def _entrant(config: RunConfig, keys: Mapping[str, Any]) -> Timed:
-    """Returns a layout of a case with its plan."""
-    values = to_dict(config)
-    for key, value in keys.items():
-        *sections, name = key.split(".")
-        inner = values
-        for section in sections:
-            inner = inner[section]
-        inner[name] = value
-    changed = from_dict(values)
+    """Returns a layout of a case with its plan; ConfigError: its keys make no sense together."""
+    changed = candidate_of(keys).change.apply(config)
+    if changed is None:
+        raise ConfigError(f"the layout {dict(keys)} makes no sense for this network")
     return planned(changed, trace_config(changed))
 
 

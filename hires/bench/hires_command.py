@@ -25,8 +25,8 @@ def composed(words: Sequence[str], timeout_s: float) -> RunConfig:
 
     A network whose classes are unset has those of made-up data.
     """
-    told = hires_output(["plan", *words, "--cfg", "job"], timeout_s)
-    config = resolve(from_dict(yaml.safe_load(told)))
+    printed = hires_output(["plan", *words, "--cfg", "job"], timeout_s)
+    config = resolve(from_dict(yaml.safe_load(printed)))
     if config.model.classes is None:
         model = dataclasses.replace(config.model, classes=config.data.classes)
         config = dataclasses.replace(config, model=model)

@@ -12,6 +12,7 @@ from hires.bench import choose_bench as bench
 from hires.bench.calibrate_bench import Timed
 from hires.bench.pace import chain_config
 from hires.core.errors import ConfigError, RunError
+from hires.plan.search.candidates import Candidate, LayoutShape
 from tests.helpers.calibrations import CALIBRATION
 
 
@@ -113,7 +114,8 @@ def test_keys_are_written_as_hydra_reads_them():
 
 def test_layout_of_a_choice_is_planned_with_its_keys():
     config = chain_config({"image": 16, "batch": 4, "words": "c3:8 bn relu"}, "fp32", "train")
-    keys = {"parallel.tiles": [2, 1], "parallel.replicas": 2, "parallel.halo.fuse": 2}
+    shape = LayoutShape(2, 1, 1, (2, 1), 1, 1)
+    keys = Candidate(shape, 1, 1, "gpipe", fuse=2).change.keys
     timed = bench._entrant(config, keys)
     assert timed.plan.world == 4
     assert timed.config.parallel.halo.fuse == 2
