@@ -18,31 +18,32 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
-from hires.bench.contestants import bench_data
+from hires.bench.calibrated_networks import (
+    MOST_TILES,
+    Networks,
+    Timed,
+    own_networks,
+    usual_networks,
+)
 from hires.bench.hires_command import composed
 from hires.bench.link_times import measure_links
 from hires.bench.node_times import Key, NodeTimes, typical
-from hires.bench.pace import CHAINS, Pace, chain_config
+from hires.bench.pace import CHAINS, Pace
 from hires.bench.ranks import run_ranks, stream_ranks
 from hires.bench.runners import HiresSteps
 from hires.comm import max_all
-from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, PlanError
+from hires.core.errors import ConfigError
 from hires.core.store import provenance
-from hires.nets.trace import trace_config
 from hires.plan.event import BYTES
-from hires.plan.graph import Graph
 from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
 from hires.plan.program import steps_of
 from hires.plan.simulation.costs import BACK, UPDATE_TOUCHES, works_of
 from hires.plan.simulation.machine_calibration import (
@@ -57,15 +58,11 @@ from hires.plan.simulation.machine_calibration import (
 )
 from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
 
-TILED: list[int] = bench_data("calibration.yaml")["tiled"]
-TASKS = ("train", "infer")
 LEAST_ROUNDS, MOST_ROUNDS = 1, 6
 """Timed steps of a network besides the first."""
 PHASES = ("inference", "forward", "backward")
-MOST_RANKS, MOST_TILES = 32, 4
-"""Of all cores busy: so many fill the memory's bandwidth; of an image in tiles."""
-OWN_TILED = 2
-"""Sizes of microbatches of which a user's network is measured in tiles, the largest ones."""
+MOST_RANKS = 32
+"""Of all cores busy: so many fill the memory's bandwidth."""
 COPIED = 1 << 24
 """Numbers of a copy that is larger than caches."""
 log = logging.getLogger(__name__)
@@ -91,20 +88,6 @@ Measured = dict[str, Any]
 """What one rank found of one network: samples, and seconds of the parts of its steps."""
 
 
-class Timed(NamedTuple):
-    """A network in one precision and task, and whether its image lies in tiles."""
-
-    config: RunConfig
-    plan: Plan
-
-
-class Networks(NamedTuple):
-    """What is timed: networks on one rank, and in tiles."""
-
-    whole: list[Timed]
-    tiled: list[Timed]
-
-
 def measure(options: CalibrateOptions) -> Results:
     """Yields the calibration once all of it is measured and kept."""
     begin_s = time.monotonic()
@@ -119,8 +102,8 @@ def measure(options: CalibrateOptions) -> Results:
     log.info("tracing the networks")
     own = Networks([], [])
     if options.overrides:
-        own = _own(composed(options.overrides, left_s()), tiles)
-    chains = _planned(chosen, tiles) if kept is None else Networks([], [])
+        own = own_networks(composed(options.overrides, left_s()), tiles)
+    chains = usual_networks(chosen, tiles) if kept is None else Networks([], [])
     networks = Networks(chains.whole + own.whole, chains.tiled + own.tiled)
     found = _measured(networks, cores, options.seconds, left_s)
     if kept is None:
@@ -261,70 +244,6 @@ def _times(
         for busy, ones in found.items()
         for one, timed in zip(ones, every, strict=True)
     ]
-
-
-def _dtypes() -> list[str]:
-    """Returns the precisions in which this processor has instructions of its own."""
-    flags = provenance.cpu_flags()
-    return ["fp32", *(["bf16"] if {"avx512_bf16", "amx_bf16"} & flags else [])]
-
-
-def _planned(chosen: Iterable[int], tiles: int) -> Networks:
-    """Returns the networks on one rank, in every precision and task, and some in tiles."""
-    whole, tiled = [], []
-    for index, dtype, task in itertools.product(chosen, _dtypes(), TASKS):
-        config = chain_config(CHAINS[index], dtype, task)
-        graph = trace_config(config)
-        whole.append(planned(config, graph))
-        if tiles > 1 and index in TILED and dtype == "fp32":
-            cut = dataclasses.replace(config.parallel, tiles=[tiles, 1])
-            tiled.append(planned(dataclasses.replace(config, parallel=cut), graph))
-    return Networks(whole, tiled)
-
-
-def _own(config: RunConfig, tiles: int) -> Networks:
-    """Returns a user's network with microbatches of its batch, its half, and so on, and in tiles.
-
-    It is cut into up to as many tiles as there are ``ranks``, or into so many. One that cannot be
-    cut is measured whole. ConfigError, PlanError: it makes no plan on one rank.
-    """
-    measure = dataclasses.replace(config.measure, warmup=0)
-    single = dataclasses.replace(
-        config,
-        device="cpu",
-        parallel=ParallelConfig(),
-        steps=1,
-        measure=measure,
-        weights=None,
-        ranks=None,
-    )
-    most = max(tiles, min(config.ranks or MOST_TILES, MOST_TILES))
-    grids = [[rows, 1] for rows in range(2, most + 1)] + [[2, 2]] * (most >= 4)
-    whole: list[Timed] = []
-    tiled: list[Timed] = []
-    samples = config.batch
-    while samples:
-        part = dataclasses.replace(single, batch=samples)
-        try:
-            graph = trace_config(part)
-        except ConfigError:
-            if not whole:
-                raise
-            break  # as batch norms refuse a single sample
-        whole.append(planned(part, graph))
-        for grid in grids if len(whole) <= OWN_TILED else []:
-            cut = dataclasses.replace(part.parallel, tiles=grid)
-            with contextlib.suppress(ConfigError, PlanError):
-                tiled.append(planned(dataclasses.replace(part, parallel=cut), graph))
-        samples //= 2
-    return Networks(whole, tiled)
-
-
-def planned(config: RunConfig, graph: Graph) -> Timed:
-    """Returns what is timed of a config; PlanError: its layout is impossible."""
-    plan = make_plan(config, graph)
-    plan.require_ok()
-    return Timed(config, plan)
 
 
 def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int) -> Measured:

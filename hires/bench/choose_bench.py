@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
-from hires.bench.calibrate_bench import Timed, planned
+from hires.bench.calibrated_networks import Timed, planned
 from hires.bench.contestants import bench_data
 from hires.bench.hires_command import composed, hires_output
 from hires.bench.pace import pace_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -19,41 +20,59 @@ GRADIENTS = 1 << 22
 """Numbers in a sum of gradients: those of a small network."""
 ROUNDS, WARMUP = 60, 10
 """Of each measurement of a link."""
+IN_A_ROW = 10
+"""Exchanges that are timed together: one of a step's waits as long as they do in the mean, which on
+a busy machine is several times what the fastest of them takes."""
 
 
 def measure_links(timeout_s: float, rounds: int = ROUNDS) -> Links:
     """Returns the links of this machine; RunError: a rank failed."""
-    small_s, large_s, gather_s, reduce_s = run_ranks(_measure, NUM_RANKS, timeout_s, rounds)
-    bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
-    # Two ranks send each other half of the sum, and then the other half.
-    reduce_bytes_per_s = 4 * GRADIENTS / max(reduce_s - 2 * small_s, 1e-9)
-    return Links(small_s, bytes_per_s, gather_s, reduce_bytes_per_s)
+    return Links(*run_ranks(_measure, NUM_RANKS, timeout_s, rounds))
 
 
 def _measure(rank: int, rounds: int) -> tuple[float, float, float, float]:
-    """Returns seconds of a small and a large message one way, a small gather, and a large sum."""
+    """Returns what :class:`Links` holds, as rank 0 and rank 1 measure it together."""
     group = make_groups([[*range(NUM_RANKS)]], 1)[0]
-
-    def there_and_back(numbers: int) -> None:
-        tensor = torch.zeros(numbers)
-        for turn in range(NUM_RANKS):
-            begin = isend if turn == rank else irecv
-            begin(tensor, 1 - rank, tag=turn).wait()
-
-    small = _typical_s(lambda: there_and_back(SMALL), rounds) / 2
-    large = _typical_s(lambda: there_and_back(LARGE), rounds) / 2
-    # A gather of as much as a normalisation of many channels needs.
-    gather = _typical_s(lambda: all_gather_stacked(torch.zeros(SMALL), group), rounds)
     gradients = torch.zeros(GRADIENTS)
-    added = _typical_s(lambda: all_reduce_coalesced([gradients], group), max(1, rounds // 4))
-    return small, large, gather, added
+
+    def exchange(numbers: int) -> None:
+        """Sends and receives at once, as two tiles exchange their halos."""
+        received = irecv(torch.zeros(numbers), 1 - rank, tag=0)
+        sent = isend(torch.zeros(numbers), 1 - rank, tag=0)
+        received.wait()
+        sent.wait()
+
+    def gather() -> None:
+        """Gathers as much as a normalisation of many channels needs."""
+        all_gather_stacked(torch.zeros(SMALL), group)
+
+    small_s = typical(_seconds(lambda: exchange(SMALL), rounds))
+    large_s = typical(_seconds(lambda: exchange(LARGE), rounds))
+    few = max(1, rounds // 4)
+    added_s = typical(_seconds(lambda: all_reduce_coalesced([gradients], group), few))
+    bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
+    # Two ranks send each other half of the sum, and then the other half.
+    reduce_bytes_per_s = 4 * GRADIENTS / max(added_s - 2 * small_s, 1e-9)
+    latency_s = _mean_s(lambda: exchange(SMALL), rounds)
+    return latency_s, bytes_per_s, _mean_s(gather, rounds), reduce_bytes_per_s
 
 
-def _typical_s(run: Callable[[], object], rounds: int) -> float:
+def _mean_s(run: Callable[[], object], rounds: int) -> float:
+    """Returns what a call takes among many in a row."""
+
+    def in_a_row() -> None:
+        for _ in range(IN_A_ROW):
+            run()
+
+    return statistics.median(_seconds(in_a_row, rounds)) / IN_A_ROW
+
+
+def _seconds(run: Callable[[], object], rounds: int) -> list[float]:
+    """Returns the seconds of calls that both ranks begin together."""
     taken = []
     for _ in range(WARMUP + rounds):
         barrier()
         begin_s = time.perf_counter()
         run()
         taken.append(time.perf_counter() - begin_s)
-    return typical(taken[WARMUP:])
+    return taken[WARMUP:]

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from hires.bench import calibrate_bench as bench
+from hires.bench import calibrated_networks as networks
 from hires.bench.calibration_nets import Chain
 from hires.bench.node_times import NodeTimes, typical
+from hires.bench.pace import chain_config
 from hires.core.errors import RunError
 from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, kept_file, load_calibration
@@ -26,7 +28,8 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("HIRES_CACHE", raising=False)
     monkeypatch.setattr(bench, "CHAINS", [TINY])
-    monkeypatch.setattr(bench, "TILED", [0])
+    monkeypatch.setattr(networks, "CHAINS", [TINY])
+    monkeypatch.setattr(networks, "TILED", [0])
     return tmp_path
 
 
@@ -62,7 +65,7 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch, capsys):
 def test_networks_name_the_layers_that_they_describe():
     chains = [Chain(one["words"], 10) for one in bench.CHAINS]
     assert all(chain.fc.out_features == 10 for chain in chains)
-    [timed] = [t for t in bench._planned([0], 1).whole if t.plan.training]
+    [timed] = [t for t in networks.usual_networks([0], 1).whole if t.plan.training]
     families = {family_of(timed.plan.graph, node) for node in timed.plan.graph.nodes}
     assert len(families) > 8
 
@@ -96,12 +99,14 @@ def test_samples_of_a_slow_moment_are_those_of_the_usual_pace():
 
 
 def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
-    config = bench.chain_config({**TINY, "batch": 6}, "fp32", "train")
+    config = chain_config({**TINY, "batch": 6}, "fp32", "train")
     config = dataclasses.replace(config, ranks=3)
-    own = bench._own(config, 2)
+    own = networks.own_networks(config, 2)
     assert [timed.config.batch for timed in own.whole] == [6, 3, 1]
-    tiles = [(timed.config.batch, timed.config.parallel.tiles) for timed in own.tiled]
-    assert tiles == [(6, [2, 1]), (6, [3, 1]), (3, [2, 1]), (3, [3, 1])]
+    tiled = [(timed.config.batch, timed.config.parallel) for timed in own.tiled]
+    found = [(batch, parallel.tiles, parallel.halo.fuse) for batch, parallel in tiled]
+    whole = [(6, [rows, 1], fuse) for rows in (2, 3) for fuse in (1, 2, 4)]
+    assert found == [*whole, (3, [2, 1], 1), (3, [3, 1], 1)]
 
 
 @pytest.mark.dist

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hires.bench import choose_bench as bench
-from hires.bench.calibrate_bench import Timed
+from hires.bench.calibrated_networks import Timed
 from hires.bench.pace import chain_config
 from hires.core.errors import ConfigError, RunError
 from hires.plan.search.candidates import Candidate, LayoutShape

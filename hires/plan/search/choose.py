@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.config.run_config import RunConfig
@@ -26,7 +26,7 @@ from hires.core.errors import ConfigError, PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.checks import check_numbers
-from hires.plan.graph import Graph
+from hires.plan.graph import Graph, Node
 from hires.plan.memory import room_of
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -46,7 +46,7 @@ from hires.plan.search.layout_search import Budget
 from hires.plan.search.memory_rehearsal import SURE, PlannedOption, Rehearsal
 from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
 from hires.plan.simulation.machine_model import MachineModel
-from hires.plan.simulation.node_work import node_work
+from hires.plan.simulation.node_work import NodeWork, node_work
 
 FEW_S, MANY_S = 8.0, 45.0
 """Seconds of a search for a few ranks, and for many."""
@@ -102,7 +102,7 @@ class Chooser:
         began_s = now_s if self.began_s is None else self.began_s
         allowed_s = self.budget_s or (FEW_S if ranks <= MANY_RANKS else MANY_S)
         end_s = max(began_s + allowed_s, now_s + min(LEAST_S, allowed_s))
-        choice = Choice(ranks, self.objective, self.machine.source)
+        choice = Choice(ranks, self.objective, self._source())
         estimator = self._estimator(ranks)
         estimates = self._estimated(estimator, choice, _between(now_s, end_s, ESTIMATING))
         if not estimates:
@@ -143,16 +143,32 @@ class Chooser:
     def _cost(self, option: Option) -> float:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
 
-    def _estimator(self, ranks: int) -> Estimator:
+    @cached_property
+    def _graph(self) -> Graph:
+        """Returns the network's graph of the whole batch."""
+        return self.graph_of(max(1, self.config.batch))
+
+    def _work(self, node: Node, share: float, back: bool) -> NodeWork | None:
+        """Returns what a pass over a share of a node of that graph asks for."""
         config = self.config
+        phase = {"training": config.task.name == "train", "back": back}
+        dtype = PRECISIONS[config.precision.name]
+        return node_work(self._graph, node, share, dtype=dtype, **phase)
+
+    def _source(self) -> str:
+        """Returns where the step times come from."""
+        passes = (False, True) if self.config.task.name == "train" else (False,)
+        pairs = itertools.product(self._graph.nodes, passes)
+        works = (self._work(node, 1.0, back) for node, back in pairs)
+        return self.machine.source_of(work for work in works if work is not None)
+
+    def _estimator(self, ranks: int) -> Estimator:
+        config, graph = self.config, self._graph
         of_node = min(-(-ranks // config.launcher.num_nodes), ranks)
         device = self.machine.speed(of_node)
-        graph = self.graph_of(max(1, config.batch))
-        training = config.task.name == "train"
-        dtype = PRECISIONS[config.precision.name]
 
-        def seconds(node: Any, share: float, back: bool) -> float:
-            work = node_work(graph, node, share, dtype=dtype, training=training, back=back)
+        def seconds(node: Node, share: float, back: bool) -> float:
+            work = self._work(node, share, back)
             return device.seconds(work) if work is not None else 0.0
 
         network = dataclasses.replace(self.machine.network, ranks_per_node=of_node)

@@ -35,5 +35,16 @@ def crowded_step_s(simulation: Simulation, cores: float, copies: float = 1.0) ->
 
 def concurrency(simulation: Simulation) -> float:
     """Returns how many ranks compute at once, in the mean over the time that any of them does."""
-    busy_s = sum(end_s - begin_s for spans in simulation.computing for begin_s, end_s in spans)
-    return busy_s / simulation.step_s if simulation.step_s else 0.0
+    return _busy_s(simulation) / simulation.step_s if simulation.step_s else 0.0
+
+
+def unlinked_concurrency(simulation: Simulation) -> float:
+    """Returns how many ranks would compute at once if messages took no time.
+
+    They are those that use a core: a rank that waits for a message on its way copies it.
+    """
+    return _busy_s(simulation) / simulation.unlinked_s if simulation.unlinked_s else 0.0
+
+
+def _busy_s(simulation: Simulation) -> float:
+    return sum(end_s - begin_s for spans in simulation.computing for begin_s, end_s in spans)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,9 +22,10 @@ from hires.plan.plan import Plan
 from hires.plan.route_choice import table_of
 from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
-from hires.plan.simulation.crowding import concurrency, crowded_step_s
-from hires.plan.simulation.machine_calibration import Calibration
+from hires.plan.simulation.crowding import concurrency, crowded_step_s, unlinked_concurrency
+from hires.plan.simulation.machine_calibration import COMMAND, Calibration
 from hires.plan.simulation.measured_network import MeasuredNetwork
+from hires.plan.simulation.node_work import NodeWork
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
 from hires.plan.table_gains import MeasuredSeconds
 
@@ -87,6 +89,24 @@ class MachineModel:
             self._speeds[key] = CalibratedDevice(self.calibration, busy, self.factors)
         return self._speeds[key]
 
+    def source_of(self, works: Iterable[NodeWork]) -> str:
+        """Returns in words where the seconds of these come from, most of which may be unmeasured.
+
+        Runs of the network that exist stand for its layers.
+        """
+        calibration = self.calibration
+        if calibration is None or not calibration.is_measured or self.factors is not None:
+            return self.source
+        speed, measured = self.speed(1), {sample.work for sample in calibration.samples}
+        total_s = known_s = 0.0
+        for work in works:
+            own_s = speed.seconds(work)
+            total_s += own_s
+            known_s += own_s if work in measured else 0.0
+        if known_s >= total_s / 2:
+            return self.source
+        return f"{self.source}; not of this network's layers, which {COMMAND} KEY=VALUE... adds"
+
     @cached_property
     def _speeds(self) -> dict[object, CalibratedDevice]:
         return {}
@@ -94,14 +114,17 @@ class MachineModel:
     def step_time(self, plan: Plan) -> StepTime:
         """Returns what a step of a plan without errors takes."""
         of_node = -(-plan.world // plan.num_nodes)
-        crowd = max(1.0, of_node / self.cores)
-        network = dataclasses.replace(self.network, ranks_per_node=of_node, crowd=crowd)
-        # Ranks that wait for each other leave the memory to those that compute.
+        network = dataclasses.replace(self.network, ranks_per_node=of_node)
+        # Ranks that wait for each other leave cores and memory to those that compute.
         copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
         simulation = simulate(plan, Roofline(plan, self.speed(of_node)), network)
         at_once = round(concurrency(simulation) * copies)
-        if self.calibration is not None and at_once < min(of_node, self.cores):
-            simulation = simulate(plan, Roofline(plan, self.speed(at_once)), network)
+        crowd = max(1.0, unlinked_concurrency(simulation) * copies / self.cores)
+        fewer = self.calibration is not None and at_once < min(of_node, self.cores)
+        if fewer or crowd > 1:
+            network = dataclasses.replace(network, crowd=crowd)
+            speed = self.speed(at_once if fewer else of_node)
+            simulation = simulate(plan, Roofline(plan, speed), network)
         return self._parts(simulation, copies)
 
     def _parts(self, simulation: Simulation, copies: int) -> StepTime:

@@ -20,9 +20,11 @@ from hires.plan.planner import make_plan
 from hires.plan.search.candidates import GivenKeys, orders, shapes
 from hires.plan.search.choice import Choice
 from hires.plan.search.choose import Chooser
+from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.simulate import Link, Network
+from tests.helpers.calibrations import CALIBRATION, conv_work
 from tests.helpers.small_plans import config_of, forked
 
 LINK = Link(1e-6, 1e9)
@@ -333,3 +335,13 @@ def test_layouts_are_only_counted_once_the_time_for_estimates_is_used():
     assert len(few) < len(every)
     assert counted.considered == looked_at.considered == len(every)
     assert counted.ended_early
+
+
+def test_source_says_that_the_layers_of_a_network_were_not_measured():
+    machine = MachineModel("measured here", Network(LINK, LINK), CALIBRATION, cores=3)
+    measured, other = conv_work(2**10), conv_work(2**12)
+    assert machine.source_of([measured, other._replace(flops=1.0)]) == machine.source
+    assert "hires doctor --calibrate KEY=VALUE" in machine.source_of([measured, other])
+    refined = dataclasses.replace(machine, factors=Factors(1.1, 1.0, 1.0))
+    assert refined.source_of([other]) == machine.source
+    assert "not of this network's layers" in chooser(config_of(), machine=machine).choose(1).source
