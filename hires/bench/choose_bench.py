@@ -56,8 +56,9 @@ machine's pace at that moment is that of a network of the calibration, which eve
 each round by itself: `pace` is how much longer it takes than when the machine was calibrated. `at
 pace` is the step divided by it, round by round, and what the errors are of; those of the steps as
 measured stand beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that
-of the measurement, 0 if the two are unrelated. `behind` is how much longer the chosen layout takes
-than the best measured one."""
+of the measurement, 0 if the two are unrelated. `repeat` is the tau of the measurement with itself,
+of its odd with its even rounds: no prediction can be expected to do better. `behind` is how much
+longer the chosen layout takes than the best measured one."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class ChooseOptions:
     images: int = option(0, "images of each network, the first ones; 0: all", low=0)
     ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
     layouts: int = option(6, "layouts of a case that run, of different shapes")
-    rounds: int = option(10, "steps of each layout, in turns")
+    rounds: int = option(10, "steps of each layout, in turns", low=2)
     calibrate: bool = option(True, "measure no layers of the networks before their cases")
     timeout: float = option(900.0, "seconds for each case, and for each calibration")
 
@@ -170,6 +171,7 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
             "generic_s": machine_of(timed.config, before).step_time(timed.plan).step_s,
             "measured_s": statistics.median(samples),
             "at_pace_s": statistics.median(own),
+            "halves_s": [statistics.median(own[half::2]) for half in (0, 1)],
         }
         rows.append(row)
         words = [seconds(row[key]) for key in ("predicted_s", "measured_s", "at_pace_s")]
@@ -185,6 +187,7 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
         "pace": slower,
         "layouts": rows,
         "tau": kendall_tau([(row["predicted_s"], row["measured_s"]) for row in rows]),
+        "tau_of_halves": kendall_tau([tuple(row["halves_s"]) for row in rows]),
         "behind": rows[0]["measured_s"] / best_s - 1,
     }
 
@@ -254,6 +257,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     errors = [abs(one["predicted_s"] / one["at_pace_s"] - 1) for one in every]
     generic = [abs(one["generic_s"] / one["at_pace_s"] - 1) for one in every]
     raw = [abs(one["predicted_s"] / one["measured_s"] - 1) for one in every]
+    halves = [abs(one["halves_s"][0] / one["halves_s"][1] - 1) for one in every]
     right = [row["behind"] <= NEAR for row in done]
     return {
         "mean_error": statistics.mean(errors),
@@ -261,7 +265,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "largest_error": max(errors),
         "mean_error_as_measured": statistics.mean(raw),
         "mean_error_of_generic": statistics.mean(generic),
+        "mean_error_of_halves": statistics.mean(halves),
         "mean_tau": statistics.mean(row["tau"] for row in done),
+        "mean_tau_of_halves": statistics.mean(row["tau_of_halves"] for row in done),
         "right": sum(right),
         "cases": len(done),
         "longest_search_s": max(row["search_s"] for row in done),
@@ -297,7 +303,8 @@ def _tables(result: Result) -> list[BenchTable]:
             cases.append({**_case_cells(name), "why": row["error"][:300]})
             continue
         found = _case_cells(name) | {"pace": f"{row['pace']:.2f}"}
-        found |= {"tau": f"{row['tau']:.2f}", "behind": f"{row['behind']:.1%}"}
+        found |= {"tau": f"{row['tau']:.2f}", "repeat": f"{row['tau_of_halves']:.2f}"}
+        found |= {"behind": f"{row['behind']:.1%}"}
         found |= {"search s": f"{row['search_s']:.1f}", "why": ""}
         cases.append(found)
         layouts += [_layout_cells(name, one) for one in row["layouts"]]
@@ -308,7 +315,15 @@ def _tables(result: Result) -> list[BenchTable]:
 
 
 def _case_cells(name: str) -> dict[str, str]:
-    return {"case": name, "pace": "-", "tau": "-", "behind": "-", "search s": "-", "why": ""}
+    return {
+        "case": name,
+        "pace": "-",
+        "tau": "-",
+        "repeat": "-",
+        "behind": "-",
+        "search s": "-",
+        "why": "",
+    }
 
 
 def _layout_cells(name: str, one: Mapping[str, Any]) -> dict[str, str]:
@@ -333,7 +348,9 @@ def _facts(result: Result) -> str:
         f"{result['median_error']:.1%}, largest {result['largest_error']:.0%}; as measured, mean "
         f"{result['mean_error_as_measured']:.1%}; without the layers of these networks, mean "
         f"{result['mean_error_of_generic']:.1%}. Mean tau "
-        f"{result['mean_tau']:.2f} (aim {AIMS['tau']}). The choice is within {NEAR:.0%} of the "
+        f"{result['mean_tau']:.2f} (aim {AIMS['tau']}). Of odd and even rounds of the measurement "
+        f"itself: error {result['mean_error_of_halves']:.1%}, tau "
+        f"{result['mean_tau_of_halves']:.2f}. The choice is within {NEAR:.0%} of the "
         f"best measured layout in {result['right']} of {result['cases']} cases (aim "
         f"{AIMS['right']:.0%}). The seconds are of: {source}."
     )
