@@ -54,7 +54,8 @@ Predicted is the simulated step of the plan, on this machine's calibration, to w
 of a case take turns step by step, in the processes of one world; measured is the median step. The
 machine's pace at that moment is that of a network of the calibration, which every core computes in
 each round by itself: `pace` is how much longer it takes than when the machine was calibrated. `at
-pace` is the step divided by it, round by round, and what the errors are of; those of the steps as
+pace` is the step at that former pace: each layout is compared with the mean of its round, and that
+mean with the pace. The errors, tau and the best layout are of these; errors of the steps as
 measured stand beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that
 of the measurement, 0 if the two are unrelated. `repeat` is the tau of the measurement with itself,
 of its odd with its even rounds: no prediction can be expected to do better. `behind` is how much
@@ -75,7 +76,7 @@ class ChooseOptions:
     images: int = option(0, "images of each network, the first ones; 0: all", low=0)
     ranks: str = option("", "numbers of ranks with commas between; unset: those of the file")
     layouts: int = option(6, "layouts of a case that run, of different shapes")
-    rounds: int = option(10, "steps of each layout, in turns", low=2)
+    rounds: int = option(16, "steps of each layout, in turns", low=2)
     calibrate: bool = option(True, "measure no layers of the networks before their cases")
     timeout: float = option(900.0, "seconds for each case, and for each calibration")
 
@@ -161,24 +162,27 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
     *_, (steps_s, pace_s) = stream_ranks(race_layouts, case.ranks, *job)
     then_s = calibration.busy_pace_s if paced > 1 else calibration.pace_s
     slower = statistics.median(pace_s) / then_s
+    at_pace_s = at_one_pace(steps_s, pace_s, then_s)
+    halves_s = [
+        at_one_pace([one[half::2] for one in steps_s], pace_s[half::2], then_s) for half in (0, 1)
+    ]
     rows = []
-    for layout, timed, samples in zip(layouts, entrants, steps_s, strict=True):
-        own = [step_s * then_s / beside for step_s, beside in zip(samples, pace_s, strict=True)]
+    for number, (layout, timed) in enumerate(zip(layouts, entrants, strict=True)):
         row = {
             "overrides": layout["overrides"],
             "label": layout["layout"],
             "predicted_s": layout["step_s"],
             "generic_s": machine_of(timed.config, before).step_time(timed.plan).step_s,
-            "measured_s": statistics.median(samples),
-            "at_pace_s": statistics.median(own),
-            "halves_s": [statistics.median(own[half::2]) for half in (0, 1)],
+            "measured_s": statistics.median(steps_s[number]),
+            "at_pace_s": at_pace_s[number],
+            "halves_s": [half_s[number] for half_s in halves_s],
         }
         rows.append(row)
         words = [seconds(row[key]) for key in ("predicted_s", "measured_s", "at_pace_s")]
         log.info(
             "%s: predicted %s, measured %s, at the calibration's pace %s", row["label"], *words
         )
-    best_s = min(row["measured_s"] for row in rows)
+    best_s = min(at_pace_s)
     return {
         **_named(case),
         "source": choice["source"],
@@ -186,9 +190,9 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
         "asked_s": asked_s,
         "pace": slower,
         "layouts": rows,
-        "tau": kendall_tau([(row["predicted_s"], row["measured_s"]) for row in rows]),
+        "tau": kendall_tau([(row["predicted_s"], row["at_pace_s"]) for row in rows]),
         "tau_of_halves": kendall_tau([tuple(row["halves_s"]) for row in rows]),
-        "behind": rows[0]["measured_s"] / best_s - 1,
+        "behind": at_pace_s[0] / best_s - 1,
     }
 
 
@@ -207,6 +211,27 @@ def race_layouts(
     for samples in race(runners, rounds, WARMUP, world):
         steps_s = [samples[str(number)].step_s for number in range(len(entrants))]
         yield steps_s, samples[PACE].step_s
+
+
+def at_one_pace(
+    steps_s: Sequence[Sequence[float]], pace_s: Sequence[float], then_s: float
+) -> list[float]:
+    """Returns the seconds of each layout on the machine as it was when a pace took ``then_s``.
+
+    A round is as slow as its layouts are together: each is compared with their geometric mean, and
+    that with the pace. Both are medians over the rounds.
+
+    Args:
+        steps_s: of each layout, one number a round.
+        pace_s: one number a round.
+        then_s: what the pace took when the machine was calibrated.
+    """
+    rounds_s = [statistics.geometric_mean(one) for one in zip(*steps_s, strict=True)]
+    common = statistics.median(r / p for r, p in zip(rounds_s, pace_s, strict=True))
+    shares = (
+        statistics.median(s / r for s, r in zip(one, rounds_s, strict=True)) for one in steps_s
+    )
+    return [then_s * common * share for share in shares]
 
 
 def _entrant(config: RunConfig, keys: Mapping[str, Any]) -> Timed:

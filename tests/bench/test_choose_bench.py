@@ -45,6 +45,15 @@ def test_layouts_are_the_best_of_each_shape_spread_from_fastest_to_slowest():
     assert len(bench.of_different_shapes(options, 20)) == 7
 
 
+def test_pace_of_each_round_is_taken_out_of_the_steps():
+    pace_s = [0.1, 0.2, 0.1, 0.4]
+    steps_s = [[1.0, 2.0, 1.0, 4.0], [3.0, 6.0, 3.0, 12.0]]
+    assert bench.at_one_pace(steps_s, pace_s, 0.1) == pytest.approx([1.0, 3.0])
+    pace_s[1] = 7.0  # one disturbed round does not matter
+    steps_s[1][2] = 99.0
+    assert bench.at_one_pace(steps_s, pace_s, 0.1) == pytest.approx([1.0, 3.0])
+
+
 @pytest.fixture
 def answers(monkeypatch):
     """A choice of three layouts of 10, 20 and 30 ms, and steps on a machine half as fast."""
@@ -76,6 +85,8 @@ def test_errors_order_and_right_choices(answers):
     assert row["pace"] == pytest.approx(2.0)
     assert row["behind"] == pytest.approx(0.1)
     assert row["tau"] == pytest.approx(1 / 3)
+    assert row["tau_of_halves"] == 1.0
+    assert result["mean_error_of_halves"] == pytest.approx(0.0)
     assert result["right"] == 0
     assert result["cases"] == 1
     # At the calibration's pace 10 beside 11, 20 beside 10, 30 beside 30.

@@ -235,7 +235,7 @@ NAMES_DEVICES = {
     "bench/comm_contestants.py": "has a fence for the messages of a GPU",
     "bench/comm_tuning.py": "names the processor of a machine",
     "bench/message_operations.py": "has messages of the host unless it is told otherwise",
-    "bench/calibrate_bench.py": "measures the CPU",
+    "bench/calibrated_networks.py": "measures the CPU",
     "bench/pace.py": "measures the CPU",
     "bench/message_race.py": "has messages of the host unless it is told otherwise",
     "bench/nccl_direct_check.py": "tries NCCL",
