@@ -102,15 +102,15 @@ def measure(options: CalibrateOptions) -> Results:
     log.info("tracing the networks")
     own = Networks([], [])
     if options.overrides:
-        own = own_networks(composed(options.overrides, left_s()), tiles)
+        own = own_networks(composed(options.overrides, left_s()))
     chains = usual_networks(chosen, tiles) if kept is None else Networks([], [])
     networks = Networks(chains.whole + own.whole, chains.tiled + own.tiled)
-    found = _measured(networks, cores, options.seconds, left_s)
+    measured = _measured(networks, cores, options.seconds, left_s)
     if kept is None:
         log.info("measuring messages between two ranks")
-        made = calibration_of(found, measure_links(left_s()))
+        made = calibration_of(measured, measure_links(left_s()))
     else:
-        made = with_network(kept, found)
+        made = with_network(kept, measured)
     path = keep_calibration(made)
     taken_s = time.monotonic() - begin_s
     where = "nowhere: HIRES_CACHE=off" if path is None else str(path)
@@ -126,29 +126,29 @@ def _usable() -> Calibration | None:
         return None
 
 
-def with_network(kept: Calibration, found: list[Measured]) -> Calibration:
+def with_network(kept: Calibration, measured: list[Measured]) -> Calibration:
     """Returns a calibration with the samples of another network; what else is in it stays."""
-    new = samples_of(found, kept.pace_s, kept.busy_pace_s)
-    measured = {(one.work, one.ranks > 1) for one in new}
-    others = [one for one in kept.samples if (one.work, one.ranks > 1) not in measured]
+    new = samples_of(measured, kept.pace_s, kept.busy_pace_s)
+    replaced = {(one.work, one.ranks > 1) for one in new}
+    others = [one for one in kept.samples if (one.work, one.ranks > 1) not in replaced]
     return dataclasses.replace(kept, time=provenance.now(), samples=[*others, *new])
 
 
-def samples_of(found: list[Measured], pace_s: float, busy_pace_s: float) -> list[Sample]:
+def samples_of(measured: list[Measured], pace_s: float, busy_pace_s: float) -> list[Sample]:
     """Returns all samples as they would be at one pace: seconds of a step that shows it."""
     samples = []
-    for one in found:
+    for one in measured:
         factor = (busy_pace_s if one["ranks"] > 1 else pace_s) / one["pace_step_s"]
         samples += [Sample(w, ranks, factor * seconds) for w, ranks, seconds in one["samples"]]
     return samples
 
 
-def calibration_of(found: list[Measured], links: Links) -> Calibration:
+def calibration_of(measured: list[Measured], links: Links) -> Calibration:
     """Returns what follows from the measured networks."""
-    alone = [one for one in found if one["ranks"] == 1]
-    busy = [one for one in found if one["ranks"] > 1] or alone
+    alone = [one for one in measured if one["ranks"] == 1]
+    busy = [one for one in measured if one["ranks"] > 1] or alone
     pace_s, busy_pace_s = (typical([one["pace_step_s"] for one in ones]) for ones in (alone, busy))
-    samples = samples_of(found, pace_s, busy_pace_s)
+    samples = samples_of(measured, pace_s, busy_pace_s)
     rates: dict[str, float] = {}
     for work, _, seconds in samples:
         if work.family in ARITHMETIC:
@@ -173,7 +173,7 @@ def _measured(
     networks: Networks, cores: int, seconds: float, left_s: Callable[[], float]
 ) -> list[Measured]:
     """Returns what a rank finds of each network: alone, with all cores busy, and in tiles."""
-    found: list[Measured] = []
+    measured: list[Measured] = []
     share = len(networks.whole) * min(cores, 2)
     share_s = seconds / max(1, share + len(networks.tiled))
     log.info("measuring operators of one rank, alone and with all %d cores busy", cores)
@@ -185,12 +185,12 @@ def _measured(
             stack.callback(partner.close)  # type: ignore[attr-defined]
             next(partner)
         words = networks.whole, share * share_s, 1, str(flag) if cores > 1 else "", cores
-        found += run_ranks(_times, 1, left_s(), *words)
+        measured += run_ranks(_times, 1, left_s(), *words)
     for ranks in sorted({timed.plan.world for timed in networks.tiled}):
         log.info("measuring operators of images in %d tiles", ranks)
         alike = [timed for timed in networks.tiled if timed.plan.world == ranks]
-        found += run_ranks(_times, ranks, left_s(), alike, len(alike) * share_s, cores)
-    return found
+        measured += run_ranks(_times, ranks, left_s(), alike, len(alike) * share_s, cores)
+    return measured
 
 
 def _accompany(rank: int, every: list[Timed], flag: str) -> Iterator[bool]:
@@ -215,7 +215,7 @@ def _times(
     The networks take turns, each step between two that show the machine's pace at that moment. All
     ranks of a plan take equally many steps.
     """
-    times = [NodeTimes(HiresSteps(*timed, rank)) for timed in every]
+    times = [NodeTimes(HiresSteps(*network, rank)) for network in every]
     for one in times:
         one.step()  # prepares kernels
         one.forget()
@@ -224,13 +224,14 @@ def _times(
     pace = Pace()
     round_s = sum(one.step_s[0] + pace.step() for one in times) * (2 if flag else 1)
     rounds = max_all(max(LEAST_ROUNDS, min(MOST_ROUNDS, int(budget_s / round_s))))
-    moods = (False, True) if flag else (False,)
-    found = {busy: [one.again() for one in times] for busy in moods}
+    phases = (False, True) if flag else (False,)
+    timed = {busy: [one.again() for one in times] for busy in phases}
     for number in range(rounds):
         log.info("round %d of %d", number + 1, rounds)
-        for busy, ones in found.items():
+        for busy, ones in timed.items():
             if busy:
                 Path(flag).touch()
+            pace.step()  # meanwhile the other cores begin, or end what they compute
             before_s = pace.step()
             for one in ones:
                 one.step()
@@ -240,13 +241,13 @@ def _times(
             if busy:
                 Path(flag).unlink()
     return [
-        _found(one, timed.plan, rank, cores if busy else ranks)
-        for busy, ones in found.items()
-        for one, timed in zip(ones, every, strict=True)
+        _parts_of(one, network.plan, rank, cores if busy else ranks)
+        for busy, ones in timed.items()
+        for one, network in zip(ones, every, strict=True)
     ]
 
 
-def _found(times: NodeTimes, plan: Plan, rank: int, ranks: int) -> Measured:
+def _parts_of(times: NodeTimes, plan: Plan, rank: int, ranks: int) -> Measured:
     """Returns the samples of a rank's steps, and the parts of a step."""
     medians = times.medians()
     works = _works(plan, rank)

@@ -32,7 +32,7 @@ OWN_TILED = 2
 
 
 class Timed(NamedTuple):
-    """A network in one precision and task, and whether its image lies in tiles."""
+    """A network in one precision, task and layout."""
 
     config: RunConfig
     plan: Plan
@@ -64,12 +64,12 @@ def usual_networks(chosen: Iterable[int], tiles: int) -> Networks:
     return Networks(whole, tiled)
 
 
-def own_networks(config: RunConfig, tiles: int) -> Networks:
+def own_networks(config: RunConfig) -> Networks:
     """Returns a user's network with microbatches of its batch, its half, and so on, and in tiles.
 
-    It is cut into up to as many tiles as there are ``ranks``, or into so many; the halos of its
-    whole batch are fused, too. One that cannot be cut is measured whole. ConfigError, PlanError:
-    it makes no plan on one rank.
+    It is cut into two to ``MOST_TILES`` tiles, or to as many as there are ``ranks``, if these are
+    fewer; of whole batches with fused halos, too. A network that cannot be cut is measured whole.
+    ConfigError, PlanError: it makes no plan on one rank.
     """
     measure = dataclasses.replace(config.measure, warmup=0)
     single = dataclasses.replace(
@@ -81,7 +81,7 @@ def own_networks(config: RunConfig, tiles: int) -> Networks:
         weights=None,
         ranks=None,
     )
-    most = max(tiles, min(config.ranks or MOST_TILES, MOST_TILES))
+    most = min(config.ranks or MOST_TILES, MOST_TILES)
     grids = [[rows, 1] for rows in range(2, most + 1)] + [[2, 2]] * (most >= 4)
     whole: list[Timed] = []
     tiled: list[Timed] = []

@@ -10,23 +10,29 @@ Example: hires bench choose --only resnet18 --layouts 4
 
 from __future__ import annotations
 
-import fnmatch
-import importlib.util
-import itertools
+import contextlib
 import json
 import logging
+import os
+import shlex
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results, option
 from hires.bench.calibrated_networks import Timed, planned
-from hires.bench.contestants import bench_data
+from hires.bench.choice_cases import (
+    ChoiceCase,
+    cases_of,
+    matching,
+    named_networks,
+    of_different_shapes,
+)
+from hires.bench.choice_statistics import NEAR, at_one_pace, kendall_tau, summary
 from hires.bench.hires_command import composed, hires_output
 from hires.bench.pace import pace_steps
 from hires.bench.ranks import stream_ranks
@@ -35,18 +41,16 @@ from hires.bench.timing import Runner, race
 from hires.comm import make_groups
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError
-from hires.core.store.reading import read_named_values
 from hires.core.units import seconds
 from hires.nets.trace import trace_config
 from hires.plan.search.candidates import candidate_of
-from hires.plan.simulation.machine_calibration import Calibration, calibration_or_defaults
+from hires.plan.simulation.machine_calibration import COMMAND, Calibration, calibration_or_defaults
 from hires.plan.simulation.machine_model import machine_of
 
-NEAR = 0.05
-"""A choice within so much of the best measured layout counts as right."""
 AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
 """Mean error of the step time at the most; mean tau and share of right choices at the least."""
-PACE = "pace"
+REFERENCE = "reference"
+"""Name of the steps that show the pace, beside the numbers of the layouts."""
 WARMUP = 2
 NOTES = """\
 Predicted is the simulated step of the plan, on this machine's calibration, to which `hires doctor
@@ -59,7 +63,8 @@ mean with the pace. The errors, tau and the best layout are of these; errors of 
 measured stand beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that
 of the measurement, 0 if the two are unrelated. `repeat` is the tau of the measurement with itself,
 of its odd with its even rounds: no prediction can be expected to do better. `behind` is how much
-longer the chosen layout takes than the best measured one."""
+longer the chosen layout takes than the best measured one. `search s` is what the search says of
+itself, `again s` the whole command once its answer is kept."""
 
 log = logging.getLogger(__name__)
 
@@ -85,60 +90,75 @@ class ChooseOptions:
             raise ConfigError(f"--layouts {self.layouts}: an order needs 2 or more")
 
 
-@dataclass(frozen=True)
-class ChoiceCase:
-    """One network, image and number of ranks."""
-
-    network: str
-    image: int
-    ranks: int
-    words: tuple[str, ...]
-    """The overrides of all its layouts."""
-
-
 def measure(options: ChooseOptions) -> Results:
-    """Yields all cases after each new one, and what follows from them."""
+    """Yields all cases and searches after each new one, and what follows from them.
+
+    ConfigError: there is no calibration to predict with.
+    """
     rows: list[dict[str, Any]] = []
-    known, before = None, calibration_or_defaults()
-    for case in cases_of(options):
-        began_s = time.monotonic()
-        try:
-            if options.calibrate and known != (case.network, case.image):
-                log.info("measuring the layers of %s at %d", case.network, case.image)
-                known = case.network, case.image
-                hires_output(["doctor", "--calibrate", *case.words, "--json"], options.timeout)
-            rows.append(compared(case, options, before))
-        except HiresError as error:
-            rows.append({**_named(case), "error": str(error)})
-        yield {"ok": all("error" not in row for row in rows), "rows": rows, **summary(rows)}
-        log.info("%s: %.0f s", _named(case), time.monotonic() - began_s)
+    searches: list[dict[str, Any]] = []
+
+    def result() -> dict[str, Any]:
+        good = all("error" not in row for row in (*rows, *searches))
+        return {"ok": good, "rows": rows, "searches": searches, **summary(rows)}
+
+    data = named_networks(options.file, options.only)
+    cases = [*cases_of(data, options.ranks, options.images, options.overrides)]
+    with _own_cache(options) if options.calibrate else contextlib.nullcontext():
+        before = calibration_or_defaults()
+        if not before.is_measured:
+            off = os.environ.get("HIRES_CACHE") == "off"
+            why = "HIRES_CACHE=off keeps none; unset it" if off else f"run {COMMAND}"
+            raise ConfigError(f"steps are predicted with a calibration of this machine: {why}")
+        calibrated = None
+        for case in cases:
+            began_s = time.monotonic()
+            try:
+                if options.calibrate and calibrated != (case.network, case.image):
+                    log.info("measuring the layers of %s at %d", case.network, case.image)
+                    hires_output(["doctor", "--calibrate", *case.words, "--json"], options.timeout)
+                    calibrated = case.network, case.image
+                rows.append(compared(case, options, before))
+            except HiresError as error:
+                rows.append({**_named(case), "error": str(error)})
+            yield result()
+            log.info("%s: %.0f s", _named(case), time.monotonic() - began_s)
+        for name in matching(data.get("searches") or {}, options.only):
+            searches.append(timed_search(name, data["searches"][name], options.timeout))
+            yield result()
 
 
-def cases_of(options: ChooseOptions) -> Iterator[ChoiceCase]:
-    """Yields what is to be compared; ConfigError: the file, or a pattern, names nothing."""
-    data = bench_data("choose.yaml")
-    data = read_named_values(options.file) if options.file else data
-    patterns = [pattern.strip() for pattern in options.only.split(",")]
-    names = [n for n in data["networks"] if any(fnmatch.fnmatch(n, p) for p in patterns)]
-    if not names:
-        raise ConfigError(f"--only {options.only} names none of {', '.join(data['networks'])}")
-    counts = data["ranks"]
-    if options.ranks:
+@contextlib.contextmanager
+def _own_cache(options: ChooseOptions) -> Iterator[None]:
+    """Calibrates this machine in a cache that is empty at first and removed at the end.
+
+    So the search and its traces start cold, and what is kept for the user stays.
+    """
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory(prefix="hires-bench-choose-") as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
         try:
-            counts = [int(word) for word in options.ranks.split(",")]
-        except ValueError:
-            raise ConfigError(f"--ranks {options.ranks}: give numbers, as 2,4") from None
-    for name in names:
-        network = data["networks"][name]
-        library = network.get("needs")
-        if library and importlib.util.find_spec(library) is None:
-            log.warning("%s is left out: %s is not installed (hires[networks])", name, library)
-            continue
-        images = network["image"][: options.images or None]
-        for image, ranks in itertools.product(images, counts):
-            keys = {**data.get("every", {}), **network["keys"], "image": image}
-            words = (*_words(keys), *options.overrides)
-            yield ChoiceCase(name, image, ranks, words)
+            log.info("calibrating this machine")
+            hires_output(["doctor", "--calibrate", "--json"], options.timeout)
+            yield
+        finally:
+            del os.environ["XDG_CACHE_HOME"]
+            if before is not None:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def timed_search(name: str, words: str, timeout_s: float) -> dict[str, Any]:
+    """Returns the seconds of a search and of the same one again, each as a whole command."""
+    row: dict[str, Any] = {"name": name, "command": f"hires plan --choose {words}"}
+    command = ["plan", "--choose", *shlex.split(words), "--json"]
+    try:
+        for key in ("first_s", "again_s"):
+            began_s = time.monotonic()
+            choice = json.loads(hires_output(command, timeout_s))
+            row[key] = time.monotonic() - began_s
+    except HiresError as error:
+        return {**row, "error": str(error)}
+    return {**row, "planned": choice["planned"], "considered": choice["considered"]}
 
 
 def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> dict[str, Any]:
@@ -146,13 +166,11 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
 
     ``before``: the calibration without the layers of this network.
     """
+    search = ["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"]
+    choice = json.loads(hires_output(search, options.timeout))
     began_s = time.monotonic()
-    choice = json.loads(
-        hires_output(
-            ["plan", "--choose", f"ranks={case.ranks}", *case.words, "--json"], options.timeout
-        )
-    )
-    asked_s = time.monotonic() - began_s
+    hires_output(search, options.timeout)
+    again_s = time.monotonic() - began_s
     layouts = of_different_shapes(choice["options"], options.layouts)
     config = composed(case.words, options.timeout)
     entrants = [_entrant(config, layout["keys"]) for layout in layouts]
@@ -187,7 +205,7 @@ def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> d
         **_named(case),
         "source": choice["source"],
         "search_s": choice["seconds"],
-        "asked_s": asked_s,
+        "again_s": again_s,
         "pace": slower,
         "layouts": rows,
         "tau": kendall_tau([(row["predicted_s"], row["at_pace_s"]) for row in rows]),
@@ -207,31 +225,10 @@ def race_layouts(
     runners: dict[str, Runner | None] = {}
     for number, timed in enumerate(entrants):
         runners[str(number)] = HiresSteps(timed.config, timed.plan, rank)
-    runners[PACE] = pace_steps() if rank < paced else None
+    runners[REFERENCE] = pace_steps() if rank < paced else None
     for samples in race(runners, rounds, WARMUP, world):
         steps_s = [samples[str(number)].step_s for number in range(len(entrants))]
-        yield steps_s, samples[PACE].step_s
-
-
-def at_one_pace(
-    steps_s: Sequence[Sequence[float]], pace_s: Sequence[float], then_s: float
-) -> list[float]:
-    """Returns the seconds of each layout on the machine as it was when a pace took ``then_s``.
-
-    A round is as slow as its layouts are together: each is compared with their geometric mean, and
-    that with the pace. Both are medians over the rounds.
-
-    Args:
-        steps_s: of each layout, one number a round.
-        pace_s: one number a round.
-        then_s: what the pace took when the machine was calibrated.
-    """
-    rounds_s = [statistics.geometric_mean(one) for one in zip(*steps_s, strict=True)]
-    common = statistics.median(r / p for r, p in zip(rounds_s, pace_s, strict=True))
-    shares = (
-        statistics.median(s / r for s, r in zip(one, rounds_s, strict=True)) for one in steps_s
-    )
-    return [then_s * common * share for share in shares]
+        yield steps_s, samples[REFERENCE].step_s
 
 
 def _entrant(config: RunConfig, keys: Mapping[str, Any]) -> Timed:
@@ -242,82 +239,8 @@ def _entrant(config: RunConfig, keys: Mapping[str, Any]) -> Timed:
     return planned(changed, trace_config(changed))
 
 
-def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Returns the first option, then the best of each shape, from the fastest to the slowest.
-
-    Where there are more shapes than asked for, they are spread from the fastest to the slowest:
-    layouts that differ much test the predicted order best.
-    """
-    shapes: dict[str, Mapping[str, Any]] = {}
-    names = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
-    for one in options:
-        key = json.dumps([one["keys"][f"parallel.{name}"] for name in names])
-        shapes.setdefault(key, one)
-    best = [dict(one) for one in shapes.values()]
-    if len(best) <= count:
-        return best
-    places = {round(number * (len(best) - 1) / (count - 1)) for number in range(count)}
-    return [best[place] for place in sorted(places)]
-
-
-def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Returns Kendall's tau-a of some pairs of numbers; 1 for fewer than two pairs.
-
-    Source:
-        Kendall, "A new measure of rank correlation", Biometrika 30, 1938.
-    """
-    both = [*itertools.combinations(pairs, 2)]
-    if not both:
-        return 1.0
-    signs = [_sign(a[0] - b[0]) * _sign(a[1] - b[1]) for a, b in both]
-    return sum(signs) / len(both)
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns errors, order and right choices over all cases that were measured."""
-    done = [row for row in rows if "error" not in row]
-    if not done:
-        return {}
-    every = [one for row in done for one in row["layouts"]]
-    errors = [abs(one["predicted_s"] / one["at_pace_s"] - 1) for one in every]
-    generic = [abs(one["generic_s"] / one["at_pace_s"] - 1) for one in every]
-    raw = [abs(one["predicted_s"] / one["measured_s"] - 1) for one in every]
-    halves = [abs(one["halves_s"][0] / one["halves_s"][1] - 1) for one in every]
-    right = [row["behind"] <= NEAR for row in done]
-    return {
-        "mean_error": statistics.mean(errors),
-        "median_error": statistics.median(errors),
-        "largest_error": max(errors),
-        "mean_error_as_measured": statistics.mean(raw),
-        "mean_error_of_generic": statistics.mean(generic),
-        "mean_error_of_halves": statistics.mean(halves),
-        "mean_tau": statistics.mean(row["tau"] for row in done),
-        "mean_tau_of_halves": statistics.mean(row["tau_of_halves"] for row in done),
-        "right": sum(right),
-        "cases": len(done),
-        "longest_search_s": max(row["search_s"] for row in done),
-    }
-
-
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)
-
-
 def _named(case: ChoiceCase) -> dict[str, Any]:
     return {"network": case.network, "image": case.image, "ranks": case.ranks}
-
-
-def _words(keys: Mapping[str, Any]) -> list[str]:
-    """Returns keys as overrides of Hydra."""
-    return [f"{key}={_written(value)}" for key, value in keys.items()]
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
-    )
 
 
 def _tables(result: Result) -> list[BenchTable]:
@@ -327,27 +250,34 @@ def _tables(result: Result) -> list[BenchTable]:
         if "error" in row:
             cases.append({**_case_cells(name), "why": row["error"][:300]})
             continue
-        found = _case_cells(name) | {"pace": f"{row['pace']:.2f}"}
-        found |= {"tau": f"{row['tau']:.2f}", "repeat": f"{row['tau_of_halves']:.2f}"}
-        found |= {"behind": f"{row['behind']:.1%}"}
-        found |= {"search s": f"{row['search_s']:.1f}", "why": ""}
-        cases.append(found)
+        cells = _case_cells(name) | {"pace": f"{row['pace']:.2f}"}
+        if len(row["layouts"]) > 1:
+            cells |= {"tau": f"{row['tau']:.2f}", "repeat": f"{row['tau_of_halves']:.2f}"}
+            cells |= {"behind": f"{row['behind']:.1%}"}
+        cells |= {"search s": f"{row['search_s']:.1f}", "again s": f"{row['again_s']:.1f}"}
+        cases.append(cells)
         layouts += [_layout_cells(name, one) for one in row["layouts"]]
     return [
         BenchTable("Choices", cases, fact=_facts(result)),
         BenchTable("Layouts", layouts),
+        BenchTable("Searches", [_search_cells(row) for row in result["searches"]]),
     ]
 
 
 def _case_cells(name: str) -> dict[str, str]:
+    names = ("pace", "tau", "repeat", "behind", "search s", "again s")
+    return {"case": name, **dict.fromkeys(names, "-"), "why": ""}
+
+
+def _search_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    times = {key: f"{row[key]:.1f}" if key in row else "-" for key in ("first_s", "again_s")}
     return {
-        "case": name,
-        "pace": "-",
-        "tau": "-",
-        "repeat": "-",
-        "behind": "-",
-        "search s": "-",
-        "why": "",
+        "search": row["name"],
+        "first s": times["first_s"],
+        "again s": times["again_s"],
+        "layouts": f"{row['planned']} of {row['considered']}" if "planned" in row else "-",
+        "command": row["command"],
+        "why": row.get("error", "")[:300],
     }
 
 

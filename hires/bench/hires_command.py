@@ -1,4 +1,4 @@
-"""Asks the command ``hires`` as a user does; benchmarks hold no front end of their own."""
+"""Runs commands of ``hires`` for benchmarks, which have no front end of their own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ import yaml
 
 from hires.bench.ranks import run_program
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.python_command import module_command
 from hires.plan.route_choice import resolve
 
 
 def hires_output(words: Sequence[str], timeout_s: float) -> str:
-    """Returns what `hires` prints; RunError: it failed; LateError: the time was over."""
+    """Returns what `hires` prints; HiresError: it failed, of the kind of its exit code.
+
+    LateError: the time was over.
+    """
     command = module_command("hires", *words)
-    return run_program(f"`{shlex.join(['hires', *words])}`", command, timeout_s)
+    try:
+        return run_program(f"`{shlex.join(['hires', *words])}`", command, timeout_s)
+    except RunError as error:
+        failed = error.__cause__
+        for kind in (ConfigError, PlanError):
+            if getattr(failed, "returncode", None) == kind.exit_code:
+                raise kind(str(error)) from None
+        raise
 
 
 def composed(words: Sequence[str], timeout_s: float) -> RunConfig:

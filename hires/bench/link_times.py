@@ -20,9 +20,11 @@ GRADIENTS = 1 << 22
 """Numbers in a sum of gradients: those of a small network."""
 ROUNDS, WARMUP = 60, 10
 """Of each measurement of a link."""
+MEAN_ROUNDS = 4
+"""Times as many for a mean, since one disturbance lasts for many of them."""
 IN_A_ROW = 10
-"""Exchanges that are timed together: one of a step's waits as long as they do in the mean, which on
-a busy machine is several times what the fastest of them takes."""
+"""Exchanges of one sample. Inside a step an exchange takes as long as in the mean, which on a busy
+machine is several times what the fastest one takes."""
 
 
 def measure_links(timeout_s: float, rounds: int = ROUNDS) -> Links:
@@ -64,7 +66,7 @@ def _mean_s(run: Callable[[], object], rounds: int) -> float:
         for _ in range(IN_A_ROW):
             run()
 
-    return statistics.median(_seconds(in_a_row, rounds)) / IN_A_ROW
+    return statistics.median(_seconds(in_a_row, MEAN_ROUNDS * rounds)) / IN_A_ROW
 
 
 def _seconds(run: Callable[[], object], rounds: int) -> list[float]:

@@ -55,7 +55,7 @@ def run_program(what: str, command: Sequence[str], timeout_s: float, given: str 
     except subprocess.CalledProcessError as error:
         last = " | ".join(error.stderr.strip().splitlines()[-3:])
         if error.returncode > 0 and last:  # it says itself why
-            raise RunError(f"{what} failed: {last}") from None
+            raise RunError(f"{what} failed: {last}") from error
         said = f"; its last words: {last}" if last else ", without a message"
         raise RunError(f"{what} failed: it {ended(error.returncode)}{said}") from None
     return answer

@@ -33,7 +33,7 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
 from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import GivenKeys
-from hires.plan.search.choice import DECIDED, Choice
+from hires.plan.search.choice import DECIDED, Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
 from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
@@ -51,8 +51,8 @@ ENOUGH = 12
 """Planned layouts from which on a search that had too little time is kept for the next one."""
 GROUPS = {"memory": "memory.checkpoint"}
 """Choices of keys that give a key of a layout, as ``memory=recompute`` does."""
-CACHE = "choice"
-"""Kind of the entries that keep choices."""
+CACHE, NO_ROOM = "choice", "no_room"
+"""Kind of the entries that keep choices, and what one holds where nothing fits: the reason."""
 
 
 def is_open(config: RunConfig) -> bool:
@@ -125,7 +125,7 @@ class LayoutSearch:
         machine, ranks = self.machine(config), ranks_of(config)
         facts = [deciding(config), ranks, given_values(config, self.words).values]
         facts += [objective, budget_s]
-        facts += [config.memory.limit, machine_bytes(), machine.source, plain(machine.network)]
+        facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
         facts += [machine.factors, machine.cores, plain(machine.device)]
         facts += [machine.calibration.time if machine.calibration else "", table_digest(config)]
         if config.model.name == "custom":
@@ -134,12 +134,18 @@ class LayoutSearch:
         key = key_of(*facts)
         held = cached(CACHE, key)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            if NO_ROOM in held:
+                raise NoRoomError(str(held[NO_ROOM]))
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
             scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
             chooser = self._chooser(scaled, objective, machine, budget_s)
             chooser.began_s = began_s
-            choice = chooser.choose(ranks)
+            try:
+                choice = chooser.choose(ranks)
+            except NoRoomError as error:
+                keep(CACHE, key, {NO_ROOM: str(error)})
+                raise
         if not choice.ended_early or choice.planned >= ENOUGH:  # else another search sees more
             keep(CACHE, key, choice.to_dict())
         return choice
@@ -174,10 +180,11 @@ class LayoutSearch:
 
         Sizes are multiples of ``STEP`` on the shorter side, in the proportions of ``image``. They
         are doubled until one does not fit; then the interval between the two is halved.
-        PlanError: not even the smallest one fits.
+        PlanError: not even the smallest one fits, or there is no layout of so many ranks.
         """
         short = min(config.height, config.width)
         fits: dict[int, Choice] = {}
+        impossible: PlanError | None = None
         low, high = 0, MOST_SIDE // STEP
         tried = max(1, short // STEP)
         while high - low > 1:
@@ -186,10 +193,14 @@ class LayoutSearch:
             try:
                 choice = self.choose(sized, MEMORY, SIZE_S)
                 fits[tried], low = choice, tried
-            except PlanError:
+            except PlanError as error:
+                if not isinstance(error, NoRoomError):
+                    impossible = impossible or error
                 high = tried
             unbounded = high == MOST_SIDE // STEP
             tried = min(2 * low, high - 1) if unbounded else max(1, (low + high) // 2)
+        if not fits and impossible is not None:
+            raise impossible
         if not fits:
             smallest = _with_short_side(config, STEP)
             raise PlanError(

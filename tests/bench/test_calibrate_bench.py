@@ -101,7 +101,7 @@ def test_samples_of_a_slow_moment_are_those_of_the_usual_pace():
 def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
     config = chain_config({**TINY, "batch": 6}, "fp32", "train")
     config = dataclasses.replace(config, ranks=3)
-    own = networks.own_networks(config, 2)
+    own = networks.own_networks(config)
     assert [timed.config.batch for timed in own.whole] == [6, 3, 1]
     tiled = [(timed.config.batch, timed.config.parallel) for timed in own.tiled]
     found = [(batch, parallel.tiles, parallel.halo.fuse) for batch, parallel in tiled]

@@ -13,6 +13,7 @@ from hires.bench.calibrated_networks import Timed
 from hires.bench.pace import chain_config
 from hires.core.errors import ConfigError, RunError
 from hires.plan.search.candidates import Candidate, LayoutShape
+from hires.plan.simulation.machine_calibration import DEFAULTS
 from tests.helpers.calibrations import CALIBRATION
 
 
@@ -21,37 +22,6 @@ def option(name, step_s, replicas=1, stages=1, **keys):
     values = {f"parallel.{one}": 1 for one in names}
     values |= {"parallel.replicas": replicas, "parallel.stages": stages, **keys}
     return {"overrides": name, "layout": name, "step_s": step_s, "keys": values}
-
-
-@pytest.mark.parametrize(
-    ("pairs", "tau"),
-    [
-        ([(1, 10), (2, 20), (3, 30)], 1.0),
-        ([(1, 30), (2, 20), (3, 10)], -1.0),
-        ([(1, 10), (2, 30), (3, 20)], 1 / 3),
-        ([(1, 10), (1, 20)], 0.0),
-        ([(1, 10)], 1.0),
-    ],
-)
-def test_kendalls_tau(pairs, tau):
-    assert bench.kendall_tau(pairs) == pytest.approx(tau)
-
-
-def test_layouts_are_the_best_of_each_shape_spread_from_fastest_to_slowest():
-    options = [option(f"s{n}", n, stages=n) for n in range(1, 8)]
-    options.insert(1, option("again", 1.5, stages=1))
-    found = [one["overrides"] for one in bench.of_different_shapes(options, 3)]
-    assert found == ["s1", "s4", "s7"]
-    assert len(bench.of_different_shapes(options, 20)) == 7
-
-
-def test_pace_of_each_round_is_taken_out_of_the_steps():
-    pace_s = [0.1, 0.2, 0.1, 0.4]
-    steps_s = [[1.0, 2.0, 1.0, 4.0], [3.0, 6.0, 3.0, 12.0]]
-    assert bench.at_one_pace(steps_s, pace_s, 0.1) == pytest.approx([1.0, 3.0])
-    pace_s[1] = 7.0  # one disturbed round does not matter
-    steps_s[1][2] = 99.0
-    assert bench.at_one_pace(steps_s, pace_s, 0.1) == pytest.approx([1.0, 3.0])
 
 
 @pytest.fixture
@@ -103,24 +73,35 @@ def test_run_that_fails_is_a_row_with_its_reason(monkeypatch):
         raise RunError("it ran out of memory")
 
     monkeypatch.setattr(bench, "hires_output", fails)
+    monkeypatch.setattr(bench, "calibration_or_defaults", lambda: CALIBRATION)
     options = bench.ChooseOptions(only="resnet18", images=1, ranks="2", calibrate=False)
     [result] = [*bench.measure(options)]
     assert not result["ok"]
     assert "it ran out of memory" in str(bench._tables(result))
 
 
-def test_wrong_options_are_refused():
-    with pytest.raises(ConfigError, match="names none of"):
-        [*bench.cases_of(bench.ChooseOptions(only="nothing"))]
-    with pytest.raises(ConfigError, match="give numbers"):
-        [*bench.cases_of(bench.ChooseOptions(ranks="two"))]
+def test_order_needs_two_layouts():
     with pytest.raises(ConfigError, match="an order needs 2"):
         bench.ChooseOptions(layouts=1)
 
 
-def test_keys_are_written_as_hydra_reads_them():
-    words = bench._words({"model": "unet", "a": True, "b": [1, 2], "c": {"x": [1], "y": "z"}})
-    assert words == ["model=unet", "a=true", "b=[1, 2]", "c={x: [1], y: z}"]
+def test_search_is_timed_cold_and_once_its_answer_is_kept(answers, monkeypatch):
+    seconds = iter([0.0, 9.0, 10.0, 12.0])
+    monkeypatch.setattr(bench.time, "monotonic", lambda: next(seconds))
+    answer = json.dumps({"planned": 3, "considered": 40})
+    monkeypatch.setattr(bench, "hires_output", lambda words, timeout_s: answer)
+    row = bench.timed_search("many", "ranks=512 cluster=ours", 60.0)
+    assert (row["first_s"], row["again_s"]) == (9.0, 2.0)
+    assert row["command"] == "hires plan --choose ranks=512 cluster=ours"
+    text = str(bench._tables({"rows": [], "searches": [row]}))
+    assert "3 of 40" in text
+
+
+def test_machine_without_a_calibration_is_refused(monkeypatch):
+    monkeypatch.setattr(bench, "calibration_or_defaults", lambda: DEFAULTS)
+    options = bench.ChooseOptions(only="resnet18", calibrate=False)
+    with pytest.raises(ConfigError, match="run hires doctor --calibrate"):
+        [*bench.measure(options)]
 
 
 def test_layout_of_a_choice_is_planned_with_its_keys():

@@ -12,7 +12,9 @@ import yaml
 from hires.cli.choosing import LayoutSearch, given_keys
 from hires.core.errors import ConfigError
 from hires.core.store.choice_file import read_choice
+from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
 from tests.cli.conftest import SMALL
+from tests.helpers.calibrations import CALIBRATION
 from tests.helpers.small_plans import config_of, forked
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -136,14 +138,13 @@ def test_wrong_input_is_answered_with_the_value_and_the_remedy(hires, words, cod
 
 
 def test_calibration_of_another_machine_is_refused(hires, tmp_path, monkeypatch):
-    from hires.plan.simulation import machine_calibration
-
-    file = tmp_path / "other.json"
-    file.write_text("{}")
-    monkeypatch.setattr(machine_calibration, "kept_file", lambda machine=None: file)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HIRES_CACHE", "on")
+    file = keep_calibration(dataclasses.replace(CALIBRATION, machine=this_machine()))
+    file.write_text(json.dumps(CALIBRATION.to_dict()))
     answer = hires("plan", "--choose", *SMALL, "ranks=2")
     assert answer.code == 2
+    assert "is of another machine or version: cpu a cpu (here " in answer.err
     assert "run hires doctor --calibrate" in answer.err
 
 
@@ -164,6 +165,22 @@ def test_repeated_search_is_that_of_before(hires, monkeypatch):
     assert again["out"] == first["out"]
     other = json.loads(hires("plan", "--choose", *words, "memory.limit=9GiB", "--json").out)
     assert not other["kept"]
+
+
+def test_search_in_vain_is_that_of_before(hires, monkeypatch):
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    words = (*SMALL, "ranks=2", "seed=78", "memory.limit=1MiB")
+    first = hires("plan", "--choose", *words)
+    monkeypatch.setattr("hires.cli.choosing.Chooser", None)  # it is not needed again
+    again = hires("plan", "--choose", *words)
+    assert (first.code, again.code) == (3, 3)
+    assert again.err == first.err
+
+
+def test_largest_image_of_impossible_ranks_gives_the_reason(hires):
+    answer = hires("plan", "--largest", *SMALL, "ranks=37", "batch=1", "parallel.tiles=[1,1]")
+    assert answer.code == 3
+    assert "no layout of this network uses ranks=37" in answer.err
 
 
 def test_single_sample_is_traced_of_a_users_network_only():

@@ -72,7 +72,11 @@ def _others(choice: Choice) -> Iterable[str]:
     early += "; this is an earlier search (HIRES_CACHE=off searches anew)" if choice.kept else ""
     yield f"{planned} in {seconds(choice.seconds)}{early}"
     if choice.left:
-        yield f"{choice.left} were not: they are slower by their estimate, or resemble a faster one"
+        late = ", or there was no time for them" if choice.ended_early else ""
+        yield (
+            f"{choice.left} were not: they are slower by their estimate, or resemble a faster one"
+            f"{late}"
+        )
     more = len(choice.options) - min(SHOWN, len(best_of_shapes(choice.options)))
     if more > 0:
         yield f"{more} more that fit, most with other orders or cuts of the same ranks: --json"

@@ -19,7 +19,10 @@ from hires.core.terminal import columns, paints
 from hires.core.text_table import aligned, folded
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check
 from hires.launcher.interface import all_launchers, launcher_of
-from hires.plan.simulation.machine_calibration import COMMAND, load_calibration
+from hires.plan.simulation.machine_calibration import (
+    calibration_or_defaults,
+    load_calibration,
+)
 
 PARSER = Parser(
     "doctor",
@@ -98,8 +101,8 @@ def calibration_check() -> Check:
         text, _, remedy = str(error).rpartition("; ")
         return Check(name, WARNING, text, remedy)
     if calibration is None:
-        return Check(name, OK, f"none: steps are predicted with defaults until {COMMAND}")
-    return Check(name, OK, calibration.source)
+        return Check(name, OK, f"none: steps are predicted with {calibration_or_defaults().source}")
+    return Check(name, OK, f"{calibration.source}, {calibration.age}")
 
 
 def lines(checks: Sequence[Check]) -> list[str]:

@@ -30,7 +30,8 @@ MOST_MICROBATCHES = 32
 FUSED = (1, 2, 4)
 """Windowed layers that one exchange of halos serves."""
 SMOOTH = (2, 3, 5)
-"""From ``MANY`` ranks on, tiles of a stage are products of these alone."""
+"""In a replica of more than ``MANY`` ranks, tiles of a stage are products of these alone, unless
+the user gave their grid or no layout would be left."""
 MANY = 64
 
 
@@ -159,13 +160,22 @@ def shapes(
 
     Only those whose tiles are no smaller than a pixel, and whose replicas divide the batch.
     """
-    for shape in _every_shape(config, ranks, layers, given.grid):
+    any_tiles, yielded = given.grid is not None, False
+    for shape in _every_shape(config, ranks, layers, given.grid, any_tiles):
         if given.allow(shape.keys):
+            yielded = True
             yield shape
+    if not yielded and not any_tiles:
+        every = _every_shape(config, ranks, layers, None, any_tiles=True)
+        yield from (shape for shape in every if given.allow(shape.keys))
 
 
 def _every_shape(
-    config: RunConfig, ranks: int, layers: int, grid: tuple[int, int] | None
+    config: RunConfig,
+    ranks: int,
+    layers: int,
+    grid: tuple[int, int] | None,
+    any_tiles: bool,
 ) -> Iterator[LayoutShape]:
     for replicas in _divisors(ranks):
         if config.batch % replicas:
@@ -179,7 +189,7 @@ def _every_shape(
                     yield LayoutShape(replicas, stages, 0, (1, 1), own // stages, directions)
             for spatial in range(1, layers + 1):
                 for tiles in range(2, own // spatial + 1):
-                    if own > MANY and not _is_smooth(tiles):
+                    if own > MANY and not any_tiles and not _is_smooth(tiles):
                         continue
                     for behind, shards in _divided(own - spatial * tiles, layers - spatial):
                         for one in _grids(config, tiles, grid):
@@ -266,14 +276,16 @@ def _divided(ranks: int, layers: int) -> Iterator[tuple[int, int]]:
             yield stages, ranks // stages
 
 
-def _grids(config: RunConfig, tiles: int, given: tuple[int, int] | None) -> list[tuple[int, int]]:
+def _grids(
+    config: RunConfig, tiles: int, given: tuple[int, int] | None
+) -> tuple[tuple[int, int], ...]:
     if given is not None:
-        return [given] if given[0] * given[1] == tiles else []
+        return (given,) if given[0] * given[1] == tiles else ()
     return _squarest(config.height, config.width, tiles)
 
 
 @functools.lru_cache(maxsize=4096)
-def _squarest(height: int, width: int, tiles: int) -> list[tuple[int, int]]:
+def _squarest(height: int, width: int, tiles: int) -> tuple[tuple[int, int], ...]:
     grids = [(tiles // cols, cols) for cols in _divisors(tiles)]
     fitting = [
         (rows, cols)
@@ -282,7 +294,7 @@ def _squarest(height: int, width: int, tiles: int) -> list[tuple[int, int]]:
     ]
     # A tile as square as possible borrows the fewest pixels.
     fitting.sort(key=lambda grid: abs(math.log(height * grid[1] / width / grid[0])))
-    return fitting[:MOST_GRIDS]
+    return tuple(fitting[:MOST_GRIDS])
 
 
 @functools.lru_cache(maxsize=4096)

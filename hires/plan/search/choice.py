@@ -23,6 +23,10 @@ DECIDED = frozenset(
 """Keys that a search decides; those that the user gave keep their values."""
 
 
+class NoRoomError(PlanError):
+    """There are layouts, and none fits the memory."""
+
+
 @dataclass
 class Option:
     """A layout that was planned and simulated."""

@@ -17,7 +17,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from hires.core.config.parallel_config import OBJECTIVES
@@ -40,7 +40,7 @@ from hires.plan.search.candidates import (
     shapes,
     variants,
 )
-from hires.plan.search.choice import Choice, Option
+from hires.plan.search.choice import Choice, NoRoomError, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
 from hires.plan.search.memory_rehearsal import SURE, PlannedOption, Rehearsal
@@ -60,7 +60,9 @@ estimated, those whose ranks have the least to do come first."""
 FUSED_WITHIN = 1.3
 """Of the best planned cost: layouts in tiles that are so near it are tried with fused halos."""
 MOST_ROUNDS = 3
-"""Of planning and predicting memory after the time is used, where nothing has fitted so far."""
+"""Of planning and predicting memory where nothing fits; more only while there is time."""
+GOOD, FAR_BEHIND = 10, 1.5
+"""Once so many layouts are planned, one that is so far behind all of them is not."""
 PER_SHAPE = 3
 """Orders of one shape that are planned, the best ones."""
 MARGIN = 1.15
@@ -88,10 +90,12 @@ class Chooser:
     budget_s: float | None = None
     began_s: float | None = None
     """When the search began, on the monotonic clock; unset: with :meth:`choose`. Traces count."""
-    _s_per_action: float = 0.0
+    _s_per_action: float = field(default=0.0, init=False)
     """Seconds that planning and simulating took for each action of a replica, the most so far."""
-    _tracing_s: float = 0.0
+    _tracing_s: float = field(default=0.0, init=False)
     """Seconds of traces that single layouts needed; they are kept, and are no time of trials."""
+    _impossible: set[Candidate] = field(default_factory=set, init=False)
+    """Layouts that make no plan."""
 
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of exactly so many ranks.
@@ -114,7 +118,8 @@ class Chooser:
         bound, until_s = MARGIN * limit, _between(now_s, end_s, FITTING)
         for number in itertools.count(1):
             fitting, short = self._fitting(estimator, estimates, bound, choice, until_s)
-            fitting = [pair for pair in fitting if not _is_planned(pair[1], planned)]
+            tried = self._impossible | {option.candidate for option, _ in planned}
+            fitting = [pair for pair in fitting if pair[1] not in tried]
             if not fitting or (number > MOST_ROUNDS and self._now_s() > end_s):
                 break
             self._plan_more(planned, fitting, bound, estimator, end_s, choice)
@@ -133,7 +138,9 @@ class Chooser:
         if choice.reasons.total() > short.total() and not planned:
             raise PlanError(no_plan(choice))
         if not choice.options:
-            raise PlanError(nothing_fits(estimator, room, choice, self.given, rehearsal.correction))
+            raise NoRoomError(
+                nothing_fits(estimator, room, choice, self.given, rehearsal.correction)
+            )
         return choice
 
     def _now_s(self) -> float:
@@ -276,23 +283,28 @@ class Chooser:
             if not needed and self._now_s() + takes_s > plan_until_s:
                 choice.ended_early = True
                 continue
-            tried[candidate.shape] += 1
+            so_far = len(planned)
             by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
             for one in self._with_cuts(estimator, candidate, by_bytes):
                 if one != candidate and self._now_s() > plan_until_s:
+                    choice.ended_early = True
                     break
                 choice.considered += one != candidate
                 planned += self._plan_one(estimator.estimate(one), one, choice)
+            tried[candidate.shape] += len(planned) > so_far
         for one in self._fused([option for option, _ in planned[before:]]):
             if self._now_s() + self._s_per_action * _num_actions(one) > fuse_until_s:
+                choice.ended_early = True
                 continue
             choice.considered += 1
             planned += self._plan_one(estimator.estimate(one), one, choice)
 
     def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
-        """Whether a layout would be far behind the tenth of those that were planned."""
+        """Whether a layout would be far behind several of those that were planned."""
         costs = sorted(self._cost(option) for option, _ in planned if option.fits)
-        return len(costs) > 10 and self._estimated_cost(estimate) > 1.5 * costs[10]
+        if len(costs) < GOOD:
+            return False
+        return self._estimated_cost(estimate) > FAR_BEHIND * costs[GOOD - 1]
 
     def _with_cuts(
         self, estimator: Estimator, candidate: Candidate, by_bytes: bool
@@ -322,32 +334,47 @@ class Chooser:
         self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
     ) -> list[PlannedOption]:
         """Returns the option of a layout; none if it makes no plan, whose reason is counted."""
+        option = self._possible(estimate, candidate, choice)
+        if option is None:
+            self._impossible.add(candidate)
+            return []
+        return [option]
+
+    def _possible(
+        self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
+    ) -> PlannedOption | None:
         config = candidate.change.apply(self.config)
         problems = check_numbers(config) if config is not None else []
         if config is None or problems:
-            why = problems[0].text if problems else "its keys make no sense together"
+            why = problems[0].text if problems else "it contradicts a key that was given"
             choice.reasons[why.split(";")[0]] += 1
-            return []
+            return None
         self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
-        asked_s = time.monotonic()
         try:
-            graph = self.graph_of(max(1, config.batch // config.parallel.pieces))
+            graph = self._traced(max(1, config.batch // config.parallel.pieces))
             began_s = time.monotonic()
-            self._tracing_s += began_s - asked_s
             plan = make_plan(config, graph)
         except (ConfigError, PlanError) as error:
             choice.reasons[str(error).split(";")[0]] += 1
-            return []
+            return None
         if not plan.ok:
             wrong = next(f for f in plan.findings if f.severity == "error")
             choice.reasons[wrong.text.split(";")[0]] += 1
-            return []
+            return None
         step = self.machine.step_time(plan)
         action_s = (time.monotonic() - began_s) / _num_actions(candidate)
         self._s_per_action = max(self._s_per_action, action_s)
         sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
         peak = int(estimate.peak_bytes)
-        return [(Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan)]
+        return Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan
+
+    def _traced(self, samples: int) -> Graph:
+        """Returns the graph of a microbatch; the seconds that it takes are no time of trials."""
+        began_s = time.monotonic()
+        try:
+            return self.graph_of(samples)
+        finally:
+            self._tracing_s += time.monotonic() - began_s
 
 
 def _between(begin_s: float, end_s: float, share: float) -> float:
@@ -360,10 +387,6 @@ def _num_actions(candidate: Candidate) -> int:
     shape = candidate.shape
     passes = candidate.pairs * candidate.microbatches * shape.directions
     return sum(shape.ranks_of_stages) * passes
-
-
-def _is_planned(candidate: Candidate, planned: Sequence[PlannedOption]) -> bool:
-    return any(option.candidate == candidate for option, _ in planned)
 
 
 def _best_of_each_first(fitting: Sequence[Estimated]) -> list[Estimated]:

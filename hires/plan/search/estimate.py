@@ -32,7 +32,7 @@ from hires.plan.search.stage_table import (
     node_facts,
     stage_table,
 )
-from hires.plan.simulation.costs import UPDATE_TOUCHES
+from hires.plan.simulation.costs import ADD_TOUCHES, UPDATE_TOUCHES
 from hires.plan.simulation.simulate import Network
 
 WEIGHT_BYTES = 4
@@ -72,6 +72,7 @@ class Estimator:
     """Of a rank's memory, for the optimiser."""
     cores: float = math.inf
     """Compute threads that a machine runs at once, divided by those of a rank."""
+    _estimates: dict[Candidate, LayoutEstimate] = field(default_factory=dict)
     _tables: dict[RankShare, StageTable] = field(default_factory=dict)
     _borrowed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _bounds: dict[object, tuple[int, ...]] = field(default_factory=dict)
@@ -189,6 +190,11 @@ class Estimator:
 
     def estimate(self, candidate: Candidate) -> LayoutEstimate:
         """Returns what a layout is expected to take."""
+        if candidate not in self._estimates:
+            self._estimates[candidate] = self._estimated(candidate)
+        return self._estimates[candidate]
+
+    def _estimated(self, candidate: Candidate) -> LayoutEstimate:
         shape, bounds = candidate.shape, self.bounds(candidate)
         shares = self.shares(candidate)
         stages = [*itertools.pairwise(bounds)]
@@ -197,12 +203,15 @@ class Estimator:
             _passes(table, first, last, candidate.checkpoint)
             for table, (first, last) in zip(tables, stages, strict=True)
         ]
-        pipeline = _pipeline(shape, candidate, self.training)
+        pipeline, ranks = _pipeline(shape, candidate, self.training), sum(shape.ranks_of_stages)
         program = self._program(candidate, pipeline)
-        step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares)
-        node = min(self.network.ranks_per_node, pipeline.num_ranks * shape.replicas)
-        copies = node / pipeline.num_ranks
-        step_s = max(step_s, sum(busy_s) * copies / self.cores if self.cores < node else 0.0)
+        step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares, ranks)
+        node = min(self.network.ranks_per_node, ranks * shape.replicas)
+        if self.cores < node:
+            # In one direction a rank of the pipeline stands for all ranks of its stage.
+            alike = [1] * ranks if shape.directions > 1 else shape.ranks_of_stages
+            all_s = sum(count * own_s for count, own_s in zip(alike, busy_s, strict=True))
+            step_s = max(step_s, all_s * node / ranks / self.cores)
         step_s += self._update_s(candidate, stages)
         return LayoutEstimate(
             step_s, self._peak_bytes(candidate, program, pipeline, tables), bounds
@@ -233,13 +242,13 @@ class Estimator:
         passes: list[tuple[float, float]],
         bounds: tuple[int, ...],
         shares: list[RankShare],
+        ranks: int,
     ) -> tuple[float, list[float]]:
         """Returns when the last rank has done its actions, and how long each computes.
 
         An action begins when its rank is free and the one before it has sent its result. All ranks
-        of a stage do it together, so one time stands for them.
+        of a stage do it together, so one time stands for them. A replica has so many ``ranks``.
         """
-        ranks = pipeline.num_ranks
         sent_s = [self._sent_s(bound, shares[0].samples, ranks) for bound in bounds[1:-1]]
         free_s = [0.0] * pipeline.num_ranks
         at = [0] * pipeline.num_ranks
@@ -300,7 +309,7 @@ class Estimator:
         return {n: p.num_elements if p.trainable or not learns else 0 for n, p in params}
 
     def _update_s(self, candidate: Candidate, stages: list[tuple[int, int]]) -> float:
-        """Returns the seconds of the sum of gradients and of the optimiser, on the slowest rank."""
+        """Returns the seconds of sums of gradients and of the optimiser, on the slowest rank."""
         if not self.training:
             return 0.0
         shape, slowest_s = candidate.shape, 0.0
@@ -313,7 +322,9 @@ class Estimator:
             sum_s = self.network.reduce_s(members, num_bytes) if holders > 1 else 0.0
             touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
             share = holders if candidate.shards_optimizer else 1
-            slowest_s = max(slowest_s, sum_s + touches * num_bytes / share / self.bytes_per_s)
+            added = ADD_TOUCHES * (candidate.microbatches * candidate.pairs - 1)
+            moved = (touches / share + added) * num_bytes
+            slowest_s = max(slowest_s, sum_s + moved / self.bytes_per_s)
         return slowest_s
 
     def _peak_bytes(

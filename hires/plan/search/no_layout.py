@@ -72,8 +72,8 @@ def nothing_fits(
     given_limit = f"memory.limit={config.memory.limit}"
     if room.rank_bytes is None:
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
-    fewest = _fewest_ranks(estimator, ranks, room, given, correction)
-    more = "no number of ranks that was tried would do: use a smaller image, batch or network"
+    fewest, last = _fewest_ranks(estimator, ranks, room, given, correction)
+    more = f"up to ranks={last} none would do: use a smaller image, batch or network"
     if fewest is not None:
         more = f"ranks={fewest} would do, by the estimate"
     return (
@@ -84,21 +84,23 @@ def nothing_fits(
 
 def _fewest_ranks(
     estimator: Estimator, ranks: int, room: Room, given: GivenKeys, correction: float
-) -> int | None:
-    """Returns the fewest ranks with a layout that fits by its estimate; None: none was found.
+) -> tuple[int | None, int]:
+    """Returns the fewest ranks with a layout that fits by its estimate, and how many it looked at.
 
-    Where ranks share a memory, fewer ranks than were asked for may fit, too.
+    None: none of these has one. Where ranks share a memory, fewer ranks than were asked for may
+    fit, too.
     """
     config, layers = estimator.config, len(estimator.layers)
     first = 1 if room.rank_bytes is None else ranks + 1
-    until = time.monotonic() + LONGEST_S
+    until, last = time.monotonic() + LONGEST_S, ranks
     for count in range(first, min(config.launcher.offered_ranks, MOST_TIMES * ranks) + 1):
         limit = limit_bytes(room, count)
         for shape in itertools.islice(shapes(config, count, layers, given), MOST_SHAPES):
             if time.monotonic() > until:
-                return None
+                return None, last
             for order in orders(config, shape, given):
                 for one in variants(config, order, given):
                     if correction * estimator.estimate(one).peak_bytes <= limit:
-                        return count
-    return None
+                        return count, count
+        last = count
+    return None, last

@@ -40,8 +40,6 @@ class StageTable:
     halo_s: list[float]
     """Messages of a forward pass between the ranks of a stage."""
     halo_back_s: list[float]
-    sent_bytes: list[float]
-    """By a rank, forward and backward."""
     kept_bytes: list[float]
     """By a training, until the backward pass of a microbatch."""
     largest_bytes: list[float]
@@ -116,26 +114,25 @@ def stage_table(
     for each (:func:`borrowed_numbers`).
     """
     part = share.samples / graph.input_shape[0] / (share.grid[0] * share.grid[1])
-    known: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
+    seconds_of: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
     rows: list[tuple[float, ...]] = []
     for facts, numbers in zip(every, borrowed, strict=True):
         node = facts.node
-        if facts.alike not in known:
+        if facts.alike not in seconds_of:
             back_s = seconds(node, part, True) if training else 0.0
-            known[facts.alike] = seconds(node, part, False), back_s
-        halo_s = sent = 0.0
+            seconds_of[facts.alike] = seconds(node, part, False), back_s
+        halo_s = 0.0
         if share.grid != (1, 1):
             sent = numbers * share.samples * width
             halo_s = (link.latency_s if numbers else 0.0) + sent / link.bytes_per_s
             halo_s += 2 * link.latency_s if facts.sums else 0.0
         way_back = halo_s if training and node.needs_grad else 0.0
-        sent *= 2 if way_back else 1
         rows.append(
-            (*known[facts.alike], halo_s, way_back, sent, facts.kept * part, facts.largest * part)
+            (*seconds_of[facts.alike], halo_s, way_back, facts.kept * part, facts.largest * part)
         )
     columns = [*zip(*rows, strict=True)]
-    made = [[0.0, *itertools.accumulate(column)] for column in columns[:-1]]
-    return StageTable(made[0], made[1], made[2], made[3], made[4], made[5], [*columns[-1]])
+    sums = [[0.0, *itertools.accumulate(column)] for column in columns[:-1]]
+    return StageTable(*sums, [*columns[-1]])
 
 
 def kept_values(graph: Graph) -> dict[str, float]:

@@ -76,9 +76,19 @@ class CalibratedDevice:
 
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the optimiser reads and writes some bytes."""
-        alone, busy = self.calibration.bytes_per_s, self.calibration.busy_bytes_per_s
-        slower = math.pow(alone / busy, self._all) * self._crowd * self.factors.optimiser
+        slower = self._slower_memory * self.factors.optimiser
         return slower * num_bytes / self.calibration.overheads.update_bytes_per_s
+
+    def memory_s(self, num_bytes: float) -> float:
+        """Returns the seconds in which a pass reads and writes some bytes in no cache."""
+        slower = self._slower_memory * self.factors.backward
+        return slower * num_bytes / self.calibration.bytes_per_s
+
+    @property
+    def _slower_memory(self) -> float:
+        """By how much cores that compute beside it slow down the memory of one."""
+        alone, busy = self.calibration.bytes_per_s, self.calibration.busy_bytes_per_s
+        return math.pow(alone / busy, self._all) * self._crowd
 
     def besides_s(self, num_passes: int) -> float:
         """Returns the seconds of a step that belong to no node and no update."""

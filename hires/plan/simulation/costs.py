@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Span, StepSpans
 from hires.plan.event import ALONE, BYTES, JOINT, Event
-from hires.plan.graph import update_nodes
+from hires.plan.graph import Node, update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.layout import shares_of
@@ -27,6 +27,9 @@ from hires.plan.tiling import area
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
+ADD_TOUCHES = 3
+"""Numbers that a microbatch after the first reads or writes for each parameter, to add its gradient
+to that of those before: both gradients, and their sum."""
 UPDATE_TOUCHES = 3
 """Numbers that an update reads or writes for each parameter: itself twice, and its gradient. Each
 number that the optimiser keeps is read and written, too."""
@@ -105,6 +108,9 @@ class DeviceSpeed(Protocol):
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the optimiser reads and writes some bytes."""
 
+    def memory_s(self, num_bytes: float) -> float:
+        """Returns the seconds in which a pass reads and writes some bytes in no cache."""
+
     def besides_s(self, num_passes: int) -> float:
         """Returns the seconds of a step of some passes that belong to no node and no update."""
 
@@ -138,6 +144,10 @@ class Device:
 
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the memory is read and written."""
+        return num_bytes / self.bytes_per_s
+
+    def memory_s(self, num_bytes: float) -> float:
+        """Returns the same."""
         return num_bytes / self.bytes_per_s
 
     def besides_s(self, num_passes: int) -> float:
@@ -207,8 +217,16 @@ def _modelled(plan: Plan, device: DeviceSpeed, stage: Stage, tile: int, back: bo
     for step, work in zip(steps_of(plan, stage, back), works, strict=True):
         halos = sum(op.kind == "halo" for op in step.comm)
         node_s = device.seconds(work) + device.exchange_s(halos, step.back) if work else 0.0
-        seconds.append(node_s)
+        seconds.append(node_s + (device.memory_s(_added_bytes(plan, step.node)) if back else 0.0))
     return seconds
+
+
+def _added_bytes(plan: Plan, node: Node) -> float:
+    """Returns the bytes that adding up a node's gradients moves, in the mean over microbatches."""
+    params = (plan.graph.params[name] for name in node.params)
+    numbers = sum(param.num_elements for param in params if param.trainable)
+    microbatches = plan.num_microbatches * plan.num_pairs
+    return ADD_TOUCHES * BYTES["float32"] * numbers * (1 - 1 / microbatches)
 
 
 @derived

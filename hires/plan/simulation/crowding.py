@@ -17,7 +17,7 @@ def crowded_step_s(simulation: Simulation, cores: float, copies: float = 1.0) ->
     Args:
         simulation: of one replica, each of its ranks on a core of its own.
         cores: that its ranks have together, in units of a rank's threads.
-        copies: replicas that share them, all alike.
+        copies: replicas that share them, all alike; below 1: a replica has those of several nodes.
     """
     changes: list[tuple[float, int]] = []
     for spans in simulation.computing:

@@ -104,6 +104,8 @@ class Calibration:
     these samples were taken and the other cores were idle."""
     busy_pace_s: float = 1.0
     """The same while all cores computed."""
+    others: int = 0
+    """Of the defaults: calibrations that are kept, of other machines or versions."""
 
     @property
     def is_measured(self) -> bool:
@@ -114,8 +116,10 @@ class Calibration:
     def source(self) -> str:
         """Returns in words where its seconds come from."""
         if not self.is_measured:
-            return f"defaults, not measured here: run {COMMAND}"
-        return f"measured here {self.age} ({len(self.samples)} samples, {self.machine.cpu})"
+            kept = f" ({self.others} kept, of another machine or version)" if self.others else ""
+            return f"defaults, not measured here{kept}: run {COMMAND}"
+        when = self.time.partition("T")[0]
+        return f"measured here on {when} ({len(self.samples)} samples, {self.machine.cpu})"
 
     @property
     def age(self) -> str:
@@ -180,19 +184,14 @@ def keep_calibration(calibration: Calibration) -> Path | None:
     return path
 
 
-def load_calibration(path: Path | None = None) -> Calibration | None:
-    """Returns the calibration of this machine, or that of a file; None: there is none.
+def load_calibration() -> Calibration | None:
+    """Returns the calibration of this machine; None: there is none.
 
-    ConfigError: the file is missing although it is named, of another machine or version, or
-    damaged.
+    ConfigError: its file is of another machine or version, or damaged.
     """
-    named = path is not None
-    if path is None:
-        if os.environ.get("HIRES_CACHE") == "off":
-            return None
-        path = kept_file()
-        if not path.exists():
-            return None
+    path = kept_file()
+    if os.environ.get("HIRES_CACHE") == "off" or not path.exists():
+        return None
     try:
         values = read_json(path, needed=True)
     except RunError as error:
@@ -211,17 +210,22 @@ def load_calibration(path: Path | None = None) -> Calibration | None:
             for name, theirs, ours in zip(Machine._fields, calibration.machine, here, strict=True)
             if theirs != ours
         ]
-        remedy = "name a file of this machine, or none" if named else "measure again"
         raise ConfigError(
             f"the calibration {path} is of another machine or version: {', '.join(differ)}; "
-            f"{remedy}: {COMMAND}"
+            f"run {COMMAND}"
         )
     return calibration
 
 
-def calibration_or_defaults(path: Path | None = None) -> Calibration:
+def calibration_or_defaults() -> Calibration:
     """Returns the calibration of this machine, or the defaults; errors as in loading."""
-    return load_calibration(path) or DEFAULTS
+    calibration = load_calibration()
+    if calibration is not None:
+        return calibration
+    others = 0
+    if os.environ.get("HIRES_CACHE") != "off":
+        others = len([*(cache_dir() / FOLDER).glob(f"*/{CALIBRATION}")])
+    return dataclasses.replace(DEFAULTS, others=others)
 
 
 def calibration_from(values: Mapping[str, Any]) -> Calibration:

@@ -90,9 +90,9 @@ class MachineModel:
         return self._speeds[key]
 
     def source_of(self, works: Iterable[NodeWork]) -> str:
-        """Returns in words where the seconds of these come from, most of which may be unmeasured.
+        """Returns in words where the seconds of some passes come from, and if they were measured.
 
-        Runs of the network that exist stand for its layers.
+        Runs of the network that exist stand for measurements of its layers.
         """
         calibration = self.calibration
         if calibration is None or not calibration.is_measured or self.factors is not None:
@@ -105,7 +105,10 @@ class MachineModel:
             known_s += own_s if work in measured else 0.0
         if known_s >= total_s / 2:
             return self.source
-        return f"{self.source}; not of this network's layers, which {COMMAND} KEY=VALUE... adds"
+        return (
+            f"{self.source}; this network's layers were not measured: {COMMAND} KEY=VALUE... with "
+            f"its keys adds them"
+        )
 
     @cached_property
     def _speeds(self) -> dict[object, CalibratedDevice]:
@@ -117,18 +120,20 @@ class MachineModel:
         network = dataclasses.replace(self.network, ranks_per_node=of_node)
         # Ranks that wait for each other leave cores and memory to those that compute.
         copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
+        nodes = -(-plan.ranks_per_replica // of_node)  # of a replica, whose cores it has
+        share = copies / nodes
         simulation = simulate(plan, Roofline(plan, self.speed(of_node)), network)
-        at_once = round(concurrency(simulation) * copies)
-        crowd = max(1.0, unlinked_concurrency(simulation) * copies / self.cores)
+        at_once = round(concurrency(simulation) * share)
+        crowd = max(1.0, unlinked_concurrency(simulation) * share / self.cores)
         fewer = self.calibration is not None and at_once < min(of_node, self.cores)
         if fewer or crowd > 1:
             network = dataclasses.replace(network, crowd=crowd)
             speed = self.speed(at_once if fewer else of_node)
             simulation = simulate(plan, Roofline(plan, speed), network)
-        return self._parts(simulation, copies)
+        return self._parts(simulation, share)
 
-    def _parts(self, simulation: Simulation, copies: int) -> StepTime:
-        step_s = crowded_step_s(simulation, self.cores, copies)
+    def _parts(self, simulation: Simulation, share: float) -> StepTime:
+        step_s = crowded_step_s(simulation, self.cores, share)
         crowding = 1 - simulation.step_s / step_s if step_s else 0.0
         busy_s = sum(sum(kinds.values()) for kinds in simulation.busy_s) / len(simulation.ranks)
         messages_s = simulation.step_s - simulation.unlinked_s

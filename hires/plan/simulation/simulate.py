@@ -63,7 +63,7 @@ class Network:
     reduce_bytes_per_s: float | None = None
     """Of an all-reduce within a node, which adds what it carries; unset: that of the link."""
     crowd: float = 1.0
-    """Ranks that share a core, whose messages the cores copy in turns."""
+    """Ranks that compute at once for each core, at least 1: it scales the time of messages."""
 
     def node_of(self, rank: int) -> int:
         """Returns the node that a rank is on."""

@@ -9,7 +9,14 @@ import pytest
 
 from hires.plan import schedule  # noqa: F401, registers
 from hires.plan.checks import check_numbers
-from hires.plan.search.candidates import candidate_of, nearest_counts, orders, shapes, variants
+from hires.plan.search.candidates import (
+    GivenKeys,
+    candidate_of,
+    nearest_counts,
+    orders,
+    shapes,
+    variants,
+)
 from tests.helpers.small_plans import config_of
 
 LAYERS = 6
@@ -93,3 +100,11 @@ def test_layout_comes_back_from_its_keys():
         for order in orders(base, shape):
             for one in variants(base, order):
                 assert candidate_of(one.change.keys) == one
+
+
+def test_tiles_of_a_large_prime_are_listed_where_nothing_else_is():
+    large = config(batch=1, image=(4096, 4096))
+    assert {shape.tiles for shape in shapes(large, 67, 1)} == {67}
+    assert all(shape.tiles != 67 for shape in shapes(large, 67, 70))
+    given = GivenKeys({"parallel.tiles": [67, 1]})
+    assert {shape.grid for shape in shapes(large, 67, 70, given)} == {(67, 1)}

@@ -19,7 +19,7 @@ from hires.plan.partition import layer_starts
 from hires.plan.planner import make_plan
 from hires.plan.search.candidates import GivenKeys, orders, shapes
 from hires.plan.search.choice import Choice
-from hires.plan.search.choose import Chooser
+from hires.plan.search.choose import FUSED_WITHIN, FUSING, LEAST_S, PLANNING, Chooser
 from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
@@ -133,6 +133,19 @@ def test_ranks_that_share_cores_copy_their_messages_in_turns(layout, slower):
     assert shared.step_time(plan).step_s == pytest.approx(slower * alone_s, rel=0.01)
 
 
+@pytest.mark.parametrize("layout", [{"tiles": [4, 1]}, {"stages": 4, "microbatches": 4}])
+def test_replica_on_several_nodes_has_the_cores_of_all(layout):
+    parallel = config_of(**layout)
+    graph = graph_of(parallel.batch // parallel.parallel.pieces)
+    plan = make_plan(parallel, graph)
+    one = dataclasses.replace(MACHINE, cores=4).step_time(plan)
+    plan.num_nodes = 2
+    network = dataclasses.replace(MACHINE.network, far=MACHINE.network.near)
+    two = dataclasses.replace(MACHINE, cores=2, network=network).step_time(plan)
+    assert one.crowding == two.crowding == 0.0
+    assert two.step_s == pytest.approx(one.step_s, rel=0.05)
+
+
 def test_layout_that_needs_too_much_by_its_rehearsal_is_out():
     def peak(config):
         return 1 if config.parallel.stages > 1 else 100
@@ -160,7 +173,7 @@ def test_keys_of_the_user_stay():
 
 
 def test_layouts_that_cannot_fit_by_their_estimates_are_not_planned():
-    with pytest.raises(PlanError, match=r"ranks=2 fits memory.limit=1KiB: .* at the least; no"):
+    with pytest.raises(PlanError, match=r"ranks=2 fits memory.limit=1KiB: .* at the least; up to"):
         chooser(limited("1KiB")).choose(2)
 
 
@@ -224,9 +237,11 @@ def test_search_without_time_still_answers():
 )
 def test_every_key_that_is_given_stays(key, value):
     choice = chooser(config_of(), given=GivenKeys({key: value}), budget_s=SHORT_S).choose(4)
-    for option in choice.options:
-        if key != "parallel.halo.fuse" or option.candidate.shape.spatial_stages:
-            assert option.candidate.change.keys[key] == value, option.overrides
+    of_tiles = key == "parallel.halo.fuse"
+    options = [o for o in choice.options if o.candidate.shape.spatial_stages or not of_tiles]
+    assert options
+    for option in options:
+        assert option.candidate.change.keys[key] == value, option.overrides
 
 
 def test_first_option_was_rehearsed_whatever_the_objective():
@@ -280,20 +295,32 @@ def test_layouts_that_fit_by_the_corrected_estimates_are_next_where_none_fits():
     assert choice.out
 
 
-def test_traces_before_a_search_count_as_its_time():
-    began_s = time.monotonic() - 100
-    choice = chooser(config_of(), began_s=began_s, budget_s=5.0).choose(2)
-    assert choice.seconds > 100
-    assert choice.options
-    spent_s = time.monotonic() - began_s - 100
-    assert spent_s < 5.0
-
-
-def test_traces_that_single_layouts_need_leave_the_time_for_trials_as_it_is(monkeypatch):
+@pytest.fixture
+def now(monkeypatch):
+    """The time, which stands still unless a test moves it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("hires.plan.search.choose.time", clock)
-    monkeypatch.setattr("hires.plan.search.layout_search.time", clock)
+    for module in ("choose", "layout_search", "memory_rehearsal", "no_layout"):
+        monkeypatch.setattr(f"hires.plan.search.{module}.time", clock)
+    return now
+
+
+@pytest.mark.parametrize(("before_s", "trials_s"), [(0.0, 20.0), (12.0, 8.0), (19.0, LEAST_S)])
+def test_traces_before_a_search_count_as_its_time(now, monkeypatch, before_s, trials_s):
+    def slow(config, graph):
+        now[0] += 0.2
+        return make_plan(config, graph)
+
+    monkeypatch.setattr("hires.plan.search.choose.make_plan", slow)
+    now[0] = 1000.0
+    choice = chooser(config_of(), began_s=1000.0 - before_s, budget_s=20.0).choose(4)
+    spent_s = now[0] - 1000.0
+    assert choice.seconds == pytest.approx(spent_s + before_s)
+    assert choice.ended_early
+    assert PLANNING * trials_s - 0.5 <= spent_s <= FUSING * trials_s + 0.5
+
+
+def test_traces_that_single_layouts_need_leave_the_time_for_trials_as_it_is(now):
     config = config_of()
     slow = chooser(config, budget_s=5.0)
     whole = max(1, config.batch)
@@ -310,7 +337,8 @@ def test_traces_that_single_layouts_need_leave_the_time_for_trials_as_it_is(monk
 
 
 def test_layout_that_would_take_longer_than_there_is_time_is_left():
-    hour = chooser(config_of(), _s_per_action=3600.0)
+    hour = chooser(config_of())
+    hour._s_per_action = 3600.0
     choice = hour.choose(4)
     assert choice.ended_early
     assert choice.planned  # those with the fewest actions
@@ -322,12 +350,32 @@ def test_layout_that_would_take_longer_than_there_is_time_is_left():
 
 def test_every_good_shape_in_tiles_is_tried_with_fused_halos(of_four):
     every = [*of_four.options, *of_four.out]
-    best_s = of_four.best.time.step_s
-    plain = {o.candidate.shape: o.time.step_s for o in reversed(every) if o.candidate.fuse == 1}
+    ranked = sorted(every, key=lambda option: option.time.step_s, reverse=True)
+    plain = {o.candidate.shape: o.time.step_s for o in ranked if o.candidate.fuse == 1}
     fused = {o.candidate.shape for o in every if o.candidate.fuse > 1}
-    near = {shape for shape, step_s in plain.items() if shape.spatial_stages and step_s <= best_s}
-    assert near <= fused
-    assert len(fused) > 2
+    most_s = FUSED_WITHIN * min(plain.values())
+    tiled = {shape: step_s for shape, step_s in plain.items() if shape.spatial_stages}
+    assert {shape for shape, step_s in tiled.items() if step_s <= most_s} == fused
+    assert fused
+    assert fused != tiled.keys()
+
+
+def test_layouts_that_make_no_plan_are_tried_once(monkeypatch):
+    def impossible(config, graph):
+        if config.parallel.tiles != [1, 1]:
+            raise PlanError("tiles are not allowed here; a test says so")
+        return make_plan(config, graph)
+
+    monkeypatch.setattr("hires.plan.search.choose.make_plan", impossible)
+    # Nothing fits, so that there are several rounds.
+    with pytest.raises(PlanError, match=r"fits memory\.limit=2MiB"):
+        chooser(limited("2MiB"), lambda config: 100).choose(2)
+    choice = chooser(config_of()).choose(2)
+    layers = len(layer_starts(graph_of(8)))
+    tiled = [shape for shape in shapes(config_of(), 2, layers) if shape.spatial_stages]
+    each = sum(1 for shape in tiled for _ in orders(config_of(), shape))
+    assert 0 < choice.reasons["tiles are not allowed here"] <= each
+    assert choice.left == choice.considered - choice.planned - choice.reasons.total()
 
 
 def test_layouts_are_only_counted_once_the_time_for_estimates_is_used():
@@ -348,4 +396,5 @@ def test_source_says_that_the_layers_of_a_network_were_not_measured():
     assert "hires doctor --calibrate KEY=VALUE" in machine.source_of([measured, other])
     refined = dataclasses.replace(machine, factors=Factors(1.1, 1.0, 1.0))
     assert refined.source_of([other]) == machine.source
-    assert "not of this network's layers" in chooser(config_of(), machine=machine).choose(1).source
+    source = chooser(config_of(), machine=machine).choose(1).source
+    assert "this network's layers were not measured" in source
