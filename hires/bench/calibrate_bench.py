@@ -58,7 +58,7 @@ from hires.plan.simulation.machine_calibration import (
 )
 from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
 
-LEAST_ROUNDS, MOST_ROUNDS = 1, 6
+LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 """Timed steps of a network besides the first."""
 PHASES = ("inference", "forward", "backward")
 MOST_RANKS = 32
@@ -147,7 +147,9 @@ def calibration_of(measured: list[Measured], links: Links) -> Calibration:
     """Returns what follows from the measured networks."""
     alone = [one for one in measured if one["ranks"] == 1]
     busy = [one for one in measured if one["ranks"] > 1] or alone
-    pace_s, busy_pace_s = (typical([one["pace_step_s"] for one in ones]) for ones in (alone, busy))
+    pace_s, busy_pace_s = (
+        statistics.median([one["pace_step_s"] for one in ones]) for ones in (alone, busy)
+    )
     samples = samples_of(measured, pace_s, busy_pace_s)
     rates: dict[str, float] = {}
     for work, _, seconds in samples:
@@ -212,8 +214,8 @@ def _times(
 ) -> list[Measured]:
     """Returns what this rank takes for each network, and what while a file makes others compute.
 
-    The networks take turns, each step between two that show the machine's pace at that moment. All
-    ranks of a plan take equally many steps.
+    The networks take turns, each step between others that show the machine's pace at that moment.
+    All ranks of a plan take equally many steps.
     """
     times = [NodeTimes(HiresSteps(*network, rank)) for network in every]
     for one in times:
@@ -232,12 +234,12 @@ def _times(
             if busy:
                 Path(flag).touch()
             pace.step()  # meanwhile the other cores begin, or end what they compute
-            before_s = pace.step()
+            paces_s = [pace.step()]
             for one in ones:
                 one.step()
-                after_s = pace.step()
-                one.pace_s.append((before_s + after_s) / 2)
-                before_s = after_s
+                paces_s.append(pace.step())
+            for index, one in enumerate(ones):  # two before its step, and two after it
+                one.pace_s.append(statistics.median(paces_s[max(0, index - 1) : index + 3]))
             if busy:
                 Path(flag).unlink()
     return [
@@ -258,7 +260,7 @@ def _parts_of(times: NodeTimes, plan: Plan, rank: int, ranks: int) -> Measured:
     nodes_s = sum(medians.values())
     return {
         "ranks": ranks,
-        "pace_step_s": typical(times.pace_s),
+        "pace_step_s": statistics.median(times.pace_s),
         "samples": _without_copies(samples),
         "pass_s": passes_s / len(plan.actions_of(rank)),
         "besides_s": max(0.0, typical(times.step_s) - nodes_s - passes_s - update_s),

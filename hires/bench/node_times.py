@@ -77,14 +77,20 @@ class NodeTimes:
             kept.clear()
 
     def medians(self) -> dict[Key, float]:
-        """Returns the seconds of every node's passes, as :func:`typical`, at the typical pace."""
-        pace_s = typical(self.pace_s) if self.pace_s else 1.0
-        found = {}
+        """Returns the seconds of every node's passes, at the pace of the median step.
+
+        They are medians, too: the least of quotients is that in which the pace was most off. If no
+        pace was measured, they are typical seconds (:func:`typical`).
+        """
+        if not self.pace_s:
+            return {key: typical(taken) for key, taken in self.nodes.items()}
+        pace_s, medians = statistics.median(self.pace_s), {}
         for key, taken in self.nodes.items():
             beside = self.pace_s if len(self.pace_s) == len(taken) else [pace_s] * len(taken)
-            at_pace = [s * pace_s / own_s for s, own_s in zip(taken, beside, strict=True)]
-            found[key] = typical(at_pace)
-        return found
+            medians[key] = statistics.median(
+                s * pace_s / own_s for s, own_s in zip(taken, beside, strict=True)
+            )
+        return medians
 
     def _see(self, name: str, value: Any) -> None:
         self._marks.append(((name, False), time.thread_time()))
