@@ -27,6 +27,8 @@ TILED: list[int] = bench_data("calibration.yaml")["tiled"]
 TASKS = ("train", "infer")
 MOST_TILES = 4
 """Of an image in tiles."""
+OWN_FUSED = 2
+"""Lengths of fused halos that are measured of them, the shortest ones."""
 OWN_TILED = 2
 """Sizes of microbatches of which a user's network is measured in tiles, the largest ones."""
 
@@ -96,7 +98,7 @@ def own_networks(config: RunConfig) -> Networks:
             break  # as batch norms refuse a single sample
         whole.append(planned(part, graph))
         # The search fuses the halos of the best layouts, whose microbatches are large.
-        fused = FUSED if len(whole) == 1 else FUSED[:1]
+        fused = FUSED[: OWN_FUSED if len(whole) == 1 else 1]
         for grid, fuse in itertools.product(grids, fused) if len(whole) <= OWN_TILED else []:
             halo = dataclasses.replace(part.parallel.halo, fuse=fuse)
             cut = dataclasses.replace(part.parallel, tiles=grid, halo=halo)

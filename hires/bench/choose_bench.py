@@ -49,15 +49,15 @@ from hires.plan.simulation.machine_model import machine_of
 
 AIMS = {"error": 0.08, "tau": 0.85, "right": 0.9}
 """Mean error of the step time at the most; mean tau and share of right choices at the least."""
-REFERENCE = "reference"
-"""Name of the steps that show the pace, beside the numbers of the layouts."""
+PACE = "pace"
+"""Name of the steps that show it, beside the numbers of the layouts."""
 WARMUP = 2
 NOTES = """\
 Predicted is the simulated step of the plan, on this machine's calibration, to which `hires doctor
 --calibrate` with the keys of a network has added its layers (not with --no-calibrate). The layouts
 of a case take turns step by step, in the processes of one world; measured is the median step. The
-machine's pace at that moment is that of a network of the calibration, which every core computes in
-each round by itself: `pace` is how much longer it takes than when the machine was calibrated. `at
+machine's pace at that moment is that of a network of the calibration, which every core computes by
+itself between them: `pace` is how much longer it takes than when the machine was calibrated. `at
 pace` is the step at that former pace: each layout is compared with the mean of its round, and that
 mean with the pace. The errors, tau and the best layout are of these; errors of the steps as
 measured stand beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that
@@ -219,16 +219,21 @@ def race_layouts(
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
     """Yields the seconds of the steps of all layouts, and those of the pace, after each round.
 
-    The first ``paced`` ranks run the steps that show the pace, each by itself.
+    The first ``paced`` ranks run the steps that show the pace, each by itself, as often as there
+    are layouts: a single one would show a moment, and the layouts fill the round.
     """
     world = make_groups([[*range(num_ranks)]])[0]
     runners: dict[str, Runner | None] = {}
     for number, timed in enumerate(entrants):
         runners[str(number)] = HiresSteps(timed.config, timed.plan, rank)
-    runners[REFERENCE] = pace_steps() if rank < paced else None
+    pace = pace_steps() if rank < paced else None
+    runners |= {f"{PACE} {number}": pace for number in range(len(entrants))}
     for samples in race(runners, rounds, WARMUP, world):
-        steps_s = [samples[str(number)].step_s for number in range(len(entrants))]
-        yield steps_s, samples[REFERENCE].step_s
+        steps_s, paces_s = (
+            [samples[f"{name}{number}"].step_s for number in range(len(entrants))]
+            for name in ("", f"{PACE} ")
+        )
+        yield steps_s, [*map(statistics.geometric_mean, zip(*paces_s, strict=True))]
 
 
 def _entrant(config: RunConfig, keys: Mapping[str, Any]) -> Timed:
