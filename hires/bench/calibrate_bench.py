@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import statistics
 import sys
@@ -181,9 +180,8 @@ def _measured(
     log.info("measuring operators of one rank, alone and with all %d cores busy", cores)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         flag = Path(folder, "busy")
-        partners = [timed for timed in networks.whole if timed.plan.training][::2]
         for _ in range(cores - 1):  # worlds of their own, which never end
-            partner = stream_ranks(_accompany, 1, left_s(), partners, str(flag))
+            partner = stream_ranks(_accompany, 1, left_s(), networks.whole, str(flag))
             stack.callback(partner.close)  # type: ignore[attr-defined]
             next(partner)
         words = networks.whole, share * share_s, 1, str(flag) if cores > 1 else "", cores
@@ -196,23 +194,36 @@ def _measured(
 
 
 def _accompany(rank: int, every: list[Timed], flag: str) -> Iterator[bool]:
-    """Computes steps while a file is there, until this rank is killed."""
+    """Computes steps of the network whose number a file holds, until this rank is killed.
+
+    So it takes as much of the caches and the memory as the ranks of a layout, which do the same.
+    """
     runners = [HiresSteps(*timed, rank) for timed in every]
     for runner in runners:
         runner.prepare()
         runner.step()
     yield True
-    for runner in itertools.cycle(runners):
-        while not Path(flag).exists():
+    while True:
+        number = _number_in(Path(flag))
+        if number is None:
             time.sleep(0.01)
-        runner.prepare()
-        runner.step()
+            continue
+        runners[number].prepare()
+        runners[number].step()
+
+
+def _number_in(file: Path) -> int | None:
+    """Returns the number that a file holds; None: there is no file, or no number in it yet."""
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _times(
     rank: int, every: list[Timed], budget_s: float, ranks: int, flag: str = "", cores: int = 1
 ) -> list[Measured]:
-    """Returns what this rank takes for each network, and what while a file makes others compute.
+    """Returns what a rank takes for each network, alone and while a file makes others compute it.
 
     The networks take turns, each step between others that show the machine's pace at that moment.
     All ranks of a plan take equally many steps.
@@ -232,10 +243,12 @@ def _times(
         log.info("round %d of %d", number + 1, rounds)
         for busy, ones in timed.items():
             if busy:
-                Path(flag).touch()
+                Path(flag).write_text("0")
             pace.step()  # meanwhile the other cores begin, or end what they compute
             paces_s = [pace.step()]
-            for one in ones:
+            for index, one in enumerate(ones):
+                if busy:
+                    Path(flag).write_text(str(index))
                 one.step()
                 paces_s.append(pace.step())
             for index, one in enumerate(ones):  # two before its step, and two after it

@@ -132,6 +132,15 @@ def test_nodes_are_timed_at_the_pace_of_their_own_round():
     assert times.medians() == {("a", False): pytest.approx(2.0)}
 
 
+def test_partners_compute_what_the_file_says(tmp_path):
+    file = tmp_path / "turn"
+    assert bench._number_in(file) is None
+    file.write_text("")  # as it is while it is written
+    assert bench._number_in(file) is None
+    file.write_text("3")
+    assert bench._number_in(file) == 3
+
+
 def test_typical_time_is_the_median_of_the_faster_half():
     assert typical([9.0, 1.0, 2.0, 3.0, 50.0]) == 2.0
 
