@@ -132,7 +132,7 @@ def stage_table(
         )
     columns = [*zip(*rows, strict=True)]
     sums = [[0.0, *itertools.accumulate(column)] for column in columns[:-1]]
-    return StageTable(*sums, [*columns[-1]])
+    return StageTable(sums[0], sums[1], sums[2], sums[3], sums[4], [*columns[-1]])
 
 
 def kept_values(graph: Graph) -> dict[str, float]:
