@@ -62,7 +62,7 @@ pace` is the step at that former pace: each layout is compared with the mean of 
 mean with the pace. The errors, tau and the best layout are of these; errors of the steps as
 measured stand beside them. `tau` is Kendall's over the layouts of a case: 1 if their order is that
 of the measurement, 0 if the two are unrelated. `repeat` is the tau of the measurement with itself,
-of its odd with its even rounds: no prediction can be expected to do better. `behind` is how much
+of its odd with its even rounds: not much more can be expected of a prediction. `behind` is how much
 longer the chosen layout takes than the best measured one. `search s` is what the search says of
 itself, `again s` the whole command once its answer is kept."""
 
