@@ -43,6 +43,9 @@ def named_networks(file: str, only: str) -> dict[str, Any]:
     data = dict(read_named_values(file) if file else bench_data("choose.yaml"))
     name = file or "choose.yaml"
     networks, searches = data.get("networks") or {}, data.get("searches") or {}
+    for key, values in (("networks", networks), ("searches", searches)):
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: `{key}` is {values!r}; give names with their values")
     for network, values in networks.items():
         if not isinstance(values, dict) or not {"image", "keys"} <= values.keys():
             raise ConfigError(f"{name}: networks.{network} needs `image` and `keys`")

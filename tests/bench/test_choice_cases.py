@@ -34,6 +34,7 @@ def test_cases_are_all_images_and_ranks_of_the_networks_that_are_named():
     ("text", "only", "why"),
     [
         ("every: {}", "*", "it has no `networks`"),
+        ("networks: [a]", "*", "give names with their values"),
         ("networks: {a: {image: [8]}}", "*", "networks.a needs `image` and `keys`"),
         ("networks: {a: {image: [8], keys: {}}}", "b*", "names none of a"),
         ("networks: {a: {image: [8], keys: {}, needs: no_such_one}}", "*", "leaves no network"),
