@@ -109,6 +109,7 @@ def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
     assert found == [*whole, (3, [2, 1], 1), (3, [3, 1], 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(240)
 def test_own_network_joins_a_calibration_that_exists(cache, capsys):
