@@ -23,6 +23,7 @@ from hires.plan.graph import Graph
 from hires.plan.partition import SLACK, layer_starts, partition, starts_between_ties
 from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
+from hires.plan.search.stage_cuts import cut_of_least
 from hires.plan.search.stage_table import (
     NodeFacts,
     RankShare,
@@ -137,8 +138,7 @@ class Estimator:
     def balanced(self, candidate: Candidate, by: str) -> tuple[int, ...] | None:
         """Returns layers per stage whose largest stage takes the least; None: as by FLOPs.
 
-        By ``seconds`` or ``bytes``. A dynamic program over (stages so far, layers so far), as that
-        of :mod:`hires.plan.partition`, on these in place of operations.
+        By ``seconds`` or ``bytes``.
         """
         shape = candidate.shape
         starts = self.layers
@@ -163,28 +163,12 @@ class Estimator:
             copies = 2 + self.config.optimizer.num_states if self.training else 1
             return ahead * kept + copies * WEIGHT_BYTES * self._params(first, last)
 
-        slowest = [0.0 if n == 0 else math.inf for n in range(len(ends))]
-        chosen: list[list[int]] = []
-        for stage in range(shape.stages):
-            row, before = [math.inf] * len(ends), [0] * len(ends)
-            for last in range(stage + 1, len(ends)):
-                for first in range(last - 1, stage - 1, -1):
-                    own = cost_of(stage, ends[first], ends[last])
-                    if own >= row[last]:
-                        break
-                    if max(slowest[first], own) < row[last]:
-                        row[last], before[last] = max(slowest[first], own), first
-            slowest = row
-            chosen.append(before)
-        cut = [len(ends) - 1]
-        for before in reversed(chosen):
-            cut.append(before[cut[-1]])
-        cut.reverse()
+        cut, slowest = cut_of_least(shape.stages, ends, cost_of)
         by_flops = max(
             cost_of(stage, first, last)
             for stage, (first, last) in enumerate(itertools.pairwise(self.bounds(candidate)))
         )
-        if slowest[-1] * SLACK > by_flops:  # no clear gain: the cut where less crosses stays
+        if slowest * SLACK > by_flops:  # no clear gain: the cut where less crosses stays
             return None
         return tuple(b - a for a, b in itertools.pairwise(cut))
 
