@@ -17,19 +17,17 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, PlanError
+from hires.core.errors import PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
-from hires.plan.checks import check_numbers
 from hires.plan.graph import Graph, Node
 from hires.plan.memory import room_of
 from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
 from hires.plan.search.candidates import (
     FUSED,
     NOTHING_GIVEN,
@@ -45,6 +43,7 @@ from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
 from hires.plan.search.memory_rehearsal import SURE, PlannedOption, Rehearsal
 from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
+from hires.plan.search.trials import Trials, num_actions
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 
@@ -62,7 +61,7 @@ FUSED_WITHIN = 1.3
 MOST_ROUNDS = 3
 """Of planning and predicting memory where nothing fits; more only while there is time."""
 GOOD, FAR_BEHIND = 10, 1.5
-"""Once so many layouts are planned, one that is so far behind all of them is not."""
+"""Once so many layouts are planned, one that is so far behind the best so many is not."""
 PER_SHAPE = 3
 """Orders of one shape that are planned, the best ones."""
 MARGIN = 1.15
@@ -90,12 +89,6 @@ class Chooser:
     budget_s: float | None = None
     began_s: float | None = None
     """When the search began, on the monotonic clock; unset: with :meth:`choose`. Traces count."""
-    _s_per_action: float = field(default=0.0, init=False)
-    """Seconds that planning and simulating took for each action of a replica, the most so far."""
-    _tracing_s: float = field(default=0.0, init=False)
-    """Seconds of traces that single layouts needed; they are kept, and are no time of trials."""
-    _impossible: set[Candidate] = field(default_factory=set, init=False)
-    """Layouts that make no plan."""
 
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of exactly so many ranks.
@@ -118,16 +111,19 @@ class Chooser:
         bound, until_s = MARGIN * limit, _between(now_s, end_s, FITTING)
         for number in itertools.count(1):
             fitting, short = self._fitting(estimator, estimates, bound, choice, until_s)
-            tried = self._impossible | {option.candidate for option, _ in planned}
+            tried = self._trials.impossible | {option.candidate for option, _ in planned}
             fitting = [pair for pair in fitting if pair[1] not in tried]
-            if not fitting or (number > MOST_ROUNDS and self._now_s() > end_s):
+            if not fitting or (number > MOST_ROUNDS and self._trials.now_s() > end_s):
                 break
             self._plan_more(planned, fitting, bound, estimator, end_s, choice)
-            predicting.deadline_s = end_s + self._tracing_s
+            predicting.deadline_s = end_s + self._trials.tracing_s
             correction = rehearsal.run(predicting, self.report)
             if any(option.fits for option, _ in planned):
                 break
-            bound, until_s = SURE * limit / correction, _between(self._now_s(), end_s, FITTING)
+            bound, until_s = (
+                SURE * limit / correction,
+                _between(self._trials.now_s(), end_s, FITTING),
+            )
         choice.reasons += short
         options = [option for option, _ in planned]
         choice.options = sorted((o for o in options if o.fits), key=self._cost)
@@ -143,9 +139,9 @@ class Chooser:
             )
         return choice
 
-    def _now_s(self) -> float:
-        """Returns the time on a clock that stands still while a layout's network is traced."""
-        return time.monotonic() - self._tracing_s
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(self.config, self.graph_of, self.machine, self.report)
 
     def _cost(self, option: Option) -> float:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
@@ -233,7 +229,7 @@ class Chooser:
         short: Counter[str] = Counter()
         choice.least_bytes = min(estimate.peak_bytes for estimate, _ in estimates)
         for estimate, candidate in sorted(estimates, key=lambda pair: pair[0].peak_bytes):
-            late = bool(fitting) and self._now_s() > until_s
+            late = bool(fitting) and self._trials.now_s() > until_s
             if estimate.peak_bytes <= limit and (late or self.objective != MEMORY):
                 fitting.append((estimate, candidate))
                 continue
@@ -270,34 +266,34 @@ class Chooser:
         ``bound`` is the most that an estimate of memory may be.
         """
         tried: Counter[LayoutShape] = Counter()
-        now_s, before = self._now_s(), len(planned)
+        now_s, before = self._trials.now_s(), len(planned)
         shares = PLANNING, FUSING
         plan_until_s, fuse_until_s = (_between(now_s, end_s, share) for share in shares)
-        smallest = min(_num_actions(candidate) for _, candidate in fitting)
+        smallest = min(num_actions(candidate) for _, candidate in fitting)
         for estimate, candidate in _best_of_each_first(fitting):
             if tried[candidate.shape] >= PER_SHAPE or self._is_hopeless(estimate, planned):
                 continue
             # What would take longer than there is time is left, but for one that takes the least.
-            takes_s = self._s_per_action * _num_actions(candidate)
-            needed = len(planned) == before and _num_actions(candidate) == smallest
-            if not needed and self._now_s() + takes_s > plan_until_s:
+            takes_s = self._trials.takes_s(candidate)
+            needed = len(planned) == before and num_actions(candidate) == smallest
+            if not needed and self._trials.now_s() + takes_s > plan_until_s:
                 choice.ended_early = True
                 continue
             so_far = len(planned)
             by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
             for one in self._with_cuts(estimator, candidate, by_bytes):
-                if one != candidate and self._now_s() > plan_until_s:
+                if one != candidate and self._trials.now_s() > plan_until_s:
                     choice.ended_early = True
                     break
                 choice.considered += one != candidate
-                planned += self._plan_one(estimator.estimate(one), one, choice)
+                planned += self._trials.plan(estimator.estimate(one), one, choice)
             tried[candidate.shape] += len(planned) > so_far
         for one in self._fused([option for option, _ in planned[before:]]):
-            if self._now_s() + self._s_per_action * _num_actions(one) > fuse_until_s:
+            if self._trials.now_s() + self._trials.takes_s(one) > fuse_until_s:
                 choice.ended_early = True
                 continue
             choice.considered += 1
-            planned += self._plan_one(estimator.estimate(one), one, choice)
+            planned += self._trials.plan(estimator.estimate(one), one, choice)
 
     def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
         """Whether a layout would be far behind several of those that were planned."""
@@ -330,63 +326,10 @@ class Chooser:
             if self.given.allow({"parallel.halo.fuse": fuse}) and fuse != candidate.fuse:
                 yield dataclasses.replace(candidate, fuse=fuse)
 
-    def _plan_one(
-        self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
-    ) -> list[PlannedOption]:
-        """Returns the option of a layout; none if it makes no plan, whose reason is counted."""
-        option = self._possible(estimate, candidate, choice)
-        if option is None:
-            self._impossible.add(candidate)
-            return []
-        return [option]
-
-    def _possible(
-        self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
-    ) -> PlannedOption | None:
-        config = candidate.change.apply(self.config)
-        problems = check_numbers(config) if config is not None else []
-        if config is None or problems:
-            why = problems[0].text if problems else "it contradicts a key that was given"
-            choice.reasons[why.split(";")[0]] += 1
-            return None
-        self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
-        try:
-            graph = self._traced(max(1, config.batch // config.parallel.pieces))
-            began_s = time.monotonic()
-            plan = make_plan(config, graph)
-        except (ConfigError, PlanError) as error:
-            choice.reasons[str(error).split(";")[0]] += 1
-            return None
-        if not plan.ok:
-            wrong = next(f for f in plan.findings if f.severity == "error")
-            choice.reasons[wrong.text.split(";")[0]] += 1
-            return None
-        step = self.machine.step_time(plan)
-        action_s = (time.monotonic() - began_s) / _num_actions(candidate)
-        self._s_per_action = max(self._s_per_action, action_s)
-        sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
-        peak = int(estimate.peak_bytes)
-        return Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan
-
-    def _traced(self, samples: int) -> Graph:
-        """Returns the graph of a microbatch; the seconds that it takes are no time of trials."""
-        began_s = time.monotonic()
-        try:
-            return self.graph_of(samples)
-        finally:
-            self._tracing_s += time.monotonic() - began_s
-
 
 def _between(begin_s: float, end_s: float, share: float) -> float:
     """Returns when a share of the time between two points has passed."""
     return begin_s + share * (end_s - begin_s)
-
-
-def _num_actions(candidate: Candidate) -> int:
-    """Returns the actions of the ranks of a replica, by which planning takes longer."""
-    shape = candidate.shape
-    passes = candidate.pairs * candidate.microbatches * shape.directions
-    return sum(shape.ranks_of_stages) * passes
 
 
 def _best_of_each_first(fitting: Sequence[Estimated]) -> list[Estimated]:

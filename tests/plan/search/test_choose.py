@@ -300,7 +300,7 @@ def now(monkeypatch):
     """The time, which stands still unless a test moves it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    for module in ("choose", "layout_search", "memory_rehearsal", "no_layout"):
+    for module in ("choose", "trials", "layout_search", "memory_rehearsal", "no_layout"):
         monkeypatch.setattr(f"hires.plan.search.{module}.time", clock)
     return now
 
@@ -311,7 +311,7 @@ def test_traces_before_a_search_count_as_its_time(now, monkeypatch, before_s, tr
         now[0] += 0.2
         return make_plan(config, graph)
 
-    monkeypatch.setattr("hires.plan.search.choose.make_plan", slow)
+    monkeypatch.setattr("hires.plan.search.trials.make_plan", slow)
     now[0] = 1000.0
     choice = chooser(config_of(), began_s=1000.0 - before_s, budget_s=20.0).choose(4)
     spent_s = now[0] - 1000.0
@@ -338,7 +338,7 @@ def test_traces_that_single_layouts_need_leave_the_time_for_trials_as_it_is(now)
 
 def test_layout_that_would_take_longer_than_there_is_time_is_left():
     hour = chooser(config_of())
-    hour._s_per_action = 3600.0
+    hour._trials.s_per_action = 3600.0
     choice = hour.choose(4)
     assert choice.ended_early
     assert choice.planned  # those with the fewest actions
@@ -366,7 +366,7 @@ def test_layouts_that_make_no_plan_are_tried_once(monkeypatch):
             raise PlanError("a test refuses tiles; use one")
         return make_plan(config, graph)
 
-    monkeypatch.setattr("hires.plan.search.choose.make_plan", impossible)
+    monkeypatch.setattr("hires.plan.search.trials.make_plan", impossible)
     # Nothing fits, so that there are several rounds.
     with pytest.raises(PlanError, match=r"fits memory\.limit=2MiB"):
         chooser(limited("2MiB"), lambda config: 100).choose(2)
