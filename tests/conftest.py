@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,20 @@ class Answer:
     code: int
     out: str
     err: str
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Makes slow tests of the cases of a function beyond the first ones that ``sampled`` names."""
+    seen: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None:
+            continue
+        key = item.path, item.nodeid.partition("[")[0]
+        seen[key] += 1
+        if seen[key] > marker.args[0]:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

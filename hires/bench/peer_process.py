@@ -6,6 +6,7 @@ this rank ── "step" ──▶ python -m hires.bench.precision_peers JSON
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -35,17 +36,22 @@ class PeerProcess(Runner):
         )
         self._cpu_s = 0.0
         self.facts = self._answer()
-        """What it said before its first step: ``kernels`` and ``peak_bytes``, or ``not_run``."""
+        """What it said before its first step, ``kernels`` and ``peak_bytes``; or ``not_run``, also
+        once a step has failed."""
         if "not_run" in self.facts:
             self.close()
 
     def step(self) -> Tensor | None:
-        """Lets it run one step."""
+        """Lets it run one step; after a failed one it runs none."""
         assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
+        if "not_run" in self.facts:
+            return None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as its answer will say
+            self._process.stdin.write("step\n")
+            self._process.stdin.flush()
         if "not_run" in (answer := self._answer()):
-            raise RuntimeError(f"a peer failed in a step: {answer['not_run']}")
+            self.facts["not_run"] = f"in a step: {answer['not_run']}"
+            return None
         self._cpu_s += answer["cpu_s"]
         return None
 
@@ -55,7 +61,8 @@ class PeerProcess(Runner):
 
     def close(self) -> None:
         """Ends it."""
-        self._process.communicate()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

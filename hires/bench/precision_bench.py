@@ -153,6 +153,8 @@ def run_case(
         for name, runner in runners.items():
             if isinstance(runner, LoggedSteps):
                 facts[name] |= runner.parts(len(samples[name].step_s))
+            if isinstance(runner, PeerProcess):  # a step may have failed
+                facts[name] |= runner.facts
         yield samples, facts
     for runner in runners.values():
         if isinstance(runner, PeerProcess):

@@ -129,8 +129,8 @@ class LayoutSearch:
         facts += [machine.factors, machine.cores, plain(machine.device)]
         facts += [machine.calibration.time if machine.calibration else "", table_digest(config)]
         if config.model.name == "custom":
-            self.planner.traced(dataclasses.replace(config, parallel=ParallelConfig()))
-            facts.append(self.planner.inputs(config).digests)
+            whole = dataclasses.replace(config, parallel=ParallelConfig())
+            facts.append(self.planner.inputs(whole, build=False).recorded)
         key = key_of(*facts)
         held = cached(CACHE, key)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):

@@ -267,15 +267,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             self._digests[source] = find_weights(source).digest()
         return self._digests[source] if source else ""
 
-    def inputs(self, config: RunConfig) -> RunInputs:
+    def inputs(self, config: RunConfig, build: bool = True) -> RunInputs:
         """Returns what decides a run beside its config (:func:`hires.cli.data_keys.with_classes`).
 
-        ConfigError: the network cannot be built or traced, or the images cannot be read.
+        Without ``build`` a network of the user's is the one whose trace is kept, as long as its
+        files and variables are the same. ConfigError: the network cannot be built or traced, or the
+        images cannot be read.
         """
         inputs = RunInputs()
         if config.model.name == "custom":
-            self.traced(config)
-            inputs = self._process.networks.get(trace_key(config), inputs)
+            kept = None if build else self._process.kept_inputs(config)
+            if kept is None:
+                self.traced(config)
+            inputs = kept or self._process.networks.get(trace_key(config), inputs)
         table, weights = table_digest(config), self._weights(config)
         scales = scales_of(config) if config.precision.name == INT8 else None
         digest = scales.digest if scales else ""

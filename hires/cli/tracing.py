@@ -23,7 +23,7 @@ from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.python_command import module_command
 from hires.core.store.built_network import BuiltNetwork
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.frozen import RunInputs, sha256_of
+from hires.core.store.frozen import RunInputs, digest, sha256_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
@@ -72,9 +72,23 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self._note(key, answer)
         return Graph.from_dict(answer["graph"])
 
+    def kept_inputs(self, config: RunConfig) -> RunInputs | None:
+        """Returns what the kept trace of a network of the user's was made from; None: it is old.
+
+        Its files and variables are those of now. That they still make the same network, as they do
+        of nearly all, is only seen where it is built, which :meth:`trace` does.
+        """
+        held = cached("trace", trace_key(config))
+        with contextlib.suppress(ConfigError, KeyError, TypeError, AttributeError):
+            environ = spawn.helper_environment()
+            now = {name: digest(environ[name]) for name in held["variables"] if name in environ}
+            before = {name: one for name, one in held["variables"].items() if one is not None}
+            if now == before and same_sources(held["sources"]):
+                return _inputs(held)
+        return None
+
     def _note(self, key: str, answer: dict[str, Any]) -> None:
-        names = ("network", "built", "more_files")
-        self.networks[key] = RunInputs.from_dict({name: answer.get(name) for name in names})
+        self.networks[key] = _inputs(answer)
 
     def weights(self, path: Path) -> dict[str, list[int]]:
         """Returns the shapes of the tensors in a pickle of torch; ConfigError: it holds others."""
@@ -193,6 +207,11 @@ def trace_key(config: RunConfig) -> str:
         # The user's function may draw what it builds; its module is looked up in these folders.
         facts += [config.seed, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
     return key_of(facts)
+
+
+def _inputs(answer: dict[str, Any]) -> RunInputs:
+    names = ("network", "built", "more_files")
+    return RunInputs.from_dict({name: answer.get(name) for name in names})
 
 
 def same_sources(hashes: Any) -> bool:

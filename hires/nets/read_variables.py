@@ -8,11 +8,12 @@ may be a password.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
 from collections.abc import Iterator
 from types import FrameType
+
+from hires.core.store.frozen import digest
 
 _NO_READERS = ("torch", "hires")
 _OF_SESSION = (
@@ -28,7 +29,7 @@ class ReadVariables:
 
     def __init__(self) -> None:
         # The network may set one and read it: the same happens where the others are the same.
-        self._at_start = {name: _digest(value) for name, value in os.environ.items()}
+        self._at_start = {name: digest(value) for name, value in os.environ.items()}
         self._read: set[str] = set()
 
     @property
@@ -58,10 +59,6 @@ class ReadVariables:
             yield
         finally:
             kind.__getitem__ = original  # type: ignore[method-assign]
-
-
-def _digest(value: str) -> str:
-    return hashlib.sha256(os.fsencode(value)).hexdigest()[:16]
 
 
 def _counts(name: str) -> bool:

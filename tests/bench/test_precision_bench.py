@@ -326,6 +326,21 @@ def test_peer_that_cannot_run_answers_why():
     assert "KeyError" in peer.facts["not_run"]
 
 
+def test_peer_that_is_killed_in_a_round_is_a_row_with_the_reason(tmp_path, capfd):
+    config = PrecisionCase("resnet50", 32, 1).config("fp32", {}, "", "")
+    np.save(tmp_path / onnx_files.IMAGES, whole_batch(config)[0].contiguous().numpy())
+    task = {"peer": "torch", "precision": "fp32", "config": plain(config), "outputs": "out.npy"}
+    peer = PeerProcess({**task, "folder": str(tmp_path)})
+    peer.step()
+    assert "not_run" not in peer.facts
+    peer._process.kill()
+    for _ in range(2):
+        peer.step()
+        assert peer.facts["not_run"].startswith("in a step: its process was killed by SIGKILL")
+    assert peer.cpu_s() > 0
+    peer.close()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -111,3 +111,40 @@ def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     names.add(create(CONFIG, PLAN, ARGV, after).name)
     assert len(names) == 5
     assert run_path(CONFIG, before).name in names
+
+
+def test_kept_trace_tells_what_a_network_was_made_from_until_it_changes(
+    inputs, tmp_path, monkeypatch
+):
+    def kept() -> RunInputs | None:
+        return TorchProcess().kept_inputs(CONFIG)  # which starts nothing
+
+    assert kept() is None
+    for change in (
+        lambda: None,
+        lambda: write(tmp_path, "widths.json", "5"),
+        lambda: monkeypatch.setenv("SLOPE", "0.2"),
+        lambda: monkeypatch.delenv("SLOPE"),
+    ):
+        change()
+        assert kept() is None
+        before = inputs()
+        monkeypatch.setenv("UNREAD", "1")
+        after = kept()
+        assert after is not None
+        assert after.recorded["built"] == before.recorded["built"]
+
+
+def test_repeated_search_of_a_users_network_builds_it_no_more(inputs, hires, tmp_path, monkeypatch):
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    network = ("model=custom", "model.target=net:Net", "image=16", "batch=2", "data.classes=2")
+    words = ("plan", "--choose", *network, "ranks=2", "--json")
+    first = json.loads(hires(*words).out)
+    started = []
+    monkeypatch.setattr(TorchProcess, "_start", lambda self: started.append(1) or 1 / 0)
+    again = json.loads(hires(*words).out)
+    assert (first["kept"], again["kept"], started) == (False, True, [])
+    assert again["options"] == first["options"]
+    write(tmp_path, "widths.json", "5")
+    with pytest.raises(ZeroDivisionError):
+        hires(*words)
