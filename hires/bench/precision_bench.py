@@ -139,7 +139,7 @@ def run_case(
     for precision in options.precisions:
         for who in OURS:
             name = row_name(who, precision)
-            runners[name], found = _own(rank, who, precision, case, inputs, expected)
+            runners[name], found = _own(rank, who, precision, case, options, inputs, expected)
             facts[name] = {"who": who, "precision": precision, **found}
     for peer, precision in peers_of(options):
         name = row_name(peer, precision)
@@ -162,7 +162,13 @@ def run_case(
 
 
 def _own(
-    rank: int, who: str, precision: str, case: PrecisionCase, inputs: Inputs, expected: Any
+    rank: int,
+    who: str,
+    precision: str,
+    case: PrecisionCase,
+    options: PrecisionOptions,
+    inputs: Inputs,
+    expected: Any,
 ) -> tuple[Runner | None, dict[str, Any]]:
     config = case.config(precision, OURS[who], inputs.weights, inputs.scales)
     plan = make_plan(config, trace_config(config))
@@ -175,6 +181,8 @@ def _own(
     if runner is not None:
         runner.prepare()
         kernels, kernels_s = onednn_kernels(runner.step), onednn_seconds(runner.step)
+        runner.trims = options.trim
+        runner.tidy()
     dist.barrier()
     whole = join_parts([part for part in parts if part is not None], expected.shape)
     return runner, {"kernels": kernels, "kernels_s": kernels_s, **accuracy(whole, expected)}

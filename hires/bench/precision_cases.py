@@ -58,6 +58,11 @@ class PrecisionOptions:
     rounds: int = option(7, "samples of every row")
     warmup: int = option(2, "rounds before them", low=0)
     memory: bool = option(True, "measure no peaks of memory of hires")
+    trim: bool = option(
+        False,
+        "hires gives freed memory back after each turn, and runs a step before the next that is "
+        "not timed: for large batches, whose rows do not fit beside each other",
+    )
     timeout: float = option(3600.0, "seconds for each network, size and batch")
 
     def __post_init__(self) -> None:

@@ -17,12 +17,19 @@ from hires import comm
 from hires.bench.runners import HiresSteps
 from hires.bench.timing import spread
 from hires.core.config.run_config import RunConfig
+from hires.engine.memory_meter import give_back_memory
 from hires.engine.run import message_log
 from hires.plan.plan import Plan
 
 
 class LoggedSteps(HiresSteps):
-    """A layout of hires on one rank, and what its messages cost it in each step."""
+    """A layout of hires on one rank, and what its messages cost it in each step.
+
+    Once it ``trims``, it holds no freed memory while other rows have their turns. A step that is
+    not timed then takes memory again before each that is, as a run does once.
+    """
+
+    trims = False
 
     def __init__(self, config: RunConfig, plan: Plan, rank: int) -> None:
         super().__init__(config, plan, rank)
@@ -34,6 +41,8 @@ class LoggedSteps(HiresSteps):
     def prepare(self) -> None:
         """Begins the log of one step."""
         super().prepare()
+        if self.trims:
+            super().step()
         self.log = message_log(self.engine, self.config)
 
     def step(self) -> Tensor | None:
@@ -44,6 +53,8 @@ class LoggedSteps(HiresSteps):
     def tidy(self) -> None:
         """Keeps the seconds of the calls and waits of the step."""
         super().tidy()
+        if self.trims:
+            give_back_memory()
         rows: list[dict[str, Any]] = []
         if self.log is not None:
             self.log.end_step(0, 0.0, counts=True)

@@ -54,6 +54,19 @@ def test_large_tensors_are_kept_where_they_may_be(large):
     assert (later < first / 100) == large
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
+def test_memory_that_was_given_back_comes_anew():
+    script = FAULTS.format(prepare="keep_memory()")
+    script += "from hires.engine.memory_meter import give_back_memory\n"
+    script += "faults(); give_back_memory(); print(faults())\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    first, later, anew = map(int, done.stdout.split())
+    assert later < first / 100
+    assert anew > first / 4
+
+
 @pytest.mark.parametrize(
     ("free", "limit", "kept"),
     [(597, None, True), (596, None, False), (None, None, False), (9999, 148, False)],
