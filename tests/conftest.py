@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +36,17 @@ class Answer:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Makes slow tests of the cases of a function beyond the first ones that ``sampled`` names."""
-    seen: Counter[tuple[Path, str]] = Counter()
+    """Makes slow tests of the cases of a function but ``sampled`` of them, spread evenly."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
-        marker = item.get_closest_marker("sampled")
-        if marker is None:
-            continue
-        key = item.path, item.nodeid.partition("[")[0]
-        seen[key] += 1
-        if seen[key] > marker.args[0]:
-            item.add_marker("slow")
+        if item.get_closest_marker("sampled") is not None:
+            cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for group in cases.values():
+        [count] = group[0].get_closest_marker("sampled").args
+        kept = {number * len(group) // count for number in range(count)}
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -66,6 +66,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory, images: Path) -> list[
     return losses(run(folder, *words)[1])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -110,6 +111,7 @@ def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
     assert sums.differences() == []  # of two bytes a number, too
 
 
+@pytest.mark.slow
 def test_killed_rank_is_named_and_nothing_looks_complete(tmp_path: Path):
     process = start(tmp_path, "run", *TINY, "steps=100000", "parallel=sp")
     try:
@@ -145,6 +147,7 @@ def _rank_pid(events: Path, rank: int) -> int:
     raise AssertionError(f"rank {rank} never started")
 
 
+@pytest.mark.slow
 def test_run_that_is_asked_to_make_way_goes_on_with_the_same_command(tmp_path: Path):
     words = ["run", *TINY, "steps=60", "parallel=sp"]
     process = start(tmp_path, *words)
@@ -194,6 +197,7 @@ def check_messages(record: dict[str, Any], events: list[dict[str, Any]], written
     assert "messages of 3 ranks" in written
 
 
+@pytest.mark.slow
 def test_time_line_of_a_run_is_exported_and_foretold(tmp_path: Path):
     words = ["parallel.stages=2", "parallel.tiles=[2,1]", "parallel.microbatches=2"]
     record, _ = run(tmp_path, "parallel=sp+pp", "comm.log=full", *words)
@@ -226,6 +230,7 @@ def test_failed_run_keeps_the_time_line_of_its_last_steps(tmp_path: Path):
     assert "rank 0: " in out.split("measured")[1]
 
 
+@pytest.mark.slow
 def test_launch_script_repeats_the_run_by_hand(tmp_path: Path):
     run(tmp_path, "parallel=lp")
     [script] = tmp_path.glob("results/*/*/launch.sh")
@@ -246,6 +251,7 @@ def test_super_resolution_learns_from_a_folder_of_images(tmp_path: Path, images:
     assert sum(found[-3:]) < 0.9 * sum(found[:3])
 
 
+@pytest.mark.slow
 def test_sweep_of_two_layouts_ends_in_the_tables_of_both(tmp_path: Path):
     words = ["sweep", *TINY, "parallel=single,sp", "parallel.stages=1,99", "--max-parallel", "2"]
     out, err = hires(tmp_path, *words)

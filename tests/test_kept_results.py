@@ -82,6 +82,7 @@ def predicted(path):
     return np.array(shares), 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.parametrize(("name", "layouts"), CASES)
 def test_every_layout_trains_evaluates_and_predicts_alike(tmp_path, name, layouts):

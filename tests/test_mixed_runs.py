@@ -33,6 +33,7 @@ MPI = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("rules", "words", "backends"),
     [

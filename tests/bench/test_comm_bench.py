@@ -145,6 +145,7 @@ def test_sizes_that_are_none_are_refused(text):
         sizes_of("--sizes", text)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_small_sweep_is_kept_and_goes_on_where_it_stopped(tmp_path, capsys):
     words = ["--only", "all_reduce,barrier", "--sizes", "4,1KiB,64KiB", "--modes", "blocking"]
@@ -197,6 +198,7 @@ def test_cells_of_another_code_or_machine_are_not_taken_over(tmp_path, name, cap
     assert f"measured with another {name} another: all of it is measured again" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_mixes_are_played_by_each_way(tmp_path, capsys):
     mix = tmp_path / "small.yaml"

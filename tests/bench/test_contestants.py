@@ -50,6 +50,7 @@ def test_all_microbatches_have_the_same_size(rows):
         assert row.config.batch == layout.pieces
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("group", GROUPS)
 def test_only_the_chosen_layouts_and_one_process_run(group):
     names = {row.name for row in line_up(LayoutsOptions(**SMALL, only=(group,)), "train")}

@@ -39,6 +39,7 @@ def test_folders_are_runs_or_hold_them(frozen, tmp_path):
         run_folders("--runs", [str(tmp_path)])
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(200)
 def test_copy_runs_and_the_folder_stays_as_it_is(frozen, tmp_path):

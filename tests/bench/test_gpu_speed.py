@@ -54,6 +54,7 @@ def row(
     return gpu_speed._row(RankDevice(), "cpu", one, scales)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("task", "precision"), [("infer", "fp32"), ("train", "bf16")])
 def test_rows_of_both_tasks_are_timed_beside_plain_torch(tiny, task, precision):
     plain, ours = row("eager", task, precision), row("hires", task, precision)
@@ -220,6 +221,7 @@ def test_without_any_time_all_rows_are_listed():
     assert len(rows) == len(rows_in_order(Speed("cuda", (256,), TASKS, 0.0)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError, RuntimeError])
 def test_row_frees_its_engine_and_ends_its_threads(tiny, monkeypatch, error):
     held, closed = [], []

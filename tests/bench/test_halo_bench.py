@@ -105,6 +105,7 @@ def test_option_that_makes_no_sense_is_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_small_network_is_measured(capsys):
     words = ["--models", "resnet18", "--images", "64", "--ways", "gloo", "--start", "torchrun"]

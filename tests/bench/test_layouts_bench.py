@@ -16,6 +16,7 @@ from tests.conftest import REPOSITORY
 from tests.helpers.patience import PATIENCE_S
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_all_rows_run_and_are_right(python, tmp_path):
     folder = tmp_path / "kept"
@@ -38,6 +39,7 @@ def test_all_rows_run_and_are_right(python, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "layouts.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_bench_that_is_stopped_shows_and_keeps_its_rounds(tmp_path):
     folder = tmp_path / "kept"

@@ -33,6 +33,7 @@ def joined(rank: int, library: Copies) -> EchoBackend:
     return backend
 
 
+@pytest.mark.slow
 def test_steps_and_messages_arrive():
     found = nccl_posts._rank(0, "cpu")
     assert found["wrong"] == []
@@ -43,6 +44,7 @@ def test_steps_and_messages_arrive():
     assert found["messages"] > 100
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(300)
 def test_check_ends_well_in_a_process_of_its_own():

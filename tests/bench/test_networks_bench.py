@@ -39,6 +39,7 @@ def test_sixty_networks_of_seven_libraries_in_every_layout():
         assert more.startswith(ONE_MORE)
 
 
+@pytest.mark.slow
 def test_line_that_makes_a_layout_again_makes_the_same_config():
     network = chosen(NetworksOptions(only="timm/swinv2"))[0]
     for keys in network.layouts.values():

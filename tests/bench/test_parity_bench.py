@@ -63,6 +63,7 @@ def test_the_same_seed_draws_the_same_rows():
     assert drawn(8, 3) != drawn(8, 4)
 
 
+@pytest.mark.slow
 def test_line_that_makes_a_row_again_makes_the_same_config():
     for settings, config in draw_rows(20, 0, lambda config: config):
         again = compose([*overrides(settings), "precision=fp64", "steps=3"])

@@ -25,6 +25,7 @@ def test_every_rank_has_a_line_and_the_row_is_named_once():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_tiles_are_measured_and_others_are_not():
     rows = line_up(

@@ -139,6 +139,7 @@ def test_missing_extra_is_named_with_its_remedy(monkeypatch):
         onnx_files.require_packages()
 
 
+@pytest.mark.slow
 def test_library_that_is_not_installed_is_a_row_with_the_remedy():
     missing = [name for name in onnx_files.PACKAGES if not onnx_files.util.find_spec(name)]
     if not missing:
@@ -326,6 +327,7 @@ def test_peer_that_cannot_run_answers_why():
     assert "KeyError" in peer.facts["not_run"]
 
 
+@pytest.mark.slow
 def test_peer_that_is_killed_in_a_round_is_a_row_with_the_reason(tmp_path, capfd):
     config = PrecisionCase("resnet50", 32, 1).config("fp32", {}, "", "")
     np.save(tmp_path / onnx_files.IMAGES, whole_batch(config)[0].contiguous().numpy())
@@ -373,6 +375,7 @@ def test_step_is_taken_apart():
     assert shown.rows == [{"row": "hires, 2 tiles fp32", "step ms": "2000.0", **parts}]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("trim", [False, True])
 def test_messages_of_tiles_are_timed_in_each_step(trim, tmp_path):

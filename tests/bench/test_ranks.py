@@ -58,6 +58,7 @@ def test_time_limit_is_kept(tmp_path):
     assert_gone(tmp_path)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_the_command(tmp_path, number):
     script = (

@@ -121,6 +121,7 @@ def test_every_plan_has_its_own_communicators(monkeypatch):
         use_channels(None)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_rows_compute_on_the_device_that_is_named():
     small = {"model": "preact_resnet11", "image": [32, 32], "batch": 2, "microbatches": 2}
@@ -133,6 +134,7 @@ def test_rows_compute_on_the_device_that_is_named():
     assert all(verdict.ok for verdict in verdicts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_shard_in_a_loop_computes_what_a_run_does():
     small = {"model": "preact_resnet11", "image": [32, 32], "batch": 2}

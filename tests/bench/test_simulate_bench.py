@@ -98,6 +98,7 @@ def test_every_published_ratio_of_the_half_precisions_has_a_row():
         assert row["precision"].upper() in row["what"]
 
 
+@pytest.mark.slow
 def test_device_infers_as_fast_as_the_thesis_measured():
     for precision, wanted in PUBLISHED_IMG_PER_S.items():
         plan = thesis.calibration_plan(precision)
@@ -113,6 +114,7 @@ def test_every_row_states_its_reading():
             assert hypothesis["says"]
 
 
+@pytest.mark.slow
 def test_default_cut_of_mpi4dl_is_by_modules():
     # 38 modules in 5 stages, 24 in 2: int(38 / 5) and 24 / 2 each, and the rest for the last.
     for network, stages, expected in (("resnet", 5, [7, 7, 7, 7, 10]), ("amoebanet", 2, [12, 12])):

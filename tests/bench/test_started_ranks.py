@@ -61,6 +61,7 @@ def test_failed_start_on_other_machines_names_them(tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_ranks_of_torchrun_measure_gloo():
     rows = [*stream_started_ranks("torchrun", f"{JOBS}:raw_libraries", 2, PATIENCE_S, False)]
@@ -77,6 +78,7 @@ def test_raw_mpi_is_right_through_mpi4py_and_from_c(mpi):
     assert {row["operation"] for row in rows if row["blocking"]} >= {*MESSAGES}
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_rank_that_fails_is_named_and_no_other_stays():
     with pytest.raises(RunError, match="rank 1 failed: CommError: rank of no use"):

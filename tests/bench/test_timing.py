@@ -53,6 +53,7 @@ def test_only_the_step_lies_between_barrier_and_tidying(seen):
     assert samples["a"].cpu_s[0] >= 0
 
 
+@pytest.mark.slow
 def test_every_round_runs_all_contestants_once_in_an_order_of_its_own(seen):
     runners = {name: Recorder(name, seen) for name in "abcdef"}
     assert len(list(race(runners, 6, 0, ALONE))) == 6
@@ -62,6 +63,7 @@ def test_every_round_runs_all_contestants_once_in_an_order_of_its_own(seen):
     assert len(set(rounds)) > 1
 
 
+@pytest.mark.slow
 def test_warmup_is_not_counted(seen):
     *_, samples = race({"a": Recorder("a", seen)}, 2, 3, ALONE)
     assert seen.count("step a") == 5

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_scales_are_those_of_the_weights_that_a_checkpoint_gives(hires):
     # They were those of the first weights of the seed.

@@ -134,6 +134,7 @@ def test_requests_of_a_cancel_that_failed_are_named_or_taken_back(hires, tmp_pat
     assert not requests[0].exists()
 
 
+@pytest.mark.slow
 def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires):
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "HIRES_FAKE_RANKS": '{"0": "hang"}'}
     words = ["model=preact_resnet", "model.n=1", "image=32", "batch=4", "steps=3", "seed=0,1,2"]

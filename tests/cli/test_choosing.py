@@ -116,6 +116,7 @@ def test_layout_beside_auto_is_refused():
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -167,6 +168,7 @@ def test_repeated_search_is_that_of_before(hires, monkeypatch):
     assert not other["kept"]
 
 
+@pytest.mark.slow
 def test_search_in_vain_is_that_of_before(hires, monkeypatch):
     monkeypatch.setenv("HIRES_CACHE", "on")
     words = (*SMALL, "ranks=2", "seed=78", "memory.limit=1MiB")

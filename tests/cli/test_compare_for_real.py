@@ -28,6 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_attempt_is_in_the_index_and_lists_need_no_folder(runs):
     lines = [
         json.loads(line) for line in (runs / "results" / run_index.FILE).read_text().splitlines()

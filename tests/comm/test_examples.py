@@ -51,6 +51,7 @@ def test_examples_of_the_thesis_run_under_a_plain_mpirun(
     assert [ended.stdout.count(line) for line in lines] == [1, 1], ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_one_backend_runs_with_the_variables_of_torchrun(tmp_path: Path):
     script = tmp_path / "example.py"

@@ -69,6 +69,7 @@ FAMILIES = ("dp", "lp", "sp grid", "sp+pp dp", "two grids", "local_dp", "sp+gems
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in FAMILIES]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_rank_logs_the_calls_and_bytes_of_its_plan(name):
     config = config_of(batch=8, parallel={"name": name, **LAYOUTS[name]})

@@ -12,6 +12,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import make
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(("num_ranks", "members"), [(3, None), (3, [0, 2])])
 def test_every_operation_and_type_is_right_over_gloo(num_ranks: int, members: list[int] | None):

@@ -59,6 +59,7 @@ def over_mpi(mpi: str, backends: str, table: str) -> dict[str, str]:
     return {name: "".join(answer[name] for answer in answers) for name in USUAL}
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", USUAL)
 def test_script_is_bit_equal_to_gloo(name: str):
     assert not over_gloo(USUAL)[name]

@@ -70,6 +70,7 @@ def test_shares_of_a_sum_cover_every_number_once(sizes: list[int], num_ranks: in
     assert all(count == 1 for tensor in seen for count in tensor)
 
 
+@pytest.mark.slow
 def test_silent_peer_is_named_within_the_timeout():
     told, _ = run_ranks(silent_peer, 2)
     assert "a receive from rank 1" in told

@@ -91,6 +91,7 @@ def torchrun(text: str, environ: dict[str, str], folder: Path) -> subprocess.Com
     )
 
 
+@pytest.mark.slow
 def test_script_of_the_docs_runs_under_torchrun(installed: dict[str, str], tmp_path: Path):
     done = torchrun(script_of_the_docs(), installed, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -98,6 +99,7 @@ def test_script_of_the_docs_runs_under_torchrun(installed: dict[str, str], tmp_p
     assert "failed to bind" not in done.stderr
 
 
+@pytest.mark.slow
 def test_worlds_one_after_the_other_meet_at_the_store_of_torchrun(
     installed: dict[str, str], tmp_path: Path
 ):
@@ -108,6 +110,7 @@ def test_worlds_one_after_the_other_meet_at_the_store_of_torchrun(
     assert done.stdout.count("world 2 [2.0, 2.0, 2.0]") == 2
 
 
+@pytest.mark.slow
 def test_rank_that_dies_is_an_error_of_torch_on_the_others(
     installed: dict[str, str], tmp_path: Path
 ):
@@ -117,6 +120,7 @@ def test_rank_that_dies_is_an_error_of_torch_on_the_others(
     assert "CAUGHT an all-reduce among ranks [0, 1]" in done.stdout or "SIGTERM" in done.stderr
 
 
+@pytest.mark.slow
 def test_script_may_end_with_messages_under_way(installed: dict[str, str], tmp_path: Path):
     done = torchrun(LAZY, installed, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -73,6 +73,7 @@ def alone(config):
     return from_dict(values)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_every_layout_finds_the_scales_of_one_process(tmp_path):
     pairs, worlds, singles = [], {1: [], 2: [], 4: []}, {}
@@ -145,6 +146,7 @@ def test_layers_kept_in_float_need_no_finite_values(tmp_path):
     assert found.noise.keys() == found.values.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_layers_stay_in_float_until_the_output_keeps_its_bound(tmp_path):
     paths = {}

@@ -46,6 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_stopped_run_goes_on_with_the_very_same_losses(layout, tmp_path):
     whole = make(tmp_path / "whole", **FP32, **LAYOUTS[layout])
@@ -218,6 +219,7 @@ CRASHES = {"write": 2, "name": 2, "named": 4, "remove": 4}
 """Where a rank dies in the second save -> the step at which the run goes on."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("where", "begin"), CRASHES.items())
 def test_crash_at_any_moment_of_a_save_leaves_a_whole_checkpoint(where, begin, tmp_path):
     saved = {"parallel": {"stages": 2}, "checkpoint": {"every": 2, "keep": 1}}

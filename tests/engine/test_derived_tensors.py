@@ -41,6 +41,7 @@ def outputs(config: RunConfig) -> list[Tensor]:
     return [made[key] for key in sorted(made)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_networks_are_the_same_fused_and_not(seed: int):
     config = inference(seed)

@@ -53,6 +53,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_layouts_equal_one_process_on_the_simulated_device(tmp_path: Path):
     errors = errors_of(tmp_path, {name: {"batch": 4, **keys} for name, keys in LAYOUTS.items()})
@@ -74,6 +75,7 @@ def test_all_layouts_equal_one_process_on_the_simulated_device(tmp_path: Path):
     assert max(errors.values()) < 1e-10, errors
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_path: Path):

@@ -51,6 +51,7 @@ def test_means_are_those_of_one_process(layout, update, tmp_path: Path):
     assert held.keys() == find_weights(str(run)).shapes().keys()  # also buffers
 
 
+@pytest.mark.slow
 def test_means_resume_bit_for_bit_and_begin_where_a_run_had_none(tmp_path: Path):
     keys: dict[str, Any] = {"precision": {"name": "fp32"}, "parallel": {"replicas": 2}}
     saving = {"checkpoint": {"every": 8}}

@@ -140,6 +140,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.dist
 @pytest.mark.parametrize("size", LAYOUTS)
 def test_every_layout_counts_what_plain_torch_counts(size):

@@ -130,6 +130,7 @@ def test_nothing_is_left_behind(single):
     assert torch.zeros(1).sum().item() == 0  # a real tensor again
 
 
+@pytest.mark.slow
 def test_process_answers_graph_memory_and_errors():
     config = config_of(image=32)
     plan = plan_of(config)
@@ -154,6 +155,7 @@ def test_process_answers_graph_memory_and_errors():
     assert error["error"]["type"] == "PlanError"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     "keys",
@@ -247,6 +249,7 @@ def test_start_of_a_quantised_network_holds_its_float_weights(tmp_path):
     assert unfused.start_bytes < unfused.device_bytes  # nothing is computed from weights
 
 
+@pytest.mark.slow
 def test_8_bit_kernels_of_each_shape_count_once(tmp_path, monkeypatch):
     # A step of 32 pixels was predicted 18 to 24 % too low: the code of kernels is most of it.
     model, infer = {"depth": 18, "classes": 10}, {"task": {"name": "infer"}, "image": 64}
@@ -281,6 +284,7 @@ def test_a_calibration_keeps_histograms_and_exact_weights():
     assert 0.9 * weights < choosing.peak_bytes - counting.peak_bytes < 2.1 * weights
 
 
+@pytest.mark.slow
 def test_prediction_touches_no_memory_of_the_parameters():
     # The optimiser's kernel, unknown to FakeTensorMode, once ran on real zeros: three times the
     # parameters, 22 GiB for a large network.
@@ -305,6 +309,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 64 * 1024  # KiB; the parameter alone has a GiB
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_rehearsal_computes_nothing_on_real_memory(precision, monkeypatch):
     # torch has no shape function for the statistics of a norm: 21 GiB of real zeros were summed up.

@@ -26,6 +26,7 @@ cat "$disk"/*/*/a0/events.jsonl "$disk"/*/*/a0/logs/rank0001.log
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("room", "whole"), ROOM.items())
 def test_full_disk_ends_the_save_and_neither_the_run_nor_the_checkpoint_before(
     tmp_path, room, whole

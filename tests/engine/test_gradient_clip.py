@@ -32,6 +32,7 @@ def norms(run: Path) -> dict[int, list[float | None]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layout", "update"), CASES, ids=ids)
 def test_clipped_training_equals_that_of_torch(layout, update, tmp_path: Path):
     keys = {"optimizer": {"clip_norm": 0.7, "lr": 0.05, **update}, "steps": 4}

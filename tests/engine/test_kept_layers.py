@@ -61,6 +61,7 @@ def chosen(folder, auto, layouts, keep=()):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
     """Layers that were rounded one by one kept the bound, and the network did not."""

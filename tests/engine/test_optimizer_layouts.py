@@ -43,6 +43,7 @@ def ids(case: Any) -> str:
     return case if isinstance(case, str) else case.get("exchange", "whole")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layout", "name", "update"), CASES, ids=ids)
 def test_training_equals_that_of_torch(layout, name, update, tmp_path: Path):
     # eps far above what noise in a gradient of 0 may be: Adam divides a gradient by its own size,
@@ -73,6 +74,7 @@ def test_step_of_adam_is_verified(tmp_path: Path):
     assert answer["errors"]["parameters"] < 1e-10
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("update", [{}, {"shard": True, "exchange": "scatter"}], ids=ids)
 def test_adam_resumes_bit_for_bit(update, tmp_path: Path):
     keys: dict[str, Any] = {

@@ -68,6 +68,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("size", LAYOUTS)
 def test_every_layout_writes_the_classes_of_plain_torch(tmp_path, size):
@@ -215,6 +216,7 @@ def zarr_of(path):
     return ZarrFolder(path, shape, map_chunks(shape, "CYX"), np.float32).read((slice(None),) * 3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("ends", "form"), [("killed", "tiff"), ("preempted", "ome-tiff"), ("killed", "zarr")]

@@ -31,6 +31,7 @@ from tests.helpers.ranks import run_ranks
 NET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("weights", "linear", "most"),

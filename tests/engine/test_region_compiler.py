@@ -58,6 +58,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_step_is_that_of_one_process(tmp_path):
     made = verified(tmp_path, parallel={"microbatches": 2}, **TINY)
@@ -122,6 +123,7 @@ def test_triton_compiler_is_the_one_that_cc_names(monkeypatch):
     assert "no C compiler (no-such-cc)" in (compilers.missing("cuda") or "")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_run_compiles_before_its_first_step(tmp_path):
     path = saved.make(tmp_path, steps=3, parallel={"microbatches": 2}, **TINY)

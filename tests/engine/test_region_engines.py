@@ -63,6 +63,7 @@ def test_engines_compute_what_their_regions_do(tmp_path, name):
     assert (tmp_path / "verify.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_stages_in_8_bits_are_engines_with_explicit_roundings(tmp_path):
     torch.manual_seed(2)

@@ -48,6 +48,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_numbers_are_those_of_the_metrics(tmp_path, name):

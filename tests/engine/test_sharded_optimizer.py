@@ -37,6 +37,7 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("update", "comm"), WAYS, ids=["broadcast", "shares", "buffers"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_divided_update_equals_one_process(layout, update, comm, tmp_path: Path):
@@ -45,6 +46,7 @@ def test_divided_update_equals_one_process(layout, update, comm, tmp_path: Path)
     assert answer["max_rel_err"] < 1e-10
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
     # Shares of a sum are added in the order of ranks, however they are divided.
@@ -61,6 +63,7 @@ def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
         assert all(saved[0][name].equal(other[name]) for name in saved[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("update", [SHARD, SCATTER], ids=["broadcast", "scatter"])
 def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(update, tmp_path: Path):
     keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "optimizer": update}
@@ -77,6 +80,7 @@ def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(update, tmp_path
     assert losses(stopped, 0, 1) == losses(whole, 0)
 
 
+@pytest.mark.slow
 def test_divided_state_resumes_in_any_layout(tmp_path: Path):
     two = {"microbatches": 2}
     whole = make(tmp_path / "whole", parallel=two)
@@ -97,6 +101,7 @@ def test_divided_state_resumes_in_any_layout(tmp_path: Path):
     assert found == pytest.approx(mean_losses(whole, 0), rel=1e-10)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("comm", [{}, {"shared_memory": False}], ids=["shares", "buffers"])
 def test_gradients_are_scattered_in_a_type_of_messages(comm, tmp_path: Path):
     keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "comm": {"dtype": "bf16", **comm}}

@@ -41,6 +41,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("name", CASES)
 def test_module_on_tiles_trains_as_the_plain_one(name):
@@ -65,6 +66,7 @@ def test_autocast_is_that_of_the_loop():
         assert found["parameter"] < 1e-2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("order", "freezes"), [("joint", False), ("same", False), ("reverse", False), ("joint", True)]

@@ -25,6 +25,7 @@ LAYOUTS = {
 SIZES = [1, 2, 2, 3, 2, 2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.dist
 @pytest.mark.parametrize(("name", "size"), [*zip(LAYOUTS, SIZES, strict=True)])
 def test_steps_are_those_of_plain_torch(name, size):
@@ -77,6 +78,7 @@ def test_wrong_calls_are_answered_with_the_remedy():
             assert wanted in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("loss", ["cross_entropy", "dice", "bce"])
 def test_targets_that_a_loss_cannot_compare_are_named(loss):

@@ -244,6 +244,7 @@ class Normal(nn.Module):
         return y.view(x.size(0), x.size(2), x.size(3), -1).permute(0, 3, 1, 2)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     "net",
     [
@@ -332,6 +333,7 @@ def test_networks_of_hires_are_their_graphs():
         assert checked(model, shape=[2, 3, 32, 24]) == ""
 
 
+@pytest.mark.slow
 def test_front_end_hears_of_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = ModelConfig("custom", target=f"{__name__}:straight", classes=5)

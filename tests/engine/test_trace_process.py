@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hires.core.config.loss_config import LossConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
@@ -36,6 +38,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_nothing_that_a_network_prints_spoils_theanswer(tmp_path):
     # What was printed by way of sys.__stdout__, in C or at exit came before and after the graph.
     (tmp_path / "noisy.py").write_text(NOISY)

@@ -70,6 +70,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_evaluations_are_those_of_plain_torch_and_change_no_step(tmp_path, name):
@@ -259,6 +260,7 @@ def test_stages_hold_the_layers_of_the_training(tmp_path):
         assert stage.num_layers == other.num_layers
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("parallel", [{}, {"tiles": [2, 1], "replicas": 2}])
 def test_running_means_are_evaluated_and_left_alone(tmp_path, parallel):

@@ -29,6 +29,7 @@ def trained(path, **keys):
     return path, state
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.dist
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 @pytest.mark.parametrize("task", ["train", "infer"])

@@ -91,6 +91,7 @@ def states(result):
     return [(end.attempt, end.state) for end in result.ends]
 
 
+@pytest.mark.slow
 def test_all_run_in_order_and_are_recorded(make):
     tasks, watcher = [make(seed) for seed in (3, 1, 2)], Watcher()
     result = run(tasks, watcher)
@@ -123,6 +124,7 @@ def test_failed_one_does_not_stop_the_others(make, monkeypatch):
     assert "exited with code 1" in result.ends[1].cause
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("facts", "limits", "most"),
     [

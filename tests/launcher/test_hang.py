@@ -78,6 +78,7 @@ def stop_rank_1(run: RunDir) -> None:
     threading.Thread(target=stop, daemon=True).start()
 
 
+@pytest.mark.slow
 def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
     stop_rank_1(run)
     outcome = local_launcher.launch(run, run.attempt)
@@ -94,6 +95,7 @@ def test_stopped_rank_is_named_with_the_message_that_is_missing(run):
     assert not alive(rank_pids(run))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "run",
     ["torchrun", pytest.param("mpirun", marks=[pytest.mark.mpi, needs_mpirun])],
@@ -108,6 +110,7 @@ def test_stopped_rank_that_one_command_started_is_named_too(run):
     assert not alive(rank_pids(run))
 
 
+@pytest.mark.slow
 def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(run, monkeypatch):
     monkeypatch.setenv("SLEEPY", "0")
     outcome = local_launcher.launch(run, run.attempt, module="tests.helpers.sleepy_rank")
@@ -120,6 +123,7 @@ def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(run, 
     assert not alive(rank_pids(run))
 
 
+@pytest.mark.slow
 def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
     monkeypatch.setenv("SLEEPY", "0")
     config = replace(records.read_config(run), parallel=ParallelConfig(), campaign="alone")
@@ -130,6 +134,7 @@ def test_one_rank_that_sleeps_alone_is_found_too(run, monkeypatch, tmp_path):
     assert events(alone, "rank_stuck")[0]["action"] == "B0"
 
 
+@pytest.mark.slow
 def test_save_that_takes_longer_than_the_timeout_is_no_hang(run, monkeypatch):
     monkeypatch.setenv("SLOW_S", "5")
     config = records.read_config(run)

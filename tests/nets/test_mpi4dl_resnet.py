@@ -102,6 +102,7 @@ def test_image_without_a_window_is_refused():
         network(1, (28, 64), head="flatten")
 
 
+@pytest.mark.slow
 def test_operations_are_five_times_those_of_the_other_family():
     # 110.6 GFLOP for an image of 256x256, which is what makes the thesis's speeds plausible.
     flops = {

@@ -226,6 +226,7 @@ def test_tiles_drop_the_same_weights_of_attention():
     check_tiles(Net(along_rows), (2, 4, 9, 7), (2, 1), (3, 1))
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", DROPS)
 def test_tiles_draw_what_one_process_draws(name: str):
     # Recurrent layers draw between their layers.

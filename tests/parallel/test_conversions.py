@@ -38,6 +38,7 @@ def check(folder: Path, dense: bool = False, **keys: Any) -> None:
     assert answer["ok"], answer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_gathered_values_equal_one_process(name: str, tmp_path: Path):
     check(tmp_path, batch=4, parallel=LAYOUTS[name])

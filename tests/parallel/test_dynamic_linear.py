@@ -145,6 +145,7 @@ def test_what_has_no_rule_stays_in_float_with_the_reason():
     assert not quantised(graph, {}, {}, linear="dynamic").kept
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_every_layout_has_the_bits_of_one_process(tmp_path, ranks):

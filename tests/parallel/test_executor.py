@@ -38,6 +38,7 @@ def test_what_is_computed_again_is_said_again_as_the_plan_says(checkpoint: str):
     check(parallel, {"checkpoint": checkpoint})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_ranks_communicate_and_wait_as_the_plan_says(parallel: dict[str, Any]):
     check(parallel, {})

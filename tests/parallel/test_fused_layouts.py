@@ -23,6 +23,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_random_networks_in_layouts_of_two_ranks(tmp_path):
     layouts = []
     for seed, (name, parallel) in enumerate(3 * [*TWO_RANKS.items()]):
@@ -35,6 +36,7 @@ def test_random_networks_in_layouts_of_two_ranks(tmp_path):
     assert max(errors.values()) < 1e-10, errors
 
 
+@pytest.mark.slow
 def test_equal_values_that_are_shared_in_layouts_of_two_ranks(tmp_path):
     model = {"name": "amoebanet", "layers": 3, "filters": 8, "classes": 4}
     layouts = []

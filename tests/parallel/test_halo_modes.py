@@ -29,12 +29,14 @@ def check(folder: Path, tiles: list[int], halo: dict[str, Any], **keys: Any) -> 
     assert answer["max_rel_err"] < 1e-10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("net", [ZOO, BASIC], ids=["zoo", "resnet"])
 @pytest.mark.parametrize("tiles", [[2, 1], [1, 3], [2, 2]])
 def test_interior_while_the_halo_travels(net: dict[str, Any], tiles: list[int], tmp_path: Path):
     check(tmp_path, tiles, {"overlap": "on"}, **net)
 
 
+@pytest.mark.slow
 def test_interior_of_tiles_with_eight_neighbours(tmp_path: Path):
     check(tmp_path, [3, 3], {"overlap": "on"}, **{**BASIC, "image": [61, 67]})
 
@@ -48,6 +50,7 @@ def test_branches_that_share_their_halo(tiles: list[int], overlap: str, tmp_path
     check(tmp_path, tiles, {"overlap": overlap}, **CELLS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("net", [ZOO, BASIC, CELLS], ids=["zoo", "resnet", "cells"])
 @pytest.mark.parametrize(
     ("tiles", "fuse", "overlap"),
@@ -63,6 +66,7 @@ def test_fused_layers_of_tiles_with_eight_neighbours(tmp_path: Path):
     check(tmp_path, [3, 3], {"fuse": 3, "overlap": "on"}, **{**BASIC, "image": [67, 71]})
 
 
+@pytest.mark.slow
 def test_fused_bottlenecks_and_preactivated_blocks(tmp_path: Path):
     bottlenecks = {"model": {**SLIM, "args": {"depth": 50}}, "image": [75, 61]}
     check(tmp_path, [2, 1], {"fuse": 3}, **bottlenecks)

@@ -95,6 +95,7 @@ REDUCTIONS: dict[str, Forward] = {
 }
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("ties", [False, True])
 def test_reductions_over_the_image(name: str, ties: bool):
@@ -136,6 +137,7 @@ DIMS: dict[str, tuple[Forward, tuple[int, int]]] = {
 }
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", ALONG)
 @pytest.mark.parametrize("dims", DIMS)
 @pytest.mark.parametrize("ties", [False, True])

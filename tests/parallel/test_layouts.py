@@ -82,11 +82,13 @@ LAYOUTS |= {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_equals_one_process(name: str, tmp_path: Path):
     check(tmp_path, batch=8, parallel={"name": name, **LAYOUTS[name]})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tiles", [[3, 1], [1, 3], [2, 2]])
 def test_stride_32_network_on_uneven_tiles_that_run_empty(tiles: list[int], tmp_path: Path):
     # 75x61 becomes 3x2 at the end: with three columns one tile holds nothing there.
@@ -94,6 +96,7 @@ def test_stride_32_network_on_uneven_tiles_that_run_empty(tiles: list[int], tmp_
     check(tmp_path, image=[75, 61], model=model, parallel={"name": "sp", "tiles": tiles})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tiles", [[2, 1], [1, 3], [2, 2]])
 @pytest.mark.parametrize("dense", [False, True])
 def test_network_with_every_rule(tiles: list[int], dense: bool, tmp_path: Path):
@@ -142,6 +145,7 @@ CHECKPOINTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CHECKPOINTED)
 @pytest.mark.parametrize("checkpoint", ["stage", "block"])
 def test_recomputation_changes_nothing(name: str, checkpoint: str, tmp_path: Path):
@@ -164,6 +168,7 @@ def test_halo_taller_than_the_tile_is_borrowed_from_beyond_the_neighbour(tmp_pat
     check(tmp_path, image=[19, 22], model=ZOO, data=ZOO_DATA, parallel={"tiles": [4, 1]})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("parallel", [{"replicas": 2, "microbatches": 2}, {"tiles": [2, 1]}])
 @pytest.mark.parametrize("gradients", ["early", "late"])
 def test_large_gradients_that_travel_alone(
@@ -184,6 +189,7 @@ def test_tiles_without_shared_memory(tmp_path: Path):
 TEXTURED = {"name": "custom", "target": "tests.helpers.custom_nets:textured"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("parallel", "keys"),
     [

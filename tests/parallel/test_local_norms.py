@@ -41,6 +41,7 @@ def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
     return y * weight[:, None, None] + bias[:, None, None]
 
 
+@pytest.mark.slow
 def test_group_norm_of_images_does_not_end_the_process():
     command = [sys.executable, "-c", GROUP_NORM]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

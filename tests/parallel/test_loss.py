@@ -59,6 +59,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("net", "loss", "layout"),

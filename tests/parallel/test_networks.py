@@ -63,6 +63,7 @@ FAST = [
 """Every network and every layout once; the other combinations are slow together."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("network", "layout"), FAST)
 def test_network_equals_one_process(network: str, layout: str, tmp_path: Path):
     check(tmp_path, parallel=LAYOUTS[layout], **{"image": [37, 41], **NETWORKS[network]})

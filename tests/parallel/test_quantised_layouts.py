@@ -53,6 +53,7 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_outputs_have_the_bits_of_one_process(tmp_path, ranks):
     errors = errors_of(tmp_path, ranks, LAYOUTS[ranks])

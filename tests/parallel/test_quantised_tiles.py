@@ -27,6 +27,7 @@ NETS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled(4)
 @NETS
 def test_tiles_have_the_bits_of_one_process(name):
     net = small_quantised(name)

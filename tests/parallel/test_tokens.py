@@ -37,6 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_tokens_equal_one_process(name: str, tmp_path: Path):
     answer = verified(tmp_path, **LAYOUTS[name])

@@ -54,6 +54,7 @@ def test_values_of_one_word(word, values):
     assert points(word) == [[f"{key}={value}"] for value in values]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "text", ["/tmp/$(touch x)", "a;b", "`x`", "it's", "a\nb", 'say "hi"', "a)b", "tail\\'"]
 )

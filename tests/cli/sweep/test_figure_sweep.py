@@ -54,6 +54,7 @@ def test_every_published_figure_of_the_chapter_has_its_experiment():
     assert all(one.small for one in stored.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -85,6 +86,7 @@ def test_published_points_have_the_sizes_of_the_text(name, expected):
     assert precisions(measured) == precisions(published)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig2.6", "fig2.7", "fig2.8", "fig2.9", "fig2.11"])
 def test_one_gpu_beside_the_tiles_has_half_of_the_modules(name):
     for points in sweep_of(name, ON_CPU)[:2]:
@@ -98,6 +100,7 @@ def _graph(n: int) -> Graph:
     return trace_config(from_dict({"model": model, "image": 64, "batch": 1}))
 
 
+@pytest.mark.slow
 def test_size_is_chosen_by_the_gpus_that_there_are(monkeypatch):
     monkeypatch.setattr("hires.plan.hardware.gpus.visible_gpus", lambda gpus=None: ["0"] * 4)
     gpus = ("device=cuda", "cluster.gpus=4")
@@ -110,6 +113,7 @@ def test_size_is_chosen_by_the_gpus_that_there_are(monkeypatch):
     assert "model.n=1 image=256" in made.figure.setting
 
 
+@pytest.mark.slow
 def test_size_can_be_chosen():
     assert sizes(sweep_of("fig2.6", ON_CPU, size=PUBLISHED)[1]) == {(4096, 1, "sp+lp", 5)}
     assert "--size small was chosen" in sweep_of("fig2.6", size=SMALL)[2].figure.setting

@@ -86,6 +86,7 @@ def table_2_2(*typed):
     return points, before
 
 
+@pytest.mark.slow
 def test_table_2_2_trains_once_for_each_data_set():
     points, before = table_2_2()
     assert len(points.listed) == 5 * len(before.listed) == 15
@@ -97,6 +98,7 @@ def test_table_2_2_trains_once_for_each_data_set():
     assert {point.config.data.split for point in points.listed} == {"validation"}
 
 
+@pytest.mark.slow
 def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
     points, _ = table_2_2()
     quantised = [one for one in points.listed if one.config.precision.name == "int8"]
@@ -113,6 +115,7 @@ def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
         assert calibrated.isdisjoint(evaluated)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("data", ["cifar10", "folder"])
 def test_table_2_2_takes_data_of_a_local_path(tmp_path, data):
     if data == "cifar10":
@@ -129,6 +132,7 @@ def test_table_2_2_takes_data_of_a_local_path(tmp_path, data):
     assert len(open_data(calibration_of(last.config, last.words))) == 300
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

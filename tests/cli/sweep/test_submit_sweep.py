@@ -70,6 +70,7 @@ def test_points_that_want_the_same_are_one_array(hires, cluster):
     assert cluster() == [f"--parsable|{Path.cwd()}/results/default/arrays/0/job.sbatch|"]
 
 
+@pytest.mark.slow
 def test_points_wait_for_the_runs_before_them(hires, cluster):
     first = ("task=train", "precision=fp32", "checkpoint.every=3")
     flags = [word for one in first for word in ("--first", one)]
@@ -172,6 +173,7 @@ def test_refused_array_does_not_stop_the_others(hires, cluster):
     assert (refused["state"], refused["reason"]) == ("failed", "launch")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

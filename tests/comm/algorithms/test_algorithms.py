@@ -11,6 +11,7 @@ from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize("nodes", [[2, 1], [1, 3]], ids=str)
 def test_every_algorithm_is_the_plain_operation(nodes: list[int]):

@@ -124,6 +124,7 @@ time.sleep(0.2)  # the threads are in the library
 """
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_process_ends_well_while_threads_wait_in_the_library():
     with ports.reserve(0) as port:

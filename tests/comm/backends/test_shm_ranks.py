@@ -21,6 +21,7 @@ def test_messages_of_every_type_arrive_over_three_backends_at_once():
     assert run_ranks(api_jobs.messages, 2, ["cma", "shm", "gloo"]) == [[], []]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["shm", "cma"])
 def test_rank_that_was_killed_ends_the_waits_of_the_others_and_leaves_no_file(backend: str):
     before = {*Path("/dev/shm").glob("hires-*")}

@@ -76,6 +76,7 @@ def test_crash_names_its_signal(fake_world, launch):
     assert launch(fake_world("hang", "segv")).cause == "rank 1 was killed by SIGSEGV"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stubborn", ["hang", "deaf", "stopped"])
 def test_all_ranks_are_gone_within_five_seconds(fake_world, launch, stubborn):
     run = fake_world(stubborn, "hang", "hang")

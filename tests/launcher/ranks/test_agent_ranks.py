@@ -68,6 +68,7 @@ def test_all_ranks_done_leaves_record_and_exit(fake_world, launch, keys):
     assert not (run.attempt_dir / "line.json").exists()
 
 
+@pytest.mark.slow
 @each
 def test_first_failing_rank_is_named_and_the_others_are_stopped(fake_world, launch, keys):
     outcome = launch(fake_world("hang", "raise", "deaf", **keys))
@@ -106,6 +107,7 @@ def test_request_to_make_way_reaches_every_rank(fake_world, launch, keys):
     assert outcome.exit_codes == {0: 75, 1: 75}
 
 
+@pytest.mark.slow
 @each
 def test_port_that_is_taken_meanwhile_is_changed(fake_world, launch, keys):
     run = fake_world("port 1", "port 1", **keys)

@@ -169,6 +169,7 @@ def test_repeats_go_on_when_the_job_starts_again_and_stop_after_a_failure(submit
     assert (code, ends(runs)) == (1, [["done", "failed"]])
 
 
+@pytest.mark.slow
 def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
     runs = submitted(3, pack=3)
@@ -260,6 +261,7 @@ def test_run_that_was_cancelled_before_its_turn_keeps_no_job_in_the_queue(submit
     assert not (cluster / "words").exists()
 
 
+@pytest.mark.slow
 def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted, cluster):
     runs = submitted(3, pack=3)
     folder = runs[0].parent / "arrays" / "0"
@@ -344,6 +346,7 @@ def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluste
     assert ends(runs) == [["cancelled"], ["preempted"]]
 
 
+@pytest.mark.slow
 def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(submitted, cluster):
     runs = submitted(3, pack=3)
     folder = runs[0].parent / "arrays" / "0"
