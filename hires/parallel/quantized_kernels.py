@@ -7,6 +7,7 @@ image: so every element has the same bits on every grid. Sums of products are ex
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,8 @@ from hires.quant.int8_kernels import (
 from hires.quant.row_scales import multiply_rows
 
 Args = dict[str, Any]
+BLOCK, WHOLE = 2**18, 2**20
+"""Numbers of a map that are computed at once, and of one that is not taken apart."""
 CONVOLUTION, BY_ROWS = "convolution", "rows"
 """Kernels of a convolution, as choices of them are kept."""
 
@@ -277,11 +280,37 @@ def phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list
 
 @WINDOW_KERNELS.register("q_avg_pool2d")
 def _avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
-    size, stride = args["kernel_size"], args["stride"] or None
-    real = x.float() - args["zero_point"]
-    total = F.avg_pool2d(real, size, stride, w.padding, args["ceil_mode"], divisor_override=1)
-    mean = total / pool_divisors(w, args, total)
-    return nearest_numbers(mean * args["factor"], args["offset"], args["low"], args["high"])
+    size, step = pair(args["kernel_size"]), pair(args["stride"] or args["kernel_size"])
+    rows, cols = w.out[1] - w.out[0], w.out[3] - w.out[2]
+    (count, channels, height, width), (above, left) = x.shape, w.padding
+    right = (cols - 1) * step[1] + size[1] - left - width
+    divisors = pool_divisors(w, args, x.new_empty(0, dtype=torch.float32))
+    shape = (count, channels, rows, cols)
+    made = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
+    images, some = _block(count, rows, channels * max(width * step[0], cols))
+    for first, row in itertools.product(range(0, count, images), range(0, rows, some)):
+        end = min(row + some, rows)
+        # Rows of x that these rows of the result read, some of them beyond its edges.
+        top, bottom = row * step[0] - above, (end - 1) * step[0] + size[0] - above
+        low, high = max(top, 0), min(bottom, height)
+        real = x[first : first + images, :, low:high].float().sub_(args["zero_point"])
+        real = F.pad(real, [left, right, low - top, bottom - high])
+        total = F.avg_pool2d(real, size, step, divisor_override=1)
+        mean = total.div_(divisors[row:end] if isinstance(divisors, Tensor) else divisors)
+        made[first : first + images, :, row:end] = nearest_numbers(
+            mean.mul_(args["factor"]), args["offset"], args["low"], args["high"]
+        )
+    return made
+
+
+def _block(count: int, rows: int, row: int) -> tuple[int, int]:
+    """Returns how many images, and rows of each, are computed at once: what caches hold.
+
+    ``row`` is the numbers of a row. Nine passes over a large map in memory take most of the time.
+    """
+    if count * rows * row <= WHOLE or torch.compiler.is_compiling():
+        return count, rows
+    return max(1, BLOCK // (rows * row)), min(rows, max(1, BLOCK // row))
 
 
 @WINDOW_KERNELS.register("q_interpolate")

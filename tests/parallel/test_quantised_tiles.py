@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hires.bench.precision_inputs import set_statistics
 from hires.core.config.model_config import ModelConfig
 from hires.nets.build_network import build_model, materialise
 from hires.parallel import quantized_kernels
+from hires.plan.operators.windows import pair
 from hires.plan.passes.share_equal_values import share_in_stages
 from hires.quant import int8_kernels
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
@@ -158,6 +160,54 @@ def test_processors_that_saturate_have_the_same_bits(monkeypatch, name):
     monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
     with warnings.catch_warnings():
         assert torch.equal(net.output(), whole)
+
+
+@pytest.mark.parametrize("block", [1, 50, 300])
+def test_average_pools_in_blocks_have_the_same_bits(monkeypatch, block):
+    pooled = [n for n in set(SIZES) - {SLOW} if "q_avg_pool2d" in small_quantised(n).kinds]
+    assert pooled
+    for name in pooled:
+        net = small_quantised(name)
+        whole = net.output()
+        monkeypatch.setattr(quantized_kernels, "WHOLE", 0)
+        monkeypatch.setattr(quantized_kernels, "BLOCK", block)
+        assert torch.equal(net.output(), whole)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("block", [40, 2**18])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "ceil", "pads", "divisor"),
+    [
+        (3, 1, 1, False, False, None),
+        (3, 2, 1, True, False, None),
+        ([2, 3], [2, 1], [1, 0], False, True, None),
+        (2, None, 0, True, True, 5),
+    ],
+)
+def test_average_pool_is_the_rounded_one_of_real_numbers(
+    monkeypatch, kernel, stride, padding, ceil, pads, divisor, block
+):
+    monkeypatch.setattr(quantized_kernels, "WHOLE", 0)
+    monkeypatch.setattr(quantized_kernels, "BLOCK", block)
+    pool = torch.nn.AvgPool2d(kernel, stride, padding, ceil, pads, divisor)
+    x = torch.randint(0, 256, (3, 5, 9, 8), generator=torch.Generator().manual_seed(0))
+    expected = pool((x - 77.0).double()) * 0.5 + 12
+    args = {"kernel_size": kernel, "stride": stride, "ceil_mode": ceil, "zero_point": 77}
+    args |= {"count_include_pad": pads, "divisor_override": divisor, "factor": 0.5}
+    args |= {"offset": 12.0, "low": 0, "high": 255}
+    sizes = [9, 8]
+    axes = [
+        SimpleNamespace(stride=s, padding=p, kernel=k, size_in=size)
+        for s, p, k, size in zip(
+            pair(stride or kernel), pair(padding), pair(kernel), sizes, strict=True
+        )
+    ]
+    rows, cols = expected.shape[2:]
+    window = SimpleNamespace(axes=axes, out=(0, rows, 0, cols), padding=pair(padding))
+    made = quantized_kernels._avg_pool(window, x.to(torch.uint8), args)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert (made - expected.clamp(0, 255)).abs().max() <= 0.5 + 1e-4
 
 
 def test_nodes_that_are_kept_stay_in_float():
