@@ -17,6 +17,7 @@ def test_check_without_the_library_says_what_is_missing(monkeypatch, tmp_path):
         gpu_tensorrt.engines_of_layout(Runs(tmp_path, "cuda"), "pp", "fp16")
 
 
+@pytest.mark.slow
 def test_engines_of_8_bits_are_as_near_to_ours_as_these_to_float(tmp_path):
     runs = Runs(tmp_path, "cpu")
     small = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}, "image": 24}

@@ -322,6 +322,7 @@ def test_int8_case_names_its_scales():
     assert config.model.name == "unet"
 
 
+@pytest.mark.slow
 def test_peer_that_cannot_run_answers_why():
     peer = PeerProcess({"peer": "torch"})
     assert "KeyError" in peer.facts["not_run"]

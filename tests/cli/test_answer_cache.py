@@ -71,6 +71,7 @@ def test_edit_of_a_module_that_the_network_imports_is_never_stale(
     assert counted.count("tracing the network") == 2
 
 
+@pytest.mark.slow
 def test_edit_while_a_warm_process_waits_is_kept_with_its_trace(
     cache, counted, tmp_path, monkeypatch
 ):
@@ -107,6 +108,7 @@ def test_key_holds_what_decides_the_trace():
     assert key(seed=1, model=custom) != key(seed=2, model=custom)
 
 
+@pytest.mark.slow
 def test_files_that_torch_generates_are_no_source_of_a_network():
     # They lie in a temporary folder that goes with the process: no trace was ever the same.
     code = (
@@ -121,6 +123,7 @@ def test_files_that_torch_generates_are_no_source_of_a_network():
     assert json.loads(done.stdout) == [[], {}]
 
 
+@pytest.mark.slow
 def test_modules_of_a_hook_are_sources_only_of_a_network_that_imports_them(tmp_path):
     files = {
         "hook/sitecustomize.py": "import profile_hook, sizes, mine.early",

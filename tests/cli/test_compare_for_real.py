@@ -43,6 +43,7 @@ def test_every_attempt_is_in_the_index_and_lists_need_no_folder(runs):
     assert [row["campaign"] for row in kept] == ["after", "before"]
 
 
+@pytest.mark.slow
 def test_equal_losses_and_memory_are_equal_and_repeats_are_drawn(runs):
     told = json.loads(hires(runs, "compare", "before", "after", "--metric", "loss", "--json"))
     assert [point["status"] for point in told["points"]] == ["same", "same"]

@@ -229,6 +229,7 @@ def value_faults(path: Path) -> list[tuple[str, Cause]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_some_faults_of_every_file(whole):
     """Of the whole matrix, which is slow, one cell in forty: other ones for each file."""

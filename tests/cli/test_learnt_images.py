@@ -85,6 +85,7 @@ def test_folder_of_its_own_parts_is_divided_by_them(tmp_path, monkeypatch):
     assert "3 of the 3" in found(run, {**held, "split": "train"})[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_evaluation_plan_and_sweep_say_so(hires):
     net = "model=unet", "model.levels=2", "model.width=4", "model.channels=1", "image=16"

@@ -70,6 +70,7 @@ def gone(pid: int) -> bool:
     return provenance.state_of(pid) in (None, "Z")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("victim", "first_ends"),
     [

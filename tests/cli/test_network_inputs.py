@@ -85,6 +85,7 @@ def read_inputs() -> RunInputs:
     return replace(inputs, network=own)
 
 
+@pytest.mark.slow
 def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     first = inputs()
     assert {Path(one.path).name for one in first.network} == {
@@ -113,6 +114,7 @@ def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     assert run_path(CONFIG, before).name in names
 
 
+@pytest.mark.slow
 def test_kept_trace_tells_what_a_network_was_made_from_until_it_changes(
     inputs, tmp_path, monkeypatch
 ):

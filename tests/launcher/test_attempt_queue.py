@@ -106,6 +106,7 @@ def test_all_run_in_order_and_are_recorded(make):
         assert json.loads((task.path / "a0/exit.json").read_text())["state"] == "done"
 
 
+@pytest.mark.slow
 def test_repeated_run_keeps_every_record_and_never_runs_twice_at_once(make):
     task, watcher = make(0), Watcher()
     result = run([task] * 3, watcher, attempts=3)

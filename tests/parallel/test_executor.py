@@ -79,6 +79,7 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
     assert program.count("issue") == program.count("wait_issued") > 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("parallel", "kinds"),
     [

@@ -62,6 +62,7 @@ def test_one_exchange_for_several_layers(
     check(tmp_path, tiles, {"fuse": fuse, "overlap": overlap}, **net)
 
 
+@pytest.mark.slow
 def test_fused_layers_of_tiles_with_eight_neighbours(tmp_path: Path):
     check(tmp_path, [3, 3], {"fuse": 3, "overlap": "on"}, **{**BASIC, "image": [67, 71]})
 

@@ -64,6 +64,7 @@ def test_joint_norms_of_samples_equal_torch_in_tiles_of_every_form():
     check_tiles(SampleNorms((10, 11), maps=True), (2, 3, 10, 11), *grids, joint=True)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_joint_norms_of_a_cell_equal_one_process(tmp_path: Path):
     model = {"name": "amoebanet", "layers": 3, "filters": 8, "classes": 4}

@@ -153,6 +153,7 @@ def test_dry_run_predicts_and_writes_nothing(hires, mine):
     assert not Path("results").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced", "fake_ranks")
 def test_figure_is_written_as_tables_and_plot(hires, mine):
     answer = hires(*mine, "--json")

@@ -27,6 +27,7 @@ def test_options_are_the_benchmarks(hires, monkeypatch):
     assert seen == [(sys.executable, words)]
 
 
+@pytest.mark.slow
 def test_exit_code_is_the_benchmarks(python):
     assert python("-m", "hires", "bench", "simulate", "--timeout", "0").code == 2
 

@@ -129,6 +129,7 @@ def test_mlflow_finds_what_was_written(hires):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_network_of_a_run_is_written_with_its_weights(hires):
     keys = "model=resnet18", "image=32", "data=digits", "model.channels=1", "batch=4", "steps=3"
@@ -152,6 +153,7 @@ def test_network_of_a_run_is_written_with_its_weights(hires):
         assert not Path(out).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_network_of_a_training_with_evaluations_is_written_at_its_best(hires):
     # Keys of a training, as validate.every, were refused beside task=infer.

@@ -96,6 +96,7 @@ def facts(process, path):
     return json.loads(path.read_text().splitlines()[0])
 
 
+@pytest.mark.slow
 def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
     environ = {"RANK": "3", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "HIRES_X": "y"}
     forked = child("a", "b c", environ=environ)

@@ -121,6 +121,7 @@ def wait_for_ranks(runs: list[Path], attempt: int = 0) -> None:
     until(lambda: all(log.exists() and "listens" in log.read_text() for log in logs))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pack", [1, 2])
 def test_run_that_was_edited_while_it_waited_ends_with_the_reason(submitted, cluster, pack):
     # It ran 2 steps under the name of a run of 3.
@@ -148,6 +149,7 @@ def test_element_runs_the_run_that_its_index_names(submitted, cluster):
     assert "attempt 0, 2 ranks on n1, job 7_1" in (runs[1] / "job.log").read_text()
 
 
+@pytest.mark.slow
 def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cluster):
     runs = submitted(1, pack=1, attempts=3)
     folder = runs[0].parent / "arrays" / "0"
@@ -182,6 +184,7 @@ def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
     assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
     """Else the ranks of one run join another, and both fail."""
     runs = submitted(2, pack=2)
@@ -194,6 +197,7 @@ def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
     assert len(set(found)) == len(found) == 2
 
 
+@pytest.mark.slow
 def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
     runs = submitted(2, pack=2)
     shutil.rmtree(runs[0])
@@ -211,6 +215,7 @@ def test_damage_to_another_line_of_the_list_stops_nothing(submitted, cluster):
     assert (finished(folder)[0], ends(runs)) == (0, [["done"], []])
 
 
+@pytest.mark.slow
 def test_run_that_cannot_be_started_has_failed_and_its_job_is_not_queued_again(submitted, cluster):
     runs = submitted(2, pack=2)
     (runs[0] / "job.log").mkdir()
@@ -229,6 +234,7 @@ def test_run_alone_in_its_element_that_cannot_log_has_failed(submitted, cluster)
     assert "Traceback" not in out
 
 
+@pytest.mark.slow
 def test_supervisor_that_is_killed_leaves_a_lost_run_and_no_node_is_blamed(submitted, cluster):
     runs = submitted(2, pack=2)
     code, out = finished(runs[0].parent / "arrays" / "0", "orphan")
@@ -306,6 +312,7 @@ def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submit
     assert not (cluster / "words").exists()
 
 
+@pytest.mark.slow
 def test_run_that_was_cancelled_while_it_waited_is_not_begun(submitted, cluster, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
     runs = submitted(3, pack=3)
@@ -334,6 +341,7 @@ def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
     assert not (runs[1] / "a2").exists()
 
 
+@pytest.mark.slow
 def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluster):
     runs = submitted(2, pack=2)
     with start(runs[0].parent / "arrays" / "0", "saver") as process:

@@ -93,6 +93,7 @@ def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cl
     assert Attempt(run.path, 1).job_name == "7"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 @pytest.mark.parametrize("words", [[], ["0"]])
 def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):

@@ -155,6 +155,7 @@ FAST = ("one process", "tiles and stages")
 SOME = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", SOME)
 def test_layouts_of_amoebanet_need_no_more_memory_and_messages(layout: str, without):
     config = infer(parallel=LAYOUTS[layout], precision={"name": "fp32"})

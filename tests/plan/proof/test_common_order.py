@@ -86,6 +86,7 @@ def grid_plan(rng: random.Random) -> Plan:
     return plan_of(**rng.choice([*GRIDS.values()]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [grid_plan, random_plan])
 def test_damaged_plan_is_proved_only_if_every_machine_proves_it(make):
     seen: Counter[tuple[bool, bool]] = Counter()

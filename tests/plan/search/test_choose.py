@@ -219,6 +219,7 @@ def test_search_without_time_still_answers():
     assert choice.left > 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -259,6 +260,7 @@ def test_counts_add_up(of_four):
     assert of_four.considered == planned + of_four.left + of_four.reasons.total()
 
 
+@pytest.mark.slow
 def test_vain_search_rehearses_few_layouts():
     asked = []
 

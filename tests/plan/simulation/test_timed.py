@@ -155,6 +155,7 @@ def test_nodes_of_every_layout_are_computed_after_their_halos(name: str, overlap
     assert (check(plan) > 0) == ("tiles" in LAYOUTS[name])
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("overlap", ["off", "auto", "on"])
 @pytest.mark.parametrize("checkpoint", ["none", "stage", "block"])
 @pytest.mark.parametrize("name", IN_TILES)
