@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hires.bench import onnx_files, step_parts
+from hires.bench import onnx_files
 from hires.bench.kernel_types import (
     LEFT_IN_FLOAT,
     count_graph,
@@ -389,24 +389,3 @@ def test_messages_of_tiles_are_timed_in_each_step(trim, tmp_path):
     assert (alone["calls_s"], alone["waits_s"]) == (0.0, 0.0)
     assert tile["calls_s"] > 0
     assert tile["waits_s"] > 0
-
-
-def test_row_that_trims_runs_a_step_before_the_timed_one_and_then_holds_nothing(monkeypatch):
-    done = []
-    monkeypatch.setattr(step_parts.HiresSteps, "prepare", lambda self: done.append("prepare"))
-    monkeypatch.setattr(step_parts.HiresSteps, "step", lambda self: done.append("step"))
-    monkeypatch.setattr(step_parts, "message_log", lambda *of: done.append("log"))
-    monkeypatch.setattr(step_parts, "give_back_memory", lambda: done.append("given back"))
-    for trims, expected in (
-        (False, ["prepare", "log", "step"]),
-        (True, ["prepare", "step", "log", "step", "given back"]),
-    ):
-        done.clear()
-        row = object.__new__(step_parts.LoggedSteps)
-        row.engine = row.config = None
-        row.parameters = {}
-        row.calls_s, row.waits_s, row.trims = [], [], trims
-        row.prepare()
-        row.step()
-        row.tidy()
-        assert done == expected
