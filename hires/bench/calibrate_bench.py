@@ -130,7 +130,7 @@ def with_network(kept: Calibration, measured: list[Measured]) -> Calibration:
     new = samples_of(measured, kept.pace_s, kept.busy_pace_s)
     replaced = {(one.work, one.ranks > 1) for one in new}
     others = [one for one in kept.samples if (one.work, one.ranks > 1) not in replaced]
-    return dataclasses.replace(kept, time=provenance.now(), samples=[*others, *new])
+    return dataclasses.replace(kept, network_time=provenance.now(), samples=[*others, *new])
 
 
 def samples_of(measured: list[Measured], pace_s: float, busy_pace_s: float) -> list[Sample]:

@@ -39,13 +39,13 @@ from hires.plan.message_routes import RouteCase
 from hires.plan.plan import Plan
 from hires.plan.route_choice import OF_ALL, table_of
 from hires.plan.routes import parse_route
-from hires.plan.simulation.calibrated_device import CalibratedDevice
-from hires.plan.simulation.costs import Roofline, measured_costs
+from hires.plan.simulation.costs import measured_costs
 from hires.plan.simulation.machine_calibration import (
     DEFAULTS,
     Calibration,
     calibration_or_defaults,
 )
+from hires.plan.simulation.machine_model import MachineModel, cores_of
 from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.published_machine import CLUSTER
 from hires.plan.simulation.simulate import Network, simulate
@@ -150,8 +150,8 @@ def compare(run_dir: Path, network: Network, calibration: Calibration = DEFAULTS
     simulations = [simulate(plan, measured_costs(plan, ranks), network) for ranks in whole.values()]
     measured_s = statistics.median(timeline.length_s(ranks) for ranks in whole.values())
     simulated_s = statistics.median(simulation.step_s for simulation in simulations)
-    speed = CalibratedDevice(calibration, plan.world)
-    predicted_s = simulate(plan, Roofline(plan, speed), network).step_s
+    machine = MachineModel("", network, calibration, cores=cores_of(calibration))
+    predicted_s = machine.step_time(plan).step_s
     return {
         "run": run_dir.name,
         "ranks": plan.world,

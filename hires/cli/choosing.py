@@ -22,7 +22,7 @@ from hires.cli.planning import Planner, deciding
 from hires.cli.screens.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, PlanError
+from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.store.cache import cached, keep, key_of
 from hires.core.units import seconds, size
 from hires.plan.graph import Graph, plain
@@ -31,7 +31,7 @@ from hires.plan.hardware import gpus_of_node
 from hires.plan.memory import machine_bytes
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
-from hires.plan.route_choice import table_digest
+from hires.plan.route_choice import resolve, table_digest
 from hires.plan.search.candidates import GivenKeys
 from hires.plan.search.choice import DECIDED, Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
@@ -118,7 +118,8 @@ class LayoutSearch:
     ) -> Choice:
         """Returns the layouts of ``ranks`` ranks, the best first, after so many seconds of trials.
 
-        PlanError: none has so many, or none fits.
+        PlanError: none has so many, or none fits. ConfigError: the network cannot be traced, or the
+        cluster has no numbers to predict with.
         """
         began_s = time.monotonic()
         objective = objective or config.parallel.objective
@@ -127,7 +128,7 @@ class LayoutSearch:
         facts += [objective, budget_s]
         facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
         facts += [machine.factors, machine.cores, plain(machine.device)]
-        facts += [machine.calibration.time if machine.calibration else "", table_digest(config)]
+        facts += [machine.calibration.changed if machine.calibration else "", table_digest(config)]
         if config.model.name == "custom":
             whole = dataclasses.replace(config, parallel=ParallelConfig())
             facts.append(self.planner.inputs(whole, build=False).recorded)
@@ -173,18 +174,20 @@ class LayoutSearch:
             config, parallel=parallel, memory=memory, optimizer=optimizer, ranks=None
         )
         print_activity("")
-        return config, choice
+        return resolve(config), choice
 
     def largest(self, config: RunConfig) -> tuple[RunConfig, Choice]:
         """Returns the config with the largest image that fits, and its layouts.
 
         Sizes are multiples of ``STEP`` on the shorter side, in the proportions of ``image``. They
         are doubled until one does not fit; then the interval between the two is halved.
+        A size that the network refuses counts as one that does not fit.
         PlanError: not even the smallest one fits, or there is no layout of so many ranks.
+        ConfigError: the network refuses all sizes that were tried, or the machine has no numbers.
         """
         short = min(config.height, config.width)
         fits: dict[int, Choice] = {}
-        impossible: PlanError | None = None
+        impossible: HiresError | None = None
         low, high = 0, MOST_SIDE // STEP
         tried = max(1, short // STEP)
         while high - low > 1:
@@ -193,7 +196,7 @@ class LayoutSearch:
             try:
                 choice = self.choose(sized, MEMORY, SIZE_S)
                 fits[tried], low = choice, tried
-            except PlanError as error:
+            except (ConfigError, PlanError) as error:  # the network may refuse some sizes
                 if not isinstance(error, NoRoomError):
                     impossible = impossible or error
                 high = tried
@@ -284,7 +287,6 @@ def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str
     chosen = ("parallel", "ranks", "parallel.objective", *DECIDED)
     if choice.objective == IMAGE:
         chosen = (*chosen, "image")
-    chosen = (*chosen, *GROUPS)
     kept = [word for word in argv if word.lstrip("+").partition("=")[0] not in chosen]
     size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
     return [*kept, *size, *choice.best.overrides.split()]

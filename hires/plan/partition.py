@@ -28,6 +28,7 @@ from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan, Stage
+from hires.plan.stage_cuts import cut_of_least
 
 SLACK = 1.05
 
@@ -126,31 +127,25 @@ def cut_costs(graph: Graph) -> list[int | None]:
         return node is not None and (node.shape is None or not real)
 
     whole = 0, len(graph.nodes)
-    costs = _crossing(graph, *whole, lambda node: node.num_elements + MESSAGE if node else 0)
-    strange = _crossing(graph, *whole, refused)
+    costs = crossing(graph, *whole, lambda node: node.num_elements + MESSAGE if node else 0)
+    strange = crossing(graph, *whole, refused)
     return [None if bad else cost for cost, bad in zip(costs, strange, strict=True)]
 
 
 def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> list[int]:
     """Returns the first layer of every stage.
 
-    Two rounds of dynamic programming over (stages so far, layers so far): the slowest stage of the
-    best balance, then the least that crosses of all cuts whose slowest stage is within SLACK of it.
+    Of all cuts whose slowest stage is within SLACK of that of the best balance, the one that the
+    least crosses, by dynamic programming over (stages so far, layers so far).
     ``total`` is the FLOPs of the layers before each layer, and of all; ``costs`` the numbers that
     cross a cut before each.
     """
     n = len(costs)
-    slowest = [math.inf] + [work / num_ranks[0] for work in total[1:]]  # of the layers before i
-    for stage, ranks in enumerate(num_ranks[1:], start=1):
-        longer = [math.inf] * (n + 1)
-        for end in range(stage + 1, n + 1):
-            for start in range(end - 1, stage - 1, -1):
-                own = (total[end] - total[start]) / ranks
-                if own >= longer[end]:
-                    break
-                longer[end] = min(longer[end], max(slowest[start], own))
-        slowest = longer
-    limit = slowest[n] * SLACK
+
+    def work(stage: int, first: int, last: int) -> float:
+        return (total[last] - total[first]) / num_ranks[stage]
+
+    limit = cut_of_least(len(num_ranks), range(n + 1), work)[1] * SLACK
     # best[k][i]: (cost of the cuts, first layer of the last stage) of k stages before layer i.
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for ranks in num_ranks:
@@ -217,10 +212,10 @@ def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
     def size(node: Node | None) -> int:
         return math.prod(graph.input_shape) if node is None else node.num_elements
 
-    return dict(enumerate(_crossing(graph, stage.first, stage.last, size), start=stage.first))
+    return dict(enumerate(crossing(graph, stage.first, stage.last, size), start=stage.first))
 
 
-def _crossing(
+def crossing(
     graph: Graph, first: int, last: int, weight: Callable[[Node | None], int]
 ) -> list[int]:
     """Returns the weight of the values that cross each place between two nodes, ends included.

@@ -8,12 +8,14 @@ has written for this machine (before that, one that ships), anything else is a f
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks.mailbox_limits import GATHER_BYTES, mail_bytes
@@ -108,13 +110,14 @@ class RouteChoice:
 def resolve(config: RunConfig) -> RunConfig:
     """Returns the config with the device and the backends that its ``auto`` mean here.
 
+    Backends depend on how many ranks share a GPU, so they stay open as long as the layout is.
     ConfigError: its tuning table cannot be read.
     """
-    config.device = device_of(config)
-    config.comm.backend = backend_of(config)
-    if config.comm.table != DEFAULT:
-        config.comm.backends = backends_of(config)[1:]
-    return config
+    comm = config.comm
+    if config.parallel.name != AUTO:
+        others = comm.backends if comm.table == DEFAULT else backends_of(config)[1:]
+        comm = dataclasses.replace(comm, backend=backend_of(config), backends=others)
+    return dataclasses.replace(config, device=device_of(config), comm=comm)
 
 
 def choice_of(config: RunConfig) -> RouteChoice:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from hires.cli.choosing import LayoutSearch, given_keys
+from hires.cli.choosing import LayoutSearch, explicit, given_keys
 from hires.core.errors import ConfigError
 from hires.core.store.choice_file import read_choice
+from hires.plan.memory import RankMemory
+from hires.plan.search.choice import Choice
 from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
 from tests.cli.conftest import SMALL
 from tests.helpers.calibrations import CALIBRATION
@@ -125,6 +129,7 @@ def test_layout_beside_auto_is_refused():
         (["--choose", "ranks=2", "memory.limit=1MiB"], 3, "no layout of ranks=2 fits"),
         (["--choose", "ranks=2", "parallel=sp"], 2, "leave it out"),
         (["--choose", "ranks=2", "--prove"], 2, "--prove shows the proof of one layout"),
+        (["--choose", "ranks=2", "parallel.objective=image"], 2, "use --largest"),
         (["--choose", "ranks=2", "--nodes", "2"], 2, "use launcher=slurm"),
         (["parallel=sp", "ranks=3"], 2, "ranks=3, but the layout has 2"),
         (["parallel=auto", "parallel.objective=speed"], 2, "choose one of images_per_s"),
@@ -149,11 +154,109 @@ def test_calibration_of_another_machine_is_refused(hires, tmp_path, monkeypatch)
     assert "run hires doctor --calibrate" in answer.err
 
 
-def test_largest_image_is_found_by_bisection(hires, monkeypatch):
-    answer = hires("plan", "--largest", *SMALL, "ranks=1", "--json")
+SIZED = ("image=64", "ranks=1", "model.classes=5", "data.classes=5")
+SIZED += (f"memory.limit={100 * 1023**2}B",)
+"""Of :func:`of_any_size`, with the memory that it takes for an image of 1023x1023."""
+
+
+@pytest.fixture
+def of_any_size(monkeypatch):
+    """The verbs get a network that takes 100 bytes for each pixel, and may refuse some sizes."""
+
+    class Process(contextlib.nullcontext):
+        def trace(self, config):
+            if min(config.height, config.width) % 64 and self.refuses:
+                raise ConfigError("a test's network halves its maps six times")
+            graph = forked(max(1, config.batch // config.parallel.pieces), True)
+            return dataclasses.replace(graph, input_shape=[*graph.input_shape[:2], *config.image])
+
+        def footprint(self, config, plan):
+            need = RankMemory(0, 0, 0, 100 * config.height * config.width, 0)
+            return [need.to_dict()] * plan.ranks_per_replica
+
+    Process.refuses = False
+    monkeypatch.setattr("hires.cli.planning.TorchProcess", Process)
+    monkeypatch.setenv("HIRES_CACHE", "off")
+    return Process
+
+
+@pytest.mark.parametrize(("refuses", "side"), [(False, 992), (True, 960)])
+def test_largest_image_is_found_by_bisection(hires, of_any_size, refuses, side):
+    of_any_size.refuses = refuses
+    words = (*SMALL, *SIZED)
+    answer = hires("plan", "--largest", *words, "--json")
     assert answer.code == 0, answer.err
-    facts = json.loads(answer.out)
-    assert facts["image"][0] >= 32
+    assert json.loads(answer.out)["image"] == [side, side]
+    text = hires("plan", "--largest", *words)
+    assert text.out.startswith(f"Largest image that fits 1 rank: {side}x{side}")
+    assert f"image=[{side},{side}]" in text.out.splitlines()[-1]
+
+
+def test_auto_runs_the_largest_image_with_its_keys(hires, of_any_size, tmp_path):
+    words = (*SMALL, *SIZED)
+    words += ("parallel=auto", "parallel.objective=image", f"results={tmp_path}/r")
+    answer = hires("run", "--dry-run", *words)
+    assert answer.code == 0, answer.err
+    [run] = Path(tmp_path, "r").glob("*/*/config.yaml")
+    assert yaml.safe_load(run.read_text())["image"] == [992, 992]
+    again = json.loads((run.parent / "planned.json").read_text())["argv"]
+    assert "image=[992,992]" in again
+    assert not {"image=64", "parallel=auto", "parallel.objective=image"} & {*again}
+
+
+def test_auto_takes_the_layout_of_least_memory_if_that_is_the_objective(hires):
+    words = (*SMALL, "ranks=2", "parallel.objective=memory")
+    first = best(hires, *words)
+    facts = json.loads(hires("plan", *words, "parallel=auto", "--json").out)
+    [note] = [f["text"] for f in facts["findings"] if "parallel=auto chose" in f["text"]]
+    assert f"chose {first['overrides']} among" in note
+    assert "parallel.objective=memory" in note
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["parallel.spatial_stages=2", "ranks=4"], "parallel.spatial_stages", 2),
+        (["parallel.balance=[10,11]", "ranks=2"], "parallel.balance", [10, 11]),
+        (["parallel.pairs=4", "parallel.directions=2", "ranks=2"], "parallel.pairs", 4),
+    ],
+)
+def test_keys_that_only_several_stages_have_may_be_given(hires, words, key, value):
+    answer = hires("plan", "--choose", *SMALL, "batch=8", *words, "--json")
+    assert answer.code == 0, answer.err
+    assert [value] == [
+        *{str(o["keys"][key]): o["keys"][key] for o in json.loads(answer.out)["options"]}.values()
+    ]
+
+
+def test_choices_of_other_keys_stay_in_the_command_of_a_run():
+    choice = Choice(
+        2, "images_per_s", "", options=[SimpleNamespace(overrides="parallel.replicas=2")]
+    )
+    argv = ["hires", "run", "memory=mine", "parallel=auto", "ranks=2", "batch=4"]
+    words = explicit(argv, config_of(), choice)
+    assert words == ["hires", "run", "memory=mine", "batch=4", "parallel.replicas=2"]
+
+
+def test_backend_follows_from_the_layout_that_is_chosen(hires, monkeypatch):
+    """Sixteen ranks on two nodes share eight GPUs, which NCCL refuses and gloo does not."""
+    cluster = ("launcher=slurm", "cluster=a100x4", "--nodes", "2", "batch=16")
+    few, many = (
+        json.loads(hires("plan", "--choose", *SMALL, *cluster, f"ranks={ranks}", "--json").out)
+        for ranks in (8, 16)
+    )
+    assert few["options"]
+    assert all(option["waiting_for_cores"] == 0 for option in few["options"])
+    assert max(option["waiting_for_cores"] for option in many["options"]) > 0
+
+
+def test_repeated_search_in_8_bits_is_that_of_before(hires, monkeypatch):
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    words = (*SMALL, "ranks=2", "seed=79", "task=infer", "precision=int8")
+    first, again = (hires("plan", "--choose", *words, "--json") for _ in range(2))
+    assert first.code == 0, first.err
+    assert not json.loads(first.out)["kept"]
+    assert json.loads(again.out)["kept"]
 
 
 def test_repeated_search_is_that_of_before(hires, monkeypatch):

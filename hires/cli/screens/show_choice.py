@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hires.core import terminal
+from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.screen_table import screen_lines
 from hires.core.units import seconds, size
 from hires.plan.search.choice import Choice, Option
@@ -16,7 +17,7 @@ MEANING = {
     "compute": "computing takes most of the step",
     "messages": "waiting for messages takes most of it",
     "bubble": "waiting for other stages takes most of it",
-    "cores": "ranks wait for cores that others use: there are more ranks than cores",
+    "cores": "ranks wait for cores or GPUs that others use: there are more ranks than these",
     "memory": "memory decides: nearly all of it is used, or passes are computed again to save it",
 }
 """What the column ``limited by`` says."""
@@ -38,7 +39,9 @@ def choice_lines(choice: Choice) -> list[str]:
     named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)
     text += [f"{name}: {MEANING[name]}" for name in named]
     text += [*_others(choice), f"step times: {choice.source}"]
-    first = choice.best.overrides
+    first, config = choice.best.overrides, choice.best.config
+    if choice.objective == OBJECTIVES[2]:
+        first = f"image=[{config.height},{config.width}] {first}"
     text += [f"to run the first: hires run parallel=auto ..., or with its keys: {first}"]
     return text
 

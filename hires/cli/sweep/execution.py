@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hires.cli.choosing import explicit, plain_choice
 from hires.cli.screens.progress import SweepProgress
 from hires.cli.screens.screen import plural
 from hires.cli.start_run import submit
@@ -19,6 +20,7 @@ from hires.cli.sweep.sweep_results import print_results
 from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
 from hires.core.ranks.gpus import visible_gpus
 from hires.core.store import campaign, provenance, rundir
+from hires.core.store.choice_file import write_choice
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.core.units import parse_size
@@ -79,7 +81,10 @@ class Sweep:
     def run_of(self, point: SweepPoint, attempts: int = 1) -> FrozenRun:
         """Returns a point as what a launcher starts."""
         folder = self.options.config_dir
-        argv = ("hires", "run", *point.words, *(("--config-dir", folder) if folder else ()))
+        words = [*point.words, *(("--config-dir", folder) if folder else ())]
+        if point.choice is not None:
+            words = explicit(words, point.ready, point.choice)
+        argv = ("hires", "run", *words)
         needs, done = point.planned, len(point.done)
         return FrozenRun(
             point.path, argv, point.ready, attempts, needs.needs_bytes, done, needs.gpu_bytes
@@ -89,6 +94,8 @@ class Sweep:
         """Freezes a point in its run folder."""
         run = self.run_of(point)
         rundir.freeze(run.config, point.planned.facts(), run.argv or (), point.inputs)
+        if point.choice is not None:
+            write_choice(point.path, plain_choice(point.choice))
 
     def refuse_costly(self) -> None:
         """Refuses jobs that may need more than the budget; only local attempts stop in time."""

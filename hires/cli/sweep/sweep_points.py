@@ -31,6 +31,7 @@ from hires.core.store.rundir import done_attempts, run_path
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.plan.checks import WEIGHTS
+from hires.plan.search.choice import Choice
 from hires.report.columns import RANKS, RUN, Column, Table
 
 INFEASIBLE, COMPLETE, READY = "infeasible", "complete", "ready"
@@ -62,6 +63,8 @@ class SweepPoint:
     """The run whose weights it begins with."""
     notes: list[str] = field(default_factory=list)
     """About earlier runs that it resembles."""
+    choice: Choice | None = None
+    """What its layout was chosen from; None: it was given."""
     done: list[int] = field(default_factory=list)
     """Attempts that completed it earlier."""
     planned: PackedPlan = field(default_factory=PackedPlan)
@@ -216,9 +219,9 @@ def plan_all(
                 learnt = learnt_images(point.config, planner.sizes)
                 point.notes = [finding.text for finding in learnt]
                 search = LayoutSearch(planner, tuple(point.words))
-                point.config, choice = search.chosen(point.config)
-                if choice is not None:
-                    point.notes.append(choice_note(choice).text)
+                point.config, point.choice = search.chosen(point.config)
+                if point.choice is not None:
+                    point.notes.append(choice_note(point.choice).text)
                 point.config = scaled(point.config, point.words)
                 point.inputs = planner.inputs(point.config)
                 point.path = path = run_path(point.config, point.inputs)

@@ -8,7 +8,7 @@ import tempfile
 from argparse import Namespace
 
 from hires.cli.calibration import with_assumed_scales
-from hires.cli.choosing import LayoutSearch, choice_note, plain_choice
+from hires.cli.choosing import IMAGE, LayoutSearch, choice_note, given_keys, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
@@ -47,7 +47,7 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
-    config = compose(args.overrides, args.config_dir)
+    config = compose(_words(args), args.config_dir)
     if args.nodes is not None:
         config = _on_nodes(config, args.nodes)
     if args.cfg:
@@ -100,15 +100,25 @@ def _on_nodes(config: RunConfig, nodes: int) -> RunConfig:
     return dataclasses.replace(config, launcher=launcher)
 
 
+def _words(args: Namespace) -> list[str]:
+    """Returns the overrides, with an open layout where one is to be chosen."""
+    given = {word.lstrip("+~").partition("=")[0] for word in args.overrides}
+    is_open = (args.choose or args.largest) and "parallel" not in given
+    return [*args.overrides, *([f"parallel={AUTO}"] if is_open else [])]
+
+
 def _choose(args: Namespace, config: RunConfig) -> int:
     """Prints the layouts of a number of ranks, or the largest image that fits them."""
     if args.prove:
         raise ConfigError("--prove shows the proof of one layout; leave --choose and --largest out")
-    open_layout = dataclasses.replace(config.parallel, name=AUTO)
-    config = dataclasses.replace(config, parallel=open_layout)
-    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder, Planner() as planner:
+    given_keys(args.overrides)  # refuses a layout, since one is to be chosen
+    if config.parallel.objective == IMAGE and not args.largest:
+        raise ConfigError(
+            f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "
+            f"use --largest"
+        )
+    with Planner() as planner:
         config = with_classes(config)
-        config, _ = with_assumed_scales(config, planner, args.overrides, folder)
         search = LayoutSearch(planner, tuple(args.overrides))
         if args.largest:
             config, choice = search.largest(config)

@@ -73,7 +73,8 @@ class ParallelConfig(Section, key="parallel"):
     def _check_more(self, check: Checks) -> None:
         check(self._check_tiles)
         balance = self.balance
-        if balance is not None and (len(balance) != self.stages or any(b < 1 for b in balance)):
+        other = balance is not None and len(balance) != self.stages and self.name != AUTO
+        if balance is not None and (other or any(b < 1 for b in balance)):
             check.problems.append(
                 f"parallel.balance={balance} must hold one positive number for each of the "
                 f"{self.stages} stages; parallel.balance=null shares the layers out by their FLOPs"
@@ -146,7 +147,7 @@ class ParallelConfig(Section, key="parallel"):
         few = self.spatial_stages in (0, 1) if many else self.spatial_stages == 0
         if few and (many or grids[0] != [1, 1]):
             self.spatial_stages = len(grids)
-        if self.spatial_stages > self.stages:
+        if self.spatial_stages > self.stages and self.name != AUTO:  # whose stages are open
             spatial = f"parallel.spatial_stages={self.spatial_stages}"
             given = f"the number of grids in parallel.tiles={self.tiles}" if many else spatial
             raise ConfigError(

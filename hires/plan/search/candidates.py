@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,7 +215,11 @@ def orders(
         "fuse": fuse if shape.spatial_stages else 1,
         "balance": None if balance is None else tuple(balance),
     }
-    for order in _every_order(config, shape, given.get("parallel.microbatches", MOST_MICROBATCHES)):
+    most = given.get("parallel.microbatches", MOST_MICROBATCHES)
+    counts = (1, 2) if shape.directions == 2 else (1,)
+    if "parallel.pairs" in given.values:
+        counts = (given.values["parallel.pairs"],)
+    for order in _every_order(config, shape, most, counts):
         keys = {
             "parallel.microbatches": order.microbatches,
             "parallel.pairs": order.pairs,
@@ -225,8 +229,10 @@ def orders(
             yield dataclasses.replace(order, **rest)
 
 
-def _every_order(config: RunConfig, shape: LayoutShape, most: int) -> Iterator[Candidate]:
-    for pairs in (1, 2) if shape.directions == 2 else (1,):
+def _every_order(
+    config: RunConfig, shape: LayoutShape, most: int, counts: Sequence[int]
+) -> Iterator[Candidate]:
+    for pairs in counts:
         share, rest = divmod(config.batch, shape.replicas * shape.directions * pairs)
         if rest:
             continue

@@ -9,6 +9,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PlanError
+from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import Candidate, candidate_of
 from hires.plan.simulation.machine_model import StepTime
 
@@ -101,6 +102,7 @@ class Option:
         changed = candidate.change.apply(config)
         if changed is None:
             raise ValueError(f"the layout {values['overrides']} makes no sense here")
+        changed = resolve(changed)
         parts = ("step_s", "computing", "waiting_for_messages", "bubble", "waiting_for_cores")
         time = StepTime(*(float(values[part]) for part in parts))
         sizes = values["peak_bytes"], values["memory_rehearsed"]
@@ -138,7 +140,7 @@ class Choice:
     def best(self) -> Option:
         """The first one; PlanError: nothing fits."""
         if not self.options:
-            raise PlanError("no layout fits")
+            raise PlanError(f"no layout of ranks={self.ranks} fits; use more ranks or memory")
         return self.options[0]
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.graph import Graph, Node
 from hires.plan.memory import room_of
+from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
 from hires.plan.search.candidates import (
     FUSED,
@@ -132,7 +133,7 @@ class Chooser:
         choice.left = max(0, choice.considered - choice.planned - choice.reasons.total())
         choice.seconds = time.monotonic() - began_s
         if choice.reasons.total() > short.total() and not planned:
-            raise PlanError(no_plan(choice))
+            raise PlanError(no_plan(choice, self._trials.remedies))
         if not choice.options:
             raise NoRoomError(
                 nothing_fits(estimator, room, choice, self.given, rehearsal.correction)
@@ -148,8 +149,8 @@ class Chooser:
 
     @cached_property
     def _graph(self) -> Graph:
-        """Returns the network's graph of the whole batch."""
-        return self.graph_of(max(1, self.config.batch))
+        """Returns the network's graph of the whole batch, as its ranks compute it."""
+        return rewritten(self.config, self.graph_of(max(1, self.config.batch)))
 
     def _work(self, node: Node, share: float, back: bool) -> NodeWork | None:
         """Returns what a pass over a share of a node of that graph asks for."""

@@ -10,6 +10,7 @@ millisecond. It orders the layouts of a search; what is shown was planned.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -19,11 +20,10 @@ from typing import NamedTuple
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.plan.event import BYTES
-from hires.plan.graph import Graph
-from hires.plan.partition import SLACK, layer_starts, partition, starts_between_ties
+from hires.plan.graph import Graph, Node
+from hires.plan.partition import SLACK, crossing, layer_starts, partition, starts_between_ties
 from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
-from hires.plan.search.stage_cuts import cut_of_least
 from hires.plan.search.stage_table import (
     NodeFacts,
     RankShare,
@@ -35,6 +35,7 @@ from hires.plan.search.stage_table import (
 )
 from hires.plan.simulation.costs import ADD_TOUCHES, UPDATE_TOUCHES
 from hires.plan.simulation.simulate import Network
+from hires.plan.stage_cuts import cut_of_least
 
 WEIGHT_BYTES = 4
 """Of a parameter in training, and of its gradient and the optimiser's numbers."""
@@ -55,8 +56,6 @@ class LayoutEstimate:
     step_s: float
     peak_bytes: float
     """Of the fullest rank: parameters, gradients, optimiser, activations."""
-    bounds: tuple[int, ...] = ()
-    """First node of every stage, then the number of nodes."""
 
 
 @dataclass
@@ -138,14 +137,10 @@ class Estimator:
     def balanced(self, candidate: Candidate, by: str) -> tuple[int, ...] | None:
         """Returns layers per stage whose largest stage takes the least; None: as by FLOPs.
 
-        By ``seconds`` or ``bytes``.
+        By ``seconds`` or ``bytes``. No cut of a training parts the uses of a parameter.
         """
         shape = candidate.shape
-        starts = self.layers
-        if self.training:
-            apart = set(starts_between_ties(self.graph))
-            if any(start not in apart for start in starts):
-                return None  # a cut by layers could part the uses of a parameter
+        starts = starts_between_ties(self.graph) if self.training else self.layers
         if shape.stages < 2 or len(starts) < shape.stages:
             return None
         tables = [self.table(share) for share in self.shares(candidate)]
@@ -170,7 +165,8 @@ class Estimator:
         )
         if slowest * SLACK > by_flops:  # no clear gain: the cut where less crosses stays
             return None
-        return tuple(b - a for a, b in itertools.pairwise(cut))
+        at = [bisect.bisect_left(self.layers, ends[first]) for first in cut]
+        return tuple(b - a for a, b in itertools.pairwise(at))
 
     def estimate(self, candidate: Candidate) -> LayoutEstimate:
         """Returns what a layout is expected to take."""
@@ -197,9 +193,7 @@ class Estimator:
             all_s = sum(count * own_s for count, own_s in zip(alike, busy_s, strict=True))
             step_s = max(step_s, all_s * node / ranks / self.cores)
         step_s += self._update_s(candidate, stages)
-        return LayoutEstimate(
-            step_s, self._peak_bytes(candidate, program, pipeline, tables), bounds
-        )
+        return LayoutEstimate(step_s, self._peak_bytes(candidate, program, pipeline, tables))
 
     def _program(self, candidate: Candidate, pipeline: Pipeline) -> list[list[Pass]]:
         """Returns the passes of every rank in order."""
@@ -269,16 +263,13 @@ class Estimator:
         return link.latency_s + self._crossing[bound] * scale / link.bytes_per_s
 
     @functools.cached_property
-    def _crossing(self) -> list[float]:
-        """Numbers that are made before each node and read from it on."""
-        change = [0.0] * (len(self.graph.nodes) + 1)
-        for node in self.graph.nodes:
-            readers = self.graph.consumers.get(node.name, [])
-            if readers and node.shape is not None:
-                made = self.graph.position[node.name]
-                change[made + 1] += node.num_elements
-                change[max(readers) + 1] -= node.num_elements
-        return [*itertools.accumulate(change)]
+    def _crossing(self) -> list[int]:
+        """Numbers that are made before each node and read from it on; no images."""
+
+        def numbers(node: Node | None) -> int:
+            return 0 if node is None or node.shape is None else node.num_elements
+
+        return crossing(self.graph, 0, len(self.graph.nodes), numbers)
 
     def _params(self, first: int, last: int) -> int:
         if (first, last) not in self._held:

@@ -8,6 +8,9 @@
 A kind of change is a ladder: one stage more, twice as many, four times as many. Ladders are lazy,
 so a search that ends at the first rung never sees the others. Too many ranks need no trials; too
 little memory does. Only what was really planned and predicted is called a fit.
+
+This looks around one layout, whose ranks it may change, for what fits at all. Which layout of a
+number of ranks is the fastest is another question: :mod:`hires.plan.search.choose` lists them all.
 """
 
 from __future__ import annotations

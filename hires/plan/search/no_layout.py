@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
 
 from hires.core.config.run_config import RunConfig
 from hires.core.units import size
@@ -45,10 +46,14 @@ def none_of(config: RunConfig, layers: int, ranks: int, given: GivenKeys) -> str
     )
 
 
-def no_plan(choice: Choice) -> str:
-    """Returns the reasons for which no layout at all makes a plan, the most frequent first."""
-    reasons = "; ".join(reason for reason, _ in choice.reasons.most_common(MOST_REASONS))
-    return f"no layout of ranks={choice.ranks} is possible: {reasons}"
+def no_plan(choice: Choice, remedies: Mapping[str, str]) -> str:
+    """Returns the reasons for which no layout at all makes a plan, the most frequent first.
+
+    ``remedies`` are whole errors by their reasons.
+    """
+    reasons = [reason for reason, _ in choice.reasons.most_common(MOST_REASONS)]
+    texts = "; ".join(remedies.get(reason, reason) for reason in reasons)
+    return f"no layout of ranks={choice.ranks} is possible: {texts}"
 
 
 def nothing_fits(
@@ -61,10 +66,13 @@ def nothing_fits(
     config, ranks = estimator.config, choice.ranks
     limit = limit_bytes(room, ranks)
     if limit <= 0:
-        most = int((room.machine_bytes or 0) // max(1, room.libraries_bytes))
+        places, own_bytes = room.nodes * max(1, room.devices), room.machine_bytes or 0
+        most = places * int(own_bytes // max(1, room.libraries_bytes))
+        where = f" each of {places} times" if places > 1 else ""
+        remedy = f"use at most {most} ranks" if most else "a rank needs more than that"
         return (
             f"the libraries of ranks={ranks} alone take {size(ranks * room.libraries_bytes)}, and "
-            f"the memory has {size(room.machine_bytes or 0)}; use fewer than {most} ranks"
+            f"the memory has{where} {size(own_bytes)}; {remedy}"
         )
     rehearsed = [option.peak_bytes for option in choice.out if option.rehearsed]
     least = max([choice.least_bytes * correction, *([limit] if not rehearsed else [])])
@@ -72,8 +80,10 @@ def nothing_fits(
     given_limit = f"memory.limit={config.memory.limit}"
     if room.rank_bytes is None:
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
-    fewest, last = _fewest_ranks(estimator, ranks, room, given, correction)
-    more = f"up to ranks={last} none would do: use a smaller image, batch or network"
+    fewest, last, all_seen = _fewest_ranks(estimator, ranks, room, given, correction)
+    more = f"up to ranks={last} none would do"
+    more += "" if all_seen else " (there was no time to look at more)"
+    more += ": use a smaller image, batch or network"
     if fewest is not None:
         more = f"ranks={fewest} would do, by the estimate"
     return (
@@ -84,23 +94,37 @@ def nothing_fits(
 
 def _fewest_ranks(
     estimator: Estimator, ranks: int, room: Room, given: GivenKeys, correction: float
-) -> tuple[int | None, int]:
-    """Returns the fewest ranks with a layout that fits by its estimate, and how many it looked at.
+) -> tuple[int | None, int, bool]:
+    """Returns how many ranks have a layout that fits by its estimate: the fewest, if there is time.
 
-    None: none of these has one. Where ranks share a memory, fewer ranks than were asked for may
-    fit, too.
+    None: there are none. Also up to how many all were looked at, and whether these were all there
+    are. Where ranks share a memory, fewer ranks than were asked for may fit, too.
     """
     config, layers = estimator.config, len(estimator.layers)
-    first = 1 if room.rank_bytes is None else ranks + 1
-    until, last = time.monotonic() + LONGEST_S, ranks
-    for count in range(first, min(config.launcher.offered_ranks, MOST_TIMES * ranks) + 1):
+    until_s = time.monotonic() + LONGEST_S
+
+    def fits(count: int) -> bool | None:
+        """Whether a layout of so many ranks fits; None: there is no time to find out."""
         limit = limit_bytes(room, count)
         for shape in itertools.islice(shapes(config, count, layers, given), MOST_SHAPES):
-            if time.monotonic() > until:
-                return None, last
+            if time.monotonic() > until_s:
+                return None
             for order in orders(config, shape, given):
                 for one in variants(config, order, given):
                     if correction * estimator.estimate(one).peak_bytes <= limit:
-                        return count, count
+                        return True
+        return False
+
+    most, enough = min(config.launcher.offered_ranks, MOST_TIMES * ranks), None
+    first, last = (1, 0) if room.rank_bytes is None else (ranks + 1, ranks)
+    if first > 1:  # twice as many are quickly found, fewer are looked for in the time that is left
+        doubled = itertools.takewhile(lambda n: n <= most, (ranks << n for n in itertools.count(1)))
+        enough = next((count for count in doubled if fits(count)), None)
+    for count in range(first, enough or most + 1):
+        fitting = fits(count)
+        if fitting is None:
+            return enough, last, False
+        if fitting:
+            return count, count, True
         last = count
-    return None, last
+    return enough, last, True

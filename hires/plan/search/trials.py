@@ -16,6 +16,7 @@ from hires.core.errors import ConfigError, PlanError
 from hires.plan.checks import check_numbers
 from hires.plan.graph import Graph
 from hires.plan.planner import make_plan
+from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import Candidate
 from hires.plan.search.choice import Choice, Option
 from hires.plan.search.estimate import LayoutEstimate
@@ -38,6 +39,8 @@ class Trials:
     """Seconds of traces that single layouts needed; they are kept, and are no time of trials."""
     impossible: set[Candidate] = field(default_factory=set)
     """Layouts that make no plan."""
+    remedies: dict[str, str] = field(default_factory=dict)
+    """The first whole error of each reason, which says what would help."""
 
     def now_s(self) -> float:
         """Returns the time on a clock that stands still while a layout's network is traced."""
@@ -54,7 +57,9 @@ class Trials:
         try:
             return [self._planned(estimate, candidate)]
         except (ConfigError, PlanError) as error:
-            choice.reasons[str(error).split(";")[0]] += 1
+            reason = str(error).split(";")[0]
+            choice.reasons[reason] += 1
+            self.remedies.setdefault(reason, str(error))
             self.impossible.add(candidate)
             return []
 
@@ -63,6 +68,7 @@ class Trials:
         config = candidate.change.apply(self.config)
         if config is None:
             raise ConfigError("it contradicts a key that was given")
+        config = resolve(config)
         for problem in check_numbers(config):
             raise PlanError(problem.text)
         self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")

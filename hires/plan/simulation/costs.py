@@ -147,7 +147,7 @@ class Device:
         return num_bytes / self.bytes_per_s
 
     def memory_s(self, num_bytes: float) -> float:
-        """Returns the same."""
+        """Returns the seconds in which a pass reads and writes some bytes."""
         return num_bytes / self.bytes_per_s
 
     def besides_s(self, num_passes: int) -> float:

@@ -89,7 +89,7 @@ class Calibration:
 
     machine: Machine
     time: str
-    """In UTC; empty: the defaults."""
+    """When the machine was measured, in UTC; empty: the defaults."""
     samples: list[Sample]
     flops_per_s: dict[str, float]
     """Of the fastest operators, by type of numbers."""
@@ -106,6 +106,8 @@ class Calibration:
     """The same while all cores computed."""
     others: int = 0
     """Of the defaults: calibrations that are kept, of other machines or versions."""
+    network_time: str = ""
+    """When the layers of a network were added last; empty: never."""
 
     @property
     def is_measured(self) -> bool:
@@ -118,12 +120,18 @@ class Calibration:
         if not self.is_measured:
             kept = f" ({self.others} kept, of another machine or version)" if self.others else ""
             return f"defaults, not measured here{kept}: run {COMMAND}"
-        when = self.time.partition("T")[0]
+        when, added = (time.partition("T")[0] for time in (self.time, self.network_time))
+        when += f", its last network on {added}" if added not in ("", when) else ""
         return f"measured here on {when} ({len(self.samples)} samples, {self.machine.cpu})"
 
     @property
+    def changed(self) -> str:
+        """When its samples changed last, in UTC."""
+        return max(self.time, self.network_time)
+
+    @property
     def age(self) -> str:
-        """Returns in words how long ago it was measured."""
+        """Returns in words how long ago the machine was measured."""
         then = datetime.fromisoformat(self.time)
         days = int((datetime.now(timezone.utc) - then).total_seconds() // DAY_S)
         return "today" if days < 1 else f"{days} day{'s' if days > 1 else ''} ago"
@@ -135,7 +143,7 @@ class Calibration:
         parts = {"links": dataclasses.asdict(self.links)}
         parts["overheads"] = dataclasses.asdict(self.overheads)
         own = ("time", "flops_per_s", "bytes_per_s", "busy_bytes_per_s", "pace_s", "busy_pace_s")
-        facts = {name: getattr(self, name) for name in own}
+        facts = {name: getattr(self, name) for name in (*own, "network_time")}
         return {"schema": SCHEMA, "machine": machine, **facts, **parts, "samples": rows}
 
 
@@ -249,7 +257,8 @@ def calibration_from(values: Mapping[str, Any]) -> Calibration:
     bandwidths = float(values["bytes_per_s"]), float(values["busy_bytes_per_s"])
     speeds = rates, *bandwidths, links, overheads
     paces = float(values["pace_s"]), float(values["busy_pace_s"])
-    return Calibration(machine, values["time"], samples, *speeds, *paces)
+    added = str(values.get("network_time", ""))  # files of an older hires lack it
+    return Calibration(machine, values["time"], samples, *speeds, *paces, network_time=added)
 
 
 def _rest(sample: Sample) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from functools import cached_property
 from hires.core.config.launcher_config import HERE
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.plan.hardware import CUDA, device_of
+from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.plan import Plan
 from hires.plan.route_choice import table_of
 from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
@@ -75,15 +75,14 @@ class MachineModel:
     factors: Factors | None = None
     """Measured over predicted seconds of runs of this network that exist."""
     cores: float = math.inf
-    """Of a node, in units of a rank's threads."""
+    """Of a node, in units of a rank's threads; its GPUs where ranks compute on them."""
 
     def speed(self, ranks_of_node: int) -> DeviceSpeed:
         """Returns what a rank computes with while so many of a node do."""
         if self.calibration is None:
             assert self.device is not None
             return self.device
-        cores = self.calibration.machine.cores if self.calibration.is_measured else os.cpu_count()
-        busy = max(1, min(ranks_of_node, cores or 1))
+        busy = max(1, min(ranks_of_node, cores_of(self.calibration)))
         key = busy, self.factors
         if key not in self._speeds:
             self._speeds[key] = CalibratedDevice(self.calibration, busy, self.factors)
@@ -116,21 +115,30 @@ class MachineModel:
 
     def step_time(self, plan: Plan) -> StepTime:
         """Returns what a step of a plan without errors takes."""
+        simulation, _, share = self._simulated(plan)
+        return self._parts(simulation, share)
+
+    def speed_of(self, plan: Plan) -> DeviceSpeed:
+        """Returns what the ranks of a plan compute with while as many as do so at once."""
+        return self._simulated(plan)[1]
+
+    def _simulated(self, plan: Plan) -> tuple[Simulation, DeviceSpeed, float]:
+        """Returns a step, what its ranks compute with, and how many replicas share a node."""
         of_node = -(-plan.world // plan.num_nodes)
         network = dataclasses.replace(self.network, ranks_per_node=of_node)
         # Ranks that wait for each other leave cores and memory to those that compute.
         copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
         nodes = -(-plan.ranks_per_replica // of_node)  # of a replica, whose cores it has
-        share = copies / nodes
-        simulation = simulate(plan, Roofline(plan, self.speed(of_node)), network)
+        share, speed = copies / nodes, self.speed(of_node)
+        simulation = simulate(plan, Roofline(plan, speed), network)
         at_once = round(concurrency(simulation) * share)
         crowd = max(1.0, unlinked_concurrency(simulation) * share / self.cores)
         fewer = self.calibration is not None and at_once < min(of_node, self.cores)
         if fewer or crowd > 1:
             network = dataclasses.replace(network, crowd=crowd)
-            speed = self.speed(at_once if fewer else of_node)
+            speed = self.speed(at_once) if fewer else speed
             simulation = simulate(plan, Roofline(plan, speed), network)
-        return self._parts(simulation, share)
+        return simulation, speed, share
 
     def _parts(self, simulation: Simulation, share: float) -> StepTime:
         step_s = crowded_step_s(simulation, self.cores, share)
@@ -157,8 +165,13 @@ def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
     source = calibration.source
     if not config.launcher.is_here:
         source += "; nodes are taken to be like this machine"
-    cores = calibration.machine.cores if calibration.is_measured else os.cpu_count() or 1
-    return MachineModel(source, network, calibration, cores=cores / config.launcher.threads)
+    cores = cores_of(calibration) / config.launcher.threads
+    return MachineModel(source, network, calibration, cores=cores)
+
+
+def cores_of(calibration: Calibration) -> int:
+    """Returns the cores of the machine of a calibration; defaults are taken for this one."""
+    return calibration.machine.cores if calibration.is_measured else os.cpu_count() or 1
 
 
 def _of_cluster(config: RunConfig, device: str) -> MachineModel:
@@ -187,7 +200,10 @@ def _of_cluster(config: RunConfig, device: str) -> MachineModel:
     near = Link(NEAR_LATENCY_S, cluster.link_gb_per_s * 1e9)
     far = Link((cluster.latency_us or NODE_LATENCY_S * 1e6) * 1e-6, network_gb * 1e9)
     own = "" if precision in rates else f", with its speed of fp32 for {precision}"
-    cores = math.inf if device == CUDA else (cluster.cores or math.inf) / config.launcher.threads
+    # Ranks that share a GPU compute in turn, as those that share a core do.
+    gpus, threads = gpus_of_node(config), config.launcher.threads
+    cores = (gpus if device == CUDA else cluster.cores) or math.inf
+    cores /= 1 if device == CUDA else threads
     return MachineModel(
         f"the numbers of cluster={cluster.name}{own}",
         Network(near, far),

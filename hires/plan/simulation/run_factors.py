@@ -20,9 +20,10 @@ from hires.core.ranks import timeline
 from hires.core.store import cache, file_names, records, run_index
 from hires.core.store.naming import plain
 from hires.plan.plan import Plan
-from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
+from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.costs import Roofline, measured_costs
 from hires.plan.simulation.machine_calibration import Calibration, Machine
+from hires.plan.simulation.machine_model import MachineModel, cores_of
 
 MOST_RUNS = 9
 """The latest ones of a network, whose medians count."""
@@ -42,15 +43,15 @@ def refined(calibration: Calibration, config: RunConfig, results: Path) -> Facto
     """
     if not calibration.is_measured:
         return Factors()
-    found: list[Factors] = []
+    of_runs: list[Factors] = []
     for folder, attempt in _runs_like(calibration.machine, config, results):
-        if len(found) == MOST_RUNS:
+        if len(of_runs) == MOST_RUNS:
             break
         with contextlib.suppress(*_DAMAGE):
             factors = _kept_factors(calibration, folder, attempt)
             if all(1 / TRUSTED <= factor <= TRUSTED for factor in factors):
-                found.append(factors)
-    return Factors(*map(statistics.median, zip(*found, strict=True))) if found else Factors()
+                of_runs.append(factors)
+    return Factors(*map(statistics.median, zip(*of_runs, strict=True))) if of_runs else Factors()
 
 
 def factors_of(calibration: Calibration, run: Path, attempt: int) -> Factors:
@@ -61,7 +62,11 @@ def factors_of(calibration: Calibration, run: Path, attempt: int) -> Factors:
     plan = Plan.from_dict(records.read_plan(run))
     steps = timeline.read(file_names.attempt_dir(run, attempt))
     costs = measured_costs(plan, steps)
-    model = Roofline(plan, CalibratedDevice(calibration, plan.world))
+    # Runs with one thread a rank; ranks that wait leave memory to the others, as in a prediction.
+    machine = MachineModel(
+        "", calibration.links.network(), calibration, cores=cores_of(calibration)
+    )
+    model = Roofline(plan, machine.speed_of(plan))
     ratios: dict[str, list[float]] = {"F": [], "B": []}
     for (rank, action), pieces in costs.seconds.items():
         predicted_s = sum(model.steps_s(rank, action))
@@ -73,13 +78,13 @@ def factors_of(calibration: Calibration, run: Path, attempt: int) -> Factors:
         if plan.training and measured_s
     ]
     every = (*ratios.values(), updates)
-    return Factors(*(statistics.median(found) if found else 1.0 for found in every))
+    return Factors(*(statistics.median(ones) if ones else 1.0 for ones in every))
 
 
 def _kept_factors(calibration: Calibration, run: Path, attempt: int) -> Factors:
     file = file_names.attempt_dir(run, attempt) / timeline.FILE
     stat = file.stat()
-    facts = [str(run.absolute()), attempt, stat.st_size, stat.st_mtime_ns, calibration.time]
+    facts = [str(run.absolute()), attempt, stat.st_size, stat.st_mtime_ns, calibration.changed]
     key = cache.key_of(*facts)
     kept = cache.cached(CACHE, key)
     if kept is not None:
@@ -95,7 +100,7 @@ def _runs_like(machine: Machine, config: RunConfig, results: Path) -> list[tuple
     with contextlib.suppress(*_DAMAGE):
         lines = run_index.lines_of(results, [])
     wanted = _network_of(plain(config))
-    found = []
+    runs = []
     for (campaign, run, attempt), line in reversed([*lines.items()]):
         with contextlib.suppress(*_DAMAGE):
             values, made = line["config"], line["record"]["provenance"]
@@ -106,8 +111,8 @@ def _runs_like(machine: Machine, config: RunConfig, results: Path) -> list[tuple
             # Ranks that take turns on a core measure each other's time.
             counts = counts and line["record"].get("world", 1) <= machine.cores
             if counts and here == machine and _network_of(values) == wanted:
-                found.append((results / campaign / run, attempt))
-    return found
+                runs.append((results / campaign / run, attempt))
+    return runs
 
 
 def _network_of(values: Mapping[str, Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import campaign, files
+from hires.core.store.choice_file import read_choice
 from tests.cli.conftest import SMALL
 from tests.helpers.patience import until
 from tests.helpers.run_folders import begin
@@ -56,6 +57,19 @@ def test_sweep_runs_every_point_and_ends_with_one_table(hires, fake_ranks):
     assert len(rows) == 5
     hashes = [row.split(",")[0] for row in rows[1:]]
     assert hashes == [point.run.rpartition("-")[2] for point in held().points]
+
+
+def test_runs_of_a_sweep_keep_what_their_layouts_were_chosen_from(hires, fake_ranks):
+    answer = hires("sweep", *SMALL, "parallel=auto", "ranks=2", "seed=0,1")
+    assert answer.code == 0, answer.err
+    assert len(runs()) == 2
+    for run in runs():
+        choice = read_choice(run)
+        assert choice is not None
+        # What makes it again has the keys: a later choice may be another one.
+        again = json.loads((run / "planned.json").read_text())["argv"]
+        assert not {"parallel=auto", "ranks=2"} & {*again}
+        assert set(choice["options"][0]["overrides"].split()) <= {*again}
 
 
 def test_table_at_the_end_has_failed_and_excluded_points_and_memory_if_asked(

@@ -391,6 +391,15 @@ def test_layouts_are_only_counted_once_the_time_for_estimates_is_used():
     assert counted.ended_early
 
 
+def test_inference_is_estimated_with_the_nodes_that_ranks_compute():
+    config = config_of("infer")
+    search = chooser(config)
+    search.graph_of = lambda samples: forked(samples, False)
+    kinds = [node.kind for node in search._graph.nodes]
+    assert kinds == [node.kind for node in make_plan(config, forked(8, False)).graph.nodes]
+    assert kinds != [node.kind for node in forked(8, False).nodes]  # norms are folded
+
+
 def test_source_says_that_the_layers_of_a_network_were_not_measured():
     machine = MachineModel("measured here", Network(LINK, LINK), CALIBRATION, cores=3)
     measured, other = conv_work(2**10), conv_work(2**12)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from torch import nn
 
+from hires.nets.trace import trace
 from hires.plan.search.candidates import Candidate, LayoutShape
 from hires.plan.search.estimate import Estimator
 from hires.plan.simulation.simulate import Link, Network
-from tests.helpers.small_plans import config_of, forked
+from tests.helpers.small_plans import IMAGE, config_of, forked
 
 NO_TIME = Link()
 TILES = LayoutShape(1, 1, 1, (4, 1), 1, 1)
@@ -52,3 +54,26 @@ def test_layouts_are_estimated_once():
     asked = len(calls)
     assert once.estimate(Candidate(TILES)) is first
     assert len(calls) == asked > 0
+
+
+def test_cut_by_seconds_leaves_the_uses_of_a_parameter_together():
+    class Repeated(nn.Module):
+        """A convolution that is applied twice, between others."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.step, self.last = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+
+        def forward(self, x):
+            return self.last(self.step(self.step(self.first(x))))
+
+    graph = trace(Repeated(), [8, 3, *IMAGE], True)
+    last = graph.nodes[-1].name
+
+    def seconds(node, share, back):
+        return 1.0 if node.name == last else 0.1
+
+    network = Network(NO_TIME, NO_TIME)
+    tied = Estimator(config_of(batch=8), graph, seconds, network, 1e12)
+    # By FLOPs it is cut behind the first layer; inside the two uses of one weight it never is.
+    assert tied.balanced(Candidate(LayoutShape(1, 2, 0, (1, 1), 1, 1)), "seconds") == (3, 1)

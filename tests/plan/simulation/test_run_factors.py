@@ -11,9 +11,10 @@ from hires.core.config.run_config import from_dict
 from hires.core.ranks.timeline import FILE, HostClock, MarkedSpan, Recorder
 from hires.core.store.naming import plain
 from hires.plan.simulation import run_factors
-from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
+from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.costs import Roofline
 from hires.plan.simulation.machine_calibration import DEFAULTS, Overheads
+from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.run_factors import refined
 from hires.plan.simulation.simulate import simulate
 from tests.helpers.calibrations import CALIBRATION
@@ -43,8 +44,9 @@ def results(tmp_path, monkeypatch):
         (run / "a0").mkdir(parents=True)
         plan = plan_of(**LAYOUTS["pp"])
         (run / "plan.json").write_text(json.dumps(plan.to_dict()))
-        device = CalibratedDevice(QUICK, plan.world, factors)
-        for line in simulate(plan, Roofline(plan, device)).ranks:
+        network = QUICK.links.network()
+        machine = MachineModel("", network, QUICK, factors=factors, cores=QUICK.machine.cores)
+        for line in simulate(plan, Roofline(plan, machine.speed_of(plan))).ranks:
             recorder = Recorder()
             recorder.clock = StoppedClock()
             recorder.begin_step()

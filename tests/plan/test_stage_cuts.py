@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hires.plan.search.stage_cuts import cut_of_least
+from hires.plan.stage_cuts import cut_of_least
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
