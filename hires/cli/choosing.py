@@ -47,7 +47,7 @@ MOST_SIDE = 1 << 17
 IMAGE = OBJECTIVES[2]
 SIZE_S = 2.0
 """Seconds of trials for one size of an image."""
-ENOUGH = 12
+ENOUGH_PLANNED = 12
 """Planned layouts from which on a search that had too little time is kept for the next one."""
 GROUPS = {"memory": "memory.checkpoint"}
 """Choices of keys that give a key of a layout, as ``memory=recompute`` does."""
@@ -147,7 +147,9 @@ class LayoutSearch:
             except NoRoomError as error:
                 keep(CACHE, key, {NO_ROOM: str(error)})
                 raise
-        if not choice.ended_early or choice.planned >= ENOUGH:  # else another search sees more
+        if (
+            not choice.ended_early or choice.planned >= ENOUGH_PLANNED
+        ):  # else another search sees more
             keep(CACHE, key, choice.to_dict())
         return choice
 

@@ -42,16 +42,16 @@ from hires.plan.search.candidates import (
 from hires.plan.search.choice import Choice, NoRoomError, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
-from hires.plan.search.memory_rehearsal import SURE, PlannedOption, Rehearsal
+from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
 from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
 from hires.plan.search.trials import Trials, num_actions
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 
-FEW_S, MANY_S = 8.0, 45.0
+FEW_RANKS_S, MANY_RANKS_S = 8.0, 45.0
 """Seconds of a search for a few ranks, and for many."""
 MANY_RANKS = 16
-LEAST_S = 6.0
+LEAST_S = 4.0
 """Seconds that are left for trials, however long the traces of the network took."""
 ESTIMATING, FITTING, PLANNING, FUSING = 0.2, 0.3, 0.5, 0.6
 """Shares of the time after which no more layouts are estimated, made to fit, planned, and planned
@@ -61,7 +61,7 @@ FUSED_WITHIN = 1.3
 """Of the best planned cost: layouts in tiles that are so near it are tried with fused halos."""
 MOST_ROUNDS = 3
 """Of planning and predicting memory where nothing fits; more only while there is time."""
-GOOD, FAR_BEHIND = 10, 1.5
+GOOD_LAYOUTS, FAR_BEHIND = 10, 1.5
 """Once so many layouts are planned, one that is so far behind the best so many is not."""
 PER_SHAPE = 3
 """Orders of one shape that are planned, the best ones."""
@@ -98,7 +98,7 @@ class Chooser:
         """
         now_s = time.monotonic()
         began_s = now_s if self.began_s is None else self.began_s
-        allowed_s = self.budget_s or (FEW_S if ranks <= MANY_RANKS else MANY_S)
+        allowed_s = self.budget_s or (FEW_RANKS_S if ranks <= MANY_RANKS else MANY_RANKS_S)
         end_s = max(began_s + allowed_s, now_s + min(LEAST_S, allowed_s))
         choice = Choice(ranks, self.objective, self._source())
         estimator = self._estimator(ranks)
@@ -122,7 +122,7 @@ class Chooser:
             if any(option.fits for option, _ in planned):
                 break
             bound, until_s = (
-                SURE * limit / correction,
+                OUT_ABOVE * limit / correction,
                 _between(self._trials.now_s(), end_s, FITTING),
             )
         choice.reasons += short
@@ -299,9 +299,9 @@ class Chooser:
     def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
         """Whether a layout would be far behind several of those that were planned."""
         costs = sorted(self._cost(option) for option, _ in planned if option.fits)
-        if len(costs) < GOOD:
+        if len(costs) < GOOD_LAYOUTS:
             return False
-        return self._estimated_cost(estimate) > FAR_BEHIND * costs[GOOD - 1]
+        return self._estimated_cost(estimate) > FAR_BEHIND * costs[GOOD_LAYOUTS - 1]
 
     def _with_cuts(
         self, estimator: Estimator, candidate: Candidate, by_bytes: bool

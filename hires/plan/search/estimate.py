@@ -15,7 +15,6 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
@@ -24,6 +23,7 @@ from hires.plan.graph import Graph, Node
 from hires.plan.partition import SLACK, crossing, layer_starts, partition, starts_between_ties
 from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
+from hires.plan.search.peak_estimate import Pass, StageBytes, fullest_bytes
 from hires.plan.search.stage_table import (
     NodeFacts,
     RankShare,
@@ -39,14 +39,6 @@ from hires.plan.stage_cuts import cut_of_least
 
 WEIGHT_BYTES = 4
 """Of a parameter in training, and of its gradient and the optimiser's numbers."""
-
-
-class Pass(NamedTuple):
-    """One pass of a microbatch on a rank."""
-
-    stage: int
-    microbatch: int
-    back: bool
 
 
 @dataclass(frozen=True)
@@ -310,49 +302,36 @@ class Estimator:
         tables: list[StageTable],
     ) -> float:
         """Returns the bytes of the fullest rank."""
-        shape, config = candidate.shape, self.config
-        bounds = self.bounds(candidate)
-        stages = [*itertools.pairwise(bounds)]
-        params = [self._params(first, last) for first, last in stages]
-        kept, boundary, beside = [], [], []
-        for table, (first, last), own in zip(tables, stages, self.shares(candidate), strict=True):
-            whole = table.of(table.kept_bytes, first, last)
-            part = own.samples / self.graph.input_shape[0] / (own.grid[0] * own.grid[1])
-            kept.append(whole)
-            boundary.append(self._crossing[first] * part * self.width)
-            # A backward pass has the gradient of what it computes beside it.
-            beside.append(max(table.largest_bytes[first:last], default=0.0))
-        places = _places(pipeline)
-        alike: set[tuple[int, ...]] = set()
-        fullest = 0.0
-        for rank, actions in enumerate(program):
-            stages_held = tuple(places_of[rank] for places_of in places)
-            if stages_held in alike:
-                continue  # ranks of the same stages do the same
-            alike.add(stages_held)
-            held: dict[int, int] = {}
-            most = 0.0
-            for stage, _, back in actions:
-                held[stage] = held.get(stage, 0) + (-1 if back else 1)
-                if not self.training:
-                    held[stage] = 0
-                each = sum(
-                    count * (kept[s] if candidate.checkpoint == "none" else boundary[s])
-                    for s, count in held.items()
-                )
-                again = {"none": 0.0, "stage": kept[stage]}.get(
-                    candidate.checkpoint, kept[stage] ** 0.5 * max(1.0, boundary[stage]) ** 0.5
-                )
-                most = max(most, each + again + beside[stage])
-            states = config.optimizer.num_states
-            weights = 0.0
-            for stage in set(stages_held):
-                holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
-                share = holders if candidate.shards_optimizer else 1
-                copies = 2 + states / share if self.training else 1
-                weights += params[stage] * copies * (WEIGHT_BYTES if self.training else self.width)
-            fullest = max(fullest, most + weights)
-        return fullest
+        bounds = [*itertools.pairwise(self.bounds(candidate))]
+        facts = zip(tables, bounds, self.shares(candidate), strict=True)
+        stages = [self._stage_bytes(candidate, stage, *own) for stage, own in enumerate(facts)]
+        return fullest_bytes(program, _places(pipeline), stages, self.training)
+
+    def _stage_bytes(
+        self,
+        candidate: Candidate,
+        stage: int,
+        table: StageTable,
+        bounds: tuple[int, int],
+        own: RankShare,
+    ) -> StageBytes:
+        """Returns what a rank of a stage holds, between two nodes, of its share of a microbatch."""
+        shape, (first, last) = candidate.shape, bounds
+        part = own.samples / self.graph.input_shape[0] / (own.grid[0] * own.grid[1])
+        kept = table.of(table.kept_bytes, first, last)
+        boundary = self._crossing[first] * part * self.width
+        # A backward pass has the gradient of what it computes beside it.
+        beside = max(table.largest_bytes[first:last], default=0.0)
+        # Of blocks, about the root of what is kept is computed again at a time.
+        of_block = kept**0.5 * max(1.0, boundary) ** 0.5
+        again = {"none": 0.0, "stage": kept}.get(candidate.checkpoint, of_block)
+        holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
+        share = holders if candidate.shards_optimizer else 1
+        copies = 2 + self.config.optimizer.num_states / share if self.training else 1
+        width = WEIGHT_BYTES if self.training else self.width
+        weights = self._params(first, last) * copies * width
+        held = kept if candidate.checkpoint == "none" else boundary
+        return StageBytes(weights, held, again, beside)
 
 
 def _passes(table: StageTable, first: int, last: int, checkpoint: str) -> tuple[float, float]:

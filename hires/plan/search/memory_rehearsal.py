@@ -22,9 +22,9 @@ from hires.plan.search.layout_search import Budget
 
 MOST_FITTING = 3
 """Layouts that fit and are rehearsed while there is time; the others are estimated."""
-SURE = 1.1
+OUT_ABOVE = 1.1
 """A corrected estimate so far above the limit needs no rehearsal."""
-SURER = 1.02
+OUT_ABOVE_LATER = 1.02
 """The same once two rehearsals have corrected it."""
 NEAR_LIMIT = 0.9
 """A layout that needs so much of the limit is one that the memory decides."""
@@ -102,7 +102,7 @@ class Rehearsal:
         option.fits = self.room.shortage(option.config, plan) is None
 
     def _correct(self) -> None:
-        sure = SURE if len(self.ratios) < 2 else SURER
+        sure = OUT_ABOVE if len(self.ratios) < 2 else OUT_ABOVE_LATER
         for option, _ in self.planned:
             if not option.rehearsed:
                 option.peak_bytes = int(self.estimates[id(option)] * self.correction)

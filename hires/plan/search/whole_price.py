@@ -29,8 +29,8 @@ def whole_notes(plan: Plan, listed: bool) -> list[Finding]:
     for one in pass_traffic(plan):
         if one.kind in ("gather", "crop"):
             sent[one.makers.index] += sum(one.sizes) * plan.pieces
-    found = ((stage, whole_nodes(plan, stage)) for stage in plan.stages)
-    return [_note(plan, stage, whole, sent, listed) for stage, whole in found if whole.causes]
+    pairs = ((stage, whole_nodes(plan, stage)) for stage in plan.stages)
+    return [_note(plan, stage, whole, sent, listed) for stage, whole in pairs if whole.causes]
 
 
 def whole_nodes(plan: Plan, stage: Stage) -> WholeNodes:

@@ -161,17 +161,17 @@ def _nearest(
     A sample is no nearer than its first number is: where that is too far, those behind it are, too.
     """
     below, above = first - 1, first
-    found: list[tuple[float, float]] = []
+    nearest: list[tuple[float, float]] = []
     while below >= 0 or above < len(located):
         down = place[0] - located[below][0][0] if below >= 0 else math.inf
         up = located[above][0][0] - place[0] if above < len(located) else math.inf
-        if len(found) > NEIGHBOURS and min(down, up) > found[-1][0]:
+        if len(nearest) > NEIGHBOURS and min(down, up) > nearest[-1][0]:
             break
         at, value = located[below if down < up else above]
         below, above = (below - 1, above) if down < up else (below, above + 1)
-        bisect.insort(found, (math.dist(place, at), value))
-        del found[NEIGHBOURS + 1 :]
-    return found
+        bisect.insort(nearest, (math.dist(place, at), value))
+        del nearest[NEIGHBOURS + 1 :]
+    return nearest
 
 
 def _keys(work: NodeWork) -> list[tuple[object, ...]]:

@@ -36,12 +36,12 @@ class PlacedLayout(NamedTuple):
 @plot(118, "choice", "Layouts that were chosen from")
 def choice_front(data: PlotData) -> Drawing | str:
     """Draws predicted step time and memory of all layouts of a choice, and their Pareto front."""
-    found = [(drawn, layouts) for drawn in data.chosen_runs if (layouts := layouts_of(drawn))]
-    if not found:
+    runs = [(drawn, layouts) for drawn in data.chosen_runs if (layouts := layouts_of(drawn))]
+    if not runs:
         return "no run had its layout chosen (parallel=auto)"
-    fig, axes = style.panels(len(found), 2, 2.8)
+    fig, axes = style.panels(len(runs), 2, 2.8)
     words = []
-    for axis, (drawn, layouts) in zip(axes, found, strict=True):
+    for axis, (drawn, layouts) in zip(axes, runs, strict=True):
         for one in layouts:
             look = style.layout_style(one.label)
             axis.plot(
@@ -83,7 +83,7 @@ def layouts_of(drawn: DrawnRun, which: str = "options") -> list[PlacedLayout]:
     """
     choice = read_choice(drawn.run.path) or {}
     options = choice.get(which, ())
-    found = []
+    layouts = []
     for option in options if isinstance(options, list) else ():
         if not isinstance(option, dict):
             continue
@@ -91,9 +91,9 @@ def layouts_of(drawn: DrawnRun, which: str = "options") -> list[PlacedLayout]:
         label = text(option.get("layout"), _LONGEST_NAME)
         overrides = text(option.get("overrides"), _LONGEST)
         if step_s and peak and label and overrides:
-            known = option.get("memory_rehearsed") is not False
-            found.append(PlacedLayout(step_s, peak, label, overrides, known))
-    return found
+            rehearsed = option.get("memory_rehearsed") is not False
+            layouts.append(PlacedLayout(step_s, peak, label, overrides, rehearsed))
+    return layouts
 
 
 def pareto_front(layouts: Sequence[PlacedLayout]) -> list[PlacedLayout]:
@@ -118,8 +118,8 @@ def _measured(drawn: DrawnRun) -> tuple[float, float] | None:
     step_s = number(step.get("median")) if isinstance(step, dict) else None
     ranks = memory if isinstance(memory, list) else []
     peaks = [number(one.get("peak_bytes")) for one in ranks if isinstance(one, dict)]
-    known = [peak for peak in peaks if peak]
-    return (step_s, max(known)) if step_s and known else None
+    measured = [peak for peak in peaks if peak]
+    return (step_s, max(measured)) if step_s and measured else None
 
 
 def _words(

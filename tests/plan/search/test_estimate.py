@@ -62,7 +62,8 @@ def test_cut_by_seconds_leaves_the_uses_of_a_parameter_together():
 
         def __init__(self):
             super().__init__()
-            self.first, self.step, self.last = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+            self.first, self.step = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+            self.last = nn.Conv2d(3, 2, 3, padding=1)
 
         def forward(self, x):
             return self.last(self.step(self.step(self.first(x))))
