@@ -25,7 +25,7 @@ import numpy as np
 import torch.distributed as dist
 
 from hires.bench.bench_output import OPTION, Benchmark, Result, Results
-from hires.bench.kernel_types import onednn_kernels, onednn_seconds, ran_as
+from hires.bench.kernel_types import onednn_kernels, ran_as
 from hires.bench.layouts_bench import measure_peaks
 from hires.bench.peer_process import PeerProcess
 from hires.bench.precision_cases import (
@@ -177,15 +177,15 @@ def _own(
     outputs = None if runner is None else _step(runner)
     parts: list[Any] = [None] * NUM_RANKS
     dist.all_gather_object(parts, outputs)
-    kernels, kernels_s = dict[str, int](), 0.0
+    kernels: dict[str, int] = {}
     if runner is not None:
         runner.prepare()
-        kernels, kernels_s = onednn_kernels(runner.step), onednn_seconds(runner.step)
+        kernels = onednn_kernels(runner.step)
         runner.trims = options.trim
         runner.tidy()
     dist.barrier()
     whole = join_parts([part for part in parts if part is not None], expected.shape)
-    return runner, {"kernels": kernels, "kernels_s": kernels_s, **accuracy(whole, expected)}
+    return runner, {"kernels": kernels, **accuracy(whole, expected)}
 
 
 def _step(runner: Runner) -> Any:

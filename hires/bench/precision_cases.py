@@ -54,7 +54,9 @@ class PrecisionOptions:
     data: str = option(
         "", f"images: {', '.join(MADE)}, or a folder of classes; none: synthetic ones"
     )
-    calibration: int = option(32, "images that the int8 scales are found on")
+    calibration: int = option(
+        32, "images that int8 scales, and without --weights the statistics of norms, are found on"
+    )
     rounds: int = option(7, "samples of every row")
     warmup: int = option(2, "rounds before them", low=0)
     memory: bool = option(True, "measure no peaks of memory of hires")

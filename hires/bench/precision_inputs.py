@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from hires.bench.onnx_files import CALIBRATION, IMAGES
 from hires.bench.precision_cases import PrecisionCase, PrecisionOptions
@@ -23,6 +23,8 @@ from hires.core.store import file_names
 
 EXPECTED = "expected.npy"
 """Outputs of the plain network in fp32, in the folder of a case."""
+STATISTICS_PIXELS = 2**22
+"""Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,8 @@ def make_inputs(case: PrecisionCase, folder: Path, options: PrecisionOptions) ->
     np.save(folder / IMAGES, images.contiguous().numpy())
     module = plain_module(config)
     if not weights:
-        set_statistics(module, images[:2])
+        most = max(case.batch, STATISTICS_PIXELS // case.image**2)
+        set_statistics(module, *torch.split(_calibrated(case, options), most))
         weights = str(folder / "weights.safetensors")
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
         save_file(tensors, weights)
@@ -51,8 +54,7 @@ def make_inputs(case: PrecisionCase, folder: Path, options: PrecisionOptions) ->
         np.save(folder / EXPECTED, module(images).float().numpy())
     scales = ""
     if INT8 in options.precisions:
-        chosen, _ = whole_batch(case.calibration(options.calibration))
-        np.save(folder / CALIBRATION, chosen.contiguous().numpy())
+        np.save(folder / CALIBRATION, _calibrated(case, options).contiguous().numpy())
         scales = str(folder / file_names.SCALES)
         words = calibration_words(case, options.calibration)
         words += [f"weights={weights}", f"results={folder}", f"out={scales}"]
@@ -61,15 +63,25 @@ def make_inputs(case: PrecisionCase, folder: Path, options: PrecisionOptions) ->
     return Inputs(folder, weights, scales)
 
 
+def _calibrated(case: PrecisionCase, options: PrecisionOptions) -> Tensor:
+    # Those that 8 bits are calibrated on, (n, C, H, W); with --data none of them is measured.
+    images, _ = whole_batch(case.calibration(options.calibration))
+    return images
+
+
 @torch.no_grad()
-def set_statistics(module: nn.Module, images: torch.Tensor) -> None:
-    """Gives every batch norm the mean and variance of these images, so that no value explodes."""
+def set_statistics(module: nn.Module, *pieces: Tensor) -> None:
+    """Gives every batch norm the mean and variance of images, so that no value explodes.
+
+    ``pieces`` of them, each (n, C, H, W), pass one by one; norms get the mean over all pieces.
+    """
     norms = [one for one in module.modules() if isinstance(one, nn.BatchNorm2d)]
     kept = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.momentum = None  # the mean over all batches, here of one
+        norm.momentum = None  # the mean over all pieces
     module.train()
-    module(images)
+    for images in pieces:
+        module(images)
     module.eval()
     for norm, momentum in zip(norms, kept, strict=True):
         norm.momentum = momentum

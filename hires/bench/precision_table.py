@@ -8,29 +8,34 @@ from typing import Any
 
 from hires.bench.bench_output import BenchTable, Result
 from hires.bench.precision_cases import OURS, row_name
-from hires.bench.step_parts import part_cells
+from hires.bench.step_parts import KERNELS, part_cells
 from hires.bench.timing import ratios, spread
 from hires.core.precisions import INT8
 from hires.core.units import MIB
 
 NOTES = """\
-Medians of rounds in which all rows took turns. `best peer` is the speed beside the fastest library
-of that precision, its ratios taken round by round. `cpu ms` is the processor time of all threads
-and ranks: other work on the machine adds less to it. `kernels` counts the convolutions and products
-that ran, by the type that they read (ONNX Runtime has transposed convolutions in float only).
-`agrees` is the share of classes (pixels, for a U-Net) that are those of fp32 on the same images,
-`signal` the outputs over their error. Without `--weights` the network is random, with the
-statistics of two of the images; without `--data` the images are made up, and 8 bits are calibrated
-on those that are measured, among others.
-ONNX Runtime and OpenVINO calibrate on them one by one, on the middle 512x512 pixels of larger ones,
-as they hold every value of the network at once. A random network says little about accuracy: one
-image agrees or does not, and AmoebaNet-D makes so much of rounding that two libraries in fp32 agree
-to 23 to 30 dB. Trained networks are compared in `results/table2.2`.
-Peaks of memory are of one step and the weights, without
-the libraries, of the fullest process; what a compiler leaves in it counts. `limit` is what an aim
-would be if nothing but oneDNN's kernels took time in the step of hires: what is missing above it is
-the kernels', below it hires' own. The last table takes a step of hires apart, its first tile's:
-the kernels as above, calls that send and post, waits for the other tile, and the rest."""
+Medians of rounds in which all rows took turns. `best peer` is the speed beside the fastest \
+library of that precision, its ratios taken round by round. `cpu ms` is the processor time of all \
+threads and ranks: other work on the machine adds less to it. `kernels` counts the convolutions \
+and products that ran, by the type that they read (ONNX Runtime has transposed convolutions in \
+float only). Peaks of memory are of one step and the weights, without the libraries, of the \
+fullest process; what a compiler leaves in it counts.
+
+`agrees` is the share of classes (pixels, for a U-Net) that are those of fp32 on the same images, \
+`signal` the outputs over their error. Without `--weights` the network is random, with the \
+statistics of the images that 8 bits are calibrated on (`--calibration`); without `--data` the \
+images are made up, and those that are measured are among them. ONNX Runtime and OpenVINO \
+calibrate on them one by one, on the middle 512x512 pixels of larger ones, as they hold every \
+value of the network at once. A random network says little about accuracy: one image agrees or \
+does not, and AmoebaNet-D makes so much of rounding that two libraries in fp32 agree to 23 to \
+30 dB. Trained networks are compared in `results/table2.2`.
+
+`limit` is what an aim would be if nothing but oneDNN's kernels took time in the step of hires: \
+what is missing above it is the kernels', below it hires' own. The kernels are those of one more \
+step right after each that is timed, and the ratios are taken round by round. The last table \
+takes a step of hires apart, its first tile's: the kernels as above, calls that send and post, \
+waits for the other tile, and the rest. `-` as a limit or a rest means that kernels took longer \
+than the timed step has room for: the pace of the machine changed too much to tell."""
 TILES = "hires, 2 tiles"
 PEER_AIM, TILES_AIM, INT8_AIM = 1.0, 1.7, 4.0
 """Least speed beside the best peer, of two tiles beside one thread, of 8 bits beside our fp32."""
@@ -69,7 +74,7 @@ class Aim:
     reason: str = ""
     """Why it was not."""
     limit: float | None = None
-    """The ratio if only the kernels of hires took time; None: that was not measured."""
+    """The ratio if only the kernels of hires took time; None: it has no valid measurement."""
 
     def cells(self) -> dict[str, str]:
         """Returns a line of the table of aims."""
@@ -84,22 +89,22 @@ class Aim:
 
 def aims(rows: Sequence[Row]) -> list[Aim]:
     """Returns what is aimed at and the measured ratios; peers that did not run have aims too."""
-    found: list[Aim] = []
+    listed: list[Aim] = []
     for precision in dict.fromkeys(row["precision"] for row in rows):
         ours, best = row_name("hires", precision), best_peer(rows, precision)
         missing = [r for r in _peers(rows, precision) if _why_not(rows, r["name"])]
         for peer in ([best] if best else []) + missing:
             what = f"{precision} beside {peer['name']}"
-            found.append(_aim(what, PEER_AIM, rows, peer["name"], ours))
+            listed.append(_aim(what, PEER_AIM, rows, peer["name"], ours))
         if not best and not missing:
             reason = f"no library of --peers runs {precision}"
-            found.append(Aim(f"{precision} beside the best peer", PEER_AIM, None, reason))
+            listed.append(Aim(f"{precision} beside the best peer", PEER_AIM, None, reason))
         what = f"{precision}, two tiles beside one"
-        found.append(_aim(what, TILES_AIM, rows, ours, row_name(TILES, precision)))
+        listed.append(_aim(what, TILES_AIM, rows, ours, row_name(TILES, precision)))
         if precision == INT8:
             what, plain = f"{INT8} beside fp32 of hires", row_name("hires", "fp32")
-            found.append(_aim(what, INT8_AIM, rows, plain, ours))
-    return found
+            listed.append(_aim(what, INT8_AIM, rows, plain, ours))
+    return listed
 
 
 def _aim(what: str, least: float, rows: Sequence[Row], over: str, under: str) -> Aim:
@@ -108,9 +113,16 @@ def _aim(what: str, least: float, rows: Sequence[Row], over: str, under: str) ->
     if reasons:
         return Aim(what, least, None, "; ".join(reasons))
     named = {row["name"]: row for row in rows}
-    kernels_s = named[under].get("kernels_s")
-    limit = named[over]["step_s"]["median"] / kernels_s if kernels_s else None
-    return Aim(what, least, _ratio(named[over], named[under]), limit=limit)
+    measured = _ratio(named[over], named[under])
+    return Aim(what, least, measured, limit=_limit(named[over], named[under], measured))
+
+
+def _limit(over: Row, under: Row, measured: float) -> float | None:
+    kernels_s = under.get(KERNELS, [])
+    if not kernels_s or not all(kernels_s):  # other libraries, or no kernel of oneDNN
+        return None
+    limit = ratios(over["samples_s"], kernels_s)["median"]
+    return limit if limit >= measured else None  # kernels by themselves were slower than the step
 
 
 def _why_not(rows: Sequence[Row], name: str) -> str:

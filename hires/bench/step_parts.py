@@ -1,9 +1,11 @@
 """Takes the steps of a layout apart: oneDNN's kernels, its calls for messages, waits, the rest.
 
-    step     |--- kernels ---|- calls -|-- waits --|--- rest ---|
+    turn in a round:  the step that is timed                 one more step, listed by oneDNN
+                      |- kernels -|- calls -|- waits -|- rest -|  |- kernels -| ...
 
-Kernels are those of a step by itself; calls and waits are logged in each step that is timed, as a
-run logs them. The rest is torch between the kernels, Python, and copies of borders.
+Calls and waits are logged in the timed step, as a run logs them. Listing its kernels would slow it
+down, so theirs is the step right after it, at the same pace of the machine. The rest is torch
+between the kernels, Python, and copies of borders.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from hires import comm
+from hires.bench.kernel_types import onednn_seconds
 from hires.bench.runners import HiresSteps
 from hires.bench.timing import spread
 from hires.core.config.run_config import RunConfig
@@ -21,9 +24,12 @@ from hires.engine.memory_meter import give_back_memory
 from hires.engine.run import message_log
 from hires.plan.plan import Plan
 
+KERNELS, CALLS, WAITS = "kernels_samples_s", "calls_samples_s", "waits_samples_s"
+"""Keys of a row: the seconds of each round, beside the ``samples_s`` of its steps."""
+
 
 class LoggedSteps(HiresSteps):
-    """A layout of hires on one rank, and what its messages cost it in each step.
+    """A layout of hires on one rank, what its kernels take, and what its messages cost it.
 
     Once it ``trims``, it holds no freed memory while other rows have their turns. A step that is
     not timed then takes memory again before each that is, as a run does once.
@@ -35,6 +41,7 @@ class LoggedSteps(HiresSteps):
         super().__init__(config, plan, rank)
         self.config = config
         self.log: comm.MessageLog | None = None
+        self.kernels_s: list[float] = []
         self.calls_s: list[float] = []
         self.waits_s: list[float] = []
 
@@ -51,31 +58,35 @@ class LoggedSteps(HiresSteps):
             return super().step()
 
     def tidy(self) -> None:
-        """Keeps the seconds of the calls and waits of the step."""
-        super().tidy()
-        if self.trims:
-            give_back_memory()
+        """Keeps the seconds of the calls and waits of the step, and of the kernels of one more."""
         rows: list[dict[str, Any]] = []
         if self.log is not None:
             self.log.end_step(0, 0.0, counts=True)
             rows = self.log.summary()["rows"]
         self.calls_s.append(sum(row["issue_s"] for row in rows))
         self.waits_s.append(sum(row["wait_s"] for row in rows))
+        self.kernels_s.append(onednn_seconds(super().step))
+        super().tidy()
+        if self.trims:
+            give_back_memory()
 
-    def parts(self, count: int) -> dict[str, float]:
-        """Returns the median seconds of calls and of waits in the last ``count`` steps."""
-        if not count:
-            return {}
-        calls_s, waits_s = self.calls_s[-count:], self.waits_s[-count:]
-        return {"calls_s": spread(calls_s)["median"], "waits_s": spread(waits_s)["median"]}
+    def parts(self, count: int) -> dict[str, list[float]]:
+        """Returns the seconds of kernels, calls and waits in each of the last ``count`` rounds."""
+        listed = {KERNELS: self.kernels_s, CALLS: self.calls_s, WAITS: self.waits_s}
+        return {key: seconds[len(seconds) - count :] for key, seconds in listed.items()}
 
 
 def part_cells(row: Mapping[str, Any]) -> dict[str, str] | None:
-    """Returns a line of the table of parts, in ms; None: the row was not taken apart."""
-    if "calls_s" not in row or "step_s" not in row:
+    """Returns a line of the table of parts, in ms; None: the row was not taken apart.
+
+    A rest below zero is no number: the kernels by themselves took longer than the step.
+    """
+    if KERNELS not in row or "samples_s" not in row:
         return None
-    took = {"step ms": row["step_s"]["median"], "kernels ms": row["kernels_s"]}
-    took |= {"calls ms": row["calls_s"], "waits ms": row["waits_s"]}
-    rest_s = row["step_s"]["median"] - row["kernels_s"] - row["calls_s"] - row["waits_s"]
-    cells = {head: f"{seconds * 1e3:.1f}" for head, seconds in {**took, "rest ms": rest_s}.items()}
-    return {"row": row["name"], **cells}
+    samples = [row["samples_s"], *(row[key] for key in (KERNELS, CALLS, WAITS))]
+    # Of each round, as the pace of the machine changes between rounds.
+    samples.append([step - sum(parts) for step, *parts in zip(*samples, strict=True)])
+    *shown, rest_s = [spread(seconds)["median"] for seconds in samples]
+    heads = "step ms", "kernels ms", "calls ms", "waits ms"
+    cells = {head: f"{seconds * 1e3:.1f}" for head, seconds in zip(heads, shown, strict=True)}
+    return {"row": row["name"], **cells, "rest ms": f"{rest_s * 1e3:.1f}" if rest_s >= 0 else "-"}
