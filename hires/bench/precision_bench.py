@@ -48,6 +48,7 @@ from hires.core.store.files import write_atomically
 from hires.core.store.naming import plain
 from hires.engine import arithmetic
 from hires.engine.device import open_device
+from hires.engine.memory_meter import give_back_memory
 from hires.nets.trace import trace_config
 from hires.plan.checks import EMULATED, lacks_instructions
 from hires.plan.planner import make_plan
@@ -174,7 +175,7 @@ def _own(
     plan = make_plan(config, trace_config(config))
     plan.require_ok()
     runner = LoggedSteps(config, plan, rank) if rank < plan.world else None
-    outputs = None if runner is None else _step(runner)
+    outputs = None if runner is None else _step(runner, options.trim)
     parts: list[Any] = [None] * NUM_RANKS
     dist.all_gather_object(parts, outputs)
     kernels: dict[str, int] = {}
@@ -188,9 +189,11 @@ def _own(
     return runner, {"kernels": kernels, **accuracy(whole, expected)}
 
 
-def _step(runner: Runner) -> Any:
+def _step(runner: Runner, trims: bool) -> Any:
     runner.prepare()
-    runner.step()  # measures which kernels are fast
+    runner.step()  # measures which kernels are fast, which takes twice the memory of a step
+    if trims:
+        give_back_memory()
     outputs = runner.step()
     return None if outputs is None else outputs.float().numpy()
 
