@@ -43,8 +43,8 @@ class Affine(NamedTuple):
 
     def quantized(self, x: float) -> int:
         """Returns the integer that is nearest to a real number, within the range."""
-        number: int = min(max(round(x / self.scale) + self.zero_point, 0), LAST)
-        return number
+        steps = min(max(x / self.scale, -LAST), LAST)  # of an infinite number, too
+        return min(max(round(steps) + self.zero_point, 0), LAST)
 
     def real(self, number: int) -> float:
         """Returns the real number of an integer."""
