@@ -60,10 +60,14 @@ def with_scales(
 ) -> RunConfig:
     """Returns the config with scales if it needs some: those it names, found ones, or new ones.
 
-    ``words`` are the overrides that the user typed, ``argv`` the whole command. ConfigError: there
-    are no images to calibrate on, or ``quant.auto`` comes with scales; RunError: the calibration
-    failed.
+    ``words`` are the overrides that the user typed, ``argv`` the whole command. A run of
+    ``task=calibrate`` gets the data and steps of a calibration. ConfigError: there are no images to
+    calibrate on, or ``quant.auto`` comes with scales; RunError: the calibration failed.
     """
+    if config.task.name == "calibrate":
+        own = _as_asked(config, words)
+        kept_by_name(planner.graph(own), own)  # a wrong name costs no calibration
+        return own
     has_scales, note = _given(config, words)
     if note is not None:
         print(f"note: {note.text}", file=sys.stderr)
@@ -108,6 +112,8 @@ def with_assumed_scales(
     Where it would calibrate first, a file in ``folder`` has a scale for each value that stands for
     none: the plan is the same but for its numbers.
     """
+    if config.task.name == "calibrate":
+        return _as_asked(config, words), None
     has_scales, note = _given(config, words)
     if config.precision.name != INT8 or has_scales:
         return config, note
@@ -220,6 +226,11 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
         why = f": {outcome.cause}" if outcome.cause else ""
         raise RunError(f"the calibration {path} {how}, so there are no scales{why}")
     return scales
+
+
+def _as_asked(config: RunConfig, words: Iterable[str]) -> RunConfig:
+    # The run is the calibration: its steps are those that the images take, and these are real.
+    return dataclasses.replace(calibration_of(config, words), campaign=config.campaign)
 
 
 def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | None]:
