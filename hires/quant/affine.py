@@ -31,6 +31,8 @@ LAST = 255
 """The largest unsigned integer."""
 MOST_PRODUCTS = (2**31 - 1) // (255 * 127)
 """Products of an activation and a weight of which 32 bits hold any sum."""
+FACTOR_LIMIT = 2.0**97
+"""Of factors and offsets of integers: times any sum of 32 bits they are numbers of fp32."""
 GROUP = 64
 """Neighbouring weights of a channel that share a step when they are stored in 4 bits."""
 
