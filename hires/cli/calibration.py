@@ -74,17 +74,18 @@ def with_scales(
     if config.precision.name != INT8 or has_scales:
         return config
     own = calibration_of(config, words)
-    found = found_scales(own, planner)
-    if found is None:
+    scales_path = found_scales(own, planner)
+    if scales_path is None:
         split = "" if own.data.split == "all" else f" data.split={own.data.split}"
         what = f"{own.quant.images} images of data={own.data.name}{split}"
         print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
-        found = calibrate(own, planner, argv)
+        scales_path = calibrate(own, planner, argv)
     else:
-        print(f"scales of an earlier calibration: {found}", file=sys.stderr)
-    for line in auto_lines(config, read_scales(found)):
+        print(f"scales of an earlier calibration: {scales_path}", file=sys.stderr)
+    for line in auto_lines(config, read_scales(scales_path)):
         print(line, file=sys.stderr)
-    return dataclasses.replace(config, quant=dataclasses.replace(config.quant, scales=str(found)))
+    quant = dataclasses.replace(config.quant, scales=str(scales_path))
+    return dataclasses.replace(config, quant=quant)
 
 
 def auto_lines(config: RunConfig, scales: Scales) -> list[str]:
@@ -119,19 +120,19 @@ def with_assumed_scales(
         return config, note
     try:
         own = calibration_of(config, words)
-        found, severity = found_scales(own, planner), "note"
+        scales_path, severity = found_scales(own, planner), "note"
         what = f"a run calibrates on {own.quant.images} images of data={own.data.name} first"
     except ConfigError as error:
-        found, severity, what = None, "warning", str(error)
+        scales_path, severity, what = None, "warning", str(error)
         own = dataclasses.replace(config, precision=PrecisionConfig())
     finding = None
-    if found is None:
-        graph, found = planner.graph(own), Path(folder) / file_names.SCALES
+    if scales_path is None:
+        graph, scales_path = planner.graph(own), Path(folder) / file_names.SCALES
         ranges = dict.fromkeys(observed_values(graph), (-1.0, 1.0))
         values = {name: affine_of(*ends) for name, ends in ranges.items()}
-        write_scales(found, Scales(params_digest(graph), "none", 1, values, ranges))
+        write_scales(scales_path, Scales(params_digest(graph), "none", 1, values, ranges))
         finding = Finding(severity, "quant.scales", f"precision={INT8} has no scales yet: {what}")
-    quant = dataclasses.replace(config.quant, scales=str(found))
+    quant = dataclasses.replace(config.quant, scales=str(scales_path))
     return dataclasses.replace(config, quant=quant), finding
 
 

@@ -53,7 +53,7 @@ class Affine(NamedTuple):
         return (number - self.zero_point) * self.scale
 
 
-def signed_affine(low: float, high: float, bits: int = BITS) -> Affine:
+def signed_affine(low: float, high: float) -> Affine:
     """Returns the scale and the signed zero point of a range, after it was widened to hold 0.
 
     A range of one real number has the scale 1.
@@ -61,10 +61,10 @@ def signed_affine(low: float, high: float, bits: int = BITS) -> Affine:
     low, high = min(low, 0.0), max(high, 0.0)
     if not math.isfinite(high - low):
         raise ValueError(f"a range of {low} to {high} has no scale")
-    scale = (high - low) / (2**bits - 1)
+    scale = (high - low) / LAST
     if scale < 2.0**-126:  # the smallest that float32 holds to all its digits
-        return Affine(1.0, -(2 ** (bits - 1)))
-    return Affine(scale, -round(low / scale) - 2 ** (bits - 1))
+        return Affine(1.0, -(2 ** (BITS - 1)))
+    return Affine(scale, -round(low / scale) - 2 ** (BITS - 1))
 
 
 def affine_of(low: float, high: float) -> Affine:
