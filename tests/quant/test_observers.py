@@ -208,7 +208,7 @@ def test_an_image_that_is_not_finite_counts_once_on_two_tiles(number):
         ranks.append({"a": held})
     reduce_together(ranks, ["a"])
     for held in ranks:
-        with pytest.raises(ValueError, match="^2 images have NaN or infinite"):
+        with pytest.raises(ValueError, match=r"^2 images have NaN or infinite"):
             held["a"].range("entropy", 0)
 
 
