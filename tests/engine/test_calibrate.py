@@ -75,7 +75,7 @@ def alone(config):
 
 @pytest.mark.dist
 def test_two_tiles_find_the_scales_of_one_process(tmp_path):
-    few = {"steps": 2, "quant": {"images": 6}}
+    few = {"steps": 1, "quant": {"images": 3}}
     keys = {**LAYOUTS[2]["one halo for several layers"], **few}
     compare_with_one_process(tmp_path, {2: {"tiles": keys}})
 
