@@ -71,7 +71,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Neither the cache nor the screen of whoever runs the tests matters."""
+    """Tests use neither the cache nor the terminal settings of the user."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
             patch.delenv(name, raising=False)

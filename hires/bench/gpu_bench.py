@@ -6,8 +6,8 @@ or ``simulated`` the script itself is rehearsed; what needs CUDA is then listed 
     runs       copies of run folders that ``hires run --dry-run`` froze elsewhere (--runs)
     parity     every family of layouts in float64 against one process on the CPU
     resume     a run that begins on the CPU and ends on the device, and the other way round
-    precision  every precision against float64, within its bound; int8 convolutions against the
-               CPU's, bit by bit; engines of TensorRT, where it is installed
+    precision  every precision against float64, within its bound; int8 convolutions, and a network
+               in tiles, against the CPU's, bit by bit; engines of TensorRT, where it is installed
     streams    NCCL's communicators and the executor's posts on them, one rank in place of all;
                halos, sums and images with and without overlap; the time line of events
     memory     predicted and measured, of every layout; what cuDNN holds beside the maps of a
@@ -45,7 +45,7 @@ from hires.bench import gpu_tensorrt
 from hires.bench.bench_output import Benchmark, BenchTable, Result, Results
 from hires.bench.device_name import device_name
 from hires.bench.frozen_runs import check_folder, run_folders
-from hires.bench.gpu_int8 import same_numbers
+from hires.bench.gpu_int8 import same_network, same_numbers
 from hires.bench.gpu_options import PARTS, GpuOptions
 from hires.bench.gpu_runs import (
     FAILED,
@@ -64,12 +64,14 @@ from hires.bench.gpu_speed import Speed, speed_table, speeds
 from hires.bench.gpu_workspaces import workspace_share
 from hires.bench.nccl_direct_check import nccl_direct_on_gpus
 from hires.bench.nccl_posts import TIMEOUT_S, nccl_posts
+from hires.core.config.quant_config import LINEAR
 from hires.core.errors import HiresError, LateError
 from hires.core.units import MIB
 from hires.nets.custom import error_line
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 INT8_KERNELS = "int8 kernels"
+INT8_NETWORK = "int8 in two tiles"
 RESUMED = 1e-9
 """Largest relative difference of losses in float64 between devices."""
 LEAST_TIMED = 0.5
@@ -216,7 +218,7 @@ def _resumed(check: GpuCheck, begins: str, ends: str) -> tuple[bool, str]:
 
 
 def precision(check: GpuCheck) -> Iterator[PendingCheck]:
-    """Compares every precision with float64, in two tiles, and int8 kernels with the CPU's.
+    """Compares every precision with float64, in two tiles, and int8 with the CPU's, bit by bit.
 
     Engines of TensorRT are compared where Torch-TensorRT is installed.
     """
@@ -236,6 +238,12 @@ def precision(check: GpuCheck) -> Iterator[PendingCheck]:
         return same_numbers(check.device)
 
     yield PendingCheck("precision", INT8_KERNELS, numbers)
+    for linear in LINEAR:
+
+        def network(linear: str = linear) -> tuple[bool, str]:
+            return same_network(check.runs, linear)
+
+        yield PendingCheck("precision", f"{INT8_NETWORK}, {linear} linear layers", network)
     for layout, name in itertools.product(gpu_tensorrt.LAYOUTS, gpu_tensorrt.PRECISIONS):
 
         def engines(layout: str = layout, name: str = name) -> tuple[bool, str]:

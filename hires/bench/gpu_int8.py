@@ -1,6 +1,6 @@
-"""Compares int8 convolutions on a GPU with those of the CPU, bit by bit.
+"""Compares int8 on a GPU with that of the CPU, bit by bit: convolutions, and networks in tiles.
 
-They are random: of all kernels' sizes, strides, paddings, dilations and groups, also of odd
+Convolutions are random: of all kernels' sizes, strides, paddings, dilations and groups, also of odd
 channels; some add another map. Their sums are exact on both (:mod:`hires.quant.int8_kernels`).
 """
 
@@ -10,12 +10,19 @@ import random
 
 import torch
 
+from hires.bench.gpu_runs import FAMILIES, Runs
+from hires.bench.gpu_tensorrt import INFERENCE, observed_scales
+from hires.core.precisions import INT8
 from hires.engine.device import to_host
 from hires.quant.int8_kernels import Added, Geometry, Rescale, by_triton, convolve_int8
 
 COUNT = 60
 """Convolutions that are compared: each compiles a kernel of its own."""
 CHANNELS = (1, 3, 17, 32, 64, 128)
+WORDS = (
+    "c3:16/2 bn relu save avg c3:16 bn swish add max3 save c3:8 gate cat t2:16 bilinear border c1:8"
+)
+"""A network with pools, tables, sums, a concatenation and a transposed convolution."""
 
 
 def same_numbers(device: str, count: int = COUNT) -> tuple[bool, str]:
@@ -39,6 +46,18 @@ def same_numbers(device: str, count: int = COUNT) -> tuple[bool, str]:
     if wrong:
         return False, f"{len(wrong)} of {kernels} differ, first {wrong[0]}"
     return True, f"{kernels} are bitwise equal"
+
+
+def same_network(runs: Runs, linear: str) -> tuple[bool, str]:
+    """Returns whether a network in two tiles has the bits of the CPU, and by how much it differs.
+
+    Halos carry 8-bit integers. ``linear`` is ``quant.linear``.
+    """
+    target, args = "hires.bench.calibration_nets:Chain", {"words": WORDS, "classes": 10}
+    model = {"model": {"name": "custom", "target": target, "args": args, "classes": 10}}
+    quant = {"scales": str(observed_scales(runs, model)), "linear": linear}
+    keys = {"precision": {"name": INT8}, "quant": quant}
+    return runs.verify(runs.config("int8", FAMILIES["sp"], INFERENCE, model, keys))
 
 
 def _convolution(

@@ -2,12 +2,16 @@
 
 fp16 and bf16 are compared with one process in float64, within the bound of the precision. In int8
 bits differ, so the engine of a whole network is compared with hires' int8 kernels: it may
-differ from these by no more than these differ from the network in float.
+differ from these by no more than these differ from the network in float. Of stages the losses of
+all images are compared in the same way, in place of the outputs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import statistics
+from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +47,8 @@ PRECISIONS = ("fp16", "bf16", INT8)
 LAYOUTS = ("single", "lp", "pp", "gems")
 INFERENCE = {"task": {"name": "infer"}}
 ENGINES = {**INFERENCE, "engine": {"compile": TENSORRT}}
+EVALUATION = {"task": {"name": "evaluate"}, "steps": 4}
+"""One pass over the images of ``BASE``."""
 
 
 def require_library(device: str) -> None:
@@ -59,17 +65,16 @@ def engines_of_layout(runs: Runs, layout: str, precision: str) -> tuple[bool, st
     require_library(runs.device)
     keys: dict[str, Any] = {"precision": {"name": precision}}
     if precision == INT8:
-        scales = observed_scales(runs)
-        keys["quant"] = {"scales": str(scales)}
+        keys["quant"] = {"scales": str(observed_scales(runs))}
     config = runs.config("tensorrt", FAMILIES[layout], ENGINES, keys)
-    if precision != INT8:
+    if precision == INT8 and layout == "single":
+        return compared_numbers(config, runs.config("float", INFERENCE, _in("fp32")))
+    if precision == INT8:
+        run = runs.run(runs.config("tensorrt", FAMILIES[layout], ENGINES, keys, EVALUATION))
+        good, text = as_near(sample_losses(run), *_references(runs))
+    else:
         run = runs.freeze(config)
         good, text = runs.compared(run)
-    elif layout == "single":
-        return compared_numbers(config, runs.config("float", INFERENCE, _in("fp32")))
-    else:
-        run = runs.run(config)
-        good, text = True, "its steps ran"
     failed, counted = _engines(run)
     return good and not failed, f"{text}; {counted}"
 
@@ -98,6 +103,27 @@ def write_observed_scales(config: RunConfig, path: Path) -> Path:
     return path
 
 
+def sample_losses(run: RunDir) -> list[float]:
+    """Returns the loss of each image of an evaluation that has ended."""
+    file = run.attempt_dir / file_names.EVALUATION
+    return list(reading.read_json(file)["samples"]["loss"])
+
+
+def as_near(
+    made: Sequence[float], ours: Sequence[float], exact: Sequence[float]
+) -> tuple[bool, str]:
+    """Returns whether losses are as near to those of hires' int8 as these to those in fp32."""
+    off, noise = (
+        statistics.fmean(abs(a - b) for a, b in zip(*pair, strict=True))
+        for pair in ((made, ours), (ours, exact))
+    )
+    text = (
+        f"losses of engines differ by {off:.2e} from those of hires' int8, and these by "
+        f"{noise:.2e} from those in fp32, on average"
+    )
+    return off <= noise, text
+
+
 def compared_numbers(
     config: RunConfig, real: RunConfig, folder: Path | None = None, library: Any = None
 ) -> tuple[bool, str]:
@@ -116,6 +142,15 @@ def compared_numbers(
         f"fp32, on average; {built[0].regions} regions, {built[0].failed} without an engine"
     )
     return off <= noise and not built[0].failed, text
+
+
+@functools.cache
+def _references(runs: Runs) -> tuple[list[float], list[float]]:
+    """Returns the losses of all images on one rank, in hires' int8 and in fp32."""
+    scales = {"quant": {"scales": str(observed_scales(runs))}}
+    ours = runs.config("ours", EVALUATION, _in(INT8), scales)
+    exact = runs.config("float", EVALUATION, _in("fp32"))
+    return sample_losses(runs.run(ours)), sample_losses(runs.run(exact))
 
 
 @torch.no_grad()

@@ -55,8 +55,8 @@ def onednn_seconds(step: Callable[[], object]) -> float:
 
 def kernel_seconds(text: str) -> float:
     """Returns the time of all primitives that oneDNN's verbose output lists."""
-    found = [_TOOK.match(line) for line in text.splitlines()]
-    return sum(float(match[1]) for match in found if match) / 1e3
+    matches = [_TOOK.match(line) for line in text.splitlines()]
+    return sum(float(match[1]) for match in matches if match) / 1e3
 
 
 def _listed(step: Callable[[], object]) -> str:
@@ -78,8 +78,8 @@ def _listed(step: Callable[[], object]) -> str:
 
 def count_kernels(text: str) -> dict[str, int]:
     """Returns how many heavy primitives oneDNN's verbose output lists, by type."""
-    found = [_EXECUTED.match(line) for line in text.splitlines()]
-    return dict(collections.Counter(match[1] for match in found if match))
+    matches = [_EXECUTED.match(line) for line in text.splitlines()]
+    return dict(collections.Counter(match[1] for match in matches if match))
 
 
 def count_profile(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -105,13 +105,13 @@ def count_graph(nodes: Iterable[Mapping[str, str]]) -> dict[str, int]:
     ``nodes`` are their ``rt_info``. A node of 8 bits whose kernel (``primitiveType``) is not of 8
     bits counts by that kernel: it converts what it reads.
     """
-    found = []
+    kinds = []
     for node in nodes:
         if _HEAVY.search(node["layerType"]):
             reads, kernel = node["runtimePrecision"], node["primitiveType"].rpartition("_")[2]
             narrow = reads in ("u8", "i8") and kernel.lower() not in ("i8", "u8")
-            found.append(kernel.lower() if narrow else reads)
-    return dict(collections.Counter(_NAMES.get(kind, kind) for kind in found))
+            kinds.append(kernel.lower() if narrow else reads)
+    return dict(collections.Counter(_NAMES.get(kind, kind) for kind in kinds))
 
 
 def ran_as(precision: str, kernels: Mapping[str, int]) -> bool:

@@ -60,27 +60,32 @@ def with_scales(
 ) -> RunConfig:
     """Returns the config with scales if it needs some: those it names, found ones, or new ones.
 
-    ``words`` are the overrides that the user typed, ``argv`` the whole command. ConfigError: there
-    are no images to calibrate on, or ``quant.auto`` comes with scales; RunError: the calibration
-    failed.
+    ``words`` are the overrides that the user typed, ``argv`` the whole command. A run of
+    ``task=calibrate`` gets the data and steps of a calibration. ConfigError: there are no images to
+    calibrate on, or ``quant.auto`` comes with scales; RunError: the calibration failed.
     """
+    if config.task.name == "calibrate":
+        own = _as_asked(config, words)
+        kept_by_name(planner.graph(own), own)  # a wrong name costs no calibration
+        return own
     has_scales, note = _given(config, words)
     if note is not None:
         print(f"note: {note.text}", file=sys.stderr)
     if config.precision.name != INT8 or has_scales:
         return config
     own = calibration_of(config, words)
-    found = found_scales(own, planner)
-    if found is None:
+    scales_path = found_scales(own, planner)
+    if scales_path is None:
         split = "" if own.data.split == "all" else f" data.split={own.data.split}"
         what = f"{own.quant.images} images of data={own.data.name}{split}"
         print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
-        found = calibrate(own, planner, argv)
+        scales_path = calibrate(own, planner, argv)
     else:
-        print(f"scales of an earlier calibration: {found}", file=sys.stderr)
-    for line in auto_lines(config, read_scales(found)):
+        print(f"scales of an earlier calibration: {scales_path}", file=sys.stderr)
+    for line in auto_lines(config, read_scales(scales_path)):
         print(line, file=sys.stderr)
-    return dataclasses.replace(config, quant=dataclasses.replace(config.quant, scales=str(found)))
+    quant = dataclasses.replace(config.quant, scales=str(scales_path))
+    return dataclasses.replace(config, quant=quant)
 
 
 def auto_lines(config: RunConfig, scales: Scales) -> list[str]:
@@ -108,24 +113,26 @@ def with_assumed_scales(
     Where it would calibrate first, a file in ``folder`` has a scale for each value that stands for
     none: the plan is the same but for its numbers.
     """
+    if config.task.name == "calibrate":
+        return _as_asked(config, words), None
     has_scales, note = _given(config, words)
     if config.precision.name != INT8 or has_scales:
         return config, note
     try:
         own = calibration_of(config, words)
-        found, severity = found_scales(own, planner), "note"
+        scales_path, severity = found_scales(own, planner), "note"
         what = f"a run calibrates on {own.quant.images} images of data={own.data.name} first"
     except ConfigError as error:
-        found, severity, what = None, "warning", str(error)
+        scales_path, severity, what = None, "warning", str(error)
         own = dataclasses.replace(config, precision=PrecisionConfig())
     finding = None
-    if found is None:
-        graph, found = planner.graph(own), Path(folder) / file_names.SCALES
+    if scales_path is None:
+        graph, scales_path = planner.graph(own), Path(folder) / file_names.SCALES
         ranges = dict.fromkeys(observed_values(graph), (-1.0, 1.0))
         values = {name: affine_of(*ends) for name, ends in ranges.items()}
-        write_scales(found, Scales(params_digest(graph), "none", 1, values, ranges))
+        write_scales(scales_path, Scales(params_digest(graph), "none", 1, values, ranges))
         finding = Finding(severity, "quant.scales", f"precision={INT8} has no scales yet: {what}")
-    quant = dataclasses.replace(config.quant, scales=str(found))
+    quant = dataclasses.replace(config.quant, scales=str(scales_path))
     return dataclasses.replace(config, quant=quant), finding
 
 
@@ -220,6 +227,11 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
         why = f": {outcome.cause}" if outcome.cause else ""
         raise RunError(f"the calibration {path} {how}, so there are no scales{why}")
     return scales
+
+
+def _as_asked(config: RunConfig, words: Iterable[str]) -> RunConfig:
+    # The run is the calibration: its steps are those that the images take, and these are real.
+    return dataclasses.replace(calibration_of(config, words), campaign=config.campaign)
 
 
 def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | None]:

@@ -200,8 +200,7 @@ def _class_rows(loss: LossConfig, output: Tensor, labels: Tensor) -> Iterator[Nu
     own = output.gather(1, labels[:, None])
     lower = torch.arange(output.shape[1], device=output.device) < labels[:, None]
     places = ((output > own) | ((output == own) & lower)).sum(1)
-    score, predicted = output.softmax(1).double().max(1)
-    predicted = output.argmax(1)
+    score, predicted = output.softmax(1).double().amax(1), output.argmax(1)
     losses = sample_losses(loss, output, labels).double()
     broken = ~output.isfinite().all(1)
     places[broken], predicted[broken] = output.shape[1], -1

@@ -22,12 +22,11 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
+from hires.quant.affine import FACTOR_LIMIT
 from hires.quant.emptied_weights import is_emptied
 
 Look = Callable[[str, Tensor], None]
 """Looks at a tensor of a name; RunError: it cannot be computed with."""
-FACTOR_LIMIT = 2.0**97
-"""Of factors and offsets of quantised layers: times any sum of 32 bits they are numbers of fp32."""
 _VARIANCE = "running_var"
 _STATISTICS = ("running_mean", _VARIANCE)
 
@@ -84,7 +83,7 @@ def look_of(config: RunConfig, graph: Graph) -> Look:
 def _unusable(part: str, low: float, high: float) -> str:
     # A tensor of a quantised layer that a file holds.
     if part == "weight":
-        return "is of no 8-bit weight (-127 to 127)" if low < -127 else ""
+        return "holds -128, outside the 8-bit weights -127 to 127" if low < -127 else ""
     wide = high >= FACTOR_LIMIT or low <= -FACTOR_LIMIT
     if part == "multiplier":
         wide = wide or low < 0

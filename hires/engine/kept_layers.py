@@ -34,7 +34,7 @@ from hires.engine.calibration_values import (
 )
 from hires.engine.int8_error import Int8Error
 from hires.engine.loader import Data
-from hires.engine.quantized_tensors import NUMBERS, PACKED, rounded_weight
+from hires.engine.quantized_tensors import PACKED, WEIGHT_RECIPE, rounded_weight
 from hires.parallel.context import Context
 from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_facts import facts_of
@@ -135,7 +135,7 @@ class OutputError:
         self._values, self._graph = scales.values, engine.context.plan.graph
         self._by_row = _by_row(config, self._graph)
         self._tensors = {**engine.tensors, **engine.derived.tensors}
-        self._make = PACKED if config.quant.weights == INT4 else NUMBERS
+        self._make = PACKED if config.quant.weights == INT4 else WEIGHT_RECIPE
         self.exact = self._outputs(frozenset())
         """This rank's own parts of the outputs without any rounding."""
 

@@ -58,12 +58,12 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
 
 def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:
     # Layer -> signal over noise, of the weights whose integers are held.
-    found = {}
+    noise = {}
     for name in held:
         recipe = graph.params[name].recipe or {}
         if recipe.get("make") in ROUNDS:
             weight = derived.made(recipe["params"][0]).double()
             error = rounded_weight(recipe, weight) - weight
             powers = (float(one.square().sum()) for one in (weight, error))
-            found[name.rpartition(":")[0]] = decibels(*powers)
-    return found
+            noise[name.rpartition(":")[0]] = decibels(*powers)
+    return noise

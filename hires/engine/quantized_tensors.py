@@ -32,8 +32,8 @@ from hires.quant.packed_weights import pack, require_packed, unpack
 
 LARGEST = 127
 """Of a weight; -128 would make the range uneven."""
-NUMBERS, PACKED = "quantized_weight", "packed_weight"
-ROUNDS = (NUMBERS, PACKED)
+WEIGHT_RECIPE, PACKED = "quantized_weight", "packed_weight"
+ROUNDS = (WEIGHT_RECIPE, PACKED)
 """Recipes that round a float weight."""
 
 
@@ -44,7 +44,7 @@ def quantized_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     return _scales(recipe, _weight(recipe, weight)).flatten()
 
 
-@RECIPES.register(NUMBERS)
+@RECIPES.register(WEIGHT_RECIPE)
 def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     """Returns the integers of a weight, int8: (K, C / groups, rows, columns)."""
     weight, scales = tensors

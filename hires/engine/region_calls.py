@@ -46,13 +46,13 @@ class Compilation:
 
 def calls_of(engine: RankEngine, config: RunConfig) -> dict[tuple[int, int], list[RegionCall]]:
     """Returns with what a step calls each region, each once, by direction and number."""
-    plan, found = engine.context.plan, dict[tuple[int, int], dict[RegionCall, None]]()
+    plan, by_region = engine.context.plan, dict[tuple[int, int], dict[RegionCall, None]]()
 
     def watch(rehearsed: RankEngine) -> None:
         for direction, module in enumerate(rehearsed.modules):
             context = rehearsed.contexts[direction]
             for number, region in enumerate(module.regions):
-                calls = found.setdefault((direction, number), {})
+                calls = by_region.setdefault((direction, number), {})
 
                 def note(
                     values: list[Any],
@@ -68,7 +68,7 @@ def calls_of(engine: RankEngine, config: RunConfig) -> dict[tuple[int, int], lis
                 region.watch = note
 
     rehearse(config, plan, engine.context.rank, engine.tensors, watch)
-    return {key: [*calls] for key, calls in found.items()}
+    return {key: [*calls] for key, calls in by_region.items()}
 
 
 def seen(item: Any) -> Any:

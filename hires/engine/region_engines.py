@@ -163,10 +163,10 @@ def _build(
 def _outputs(program: ExportedProgram) -> list[Tensor]:
     """Returns tensors without memory, of the shapes and types of a program's outputs."""
     [*_, last] = program.graph.nodes
-    found = [node.meta["val"] for node in last.args[0]]
-    if not found or not all(isinstance(one, Tensor) for one in found):
+    values = [node.meta["val"] for node in last.args[0]]
+    if not values or not all(isinstance(one, Tensor) for one in values):
         raise TypeError("its values are no tensors")
-    return [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in found]
+    return [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in values]
 
 
 def _shapes_of(tensors: Sequence[Tensor]) -> Shapes:

@@ -144,7 +144,7 @@ class _Tiles:
         self._make_world(plan)
 
     def _is_world(self) -> bool:
-        # Whoever joined hires' world before has all of these ranks in it, and no others.
+        # A process that joined hires' world before has exactly these ranks in it.
         size = len(self.ranks)
         return size == dist.get_world_size() == transport.world.size
 

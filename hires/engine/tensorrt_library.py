@@ -144,7 +144,7 @@ def _logger() -> Any:
 
 @functools.cache
 def _register_converters() -> None:
-    """Says to Torch-TensorRT what the two operators of explicit rounding are."""
+    """Registers converters for the two operators of explicit rounding with Torch-TensorRT."""
     trt = importlib.import_module("tensorrt")
     conversion = importlib.import_module("torch_tensorrt.dynamo.conversion")
     constant = importlib.import_module(

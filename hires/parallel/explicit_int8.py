@@ -27,15 +27,16 @@ from hires.parallel.compile_node import bind_arguments, fixed_arguments
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Operator, Values
 from hires.parallel.quantized_kernels import phase_window
+from hires.parallel.wide_convolution import pads_of
 from hires.parallel.window import Window, resampled
 from hires.plan.graph import Node
 from hires.plan.operators.windows import pair
+from hires.plan.passes.quantise import UINT8
 from hires.plan.rules import reduced_dims
 from hires.quant.explicit_ops import HIGHEST, LOWEST, dequantize, quantize
 
 MIDDLE = 128
 """What an unsigned integer is above its signed one."""
-NUMBERS = "uint8"
 
 Args = dict[str, Any]
 Kernel = Callable[[Args], Tensor]
@@ -53,7 +54,7 @@ def explicit_operator(
         bind = bind_arguments(node, context.device, tensors)
         kernel = EXPLICIT[node.kind](node, context, fixed_arguments(node, tensors))
         return lambda values: kernel(bind(values))
-    return _moved(node, context, own) if node.dtype == NUMBERS else own
+    return _moved(node, context, own) if node.dtype == UINT8 else own
 
 
 def _moved(node: Node, context: Context, own: Operator) -> Operator:
@@ -90,7 +91,8 @@ def _dequantize(node: Node, context: Context, fixed: Args) -> Kernel:
 @EXPLICIT.register("q_conv2d")
 def _convolution(node: Node, context: Context, fixed: Args) -> Kernel:
     how = pair(fixed["stride"]), pair(fixed["dilation"]), fixed["groups"]
-    pads, zero = _pads(fixed, how[1]), _zero(fixed)
+    both = pads_of(fixed["weight"], fixed["padding"], how[1])
+    pads, zero = [n for ends in reversed(both) for n in ends], _zero(fixed)
     even = pads[0] == pads[1] and pads[2] == pads[3]
     unit, bias = _scalar(1.0, context), _bias(fixed, fixed["other_factor"])
     factor = _scalar(fixed["other_factor"], context)
@@ -265,19 +267,6 @@ def _rounded(y: Tensor, fixed: Args) -> Tensor:
 def _again(x: Tensor, unit: Tensor) -> Tensor:
     """Returns padded real numbers as a product reads them: after rounding."""
     return dequantize(quantize(x), unit)
-
-
-def _pads(fixed: Args, dilation: list[int]) -> list[int]:
-    """Returns [left, right, top, bottom] of a convolution's padding."""
-    padding = fixed["padding"]
-    if padding == "valid":
-        padding = 0
-    if padding != "same":
-        rows, columns = pair(padding)
-        return [columns, columns, rows, rows]
-    sizes = fixed["weight"].shape[2:]
-    totals = [apart * (size - 1) for apart, size in zip(dilation, sizes, strict=True)]
-    return [n for total in reversed(totals) for n in (total // 2, total - total // 2)]
 
 
 def _scalar(number: float, context: Context) -> Tensor:

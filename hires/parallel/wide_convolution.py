@@ -127,17 +127,23 @@ def numeric_padding(
     x: Tensor, weight: Tensor, padding: Size | str, dilation: Size
 ) -> tuple[Tensor, list[int]]:
     """Returns an input and its padding in numbers; an odd one of ``same`` has one more after it."""
+    pads = pads_of(weight, padding, dilation)
+    if any(before != after for before, after in pads):
+        more = [n for before, after in reversed(pads) for n in (0, after - before)]
+        x = torch.nn.functional.pad(x, more)
+    return x, [before for before, _ in pads]
+
+
+def pads_of(weight: Tensor, padding: Size | str, dilation: Size) -> list[tuple[int, int]]:
+    """Returns what a convolution pads before and after each dim, in pixels of its input."""
     dims = weight.dim() - 2
     if not isinstance(padding, str):
-        return x, per_dim(padding, dims)
+        return [(one, one) for one in per_dim(padding, dims)]
     if padding == "valid":
-        return x, [0] * dims
+        return [(0, 0)] * dims
     sizes = zip(per_dim(dilation, dims), weight.shape[2:], strict=True)
     totals = [one * (size - 1) for one, size in sizes]
-    if any(total % 2 for total in totals):
-        after = [n for total in reversed(totals) for n in (0, total % 2)]
-        x = torch.nn.functional.pad(x, after)
-    return x, [total // 2 for total in totals]
+    return [(total // 2, total - total // 2) for total in totals]
 
 
 class _HalfConvolution(torch.autograd.Function):

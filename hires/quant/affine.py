@@ -31,6 +31,8 @@ LAST = 255
 """The largest unsigned integer."""
 MOST_PRODUCTS = (2**31 - 1) // (255 * 127)
 """Products of an activation and a weight of which 32 bits hold any sum."""
+FACTOR_LIMIT = 2.0**97
+"""Of factors and offsets of integers: times any sum of 32 bits they are numbers of fp32."""
 GROUP = 64
 """Neighbouring weights of a channel that share a step when they are stored in 4 bits."""
 
@@ -43,15 +45,15 @@ class Affine(NamedTuple):
 
     def quantized(self, x: float) -> int:
         """Returns the integer that is nearest to a real number, within the range."""
-        number: int = min(max(round(x / self.scale) + self.zero_point, 0), LAST)
-        return number
+        steps = min(max(x / self.scale, -LAST), LAST)  # of an infinite number, too
+        return min(max(round(steps) + self.zero_point, 0), LAST)
 
     def real(self, number: int) -> float:
         """Returns the real number of an integer."""
         return (number - self.zero_point) * self.scale
 
 
-def signed_affine(low: float, high: float, bits: int = BITS) -> Affine:
+def signed_affine(low: float, high: float) -> Affine:
     """Returns the scale and the signed zero point of a range, after it was widened to hold 0.
 
     A range of one real number has the scale 1.
@@ -59,10 +61,10 @@ def signed_affine(low: float, high: float, bits: int = BITS) -> Affine:
     low, high = min(low, 0.0), max(high, 0.0)
     if not math.isfinite(high - low):
         raise ValueError(f"a range of {low} to {high} has no scale")
-    scale = (high - low) / (2**bits - 1)
+    scale = (high - low) / LAST
     if scale < 2.0**-126:  # the smallest that float32 holds to all its digits
-        return Affine(1.0, -(2 ** (bits - 1)))
-    return Affine(scale, -round(low / scale) - 2 ** (bits - 1))
+        return Affine(1.0, -(2 ** (BITS - 1)))
+    return Affine(scale, -round(low / scale) - 2 ** (BITS - 1))
 
 
 def affine_of(low: float, high: float) -> Affine:

@@ -9,8 +9,8 @@ All scales and zero points are in these (:mod:`hires.plan.passes.int8_arithmetic
 scales of 1 and zero points of 0: its kernels apply scales, bias and zero points one by one, and in
 different orders, which now and then round differently.
 
-What the kernels of oneDNN get wrong is not asked of them. Measured on torch 2.13 against exact sums
-for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
+Cases in which oneDNN's kernels are wrong are computed otherwise. Measured on torch 2.13 against
+exact sums for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
 
 * One output column, with a stride and a kernel of two or more columns, on processors with AMX: as
   in half precision (``hires.parallel.convolution``). Stride 1 makes the same column first.
@@ -19,7 +19,7 @@ for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
 * Zeros around an input that is shorter than a dilated kernel, which end the process: such borders,
   like those of other integers, are copied around the input.
 * Without VNNI, sums of two products saturate at 16 bits. One product at the start finds out
-  (:func:`by_onednn`).
+  (:func:`has_exact_sums`).
 
 On NVIDIA GPUs a kernel of Triton computes all of it (:mod:`hires.quant.int8_triton`). Without
 Triton and its compiler, without VNNI and on other devices, convolutions of fp32 sum so few products

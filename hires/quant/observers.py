@@ -48,12 +48,14 @@ Counts = NDArray[np.int64]
 
 
 class Observed:
-    """What was seen of a value: the range of each image and, ``counting``, a histogram."""
+    """What was seen of a value: the range of each image and, ``counting``, a histogram.
+
+    The range of an image with a NaN or an infinite element is that of all numbers.
+    """
 
     def __init__(self, num_images: int, counting: bool) -> None:
         self.lows = torch.full((num_images,), math.inf, dtype=torch.float64)
         self.highs = -self.lows
-        self.broken = 0  # images with a NaN or an infinite element
         self.level = LEAST_LEVEL  # all elements lie within 2 ** level
         self.counts = torch.zeros(2 * HALF, dtype=torch.int64) if counting else None
 
@@ -64,13 +66,11 @@ class Observed:
             return
         low, high = (end.to("cpu", torch.float64) for end in rows.aminmax(dim=1))
         broken = ~(low.isfinite() & high.isfinite())
-        if bool(broken.any()):
-            self.broken += int(broken.sum())
-            return
+        low, high = low.masked_fill(broken, -math.inf), high.masked_fill(broken, math.inf)
         own = slice(first, first + len(rows))
         self.lows[own] = torch.minimum(self.lows[own], low)
         self.highs[own] = torch.maximum(self.highs[own], high)
-        if self.counts is not None:
+        if self.counts is not None and not bool(broken.any()):
             self.raise_to(_level(max(-float(low.min()), float(high.max()))))
             for piece in torch.split(rows.flatten(), PIECE):
                 self.counts += _counted(piece, self.level).cpu()
@@ -87,7 +87,6 @@ class Observed:
         """Adds what was seen of other pixels or images of the same calibration."""
         self.lows = torch.minimum(self.lows, other.lows)
         self.highs = torch.maximum(self.highs, other.highs)
-        self.broken += other.broken
         if self.counts is not None and other.counts is not None:
             self.raise_to(other.level)
             other.raise_to(self.level)
@@ -98,8 +97,10 @@ class Observed:
 
         It lies within that of the elements, and may be a single number.
         """
-        if self.broken:
-            raise ValueError(f"{self.broken} images have NaN or infinite elements there")
+        broken = int((self.lows == -math.inf).sum())
+        if broken:
+            has = "image has" if broken == 1 else "images have"
+            raise ValueError(f"{broken} {has} NaN or infinite elements there")
         if not bool((self.lows <= self.highs).all()):
             seen = int((self.lows <= self.highs).sum())
             raise ValueError(f"{seen} of {len(self.lows)} images were seen there")
@@ -137,13 +138,12 @@ def reduce_all(
     ``reduce`` takes a tensor and ``min``, ``max`` or ``sum``, and replaces it by that of all ranks.
     """
     all_of = [observed[name] for name in names]
-    facts = torch.tensor([[one.level, one.broken] for one in all_of]).reshape(-1, 2)
-    levels, broken = facts[:, 0].contiguous(), facts[:, 1].contiguous()
+    levels = torch.tensor([one.level for one in all_of], dtype=torch.int64)
     ends = [torch.stack([getattr(one, end) for one in all_of]) for end in ("lows", "highs")]
-    for tensor, how in zip((*ends, levels, broken), ("min", "max", "max", "sum"), strict=True):
+    for tensor, how in zip((*ends, levels), ("min", "max", "max"), strict=True):
         reduce(tensor, how)
     for k, one in enumerate(all_of):
-        one.lows, one.highs, one.broken = ends[0][k], ends[1][k], int(broken[k])
+        one.lows, one.highs = ends[0][k], ends[1][k]
         one.raise_to(int(levels[k]))
         if one.counts is not None:  # one by one: those of a whole network take 100 MB
             reduce(one.counts, "sum")

@@ -39,7 +39,7 @@ from hires.quant.affine import LAST, Affine
 
 VERSION = 1
 SUFFIX = ".json"
-_NUMBERS = (":weight8", ":weight4")
+_WEIGHT_ENDS = (":weight8", ":weight4")
 """How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
 _MOST_BYTES = 64 * MIB
 MARK = "hires.scales"
@@ -286,7 +286,7 @@ def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
 def _holds_numbers(file: Path) -> bool:
     # Whether it is there, whole, and has weights of 8 or 4 bits.
     try:
-        return any(name.endswith(_NUMBERS) for name in find_weights(str(file)).shapes())
+        return any(name.endswith(_WEIGHT_ENDS) for name in find_weights(str(file)).shapes())
     except ConfigError:
         return False
 

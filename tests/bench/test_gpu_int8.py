@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 import torch
 
 from hires.bench import gpu_int8
 from hires.bench.gpu_int8 import same_numbers
+from hires.bench.gpu_runs import Runs
+from hires.core.config.quant_config import LINEAR
+from hires.plan.plan import Plan
 
 
 def test_equal_numbers_pass():
@@ -38,3 +44,19 @@ def test_results_are_spread_over_all_numbers():
         made = gpu_int8.convolve_int8(*gpu_int8._convolution(drawn)).float()
         inside.append(float(((made > 0) & (made < 255)).float().mean()))
     assert sum(inside) / len(inside) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.parametrize("linear", LINEAR)
+def test_network_in_tiles_has_every_kind_of_operator(tmp_path, linear):
+    runs = Runs(tmp_path, "simulated")
+    passed, details = gpu_int8.same_network(runs, linear)
+    assert passed, details
+    [plan] = tmp_path.glob("int8/*/plan.json")
+    kinds = {node.kind for node in Plan.from_dict(json.loads(plan.read_text())).graph.nodes}
+    layer = "q_linear" if linear == "static" else "q_dynamic_linear"
+    assert kinds >= {
+        "q_conv2d", "q_conv_transpose2d", "q_avg_pool2d", "max_pool2d", "q_table", "q_add", "cat",
+        "q_interpolate", "pad", "q_mean", layer,
+    }  # fmt: skip

@@ -73,11 +73,23 @@ def alone(config):
     return from_dict(values)
 
 
+@pytest.mark.dist
+def test_two_tiles_find_the_scales_of_one_process(tmp_path):
+    few = {"steps": 1, "quant": {"images": 3}}
+    keys = {**LAYOUTS[2]["one halo for several layers"], **few}
+    compare_with_one_process(tmp_path, {2: {"tiles": keys}})
+
+
 @pytest.mark.slow
 @pytest.mark.dist
 def test_every_layout_finds_the_scales_of_one_process(tmp_path):
+    compare_with_one_process(tmp_path, LAYOUTS)
+
+
+def compare_with_one_process(tmp_path, by_size):
+    """Compares the scales of layouts, by their number of ranks, with those of one process."""
     pairs, worlds, singles = [], {1: [], 2: [], 4: []}, {}
-    for size, layouts in LAYOUTS.items():
+    for size, layouts in by_size.items():
         for name, keys in layouts.items():
             config = calibration(**keys)
             place = tmp_path / name
@@ -90,7 +102,8 @@ def test_every_layout_finds_the_scales_of_one_process(tmp_path):
                 worlds[1].append(str(singles[str(own)]))
             pairs.append((name, path, singles[str(own)]))
     for size, paths in worlds.items():
-        run_ranks(run_folders, size, paths)
+        if paths:
+            run_ranks(run_folders, size, paths)
     for name, path, single in pairs:
         found, wanted = scales_in(path), scales_in(single)
         assert found.network == wanted.network, name

@@ -102,7 +102,7 @@ def refuse_unusable(stored: RunConfig, file: Path) -> None:
     """Damages a tensor of the file after the other, and begins a run with each."""
     whole, plan = load_file(file), plan_of(stored)
     for end, value, text in (
-        ("weight8", -128, "is of no 8-bit weight .*: -128 at"),
+        ("weight8", -128, "holds -128, outside the 8-bit weights -127 to 127: -128 at"),
         ("multiplier8", math.nan, "is not finite: nan at"),
         ("multiplier8", 1e30, "is no multiplier of a quantised layer: 1e.30 at"),
         ("multiplier8", -0.5, "is no multiplier of a quantised layer: -0.5 at"),

@@ -23,6 +23,14 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_small_network_on_two_tiles(tmp_path):
+    name = "columns, halos of three layers at once"
+    config = config_of(task={"name": "infer"}, parallel=TWO_RANKS[name])
+    assert "fused_conv2d" in {node.kind for node in plan_of(config).graph.nodes}
+    errors = run_ranks(verify_each, 2, [given(name, tmp_path, config)])[0]
+    assert errors[name] < 1e-10
+
+
 @pytest.mark.slow
 def test_random_networks_in_layouts_of_two_ranks(tmp_path):
     layouts = []

@@ -20,8 +20,9 @@ from hires.quant import int8_kernels
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
 from tests.helpers.small_nets8 import SIZES, SLOW, network
 
-GRIDS = ((2, 1), (1, 2), (2, 2))
-"""No map has fewer rows or columns than these: tiles get all pixels with those of the image."""
+GRIDS = ((2, 1), (1, 2), (2, 2), (3, 1))
+"""No map has fewer rows or columns than these, but the last of ``amoebanet`` has two rows: tiles
+get all pixels with those of the image."""
 
 
 NETS = pytest.mark.parametrize(
@@ -34,7 +35,7 @@ NETS = pytest.mark.parametrize(
 def test_tiles_have_the_bits_of_one_process(name):
     net = small_quantised(name)
     whole = net.output()
-    for grid in GRIDS:
+    for grid in GRIDS if name != "amoebanet" else GRIDS[:3]:
         assert torch.equal(net.output(grid), whole), grid
 
 

@@ -74,7 +74,7 @@ def test_sums_of_large_maps_travel_as_two_numbers(side, parts):
     )
     graph = Graph([pool], "pool", [1, 3, side, side], {})
     q = Quantiser(graph, dict.fromkeys(("input", "pool"), Affine(0.1, 3)), {})
-    q.number("input")
+    q.as_integers("input")
     assert RULES["adaptive_avg_pool2d"](q, pool) == ""
     assert q.nodes[-1].args["parts"] == parts
     # The largest sum there can be, of two uneven tiles.
@@ -84,6 +84,38 @@ def test_sums_of_large_maps_travel_as_two_numbers(side, parts):
     assert sent[0].numel() == parts
     total = sum(one.double() for one in sent).flatten().tolist()
     assert sum(n * 2 ** (DIGITS * k) for k, n in enumerate(reversed(total))) == 255 * side**2
+
+
+INPUT: dict[str, Any] = {"value": "input"}
+FAR_APART: dict[str, dict[str, Any]] = {
+    "add": {"self": INPUT, "other": INPUT},
+    "mul": {"self": INPUT, "other": INPUT},
+    "mul by a number": {"self": INPUT, "other": 2.0},
+    "relu": {"self": INPUT},
+    "avg_pool2d": {
+        "self": INPUT,
+        "kernel_size": [2, 2],
+        "stride": [1, 1],
+        "padding": [0, 0],
+        "ceil_mode": False,
+        "count_include_pad": True,
+        "divisor_override": None,
+    },
+    "mean": {"self": INPUT, "dim": [2, 3], "keepdim": True},
+    "upsample_bilinear2d": {"self": INPUT, "scale_factors": [1.0, 1.0]},
+}
+"""Operators whose factor is an argument, no tensor that ranks would look at."""
+
+
+@pytest.mark.parametrize("name", FAR_APART)
+def test_scales_whose_quotient_leaves_fp32_are_refused(name):
+    """Each is a number of fp32; the kernel got 2 ** 240."""
+    node = Node("y", f"{name.split()[0]}.default", FAR_APART[name], [1, 3, 8, 8], "float32")
+    graph = Graph([node], "y", [1, 3, 8, 8], {})
+    q = Quantiser(graph, {"input": Affine(2.0**120, 0), "y": Affine(2.0**-120, 0)}, {})
+    q.as_integers("input")
+    with pytest.raises(ConfigError, match=r"of input \(1.33e\+36\) and y \(7.52e-37\) are too far"):
+        RULES[node.kind](q, node)
 
 
 def test_plan_json_holds_the_quantised_network(scales):

@@ -86,16 +86,8 @@ def test_any_division_gives_the_same_bits(data):
     assert torch.equal(merged.highs, whole.highs)
 
 
-def test_reduction_over_ranks_is_the_merge():
-    x, y = numbers(2, 4, 3, 8, 8), numbers(3, 4, 3, 8, 8, scale=9.0)
-    ranks = []
-    for rank in range(2):
-        held = {name: Observed(4, True) for name in ("a", "b")}
-        held["a"].add(x[:, :, 4 * rank : 4 * rank + 4], 0)
-        if rank == 0:  # a stage of its own
-            held["b"].add(y, 0)
-        ranks.append(held)
-
+def reduce_together(ranks: list[dict[str, Observed]], names: list[str]) -> None:
+    """Reduces what two ranks, each a thread, have seen."""
     ops = {"min": torch.minimum, "max": torch.maximum, "sum": torch.add}
     barrier, shared = threading.Barrier(2), {}
 
@@ -107,11 +99,23 @@ def test_reduction_over_ranks_is_the_merge():
         tensor.copy_(total)
 
     def work(rank: int) -> None:
-        reduce_all(ranks[rank], ["a", "b"], lambda t, how: reduce_of(rank, t, how))
+        reduce_all(ranks[rank], names, lambda t, how: reduce_of(rank, t, how))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     [thread.start() for thread in threads]
     [thread.join(60) for thread in threads]
+
+
+def test_reduction_over_ranks_is_the_merge():
+    x, y = numbers(2, 4, 3, 8, 8), numbers(3, 4, 3, 8, 8, scale=9.0)
+    ranks = []
+    for rank in range(2):
+        held = {name: Observed(4, True) for name in ("a", "b")}
+        held["a"].add(x[:, :, 4 * rank : 4 * rank + 4], 0)
+        if rank == 0:  # a stage of its own
+            held["b"].add(y, 0)
+        ranks.append(held)
+    reduce_together(ranks, ["a", "b"])
     for name, whole in (("a", seen(x)), ("b", seen(y))):
         for held in ranks:
             assert torch.equal(held[name].counts, whole.counts)
@@ -187,8 +191,25 @@ def test_constant_values_have_a_scale(observer, number):
 def test_numbers_that_are_not_finite_are_refused(number):
     x = numbers(5, 3, 2, 4, 4)
     x[1, 0, 2, 2] = number
-    with pytest.raises(ValueError, match="1 images have NaN or infinite"):
+    with pytest.raises(ValueError, match="1 image has NaN or infinite"):
         seen(x).range("min_max", 100)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_an_image_that_is_not_finite_counts_once_on_two_tiles(number):
+    """Each tile counted its own, and the counts were added."""
+    x = numbers(5, 3, 2, 4, 4)
+    x[1:, 0, :, 2] = number
+    ranks = []
+    for rank in range(2):
+        held = Observed(3, True)
+        held.add(x[:, :, 2 * rank : 2 * rank + 2], 0)
+        held.add(x[:, :, :1], 0)  # a rank may have several parts of an image
+        ranks.append({"a": held})
+    reduce_together(ranks, ["a"])
+    for held in ranks:
+        with pytest.raises(ValueError, match=r"^2 images have NaN or infinite"):
+            held["a"].range("entropy", 0)
 
 
 def test_images_that_were_not_seen_are_counted():

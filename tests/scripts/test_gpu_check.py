@@ -16,6 +16,7 @@ import pytest
 
 from hires.bench import gpu_bench, gpu_runs, gpu_tensorrt
 from hires.bench.gpu_runs import FAMILIES
+from hires.core.config.quant_config import LINEAR
 from hires.core.errors import ConfigError, LateError, RunError
 from hires.core.ranks import gpus
 
@@ -155,7 +156,8 @@ def test_first_check_of_every_section_comes_first():
     assert sections[: 2 * len(others)] == [*others, *others]
     layouts, names = gpu_tensorrt.LAYOUTS, gpu_tensorrt.PRECISIONS
     engines = [f"TensorRT, {name}, {layout}" for layout in layouts for name in names]
-    precisions = (*gpu_bench.PRECISIONS, gpu_bench.INT8_KERNELS, *engines)
+    networks = [f"int8 in two tiles, {linear} linear layers" for linear in LINEAR]
+    precisions = (*gpu_bench.PRECISIONS, gpu_bench.INT8_KERNELS, *networks, *engines)
     for section, names in (("parity", FAMILIES), ("precision", precisions)):
         assert [check.name for check in checks if check.section == section] == [*names]
 

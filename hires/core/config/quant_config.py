@@ -73,3 +73,8 @@ class QuantConfig(Section, key="quant"):
     def _check_more(self, check: Checks) -> None:
         for name in self.keep:
             check(check_word, "quant.keep", name)
+        if self.percentile != type(self).percentile and self.observer != "percentile":
+            check.problems.append(
+                f"quant.percentile={self.percentile:g} is for quant.observer=percentile, not "
+                f"quant.observer={self.observer}; leave it out, or use quant.observer=percentile"
+            )

@@ -54,10 +54,11 @@ def clamp(node: Node) -> Activation | None:
     """Returns a clamp between two numbers; one that starts at zero and has no end is a ReLU.
 
     One whose ends are the wrong way round, which makes all numbers ``max``, or NaN, is none: no
-    kernel of oneDNN takes it.
+    kernel of oneDNN takes it. An infinite end is no end.
     """
     args = {"min_val": 0.0, "max_val": 6.0} if node.kind == "relu6" else node.args
-    low, high = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
+    ends = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
+    low, high = (None if isinstance(x, float) and math.isinf(x) else x for x in ends)
     if high is None and isinstance(low, (int, float)) and low == 0:
         return ["relu"]
     if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):

@@ -47,12 +47,12 @@ def constant_params(node: Node, graph: Graph, *names: str) -> dict[str, str] | N
 
     None: one of them is a value, or a buffer that the network writes.
     """
-    found: dict[str, str] = {}
+    params: dict[str, str] = {}
     for name in names:
         arg: Any = node.args.get(name)
         if arg is None:
             continue
         if not isinstance(arg, dict) or list(arg) != ["param"] or arg["param"] in graph.updates:
             return None
-        found[name] = arg["param"]
-    return found
+        params[name] = arg["param"]
+    return params

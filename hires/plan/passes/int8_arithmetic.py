@@ -85,7 +85,7 @@ def own_numbers(q: Quantiser, node: Node) -> QuantisedValue | None:
     """Returns the only input of a node, if it is quantised."""
     if len(node.inputs) != 1 or next(iter(node.args.values())) != {"value": node.inputs[0]}:
         return None
-    return q.number(node.inputs[0]) if q.has_numbers(node.inputs[0]) else None
+    return q.as_integers(node.inputs[0]) if q.has_numbers(node.inputs[0]) else None
 
 
 def rescaled(source: Affine, to: Affine, add: float = 0.0) -> dict[str, float]:

@@ -55,7 +55,7 @@ def _add(q: Quantiser, node: Node) -> str:
         return "it adds maps of two sizes"
     if not any(map(q.has_numbers, names)):
         return FOLLOWS
-    affine, first, second = q.scale_of(node), *(q.number(name) for name in names)
+    affine, first, second = q.scale_of(node), *(q.as_integers(name) for name in names)
     if affine is None or first is None or second is None:
         return "a value of it has no scale"
     more = beside(second, affine)
@@ -81,7 +81,7 @@ def _product(q: Quantiser, node: Node) -> str:
         return "neither map has the size of the product"
     if not any(map(q.has_numbers, names)):
         return FOLLOWS
-    parts = [q.number(name) for name in names]
+    parts = [q.as_integers(name) for name in names]
     if affine is None or None in parts:
         return "a value of it has no scale"
     return _made_product(q, node, [part for part in parts if part is not None], affine)
@@ -105,7 +105,7 @@ def _cat(q: Quantiser, node: Node) -> str:
     names = [one["value"] for one in node.args["tensors"] if "value" in one]
     if len(names) < len(node.args["tensors"]) or not any(map(q.has_numbers, names)):
         return FOLLOWS
-    parts = [q.number(name) for name in names]
+    parts = [q.as_integers(name) for name in names]
     affines = {part.affine for part in parts if part is not None}
     affine = q.scale_of(node, next(iter(affines)) if len(affines) == 1 else None)
     if affine is None or None in parts:

@@ -38,7 +38,7 @@ REAL = Affine(1.0, 0)
 @RULES.register("fused_conv2d")
 def _convolution(q: Quantiser, node: Node) -> str:
     args = node.args
-    x, weight = q.number(_value(args["input"])), args["weight"].get("param")
+    x, weight = q.as_integers(_value(args["input"])), args["weight"].get("param")
     if x is None:
         return "its input has no scale"
     if weight is None:
@@ -50,10 +50,10 @@ def _convolution(q: Quantiser, node: Node) -> str:
         return TOO_MANY
     other = None
     if args.get("other") is not None:
-        other = q.number(_value(args["other"]))
+        other = q.as_integers(_value(args["other"]))
         if other is None or q.graph.shape(_value(args["other"])) != node.shape:
             return "what it adds has no scale"
-    if q.scale_of(node) is None or (other is None and not q.wants_numbers(node.name)):
+    if q.scale_of(node) is None or (other is None and not q.has_int8_reader(node.name)):
         return _real_convolution(q, node, x, weight) if other is None else "its value has no scale"
 
     def sums(to: Affine, bounds: dict[str, int]) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def _layer_args(
 @RULES.register("conv_transpose2d")
 def _transposed(q: Quantiser, node: Node) -> str:
     args = node.args
-    x, weight = q.number(_value(args["input"])), args["weight"].get("param")
+    x, weight = q.as_integers(_value(args["input"])), args["weight"].get("param")
     if x is None or weight is None or len(node.shape or []) != 4:
         return "its input has no scale" if x is None else "its weight is computed"
-    affine = q.scale_of(node) if q.wants_numbers(node.name) else None
+    affine = q.scale_of(node) if q.has_int8_reader(node.name) else None
     stride, padding, dilation = (pair(args[name]) for name in ("stride", "padding", "dilation"))
     channels, outputs, *kernel = q.graph.params[weight].shape
     if math.prod([channels, *kernel]) // args["groups"] > MOST_PRODUCTS:
@@ -203,7 +203,7 @@ def _linear(q: Quantiser, node: Node) -> str:
         return TOO_MANY
     if q.linear == DYNAMIC:
         return _dynamic_linear(q, node, weight)
-    x = q.number(_value(node.args["input"]))
+    x = q.as_integers(_value(node.args["input"]))
     if x is None:
         return "its input has no scale"
     shape = [*q.graph.params[weight].shape, 1, 1]
@@ -213,7 +213,7 @@ def _linear(q: Quantiser, node: Node) -> str:
         return made | {"dtype": {"dtype": dtype}, **bounds}
 
     activation = node.args.get("activation")
-    if q.scale_of(node) is None or not q.wants_numbers(node.name):
+    if q.scale_of(node) is None or not q.has_int8_reader(node.name):
         return _real(q, node, "q_linear", activation, sums(REAL, ALL, "float32"))
     return _activated(q, node, "q_linear", activation, sums)
 

@@ -68,9 +68,9 @@ def kept_by_name(graph: Graph, config: RunConfig) -> dict[str, str]:
     kept: dict[str, str] = {}
     named = [(node.name, [node.name, *graph.modules(node)]) for node in graph.nodes]
     for pattern in config.quant.keep:
-        found = [name for name, every in named if fnmatch.filter(every, pattern)]
-        if not found:
-            known = offer(pattern, dict.fromkeys(one for _, every in named for one in every))
-            raise ConfigError(f"quant.keep={pattern} names no layer of the network; {known}")
-        kept |= dict.fromkeys(found, f"quant.keep={pattern}")
+        layers = [name for name, every in named if fnmatch.filter(every, pattern)]
+        if not layers:
+            remedy = offer(pattern, dict.fromkeys(one for _, every in named for one in every))
+            raise ConfigError(f"quant.keep={pattern} names no layer of the network; {remedy}")
+        kept |= dict.fromkeys(layers, f"quant.keep={pattern}")
     return kept

@@ -17,17 +17,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hires.core.config.quant_config import DYNAMIC, STATIC
+from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.registry import Registry
 from hires.plan.conversions import renamed
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.graph_edits import edited
-from hires.quant.affine import Affine
+from hires.quant.affine import FACTOR_LIMIT, Affine
 
-NUMBERS = "uint8"
+UINT8 = "uint8"
 FOLLOWS = "its input is computed in float"
 """Why a node with an int8 rule stays in float."""
+_FACTORS = ("factor", "other_factor")
 
 
 class QuantisedValue(NamedTuple):
@@ -115,7 +117,7 @@ class Quantiser:
         kept = {name: why for name, why in self.kept.items() if name in made}
         return dataclasses.replace(graph, kept=kept)
 
-    def number(self, value: str) -> QuantisedValue | None:
+    def as_integers(self, value: str) -> QuantisedValue | None:
         """Returns a value as integers, quantised where it is float; None: it has no scale."""
         if value not in self.numbers and value in self.values and value in self._reals:
             affine = self.values[value]
@@ -138,7 +140,7 @@ class Quantiser:
             self._reals[value] = name
         return self._reals[value]
 
-    def wants_numbers(self, value: str) -> bool:
+    def has_int8_reader(self, value: str) -> bool:
         """Whether some reader of a value may compute with integers."""
         readers = (self.graph.nodes[index] for index in self.graph.consumers.get(value, []))
         return any(not (self._why_float(node) or self._reads_real(node)) for node in readers)
@@ -153,10 +155,15 @@ class Quantiser:
         kind: str,
         args: dict[str, Any],
         shape: list[int] | None,
-        dtype: str = NUMBERS,
+        dtype: str = UINT8,
         flops: int = 0,
     ) -> dict[str, str]:
-        """Appends a node; returns its value as an argument."""
+        """Appends a node; returns its value as an argument.
+
+        ConfigError: its scale and those of its inputs are too far apart for fp32.
+        """
+        if any(not abs(args.get(key, 0.0)) <= FACTOR_LIMIT for key in _FACTORS):
+            raise ConfigError(self._unfit(name, args))
         made = Node(name, f"{kind}.default", args, shape, dtype, self._layer, flops)
         self.nodes.append(made)
         return {"value": name}
@@ -199,6 +206,20 @@ class Quantiser:
     def _only_moves(self, node: Node) -> bool:
         facts = facts_of(node.kind)
         return facts.moves or facts.view or node.name not in self.graph.of_images
+
+    def _unfit(self, name: str, args: dict[str, Any]) -> str:
+        # Scales of a file may each be fine, and their quotient may leave fp32.
+        held = {one.name: (value, one.affine) for value, one in self.numbers.items()}
+        read = (args[key]["value"] for key in ("input", "other") if args.get(key))
+        own = name if name in self.values else name.rpartition(".")[0]
+        known = dict(held[one] for one in read)
+        known |= {own: self.values[own]} if own in self.values else {}
+        scales = " and ".join(f"{value} ({one.scale:.3g})" for value, one in known.items())
+        return (
+            f"the scales of {scales} are too far apart: a factor between them is above "
+            f"{FACTOR_LIMIT:.3g}, and its products are no numbers of fp32; calibrate again with "
+            f"`hires quantize`"
+        )
 
     def _append_float(self, node: Node) -> None:
         names = {value: self.real(value) for value in node.inputs}

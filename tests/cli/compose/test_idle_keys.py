@@ -20,6 +20,13 @@ def test_steps_of_one_pass_are_named(task):
     assert not [*idle_keys(config, [f"task={task}"])]
 
 
+def test_steps_of_a_calibration_follow_from_its_images():
+    config = from_dict({"task": {"name": "calibrate"}, "quant": {"images": 96}})
+    [note] = idle_keys(config, ["task=calibrate", "steps=5"])
+    assert "task=calibrate takes as many as quant.images=96 need in batches of 8" in note.text
+    assert not [*idle_keys(config, ["task=calibrate"])]
+
+
 def test_steps_of_other_tasks_count():
     assert not [*idle_keys(from_dict({"steps": 5}), ["steps=5"])]
 

@@ -144,3 +144,41 @@ def test_choices_that_were_not_measured_are_no_earlier_calibration(hires, ranks)
         "warning: quant.auto=30dB: the int8 network itself could not be measured; the log of the "
         "calibration's rank 0 says why"
     ]
+
+
+CALIBRATE = *SMALL[:3], "task=calibrate"
+
+
+def test_a_calibration_by_its_task_takes_the_steps_of_its_images(hires, ranks):
+    """After 12 steps of 8 images it failed for want of the others, and named weights as remedy."""
+    answer = hires("run", *CALIBRATE, "data=synthetic", "quant.images=10", "campaign=own")
+    assert answer.code == 0, answer.err
+    assert "data=synthetic: these scales are of made-up images" in answer.err
+    [config] = ranks
+    assert (config["steps"], config["quant"]["images"], config["campaign"]) == (3, 10, "own")
+    assert [*Path("results/own").glob("*/a0/scales.json")]
+    answer = hires(*NET, "data=synthetic", "out=a.json")
+    assert "calibrated at an earlier time" in answer.err, answer.err
+    assert len(ranks) == 1
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["quant.images=8"], "a calibration needs real images and none are named"),
+        (["data=synthetic", "data.length=8"], "quant.images=256 asks for more than the 8 images"),
+    ],
+)
+def test_a_calibration_by_its_task_has_the_checks_of_the_others(hires, ranks, verb, words, text):
+    answer = hires(verb, *CALIBRATE, *words)
+    assert answer.code == 2, answer.err
+    assert text in answer.err
+    assert ranks == []
+
+
+def test_a_calibration_by_its_task_refuses_a_layer_that_does_not_exist(hires, ranks):
+    answer = hires("run", *CALIBRATE, "data=synthetic", "quant.keep=[conv11]")
+    assert answer.code == 2, answer.err
+    assert "quant.keep=conv11 names no layer of the network" in answer.err
+    assert ranks == []

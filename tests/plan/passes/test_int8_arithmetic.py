@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from hires.plan.operators.activations import FUNCTIONS, function_of, unfused
+from hires.plan.graph import Node
+from hires.plan.operators.activations import FUNCTIONS, clamp, function_of, unfused
 from hires.plan.passes.int8_arithmetic import inputs_that_count, sum_before, table_of
 from hires.quant.affine import affine_of
 
@@ -70,3 +73,9 @@ def test_clamps_need_no_table():
     assert sum_before(["relu"], affine) == (affine, {"low": affine.zero_point, "high": 255}, None)
     assert sum_before(None, affine) == (affine, {"low": 0, "high": 255}, None)
     assert sum_before(["silu"], affine).table == ["silu"]
+    # An infinite end was rounded to an integer, which is an OverflowError.
+    for kind, keys in (("clamp", ("min", "max")), ("hardtanh", ("min_val", "max_val"))):
+        for ends, wanted in (((0.0, math.inf), ["relu"]), ((-math.inf, 6.0), None)):
+            args = {"self": {"value": "x"}, **dict(zip(keys, ends, strict=True))}
+            assert clamp(Node("y", f"{kind}.default", args, [1], "float32")) == wanted
+    assert (affine.quantized(-math.inf), affine.quantized(math.inf)) == (0, 255)

@@ -61,6 +61,11 @@ def test_evaluations_that_differ_in_quantisation_are_told_apart(rows):
         ({"name": "folder", "path": "data/imagenette2-160"}, 75.13),
         ({"name": "folder", "path": "data/ImageNet"}, 76.85),
         ({"name": "folder", "path": "CAMELYON16_patches"}, 70.26),
+        ({"name": "slide", "path": "data/CAMELYON16", "labels": "annotations/*.xml"}, 70.26),
+        ({"name": "folder", "path": "long/" * 20 + "cifar-10"}, 85.99),
+        ({"name": "folder", "path": "/x/cifar100"}, None),
+        ({"name": "folder", "path": "/x/CIFAR-100"}, None),
+        ({"name": "folder", "path": "tiny-imagenet-200"}, None),
         ({"name": "digits"}, None),
     ],
 )
@@ -68,3 +73,17 @@ def test_value_of_the_thesis_stands_beside_its_data(tmp_path, data, published):
     data = {**data, "split": "validation"}
     runs = [evaluated_run(tmp_path, LABELS, "int8", data=data)]
     assert [row["published"] for row in evaluation_rows(read_runs(runs))] == [published]
+
+
+def test_weights_of_4_bits_have_no_value_of_the_thesis(tmp_path):
+    """Table 2.2 has 8 bits only: `experiment=table2.2 data=cifar10` showed 85.99 twice."""
+    keys = {"data": {"name": "cifar10", "path": "any"}, "quant": {"weights": "int4"}}
+    runs = [evaluated_run(tmp_path, LABELS, name, **keys) for name in ("fp32", "int8")]
+    shown = {row["precision"]: row["published"] for row in evaluation_rows(read_runs(runs))}
+    assert shown == {"fp32": 86.02, "int8": None}
+
+
+def test_slides_have_the_name_of_their_folder(tmp_path):
+    data = {"name": "slide", "path": "data/CAMELYON16", "labels": "labels.csv", "split": "test"}
+    [row] = evaluation_rows(read_runs([evaluated_run(tmp_path, LABELS, "fp32", data=data)]))
+    assert row["data"] == "CAMELYON16, test"
