@@ -137,6 +137,8 @@ def test_optional_keys_may_be_unset(key):
             "data.fit='squeeze' is unknown; choose one of resize, crop, random_crop, error",
         ),
         ("launcher.port", 70000, "launcher.port=70000 must be at most 65535"),
+        # It changed the key of the calibration and nothing else.
+        ("quant.percentile", 99.0, "quant.percentile=99 is for quant.observer=percentile, not"),
         ("optimizer.lr", -0.1, "optimizer.lr=-0.1 must be at least 0, and finite"),
         # No comparison with nan is true, so that it passed every check that asked for the wrong.
         ("optimizer.lr", float("nan"), "optimizer.lr=nan must be at least 0, and finite"),
