@@ -65,6 +65,8 @@ class LoggedSteps(HiresSteps):
             rows = self.log.summary()["rows"]
         self.calls_s.append(sum(row["issue_s"] for row in rows))
         self.waits_s.append(sum(row["wait_s"] for row in rows))
+        if self.trims:
+            give_back_memory()
         self.kernels_s.append(onednn_seconds(super().step))
         super().tidy()
         if self.trims:
