@@ -27,7 +27,7 @@ from hires.core.config.quant_config import QuantConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.config.value_checks import build
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
 from hires.core.store.rundir import run_path
@@ -225,7 +225,8 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
     if outcome.exit_code != 0 or not scales.is_file():
         how = ENDS.get(outcome.state, f"left no {file_names.SCALES}")
         why = f": {outcome.cause}" if outcome.cause else ""
-        raise RunError(f"the calibration {path} {how}, so there are no scales{why}")
+        kind = StoppedError if outcome.exit_code == INTERRUPTED else RunError
+        raise kind(f"the calibration {path} {how}, so there are no scales{why}")
     return scales
 
 

@@ -23,6 +23,12 @@ class RunError(HiresError):
     """A run that had started failed: a rank died, a file was broken, a disk was full."""
 
 
+class StoppedError(RunError):
+    """A run that a command needs was stopped with Ctrl-C."""
+
+    exit_code = INTERRUPTED
+
+
 class EditedError(RunError):
     """Something that a run was planned from was edited before its ranks started."""
 

@@ -27,6 +27,7 @@ from hires.quant.emptied_weights import is_emptied
 
 Look = Callable[[str, Tensor], None]
 """Looks at a tensor of a name; RunError: it cannot be computed with."""
+_QUANTISE = "the file is damaged: make it again with `hires quantize`"
 _VARIANCE = "running_var"
 _STATISTICS = ("running_mean", _VARIANCE)
 
@@ -75,7 +76,8 @@ def look_of(config: RunConfig, graph: Graph) -> Look:
             wrong = _unusable(parts[name], low, high)
         if wrong:
             made = f", made of {' and '.join(recipe['params'])}," if recipe else ""
-            raise RunError(f"{name}{made} of {source} {wrong}: {_where(tensor)}; {_remedy(tensor)}")
+            remedy = _QUANTISE if name in parts and not recipe else _remedy(tensor)
+            raise RunError(f"{name}{made} of {source} {wrong}: {_where(tensor)}; {remedy}")
 
     return look
 

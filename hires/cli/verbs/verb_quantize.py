@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sys
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,9 @@ def main(args: Namespace) -> int:
     config = compose(_of_inference(words), args.config_dir)
     if args.cfg:
         return print_config(config)
-    out = _out([*outs, *([args.out] if args.out else [])])
-    require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{out}")
+    outs += [args.out] if args.out else []
+    out = _out(outs)
+    require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{outs[0]}")
     _refuse_quantised(config)
     if config.checkpoint.source is not None:  # the parameters of that run
         weights = config.checkpoint.source
@@ -184,8 +186,14 @@ def _out(names: list[str]) -> Path:
 def _require_folder(folder: Path) -> None:
     # A calibration takes long: what cannot be written is refused before it.
     make_folder(folder, OPTION)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise cannot_write(folder, PermissionError(errno.EACCES, "Permission denied"), OPTION)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".hires-"):
+            pass
+    except OSError as error:
+        # Folders of the system, as /proc, take no files and say that they are not there.
+        if error.errno in (errno.ENOENT, errno.EINVAL):
+            error = PermissionError(errno.EACCES, "it takes no new files")
+        raise cannot_write(folder, error, OPTION) from None
 
 
 def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:

@@ -36,9 +36,10 @@ def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
     if any(facts_of(node.kind).quantized for node in graph.nodes):
         return graph
     if scales.network != params_digest(graph):
+        key = "weights" if config.quant.scales is None else "quant.scales"
         raise ConfigError(
-            "the scales are of another network: its parameters have other names or sizes; "
-            "calibrate this one with `hires quantize`"
+            f"the scales of {key}={config.quant.scales or config.weights} are of another network: "
+            f"its parameters have other names or sizes; calibrate this one with `hires quantize`"
         )
     named = kept_by_name(graph, config)
     if stored_scales(config) is not None:

@@ -81,7 +81,12 @@ def runs_of(tmp_path, *configs: RunConfig) -> list[FrozenRun]:
     for number, config in enumerate(configs):
         planned = PackedPlan(gpu_bytes=() if config.device == "cpu" else (5, 6))
         point: Any = SimpleNamespace(
-            path=tmp_path / f"r{number}", words=["seed=0"], planned=planned, done=[], ready=config
+            choice=None,
+            path=tmp_path / f"r{number}",
+            words=["seed=0"],
+            planned=planned,
+            done=[],
+            ready=config,
         )
         made.append(Sweep.run_of(sweep, point))
     return made

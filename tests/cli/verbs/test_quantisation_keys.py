@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -31,7 +32,11 @@ def test_a_place_that_cannot_be_written_costs_no_calibration(hires, ranks, monke
     answer = hires(*NET, "data=synthetic", "out=n8.json/x.safetensors")
     assert answer.code == 2
     assert "a file is where a folder should be: move it, or choose out=FILE" in answer.err
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+
+    def closed(**where):  # root may write anywhere
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("hires.cli.verbs.verb_quantize.tempfile.NamedTemporaryFile", closed)
     answer = hires(*NET, "data=synthetic", "out=closed/x.safetensors")
     assert answer.code == 2
     assert "Permission denied; choose a folder that you may write to with out=FILE" in answer.err
