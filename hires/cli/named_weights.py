@@ -5,11 +5,15 @@ default/RUN   RUN/best   RUN/ema   RUN/best/ema   RUN/checkpoints/step000012   n
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from hires.core.store import file_names, rundir
+from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.errors import HiresError
+from hires.core.store import file_names, records, rundir
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
+from hires.plan.search.layout_search import written
 
 
 def path_of_weights(source: str, results: StrPath) -> str:
@@ -31,3 +35,18 @@ def run_of_weights(weights: str) -> Path | None:
     path = Path(weights)
     folders = [path, *list(path.parents)[:3]]  # of RUN/checkpoints/step000012/ema and the like
     return next((one for one in folders if (one / file_names.CONFIG).is_file()), None)
+
+
+def trained_network(config: RunConfig) -> str:
+    """Returns in words the network of the run that has written ``weights``, if it is another one.
+
+    Nothing if it is the same, or no run is known.
+    """
+    run = run_of_weights(config.weights or "")
+    if run is None:
+        return ""
+    with contextlib.suppress(HiresError):
+        own, held = (to_dict(one)["model"] for one in (config, records.read_config(run)))
+        words = [f"model.{key}={written(held[key])}" for key in own if own[key] != held[key]]
+        return f"its run trained the network of {' '.join(words)}" if words else ""
+    return ""

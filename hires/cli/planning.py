@@ -18,6 +18,7 @@ from typing import Any
 
 from hires.cli.data_keys import DataSize
 from hires.cli.earlier_runs import read_content
+from hires.cli.named_weights import trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, trace_key
@@ -256,7 +257,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         built = None
         if config.model.name == "custom":  # it may hold tensors that no layer reads
             built = self._process.networks[trace_key(config)].built
-        how = _AS_QUANTISED if stored is not None else ""
+        how = _AS_QUANTISED if stored is not None else trained_network(config)
         require_fit(place.key, shapes, needed, built.tensors if built else (), how)
         self._fitting.add(key)
 
