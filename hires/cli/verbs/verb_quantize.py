@@ -33,6 +33,7 @@ from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.units import MIB
 from hires.launcher.ranks import spawn
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.int8_roundings import int8_operators
 from hires.quant.scales import (
     SUFFIX,
     Scales,
@@ -155,13 +156,15 @@ def _write(
     finally:
         for made in hidden:
             made.unlink(missing_ok=True)
-    layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
+    operators = int8_operators(plan.graph)
+    layers = [name for name, node in operators.items() if facts_of(node.kind).multiplies]
     facts = {
         "weights": str(file),
         "observer": scales.observer,
         "images": scales.images,
         "values": len(scales.values),
-        "quantised": len({*layers}),
+        "quantised": len(layers),
+        "quantised_others": len(operators) - len(layers),
         "kept": dict(plan.graph.kept),
         "kept_modules": {name: plan.graph.described(name) for name in plan.graph.kept},
         "noise_db": dict(scales.noise),
@@ -208,7 +211,8 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
         print_table("Layers that stay in float", ("layer", "why"), kept)
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
     bits = f", {facts['packed']} of them with weights of 4 bits" if facts["packed"] else ""
-    layers = plural(facts["quantised"], "layer")
+    others = plural(facts["quantised_others"], "other operator")
+    layers = f"{plural(facts['quantised'], 'layer')} with weights and {others}"
     by_row = ", linear ones with a scale for each row" if scales.linear == DYNAMIC else ""
     print(f"{scales.observer} calibrated {many}; {layers} in int8{bits}{by_row}")
     before, after = facts["float_bytes"] / MIB, facts["bytes"] / MIB

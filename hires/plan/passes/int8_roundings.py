@@ -29,7 +29,24 @@ class Rounding(NamedTuple):
     """Values that are rounded row by row, each with a scale of its own."""
 
 
+_CHANGES = ("quantize", "dequantize")
+_INNER = (".sum", ".quantized")
+"""How the names of nodes inside an operator end (``hires.plan.passes.quantise``)."""
 NOTHING = Rounding(frozenset(), {}, frozenset())
+
+
+def int8_operators(graph: Graph) -> dict[str, Node]:
+    """Returns what a quantised network computes with integers, by the operators' names.
+
+    A layer with a table behind it is one operator. Changes between integers and real numbers, and
+    what only moves numbers, are none.
+    """
+    made: dict[str, Node] = {}
+    for node in graph.nodes:
+        if facts_of(node.kind).quantized and node.kind not in _CHANGES:
+            inner = (node.name.removesuffix(end) for end in _INNER if node.name.endswith(end))
+            made.setdefault(next((n for n in inner if n in graph.by_name), node.name), node)
+    return made
 
 
 class Roundings:
