@@ -80,7 +80,7 @@ def with_scales(
         print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
         scales_path = calibrate(own, planner, argv)
     else:
-        print(f"scales of an earlier calibration: {scales_path}", file=sys.stderr)
+        print(f"reusing an earlier calibration: {scales_path}", file=sys.stderr)
     for line in auto_lines(config, read_scales(scales_path)):
         print(line, file=sys.stderr)
     quant = dataclasses.replace(config.quant, scales=str(scales_path))

@@ -71,7 +71,7 @@ class Calibrator:
             try:
                 ends = self._observed[name].range(quant.observer, quant.percentile)
                 values[name] = affine_of(*ends)
-                ranges[name] = ends
+                ranges[name] = min(ends[0], 0.0), max(ends[1], 0.0)  # as the scale covers
             except ValueError as error:
                 if name in kept:
                     continue

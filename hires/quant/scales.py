@@ -146,7 +146,7 @@ def read_scales(path: StrPath, key: str = "") -> Scales:
         return _checked(held)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)[:200]
-        raise ConfigError(f"{name} holds no scales ({why}); {_REMEDY}") from None
+        raise ConfigError(f"{name} is damaged ({why}); {_REMEDY}") from None
 
 
 def scales_place(config: RunConfig) -> tuple[Path, str] | None:

@@ -172,7 +172,7 @@ def test_a_calibration_by_its_task_takes_the_steps_of_its_images(hires, ranks):
     assert (config["steps"], config["quant"]["images"], config["campaign"]) == (3, 10, "own")
     assert [*Path("results/own").glob("*/a0/scales.json")]
     answer = hires(*NET, "data=synthetic", "out=a.json")
-    assert "calibrated at an earlier time" in answer.err, answer.err
+    assert "reusing an earlier calibration" in answer.err, answer.err
     assert len(ranks) == 1
 
 

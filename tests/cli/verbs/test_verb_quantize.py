@@ -36,7 +36,7 @@ def test_scales_are_written_and_the_worst_values_shown(hires, ranks):
     assert worst[0] in answer.out
     assert f"{worst[1]:.1f}" in answer.out
     assert "other operators in int8" in answer.out
-    assert "40.0 -> 10.0 MiB" in answer.out
+    assert "40.0 MiB -> 10.0 MiB" in answer.out
     assert read_scales("net.json").values["input"] == affine_of(-2.0, 2.0)
     assert [path.name for path in sorted(Path().glob("net*"))] == ["net.json", "net.safetensors"]
 
@@ -59,7 +59,7 @@ def test_an_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
     again = hires(*NET, *words, "parallel=sp", "batch=8", "out=b.json")
     assert len(ranks) == 1
     assert json.loads(again.out)["calibration"] == first["calibration"]
-    assert "calibrated at an earlier time" in again.err
+    assert "reusing an earlier calibration" in again.err
     assert Path("a.json").read_text() == Path("b.json").read_text()
     hires(*NET, *words, "quant.observer=min_max", "out=c.json")
     hires(*NET, *words, "seed=1", "out=d.json")
