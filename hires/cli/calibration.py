@@ -23,7 +23,7 @@ from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.quant_config import QuantConfig
+from hires.core.config.quant_config import MIN_MAX, QuantConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.config.value_checks import build
@@ -39,7 +39,6 @@ from hires.plan.passes.int8_scales import kept_by_name
 from hires.plan.plan import Finding
 from hires.quant.affine import affine_of
 from hires.quant.scales import (
-    AUTO,
     Scales,
     calibration_key,
     read_scales,
@@ -81,7 +80,7 @@ def with_scales(
         print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
         scales_path = calibrate(own, planner, argv)
     else:
-        print(f"scales of an earlier calibration: {scales_path}", file=sys.stderr)
+        print(f"reusing an earlier calibration: {scales_path}", file=sys.stderr)
     for line in auto_lines(config, read_scales(scales_path)):
         print(line, file=sys.stderr)
     quant = dataclasses.replace(config.quant, scales=str(scales_path))
@@ -96,13 +95,19 @@ def auto_lines(config: RunConfig, scales: Scales) -> list[str]:
     if not scales.auto:
         why = "the log of the calibration's rank 0 says why"
         return [f"warning: {key}: the int8 network itself could not be measured; {why}"]
-    asked, signal, images = (scales.auto[name] for name in AUTO)
-    count = f"{images:.0f} image" + ("s" if images > 1 else "")
-    text = f"the int8 network itself has {signal:.1f} dB of signal over noise on the first {count}"
-    if signal >= asked:
-        return [f"{key}: {text}, {asked:.1f} were asked"]
-    rest = "every layer that multiplies by weights stays in float, so other operators make the rest"
-    return [f"warning: {key} was not reached: {text}, {asked - signal:.1f} dB less; {rest}"]
+    asked, images = scales.auto["asked_db"], int(scales.auto["images"])
+    signal, left = scales.auto.get("signal_db"), int(scales.auto.get("operators", 0))
+    if not left:
+        other = f"calibrate with quant.observer={MIN_MAX}, which cuts no range off, or "
+        remedy = f"{other if scales.observer != MIN_MAX else ''}ask for less than {asked:.1f} dB"
+        return [f"warning: {key} leaves nothing in 8 bits, all is computed in float; {remedy}"]
+    has = "no noise" if signal is None else f"{signal:.1f} dB of signal over noise"
+    first = "image" if images == 1 else f"{images} images"
+    text = f"the int8 network itself has {has} on the first {first}"
+    if signal is None or signal >= asked:
+        operators = f"{left} operator" + ("s" if left > 1 else "")
+        return [f"{key}: {text}, {asked:.1f} dB was the bound; {operators} in 8 bits"]
+    return [f"warning: {key} was not reached: {text}, {asked - signal:.1f} dB less"]
 
 
 def with_assumed_scales(
@@ -202,7 +207,9 @@ def found_scales(config: RunConfig, planner: Planner) -> Path | None:
     for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
         with contextlib.suppress(HiresError):
             held = read_scales(path)
-            whole = wanted <= held.values.keys() and (config.quant.auto is None or held.auto)
+            # That of an older hires lacks the operators, and left layers alone in 8 bits.
+            chosen = config.quant.auto is None or "operators" in held.auto
+            whole = wanted <= held.values.keys() and chosen
             if whole and held.source == key and held.network == params_digest(graph):
                 return path
     return None

@@ -71,7 +71,7 @@ class Calibrator:
             try:
                 ends = self._observed[name].range(quant.observer, quant.percentile)
                 values[name] = affine_of(*ends)
-                ranges[name] = ends
+                ranges[name] = min(ends[0], 0.0), max(ends[1], 0.0)  # as the scale covers
             except ValueError as error:
                 if name in kept:
                     continue
@@ -118,8 +118,8 @@ def write_calibration(
     scales = calibrator.scales(calibration_key(config, digests))
     noise = calibrator.noise(source, dict(scales.values))
     if config.quant.auto is not None:
-        kept, auto = kept_layers(config, calibrator.engine, source, scales)
-        scales = dataclasses.replace(scales, kept=kept, auto=auto)
+        choice = kept_layers(config, calibrator.engine, source, scales)
+        scales = dataclasses.replace(scales, **choice._asdict())
     if comm.get_rank() == 0:
         path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
         write_scales(path, dataclasses.replace(scales, noise=noise), OPTION)

@@ -1,6 +1,7 @@
 """Measures the quantised network itself: what a run with some scales and kept layers computes.
 
-    rank 0      traces the network once, plans it with the scales   -> plan to all ranks
+    rank 0      traces the network once                             -> graph to all ranks
+    rank 0      plans it with the scales                            -> plan to all ranks
     all ranks   build what a run builds, compute the first batch    -> noise as a share of fp32
 
 Errors of layers that are rounded one by one leave out what lies between them: sums, pools, inputs
@@ -41,10 +42,31 @@ from hires.quant.scales import Scales, write_scales
 log = logging.getLogger(__name__)
 
 
+def traced_for_int8(config: RunConfig) -> Graph:
+    """Returns the network that a run of ``precision=int8`` quantises, as rank 0 has traced it.
+
+    It is without the conversions of a layout; all ranks call it together.
+    """
+    first = comm.get_rank() == 0
+    text = json.dumps(trace_config(_of_int8(config)).to_dict()) if first else ""
+    comm.max_all(0, patient=True)  # a trace may need longer than a message
+    return Graph.from_dict(json.loads(comm.broadcast_text(text)))
+
+
+def _of_int8(config: RunConfig) -> RunConfig:
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, name="infer"),
+        precision=PrecisionConfig(INT8),
+        quant=dataclasses.replace(config.quant, auto=None),
+    )
+
+
 class Int8Error:
     """Measures networks of the same scales that keep different layers, in a calibration's layout.
 
-    ``exact`` are this rank's own parts of the float network's outputs on the first batch.
+    ``traced`` is the network (:func:`traced_for_int8`), ``exact`` are this rank's own parts of the
+    float one's outputs on the first batch.
     """
 
     def __init__(
@@ -53,16 +75,11 @@ class Int8Error:
         engine: RankEngine,
         source: Data,
         scales: Scales,
+        traced: Graph,
         exact: Sequence[Tensor],
     ) -> None:
         self._engine, self._source, self._scales, self._exact = engine, source, scales, exact
-        self._config = dataclasses.replace(
-            config,
-            task=dataclasses.replace(config.task, name="infer"),
-            precision=PrecisionConfig(INT8),
-            quant=dataclasses.replace(config.quant, auto=None),
-        )
-        self._graph: Graph | None = None
+        self._config, self._graph = _of_int8(config), traced
 
     def __call__(self, kept: Mapping[str, str]) -> float | None:
         """Returns the noise as a share of the output's power; all ranks call it together.
@@ -70,7 +87,7 @@ class Int8Error:
         None, and a warning in the log: it cannot be measured in this layout.
         """
         text = self._planned(kept) if comm.get_rank() == 0 else ""
-        comm.max_all(0, patient=True)  # a trace may need longer than a message
+        comm.max_all(0, patient=True)  # a plan may need longer than a message
         planned = json.loads(comm.broadcast_text(text))
         if "why" in planned:
             log.warning("the int8 network is not measured: %s", planned["why"])
@@ -89,7 +106,6 @@ class Int8Error:
             quant = dataclasses.replace(self._config.quant, scales=str(path))
             try:
                 write_scales(path, dataclasses.replace(self._scales, kept=kept))
-                self._graph = self._graph or trace_config(self._config)
                 plan = make_plan(dataclasses.replace(self._config, quant=quant), self._graph)
             except HiresError as error:
                 return json.dumps({"why": str(error)})

@@ -1,13 +1,14 @@
-"""Finds the layers that stay in float so that the output's error keeps a bound (``quant.auto``).
+"""Finds what stays in float so that the output's error keeps a bound (``quant.auto``).
 
-    alone      one layer's weights and values are rounded, no others: its error at the output
-    together   all but the k worst are rounded: the smallest k is taken whose error is within bounds
+    alone      one operator is in 8 bits, no others: its error at the output
+    together   all but the k worst are: the smallest k is taken whose error is within bounds
     itself     the int8 network that keeps these k is computed; more are kept while it has too much
 
-Every error is measured on the first batch, in the run's own layout, as a share of the output's
-power. For the first two, weights are rounded as ``quant.weights`` stores them. Of a linear layer
-with dynamic scales the input is rounded, row by row, in the place of its value; so it is for other
-readers of it.
+An operator in 8 bits rounds its weights, what it reads, and its value: a join of a large map and a
+small one may be the worst, and only its readers in float, too, read it unrounded. Every error is
+measured on the first batch, in the run's own layout, as a share of the output's power. For the
+first two, weights are rounded as ``quant.weights`` stores them; what one operator alone reads is
+rounded for its other readers, too.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hires.core.config.quant_config import DYNAMIC, INT4, noise_bound
+from hires.core.config.quant_config import INT4, noise_bound
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import (
     decibels,
@@ -32,62 +34,78 @@ from hires.engine.calibration_values import (
     one_step,
     own_part,
 )
-from hires.engine.int8_error import Int8Error
+from hires.engine.int8_error import Int8Error, traced_for_int8
 from hires.engine.loader import Data
 from hires.engine.quantized_tensors import PACKED, WEIGHT_RECIPE, rounded_weight
 from hires.parallel.context import Context
-from hires.plan.graph import Graph, Node, describe
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.graph import Graph, describe
+from hires.plan.passes.int8_roundings import NOTHING, Rounding, Roundings
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.plan.passes.int8_tensors import weight_form
-from hires.plan.passes.quantise import is_linear
+from hires.plan.passes.rewriting import rewritten
 from hires.quant.row_scales import fake_quantized_rows
 from hires.quant.scales import Scales
 
 log = logging.getLogger(__name__)
 
 
-def kept_layers(
-    config: RunConfig, engine: RankEngine, source: Data, scales: Scales
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns the layers to keep with their reasons, and what the network has with them.
+class AutoChoice(NamedTuple):
+    """What ``quant.auto`` has found."""
 
-    That is ``Scales.auto``, empty if the int8 network cannot be measured in this layout. Layers of
-    ``quant.keep`` are kept anyway. All ranks call it together.
-    """
-    bound = noise_bound(config.quant.auto)
+    kept: dict[str, str]
+    """Operators that stay in float, with the reason."""
+    auto: dict[str, float]
+    """``Scales.auto``; empty: the int8 network cannot be measured in this layout."""
+    alone: dict[str, float]
+    """``Scales.alone``."""
+
+
+def kept_layers(config: RunConfig, engine: RankEngine, source: Data, scales: Scales) -> AutoChoice:
+    """Returns what to keep in float, besides ``quant.keep``; all ranks call it together."""
+    bound, quant = noise_bound(config.quant.auto), config.quant
     assert bound is not None
-    measure = OutputError(config, engine, source, scales)
-    graph = engine.context.plan.graph
+    traced = traced_for_int8(config)
+    graph = rewritten(config, traced)
     named = kept_by_name(graph, config)
-    layers = [
-        node
-        for node in graph.nodes
-        if facts_of(node.kind).multiplies
-        and "param" in node.args["weight"]
-        and node.name not in named
-    ]
-    alone = {node.name: measure({node.name}) for node in layers}
-    every = decibels(1.0, measure({*alone}))
-    log.info("all layers in 8 bits, weights in %s: %.1f dB", config.quant.weights, every)
+    try:
+        roundings = Roundings(graph, scales.values, named, quant.weights, quant.linear)
+    except ConfigError as error:  # as the quantised run will say
+        log.warning("quant.auto cannot choose: %s", error)
+        return AutoChoice({}, {}, {})
+    measure = OutputError(config, engine, source, graph)
+    alone = {node.name: measure(roundings.alone(node)) for node in roundings.operators}
+    log.info(
+        "all in 8 bits, weights in %s: %s", quant.weights, _text(measure(roundings.keeping({})))
+    )
     worst = sorted(alone, key=lambda name: -alone[name])
-    for node in sorted(layers, key=lambda node: -alone[node.name]):
-        log.info("%s alone: %.1f dB", describe(node), decibels(1.0, alone[node.name]))
-    # The more layers are kept the smaller is the error; with all of them it is none.
+    for name in worst:
+        log.info("%s alone: %s", describe(graph.by_name[name]), _text(alone[name]))
+    reasons = {name: f"quant.auto: {_text(alone[name])} alone" for name in worst}
+    # The more are kept the smaller is the error; with all of them it is none.
     few, enough = 0, len(worst)
     while few < enough:
         k = (few + enough) // 2
-        few, enough = (few, k) if measure({*worst[k:]}) <= bound else (k + 1, enough)
-    reasons = {n: f"quant.auto: {decibels(1.0, alone[n]):.1f} dB alone" for n in worst}
-    itself = Int8Error(config, engine, source, scales, measure.exact)
+        within = measure(roundings.keeping(_first(reasons, k))) <= bound
+        few, enough = (few, k) if within else (k + 1, enough)
+    itself = Int8Error(config, engine, source, scales, traced, measure.exact)
     enough, share = enough_kept(itself, reasons, enough, bound)
-    facts = {}
+    kept, facts = _first(reasons, enough), {}
     if share is not None:
-        asked, signal = decibels(1.0, bound), decibels(1.0, share)
-        facts = {"asked_db": asked, "signal_db": signal, "images": float(config.batch)}
-        short = f", {asked - signal:.1f} dB less than asked" if share > bound else ""
-        log.info("quant.auto: %d of %d layers kept, %.1f dB%s", enough, len(worst), signal, short)
-    return dict([*reasons.items()][:enough]), facts
+        left = roundings.count(kept)
+        facts = {"asked_db": decibels(1.0, bound), "images": float(config.batch)}
+        facts |= {"operators": float(left)}
+        facts |= {"signal_db": decibels(1.0, share)} if share else {}
+        log.info("quant.auto: %d of %d operators in 8 bits, %s", left, len(worst), _text(share))
+    return AutoChoice(kept, facts, {name: decibels(1.0, alone[name]) for name in worst})
+
+
+def _first(reasons: Mapping[str, str], count: int) -> dict[str, str]:
+    return dict([*reasons.items()][:count])
+
+
+def _text(share: float) -> str:
+    # The ratio of decibels() without any noise is a bound, and no measurement.
+    return f"{decibels(1.0, share):.1f} dB" if share else "no noise"
 
 
 def enough_kept(
@@ -96,7 +114,7 @@ def enough_kept(
     first: int,
     bound: float,
 ) -> tuple[int, float | None]:
-    """Returns how many layers must be kept, the worst first, and the noise that is left then.
+    """Returns how many operators must be kept, the worst first, and the noise that is left then.
 
     ``measure`` gets those that are kept of ``reasons``, at least the ``first``, and returns the
     noise of the network, or None: then the search ends. With all of them it may be above the bound.
@@ -106,7 +124,7 @@ def enough_kept(
     def within(count: int) -> bool:
         shares[count] = share = measure(dict(every[:count]))
         if share is not None:
-            log.info("the int8 network, %d layers kept: %.1f dB", count, decibels(1.0, share))
+            log.info("the int8 network, %d operators kept: %s", count, _text(share))
         return share is None or share <= bound
 
     if within(first):
@@ -121,37 +139,33 @@ def enough_kept(
     return enough, shares[enough]
 
 
-def _by_row(config: RunConfig, graph: Graph) -> dict[str, Node]:
-    # The layers whose inputs are rounded while they are computed.
-    dynamic = config.quant.linear == DYNAMIC
-    return {node.name: node for node in graph.nodes if dynamic and is_linear(node)}
-
-
 class OutputError:
-    """Measures what rounding some layers does to the network's output, on the first batch."""
+    """Measures what rounding some operators does to the network's output, on the first batch.
 
-    def __init__(self, config: RunConfig, engine: RankEngine, source: Data, scales: Scales) -> None:
+    ``graph`` is the network without the conversions of a layout.
+    """
+
+    def __init__(self, config: RunConfig, engine: RankEngine, source: Data, graph: Graph) -> None:
         self._config, self._engine, self._source = config, engine, source
-        self._values, self._graph = scales.values, engine.context.plan.graph
-        self._by_row = _by_row(config, self._graph)
+        self._graph = graph
         self._tensors = {**engine.tensors, **engine.derived.tensors}
         self._make = PACKED if config.quant.weights == INT4 else WEIGHT_RECIPE
-        self.exact = self._outputs(frozenset())
+        self.exact = self._outputs(NOTHING)
         """This rank's own parts of the outputs without any rounding."""
 
-    def __call__(self, rounded: AbstractSet[str]) -> float:
+    def __call__(self, rounding: Rounding) -> float:
         """Returns the noise as a share of the output's power, the same on all ranks.
 
         Of an output that is not finite it is infinite.
         """
-        with self._rounded_weights(rounded):
-            return noise_share(self.exact, self._outputs(rounded))
+        with self._rounded_weights(rounding.layers):
+            return noise_share(self.exact, self._outputs(rounding))
 
-    def _outputs(self, rounded: AbstractSet[str]) -> list[Tensor]:
+    def _outputs(self, rounding: Rounding) -> list[Tensor]:
         # This rank's own parts, microbatch after microbatch.
         outputs: list[Tensor] = []
         for context, module in zip(self._engine.contexts, self._engine.modules, strict=True):
-            module.watch(functools.partial(self._see, context, rounded, outputs))
+            module.watch(functools.partial(_round, context, rounding, outputs))
         one_step(self._config, self._engine, self._source)
         for module in self._engine.modules:
             module.watch(None)
@@ -181,18 +195,15 @@ class OutputError:
         packed = (packer.pack() for packer in packers)
         self._engine.packed[:] = [one for one in packed if one is not None]
 
-    def _see(
-        self,
-        context: Context,
-        rounded: AbstractSet[str],
-        outputs: list[Tensor],
-        name: str,
-        value: Any,
-    ) -> None:
-        if any(name == self._by_row[layer].inputs[0] for layer in self._by_row.keys() & rounded):
-            value.copy_(fake_quantized_rows(value))
-        if name in rounded and name in self._values and name not in self._by_row:
-            value.copy_(fake_quantized(value, self._values[name]))
-        if name == context.plan.graph.output:
-            own = own_part(context, name, value)
-            outputs += [] if own is None else [own[0].double().cpu()]
+
+def _round(
+    context: Context, rounding: Rounding, outputs: list[Tensor], name: str, value: Any
+) -> None:
+    """Rounds a value in place, as its readers then read it, and collects the output's parts."""
+    if name in rounding.rows:
+        value.copy_(fake_quantized_rows(value))
+    if name in rounding.values:
+        value.copy_(fake_quantized(value, rounding.values[name]))
+    if name == context.plan.graph.output:
+        own = own_part(context, name, value)
+        outputs += [] if own is None else [own[0].double().cpu()]

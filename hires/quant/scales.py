@@ -6,7 +6,8 @@
                          "kept": {node: reason}, "noise": {value: dB},
                          "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4",
                          "linear": "static" or "dynamic",
-                         "auto": {"asked_db", "signal_db", "images"}, of quant.auto only}
+                         "auto": {"asked_db", "signal_db", "images", "operators"},
+                         "alone": {node: dB}, both of quant.auto only}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -44,9 +45,9 @@ _WEIGHT_ENDS = (":weight8", ":weight4")
 _MOST_BYTES = 64 * MIB
 MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
-AUTO = ("asked_db", "signal_db", "images")
+AUTO = ("asked_db", "signal_db", "images", "operators")
 """Names of :attr:`Scales.auto`."""
-_OBJECTS = ("values", "ranges", "kept", "noise", "auto")
+_OBJECTS = ("values", "ranges", "kept", "noise", "auto", "alone")
 """What the file holds by names."""
 _REMEDY = "make it again with `hires quantize`"
 
@@ -78,7 +79,10 @@ class Scales:
     """For which linear layers it holds tensors: with static or dynamic scales of their input."""
     auto: Mapping[str, float] = field(default_factory=dict)
     """What ``quant.auto`` asked for (``asked_db``) and what the int8 network has of it, as measured
-    on its first ``images``: the signal of its output over the noise (``signal_db``); or nothing."""
+    on its first ``images``: the signal of its output over the noise (``signal_db``, absent if there
+    is no noise), and how many ``operators`` it has in 8 bits; or nothing."""
+    alone: Mapping[str, float] = field(default_factory=dict)
+    """The same signal if one node alone is in 8 bits, of each that ``quant.auto`` measured."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -96,7 +100,9 @@ class Scales:
             "weight_type": self.weight_type,
             "linear": self.linear,
         }
-        facts |= {"auto": dict(self.auto)} if self.auto else {}  # files of an older hires lack it
+        # Files of an older hires lack these, and keep their digests.
+        optional = {"auto": self.auto, "alone": self.alone}
+        facts |= {name: dict(one) for name, one in optional.items() if one}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
@@ -140,7 +146,7 @@ def read_scales(path: StrPath, key: str = "") -> Scales:
         return _checked(held)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)[:200]
-        raise ConfigError(f"{name} holds no scales ({why}); {_REMEDY}") from None
+        raise ConfigError(f"{name} is damaged ({why}); {_REMEDY}") from None
 
 
 def scales_place(config: RunConfig) -> tuple[Path, str] | None:
@@ -314,8 +320,11 @@ def _checked(held: Any) -> Scales:
     linear = held.get("linear", STATIC)
     if linear not in LINEAR:
         raise ValueError(f"linear layers of {str(linear)[:20]!r} scales, not {' or '.join(LINEAR)}")
-    auto = {name: _finite(held["auto"][name]) for name in AUTO} if "auto" in held else {}
-    rest = kept, noise, weights, source, of, linear, auto
+    auto = {name: _finite(one) for name, one in held.get("auto", {}).items() if name in AUTO}
+    if auto and not {"asked_db", "images"} <= auto.keys():
+        raise ValueError("auto lacks what was asked for")
+    alone = {_text(name): _finite(one) for name, one in held.get("alone", {}).items()}
+    rest = kept, noise, weights, source, of, linear, auto, alone
     return Scales(network, observer, images, values, ranges, *rest)
 
 

@@ -19,7 +19,7 @@ def test_scales_are_those_of_the_weights_that_a_checkpoint_gives(hires):
     first = hires("run", *of_int8, f"checkpoint.resume={run}", "parallel=sp")
     assert "calibrating on 8 images" in first.err, first.err
     second = hires("run", *of_int8, f"weights={run}")
-    assert "scales of an earlier calibration" in second.err
+    assert "reusing an earlier calibration" in second.err
     third = hires("quantize", *keys, "quant.images=8", f"checkpoint.resume={run}", "out=n8.json")
-    assert "calibrated at an earlier time" in third.err
+    assert "reusing an earlier calibration" in third.err
     assert "warning: no weights" not in third.err

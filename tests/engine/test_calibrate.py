@@ -128,7 +128,7 @@ def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
         images = [torch.from_numpy(source.window(i, rows, cols)).double() for i in order]
         outputs = model(torch.stack(images))
     for name, tensor in (("input", torch.stack(images)), (plan.graph.output, outputs)):
-        ends = float(tensor.min()), float(tensor.max())
+        ends = min(0, float(tensor.min())), max(0, float(tensor.max()))
         assert found.ranges[name] == pytest.approx(ends, rel=1e-10)
     assert found.images == 10
     assert found.observer == "min_max"
@@ -172,8 +172,9 @@ def test_layers_stay_in_float_until_the_output_keeps_its_bound(tmp_path):
     kept = {key: scales_in(path).kept for key, path in paths.items()}
     layers = {node.name for node in plan.graph.nodes if facts_of(node.kind).multiplies}
     assert kept["20dB", 1] == {}
-    assert set(kept["150dB", 1]) == layers
-    assert 0 < len(kept["48dB", 1]) < len(layers)
+    assert layers < set(kept["150dB", 1])  # sums, too
+    assert len(kept["48dB", 1]) > 0
+    assert scales_in(paths["48dB", 1]).auto["operators"] > 0
     for auto in ("20dB", "48dB", "150dB"):
         assert kept[auto, 1] == kept[auto, 2]
 
@@ -192,17 +193,24 @@ def test_a_layer_alone_has_the_error_of_its_weights_and_values(tmp_path, weights
     images = torch.stack([torch.from_numpy(source.window(i, rows, cols)).double() for i in first])
     with torch.no_grad():
         exact = model(images)
+        readers = plan.graph.consumers
         layers = [n for n in plan.graph.nodes if n.kind == "conv2d" and n.name in found.values]
-        assert len(layers) > 5
-        for node in layers[::3]:
+        layers = [n for n in layers if len(readers[n.inputs[0]]) == 1]
+        assert len(layers) > 4
+        for node in layers[::2]:
             layer, scale = model.get_submodule(node.layer), found.values[node.name]
+            read = found.values[node.inputs[0]]
             before = layer.weight.clone()
             layer.weight.copy_(plainly_rounded(before, weights))
             handle = layer.register_forward_hook(
                 lambda module, args, y, scale=scale: fake_quantized(y, scale)
             )
+            before_it = layer.register_forward_pre_hook(
+                lambda module, args, read=read: (fake_quantized(args[0], read),)
+            )
             noise = (model(images) - exact).square().sum() / exact.square().sum()
             handle.remove()
+            before_it.remove()
             layer.weight.copy_(before)
             wanted = -10 * math.log10(float(noise))
             assert found.kept[node.name] == f"quant.auto: {wanted:.1f} dB alone"

@@ -36,6 +36,7 @@ MIXER = {
     },
     "image": [18, 15],
 }
+SMALL = {"model": {"name": "custom", "target": "tests.helpers.joined_nets:joined"}}
 LAYOUTS = {
     "single": {},
     "tiles": {"parallel": {"tiles": [2, 1]}},
@@ -68,7 +69,8 @@ def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
     found = {}
     for name, (config, place) in chosen(tmp_path, "40dB", LAYOUTS).items():
         scales = found[name] = read_scales(place)
-        asked, signal, images = scales.auto.values()
+        asked, images, operators, signal = scales.auto.values()
+        assert operators > 0
         assert (asked, images) == (40, 4)
         assert signal >= 40, name
         quant = dataclasses.replace(config.quant, scales=str(place), auto=None)
@@ -94,14 +96,26 @@ def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
 
 
 @pytest.mark.dist
-def test_layers_of_quant_keep_are_no_choice(tmp_path):
-    [(config, place)] = chosen(tmp_path, "200dB", {"": {}}, keep=["conv1"]).values()
-    graph = plan_of(config).graph
-    layers = {node.name for node in graph.nodes if facts_of(node.kind).multiplies}
-    [first] = [node.name for node in graph.nodes if "conv1" in graph.modules(node)][:1]
+def test_layers_of_quant_keep_are_no_choice_and_nothing_int8_has_no_noise(tmp_path):
+    [(config, place)] = chosen(tmp_path, "200dB", {"": SMALL}, keep=["large"]).values()
+    graph, scales = plan_of(config).graph, read_scales(place)
+    assert set(scales.kept) == {node.name for node in graph.nodes} - {"large"}
+    # The bound of decibels() was recorded as if it had been measured.
+    assert scales.auto == {"asked_db": 200, "images": 4, "operators": 0}
+
+
+@pytest.mark.dist
+def test_a_join_that_is_to_blame_stays_in_float(tmp_path):
+    """Layers with weights alone were tried: all of them were kept, and nothing was in 8 bits."""
+    [(_, place)] = chosen(tmp_path, "35dB", {"": SMALL}).values()
     scales = read_scales(place)
-    assert set(scales.kept) == layers - {first}
-    assert scales.auto["signal_db"] == 200
+    assert "cat" in scales.kept
+    assert not {"large", "small"} & {*scales.kept}
+    assert scales.auto["operators"] >= 2
+    assert 35 <= scales.auto["signal_db"] < 80
+    alone = scales.alone
+    assert alone["cat"] < 20 < min(alone["large"], alone["small"])
+    assert scales.kept["cat"] == f"quant.auto: {alone['cat']:.1f} dB alone"
 
 
 def search(shares, first=2, bound=0.01):

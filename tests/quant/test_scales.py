@@ -100,7 +100,7 @@ def test_what_the_network_has_is_kept_and_changes_no_older_mark(tmp_path):
 def test_another_kind_of_json_is_described(tmp_path, held, why):
     whole = json.loads(GOOD.text()) | held if isinstance(held, dict) else held
     (tmp_path / "a.json").write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match=rf"a\.json holds no scales \({why}.*hires quantize"):
+    with pytest.raises(ConfigError, match=rf"a\.json is damaged \({why}.*hires quantize"):
         read_scales(tmp_path / "a.json")
 
 

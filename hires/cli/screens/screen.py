@@ -15,7 +15,7 @@ from hires.cli.screens.show_training import confusion_table, training_lines
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
-from hires.core.store.file_names import StrPath
+from hires.core.store.file_names import SCALES, StrPath
 from hires.core.store.reading import Note, printable, text
 from hires.report.columns import Column
 from hires.report.read.plain_values import count, dig, value_text
@@ -50,8 +50,9 @@ and in inference on a CPU, and in engines of TensorRT, the weights are held twic
 def print_record(record: dict[str, Any], run: StrPath = "") -> None:
     """Prints the tables of a run's record, if it has any, and how to make it again.
 
-    Before them it prints the skipped steps, and where in the folder ``run`` predictions lie; behind
-    them which classes were taken for which, and the weights of a training there.
+    Before them it prints the skipped steps, and where in the folder ``run`` predictions or the
+    scales of a calibration lie; behind them which classes were taken for which, and the weights of
+    a training there.
     """
     if (skipped := count(record.get("skipped_steps"))) is not None:
         steps, scale = plural(skipped, "step"), value_text(record.get("loss_scale"))
@@ -59,6 +60,8 @@ def print_record(record: dict[str, Any], run: StrPath = "") -> None:
         print(f"fp16: {steps} overflowed and {were} skipped, the last loss scale is {scale}")
     if isinstance(record.get("prediction"), dict):
         print(f"{_predicted(record, Path(run))}\n")
+    if run and (scales := _scales_of(record, Path(run))) is not None:
+        print(f"scales: {text(str(scales))}\n")
     state, samples = text(record.get("state"), 20), count(dig(record, "throughput", "samples"))
     if state != "done" and samples:
         print(f"{state}: the tables hold what was measured until then\n")
@@ -84,6 +87,12 @@ def _predicted(record: dict[str, Any], run: Path) -> str:
     images = plural(count(dig(record, "prediction", "images")) or 0, "image")
     maps = f", {of['kind']} in {text(str(run / of['folder']))}" if of["folder"] else ""
     return f"predictions of {images}: {text(str(run / (of['table'] or '')))}{maps}"
+
+
+def _scales_of(record: dict[str, Any], run: Path) -> Path | None:
+    attempt = count(record.get("attempt"))
+    path = run / f"a{attempt}" / SCALES
+    return path if path.is_file() else None
 
 
 def print_table(

@@ -31,9 +31,11 @@ from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store.files import cannot_write, make_folder
 from hires.core.store.network_weights import SAFETENSORS, find_weights
-from hires.core.units import MIB
+from hires.core.units import size
 from hires.launcher.ranks import spawn
+from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.int8_roundings import int8_operators
 from hires.quant.scales import (
     SUFFIX,
     Scales,
@@ -92,7 +94,7 @@ def main(args: Namespace) -> int:
         if place is None:
             place = calibrate(own, planner, args.argv)
         else:
-            print(f"calibrated at an earlier time: {place} (--again repeats it)", file=sys.stderr)
+            print(f"reusing an earlier calibration: {place} (--again repeats it)", file=sys.stderr)
         scales = read_scales(place)
         scales, facts = _write(config, place, scales, out, planner)
     if args.json:
@@ -157,20 +159,29 @@ def _write(
     finally:
         for made in hidden:
             made.unlink(missing_ok=True)
-    layers = [n.layer or n.name for n in plan.graph.nodes if facts_of(n.kind).quantized]
+    operators = int8_operators(plan.graph)
+    layers = [name for name, node in operators.items() if facts_of(node.kind).multiplies]
     facts = {
         "weights": str(file),
         "observer": scales.observer,
         "images": scales.images,
         "values": len(scales.values),
-        "quantised": len({*layers}),
+        "quantised": len(layers),
+        "quantised_others": len(operators) - len(layers),
         "kept": dict(plan.graph.kept),
         "kept_modules": {name: plan.graph.described(name) for name in plan.graph.kept},
+        "weight_modules": {
+            name: _described(plan.graph, name) for name in written["weight_noise_db"]
+        },
         "noise_db": dict(scales.noise),
         "auto": dict(scales.auto),
         **written,
     }
     return scales, facts
+
+
+def _described(graph: Graph, name: str) -> str:
+    return graph.described(name) if name in graph.by_name else name
 
 
 def _out(names: list[str]) -> Path:
@@ -209,15 +220,17 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
     print_table("Values that 8 bits change most", ("value", *heads, *ends), rows)
     of_weights = sorted(facts["weight_noise_db"].items(), key=lambda item: item[1])[:_SHOWN]
     if of_weights:
-        lines = [(layer, f"{ratio:.1f}") for layer, ratio in of_weights]
+        described = facts["weight_modules"]
+        lines = [(described[layer], f"{ratio:.1f}") for layer, ratio in of_weights]
         print_table("Layers whose weights are rounded most", ("layer", ends[1]), lines)
     if facts["kept"]:
         kept = [(facts["kept_modules"][name], why) for name, why in facts["kept"].items()]
         print_table("Layers that stay in float", ("layer", "why"), kept)
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
     bits = f", {facts['packed']} of them with weights of 4 bits" if facts["packed"] else ""
-    layers = plural(facts["quantised"], "layer")
+    others = plural(facts["quantised_others"], "other operator")
+    layers = f"{plural(facts['quantised'], 'layer')} with weights and {others}"
     by_row = ", linear ones with a scale for each row" if scales.linear == DYNAMIC else ""
     print(f"{scales.observer} calibrated {many}; {layers} in int8{bits}{by_row}")
-    before, after = facts["float_bytes"] / MIB, facts["bytes"] / MIB
-    print(f"weights: {before:.1f} -> {after:.1f} MiB in {facts['weights']}, scales in {out}")
+    before, after = size(facts["float_bytes"]), size(facts["bytes"])
+    print(f"weights: {before} -> {after} in {facts['weights']}, scales in {out}")

@@ -10,7 +10,8 @@ from hires.core.config.value_checks import Checks, Section, check_word, choice, 
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 
-OBSERVERS = ("entropy", "percentile", "min_max", "moving_average")
+MIN_MAX = "min_max"
+OBSERVERS = ("entropy", "percentile", MIN_MAX, "moving_average")
 CALIBRATIONS = ("data", "noise")
 INT4 = "int4"
 WEIGHTS = (INT8, INT4)
@@ -66,7 +67,7 @@ class QuantConfig(Section, key="quant"):
     keep: list[str] = field(default_factory=list)
     """Layers that stay in float, by name or pattern, as ``[conv1,layer4.*]``."""
     auto: Any = field(default=None, metadata={"check": _check_auto})
-    """Bound of the output's error, as ``30dB`` or ``0.001``: the layers whose quantisation costs
+    """Bound of the output's error, as ``30dB`` or ``0.001``: the operators whose quantisation costs
     most stay in float until the int8 network meets it on the first batch; unset: all are quantised
     that can be."""
 

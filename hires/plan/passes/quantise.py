@@ -92,6 +92,8 @@ class Quantiser:
         self.params: dict[str, Parameter] = {}
         self.numbers: dict[str, QuantisedValue] = {}
         """Values that are quantised."""
+        self.computed: set[str] = set()
+        """Nodes of the network that are computed with integers."""
         self._reals: dict[str, str] = {INPUT: INPUT}
         self._places = {node.name: index for index, node in enumerate(graph.nodes)}
         self._layer = ""
@@ -108,8 +110,10 @@ class Quantiser:
                     self._forget(*before)
             if reason:
                 self._append_float(node)
-                if reason != FOLLOWS and not self._only_moves(node):
+                if reason != FOLLOWS and not self.only_moves(node):
                     self.kept.setdefault(node.name, reason)
+            else:
+                self.computed.add(node.name)
         self._finish_output()
         graph = dataclasses.replace(self.graph, nodes=self.nodes)
         graph = edited(graph, {}, self.params)
@@ -144,6 +148,11 @@ class Quantiser:
         """Whether some reader of a value may compute with integers."""
         readers = (self.graph.nodes[index] for index in self.graph.consumers.get(value, []))
         return any(not (self._why_float(node) or self._reads_real(node)) for node in readers)
+
+    def only_moves(self, node: Node) -> bool:
+        """Whether a node computes nothing from the images, so that its place is its input's."""
+        facts = facts_of(node.kind)
+        return facts.moves or facts.view or node.name not in self.graph.of_images
 
     def scale_of(self, node: Node, like: Affine | None = None) -> Affine | None:
         """Returns the scale of a node's value: the given one, or else another's."""
@@ -202,10 +211,6 @@ class Quantiser:
 
     def _reads_real(self, node: Node) -> bool:
         return self.linear == DYNAMIC and is_linear(node)
-
-    def _only_moves(self, node: Node) -> bool:
-        facts = facts_of(node.kind)
-        return facts.moves or facts.view or node.name not in self.graph.of_images
 
     def _unfit(self, name: str, args: dict[str, Any]) -> str:
         # Scales of a file may each be fine, and their quotient may leave fp32.

@@ -171,3 +171,13 @@ def test_record_of_a_compiled_run_says_what_its_memory_was_predicted_for(compile
     memory = [{"rank": 0, "peak_bytes": 109 * 2**20, "predicted_bytes": 2 * 2**20}]
     screen.print_record({"state": "done", "memory": memory, "compiled": compiled})
     assert ("engine.compile=off" in capsys.readouterr().out) == (compiled is True)
+
+
+def test_scales_of_a_calibration_are_named(capsys, tmp_path):
+    """Its tables told throughput and memory, and nothing where its scales are."""
+    screen.print_record({"state": "done", "attempt": 1}, tmp_path)
+    assert "scales" not in capsys.readouterr().out
+    (tmp_path / "a1").mkdir()
+    (tmp_path / "a1/scales.json").write_text("{}")
+    screen.print_record({"state": "done", "attempt": 1}, tmp_path)
+    assert f"scales: {tmp_path}/a1/scales.json" in capsys.readouterr().out

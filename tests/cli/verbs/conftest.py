@@ -24,6 +24,7 @@ class Seen(list):
     """Configs, and what the int8 network of ``quant.auto`` has."""
 
     signal_db = 31.5
+    operators = 20
 
 
 @pytest.fixture
@@ -42,7 +43,8 @@ def ranks(monkeypatch, traced):
         noise = {name: 60.0 - k for k, name in enumerate(values)}
         facts = params_digest(graph), config["quant"]["observer"], config["quant"]["images"]
         asks = config["quant"]["auto"] is not None
-        auto = {"asked_db": 30.0, "signal_db": seen.signal_db, "images": 4.0} if asks else {}
+        auto = {"asked_db": 30.0, "images": 4.0, "operators": seen.operators} if asks else {}
+        auto |= {"signal_db": seen.signal_db} if asks and seen.operators else {}
         scales = Scales(*facts, values, ranges, noise=noise, source=key, auto=auto)
         write_scales(path / f"a{attempt}" / "scales.json", scales)
         write_exit(path, attempt, None, {"state": "done", "cause": None, "exit_codes": {0: 0}})

@@ -116,10 +116,10 @@ def test_the_signal_of_the_int8_network_is_shown_and_kept(hires, ranks):
     answer = hires(*NET, *AUTO, "out=a.safetensors")
     assert answer.code == 0, answer.err
     text = "the int8 network itself has 31.5 dB of signal over noise on the first 4 images"
-    assert f"quant.auto=30dB: {text}, 30.0 were asked" in answer.out
+    assert f"quant.auto=30dB: {text}, 30.0 dB was the bound; 20 operators in 8 bits" in answer.out
     assert read_scales("a.json").auto["signal_db"] == 31.5
     facts = json.loads(hires(*NET, *AUTO, "out=a.safetensors", "--json").out)
-    assert facts["auto"] == {"asked_db": 30, "signal_db": 31.5, "images": 4}
+    assert facts["auto"] == {"asked_db": 30, "images": 4, "operators": 20, "signal_db": 31.5}
     assert len(ranks) == 1
     hires(*NET, *AUTO, "quant.keep=[fc]", "out=a.safetensors")
     assert len(ranks) == 2  # what is kept by name decides what else has to be
@@ -133,7 +133,21 @@ def test_a_signal_below_what_was_asked_is_a_warning(hires, ranks):
     assert (
         "warning: quant.auto=30dB was not reached: the int8 network itself has 26.2" in answer.err
     )
-    assert "3.8 dB less; every layer that multiplies by weights stays in float" in answer.err
+    assert "dB of signal over noise on the first 4 images, 3.8 dB less" in answer.err
+
+
+@pytest.mark.parametrize("observer", ["entropy", "min_max"])
+def test_a_bound_that_leaves_nothing_in_8_bits_is_a_warning(hires, ranks, observer):
+    """It was a success of 200.0 dB, which is where decibels end."""
+    ranks.operators = 0
+    answer = hires(*NET, *AUTO, f"quant.observer={observer}", "out=a.safetensors")
+    assert answer.code == 0, answer.err
+    remedy = "ask for less than 30.0 dB"
+    if observer == "entropy":
+        remedy = f"calibrate with quant.observer=min_max, which cuts no range off, or {remedy}"
+    text = "quant.auto=30dB leaves nothing in 8 bits, all is computed in float"
+    assert f"warning: {text}; {remedy}" in answer.err
+    assert "200.0 dB" not in answer.out + answer.err
 
 
 def test_choices_that_were_not_measured_are_no_earlier_calibration(hires, ranks):
@@ -163,7 +177,7 @@ def test_a_calibration_by_its_task_takes_the_steps_of_its_images(hires, ranks):
     assert (config["steps"], config["quant"]["images"], config["campaign"]) == (3, 10, "own")
     assert [*Path("results/own").glob("*/a0/scales.json")]
     answer = hires(*NET, "data=synthetic", "out=a.json")
-    assert "calibrated at an earlier time" in answer.err, answer.err
+    assert "reusing an earlier calibration" in answer.err, answer.err
     assert len(ranks) == 1
 
 

@@ -35,10 +35,22 @@ def test_scales_are_written_and_the_worst_values_shown(hires, ranks):
     [worst, *_] = sorted((read_scales("net.json")).noise.items(), key=lambda item: item[1])
     assert worst[0] in answer.out
     assert f"{worst[1]:.1f}" in answer.out
-    assert "layers in int8" in answer.out
-    assert "40.0 -> 10.0 MiB" in answer.out
+    assert "other operators in int8" in answer.out
+    assert "40.0 MiB -> 10.0 MiB" in answer.out
     assert read_scales("net.json").values["input"] == affine_of(-2.0, 2.0)
     assert [path.name for path in sorted(Path().glob("net*"))] == ["net.json", "net.safetensors"]
+
+
+@pytest.mark.usefixtures("ranks")
+def test_layers_that_stay_in_float_are_none_in_int8(hires, traced):
+    """The modules of all quantised nodes were counted: as many with `fc` in float."""
+    words = *NET, "data=synthetic", "out=net.safetensors", "--json"
+    every = json.loads(hires(*words).out)
+    convolutions = sum(node.kind == "conv2d" for node in traced.nodes)
+    assert every["quantised"] == convolutions + 1  # and fc
+    less = json.loads(hires(*words, "quant.keep=[fc]").out)
+    assert less["quantised"] == convolutions
+    assert less["quantised_others"] == every["quantised_others"] > 0
 
 
 def test_an_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
@@ -47,7 +59,7 @@ def test_an_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
     again = hires(*NET, *words, "parallel=sp", "batch=8", "out=b.json")
     assert len(ranks) == 1
     assert json.loads(again.out)["calibration"] == first["calibration"]
-    assert "calibrated at an earlier time" in again.err
+    assert "reusing an earlier calibration" in again.err
     assert Path("a.json").read_text() == Path("b.json").read_text()
     hires(*NET, *words, "quant.observer=min_max", "out=c.json")
     hires(*NET, *words, "seed=1", "out=d.json")

@@ -1,0 +1,109 @@
+"""Lists what an int8 network rounds: the weights of some layers, values, rows of values.
+
+    conv1 -> relu -> cat -> conv2       relu alone in 8 bits          rounds conv1, relu
+      `---------------^                 all but cat                   rounds cat, which conv2 reads
+                                        all but cat and conv2         rounds conv1, relu
+
+A value is rounded where an operator that makes it or reads it computes with integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hires.core.config.quant_config import DYNAMIC
+from hires.plan.graph import Graph, Node
+from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.quantise import Quantiser, is_linear
+from hires.quant.affine import Affine
+
+
+class Rounding(NamedTuple):
+    """What is rounded."""
+
+    layers: frozenset[str]
+    """Nodes whose weights are rounded."""
+    values: Mapping[str, Affine]
+    rows: frozenset[str]
+    """Values that are rounded row by row, each with a scale of its own."""
+
+
+_CHANGES = ("quantize", "dequantize")
+_INNER = (".sum", ".quantized")
+"""How the names of nodes inside an operator end (``hires.plan.passes.quantise``)."""
+NOTHING = Rounding(frozenset(), {}, frozenset())
+
+
+def int8_operators(graph: Graph) -> dict[str, Node]:
+    """Returns what a quantised network computes with integers, by the operators' names.
+
+    A layer with a table behind it is one operator. Changes between integers and real numbers, and
+    what only moves numbers, are none.
+    """
+    made: dict[str, Node] = {}
+    for node in graph.nodes:
+        if facts_of(node.kind).quantized and node.kind not in _CHANGES:
+            inner = (node.name.removesuffix(end) for end in _INNER if node.name.endswith(end))
+            made.setdefault(next((n for n in inner if n in graph.by_name), node.name), node)
+    return made
+
+
+class Roundings:
+    """The int8 networks of some scales, as far as they are what they round.
+
+    ``graph`` is the fused float network without conversions of a layout, ``named`` are the nodes
+    that stay in float anyway. ConfigError: the scales are too far apart.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        values: Mapping[str, Affine],
+        named: Mapping[str, str],
+        weights: str,
+        linear: str,
+    ) -> None:
+        self.graph, self._values, self._named = graph, values, named
+        self._ways = weights, linear
+        self._whole = self._quantised({})
+        own = (node for node in graph.nodes if node.name in self._whole.computed)
+        self.operators = [node for node in own if not self._whole.only_moves(node)]
+        """Nodes that may be computed with integers, but for those that follow their input."""
+
+    def keeping(self, kept: Mapping[str, str]) -> Rounding:
+        """Returns what the network rounds that has these nodes in float, too."""
+        held = self._quantised(kept)
+        nodes = [node for node in self.operators if node.name in held.computed]
+        values = {name: one.affine for name, one in held.numbers.items()}
+        return Rounding(self._layers(nodes), values, self._rows(nodes))
+
+    def alone(self, node: Node) -> Rounding:
+        """Returns what one operator rounds: its weights, its value, and what it reads."""
+        rows, numbers = self._rows([node]), self._whole.numbers
+        ends = {node.name, *node.inputs} - rows
+        if rows:  # its value is one of real numbers
+            ends -= {node.name}
+        values = {name: numbers[name].affine for name in ends & numbers.keys()}
+        return Rounding(self._layers([node]), values, rows)
+
+    def count(self, kept: Mapping[str, str]) -> int:
+        """Returns how many of the operators are computed with integers if these nodes are not."""
+        computed = self._quantised(kept).computed
+        return sum(node.name in computed for node in self.operators)
+
+    def _quantised(self, kept: Mapping[str, str]) -> Quantiser:
+        made = Quantiser(self.graph, self._values, {**self._named, **kept}, *self._ways)
+        made.run()
+        return made
+
+    def _layers(self, nodes: list[Node]) -> frozenset[str]:
+        return frozenset(
+            node.name
+            for node in nodes
+            if facts_of(node.kind).multiplies and "param" in node.args["weight"]
+        )
+
+    def _rows(self, nodes: list[Node]) -> frozenset[str]:
+        dynamic = self._ways[1] == DYNAMIC
+        return frozenset(node.inputs[0] for node in nodes if dynamic and is_linear(node))
