@@ -6,7 +6,8 @@
                          "kept": {node: reason}, "noise": {value: dB},
                          "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4",
                          "linear": "static" or "dynamic",
-                         "auto": {"asked_db", "signal_db", "images"}, of quant.auto only}
+                         "auto": {"asked_db", "signal_db", "images"}, of quant.auto only,
+                         "origin": its images (hires.quant.origin), not of an older hires}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -20,7 +21,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from hires.core.store.naming import identity, plain
 from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
 from hires.quant.affine import LAST, Affine
+from hires.quant.origin import checked_origin
 
 VERSION = 1
 SUFFIX = ".json"
@@ -79,6 +81,9 @@ class Scales:
     auto: Mapping[str, float] = field(default_factory=dict)
     """What ``quant.auto`` asked for (``asked_db``) and what the int8 network has of it, as measured
     on its first ``images``: the signal of its output over the noise (``signal_db``); or nothing."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Which images they were calibrated on, and what the weights came from
+    (:mod:`hires.quant.origin`); empty: a file of an older hires."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -97,12 +102,13 @@ class Scales:
             "linear": self.linear,
         }
         facts |= {"auto": dict(self.auto)} if self.auto else {}  # files of an older hires lack it
+        facts |= {"origin": dict(self.origin)} if self.origin else {}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
     def digest(self) -> str:
-        """16 digits that differ where the scales do."""
-        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
+        """16 digits that differ where the scales do, wherever the images and weights lay."""
+        return hashlib.sha256(replace(self, origin={}).text().encode()).hexdigest()[:16]
 
     @property
     def mark(self) -> str:
@@ -315,7 +321,8 @@ def _checked(held: Any) -> Scales:
     if linear not in LINEAR:
         raise ValueError(f"linear layers of {str(linear)[:20]!r} scales, not {' or '.join(LINEAR)}")
     auto = {name: _finite(held["auto"][name]) for name in AUTO} if "auto" in held else {}
-    rest = kept, noise, weights, source, of, linear, auto
+    origin = checked_origin(held["origin"]) if "origin" in held else {}
+    rest = kept, noise, weights, source, of, linear, auto, origin
     return Scales(network, observer, images, values, ranges, *rest)
 
 
