@@ -15,7 +15,9 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from hires.cli.named_weights import run_of_weights
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.start_run import ENDS, explain, wait_for
 from hires.core.config.checkpoint_config import CheckpointConfig
@@ -30,6 +32,7 @@ from hires.core.config.value_checks import build
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
+from hires.core.store.records import read_config
 from hires.core.store.rundir import run_path
 from hires.data.source import open_data
 from hires.launcher.interface import launcher_of
@@ -38,6 +41,7 @@ from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.plan.plan import Finding
 from hires.quant.affine import affine_of
+from hires.quant.origin import CALIBRATION, TRAINING, WEIGHTS, image_facts
 from hires.quant.scales import (
     Scales,
     calibration_key,
@@ -193,6 +197,20 @@ def quantised_config(config: RunConfig, scales: Path | None) -> RunConfig:
         device="cpu",
         quant=dataclasses.replace(config.quant, scales=None if scales is None else str(scales)),
     )
+
+
+def origin_of(own: RunConfig) -> dict[str, Any]:
+    """Returns which images a calibration reads, and what its weights came from."""
+    origin: dict[str, Any] = {CALIBRATION: image_facts(own)}
+    if own.weights is None:
+        return origin
+    origin[WEIGHTS] = str(Path(own.weights).expanduser().absolute())
+    with contextlib.suppress(HiresError):  # a training of which nothing is left but its weights
+        run = run_of_weights(own.weights)
+        trained = None if run is None else read_config(run)
+        if trained is not None and trained.task.name == "train":
+            origin[TRAINING] = image_facts(trained)
+    return origin
 
 
 def found_scales(config: RunConfig, planner: Planner) -> Path | None:

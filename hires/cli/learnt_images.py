@@ -1,14 +1,18 @@
-"""Finds the images of an evaluation or prediction that its weights were trained with.
+"""Finds the images of an evaluation or prediction that its weights or scales were made with.
 
     run of weights=RUN      data.split=train          1618 images
     task=evaluate           data.split=all            1797 images, 1618 of them learnt
 
 Both configs decide it, so no pixel is read. Where they divide the data alike, counts are enough.
+The file of a quantised network holds what decides it of its calibration and training
+(:mod:`hires.quant.origin`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from hires.cli.data_keys import DataSize, size_of
@@ -17,44 +21,108 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
 from hires.core.errors import HiresError
+from hires.core.precisions import INT8
+from hires.core.store.reading import text
 from hires.core.store.records import read_config
 from hires.plan.plan import Finding
+from hires.quant.origin import CALIBRATION, TRAINING, WEIGHTS, origin_config
+from hires.quant.scales import read_scales, scales_place, stored_scales
 
 _MADE = ("synthetic", "textures", "hard")
 """``data.name`` of images that are made from the seed of the run."""
 _CHOICES = ("data.split_file", "data.validation", "data.test", "data.split_seed")
 """Keys that divide the data."""
 _OF_PLACE = ("name", "images", "masks", "level", "cut", "region", "stride", "tissue", "outside")
+_UNUSABLE = (HiresError, OSError, RuntimeError, ValueError)
+"""Of a training of which nothing is left but its weights, or paths of others that are none."""
 
 
 def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]:
     """Returns a finding if a run has trained its weights with images that it evaluates or predicts.
 
-    It is a note where that is no mistake: of predictions, and of ``data.split=train``. ``config``
-    is complete (``with_classes``), and ``seen`` has the sizes of data that was opened.
+    It is a note where that is no mistake: of predictions, and of ``data.split=train``. Notes say,
+    too, if its scales were calibrated on such images, or on images of another size. ``config`` is
+    complete (``with_classes``, ``with_scales``), and ``seen`` has the sizes of data that was
+    opened.
     """
-    if config.weights is None or config.task.name not in ONE_PASS:
-        return []
-    try:
-        run = run_of_weights(config.weights)
-        trained = None if run is None else read_config(run)
-        if trained is None or trained.task.name != "train" or not _same_data(config, trained):
-            return []
-        count = _num_shared(config, trained.data, seen)
-        total = size_of(config, seen).images
-    except HiresError:  # a training of which nothing is left but its weights
-        return []
+    findings: list[Finding] = []
+    if config.task.name not in ONE_PASS:
+        return findings
+    with contextlib.suppress(*_UNUSABLE):
+        findings += _of_training(config, seen)
+    with contextlib.suppress(*_UNUSABLE):
+        findings += _of_calibration(config, seen)
+    return findings
+
+
+def _of_training(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Finding]:
+    found = _training(config)
+    if found is None:
+        return
+    named, trained = found
+    count = _num_shared(config, trained, seen)
     if not count:
-        return []
+        return
+    total = size_of(config, seen).images
     evaluates, split = config.task.name == "evaluate", trained.data.split
     means = "its numbers are" if evaluates else "predictions are"
-    text = (
-        f"the run of weights={config.weights} trains with {count} of the {total} images that this "
-        f"{'evaluates' if evaluates else 'predicts'} (data.split={split} of its run), so {means} "
-        f"better than those of new images; {_remedy(config, trained.data)}"
+    words = (
+        f"{named} trains with {count} of the {total} images that this {_does(config)} "
+        f"(data.split={split} of its run), so {means} better than those of new images; "
+        f"{_remedy(config, trained.data)}"
     )
     severity = "warning" if evaluates and config.data.split != "train" else "note"
-    return [Finding(severity, "data.split", text)]
+    yield Finding(severity, "data.split", words)
+
+
+def _training(config: RunConfig) -> tuple[str, RunConfig] | None:
+    """Returns the run that trained the weights in a few words, and a config that reads its images.
+
+    That of a quantised network is the run that its float weights were of.
+    """
+    if config.weights is None:
+        return None
+    stored = stored_scales(config)
+    trained = None if stored is None else origin_config(stored.origin, TRAINING)
+    if stored is not None and trained is not None:
+        source = text(stored.origin.get(WEIGHTS)) or "?"
+        return f"the run of {source}, which weights={config.weights} quantises,", trained
+    run = run_of_weights(config.weights)
+    trained = None if run is None else read_config(run)
+    if trained is None or trained.task.name != "train":
+        return None
+    return f"the run of weights={config.weights}", trained
+
+
+def _of_calibration(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Finding]:
+    place = scales_place(config) if config.precision.name == INT8 else None
+    if place is None:
+        return
+    scales = read_scales(*place)
+    calibrated = origin_config(scales.origin, CALIBRATION)
+    if calibrated is None:
+        return
+    theirs, ours = ((one.height, one.width) for one in (calibrated, config))
+    if theirs != ours:
+        words = (
+            f"the scales of {place[0]} were calibrated at {theirs[0]}x{theirs[1]} pixels, and this "
+            f"{_does(config)} images of {ours[0]}x{ours[1]}, whose values may have other ranges; "
+            f"calibrate with image=[{ours[0]},{ours[1]}]"
+        )
+        yield Finding("note", "image", words)
+    count = _num_shared(config, calibrated, seen, scales.images)
+    if count:
+        words = (
+            f"the scales of {place[0]} were calibrated on {count} of the "
+            f"{size_of(config, seen).images} images that this {_does(config)} "
+            f"(data.split={calibrated.data.split} of the calibration), so they fit these better "
+            f"than new images; calibrate on data.split=train and use data.split=validation here"
+        )
+        yield Finding("note", "data.split", words)
+
+
+def _does(config: RunConfig) -> str:
+    return "evaluates" if config.task.name == "evaluate" else "predicts"
 
 
 def _same_data(config: RunConfig, trained: RunConfig) -> bool:
@@ -71,20 +139,31 @@ def _place(data: DataConfig) -> list[object]:
     return [path, *(getattr(data, name) for name in _OF_PLACE)]
 
 
-def _num_shared(config: RunConfig, theirs: DataConfig, seen: dict[str, DataSize]) -> int:
-    """Returns how many images of a config are in the split of a training, too."""
-    ours = config.data
+def _num_shared(
+    config: RunConfig, other: RunConfig, seen: dict[str, DataSize], first: int | None = None
+) -> int:
+    """Returns how many images of a config another one reads, too, all or the ``first`` ones."""
+    if not _same_data(config, other):
+        return 0
+    ours, theirs = config.data, other.data
     learnt = _with_data_of(config, theirs)
-    if theirs.split == "all":
+    if ours.split == "all" or (_divided_alike(ours, theirs) and _part(ours) == _part(theirs)):
+        count = size_of(learnt, seen).images
+        return count if first is None else min(first, count)
+    if theirs.split == "all" and first is None:
         return size_of(config, seen).images
-    if ours.split == "all":
-        return size_of(learnt, seen).images
-    if _divided_alike(ours, theirs):
-        return size_of(config, seen).images if _part(ours) == _part(theirs) else 0
-    from hires.data.source import open_data
+    if theirs.split != "all" and _divided_alike(ours, theirs):
+        return 0
+    from hires.data.source import open_data, step_indices
 
     sources = [open_data(one) for one in (config, learnt)]
-    names = [{one.name(i) for i in range(len(one))} for one in sources]
+    lengths = [len(one) for one in sources]
+    batch = min(first or lengths[1], lengths[1])
+    drawn = step_indices(0, batch, lengths[1], other.seed, theirs.shuffle)
+    names = [
+        {source.name(i) for i in which}
+        for source, which in zip(sources, (range(lengths[0]), drawn), strict=True)
+    ]
     return len(names[0] & names[1])
 
 

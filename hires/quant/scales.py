@@ -7,7 +7,8 @@
                          "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4",
                          "linear": "static" or "dynamic",
                          "auto": {"asked_db", "signal_db", "images", "operators"},
-                         "alone": {node: dB}, both of quant.auto only}
+                         "alone": {node: dB}, both of quant.auto only,
+                         "origin": its images (hires.quant.origin), not of an older hires}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -21,7 +22,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from hires.core.store.naming import identity, plain
 from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
 from hires.quant.affine import LAST, Affine
+from hires.quant.origin import checked_origin
 
 VERSION = 1
 SUFFIX = ".json"
@@ -83,6 +85,9 @@ class Scales:
     is no noise), and how many ``operators`` it has in 8 bits; or nothing."""
     alone: Mapping[str, float] = field(default_factory=dict)
     """The same signal if one node alone is in 8 bits, of each that ``quant.auto`` measured."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Which images they were calibrated on, and what the weights came from
+    (:mod:`hires.quant.origin`); empty: a file of an older hires."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -101,14 +106,14 @@ class Scales:
             "linear": self.linear,
         }
         # Files of an older hires lack these, and keep their digests.
-        optional = {"auto": self.auto, "alone": self.alone}
+        optional = {"auto": self.auto, "alone": self.alone, "origin": self.origin}
         facts |= {name: dict(one) for name, one in optional.items() if one}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
     def digest(self) -> str:
-        """16 digits that differ where the scales do."""
-        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
+        """16 digits that differ where the scales do, wherever the images and weights lay."""
+        return hashlib.sha256(replace(self, origin={}).text().encode()).hexdigest()[:16]
 
     @property
     def mark(self) -> str:
@@ -324,7 +329,8 @@ def _checked(held: Any) -> Scales:
     if auto and not {"asked_db", "images"} <= auto.keys():
         raise ValueError("auto lacks what was asked for")
     alone = {_text(name): _finite(one) for name, one in held.get("alone", {}).items()}
-    rest = kept, noise, weights, source, of, linear, auto, alone
+    origin = checked_origin(held["origin"]) if "origin" in held else {}
+    rest = kept, noise, weights, source, of, linear, auto, alone, origin
     return Scales(network, observer, images, values, ranges, *rest)
 
 

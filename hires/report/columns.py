@@ -235,6 +235,10 @@ POINT = (
 )
 
 
+QUANT = Column("quant", "quant")
+"""Keys of ``quant`` that a run in 8 bits sets, as ``weights=int4``."""
+
+
 def _seconds_per_megapixel(record: Row) -> Cell:
     """Returns the median time of a step over the millions of pixels of its images."""
     step_s = number(dig(record, "throughput", "step_s", "median"))

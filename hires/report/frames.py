@@ -66,7 +66,7 @@ class Frames:
     failures = _frame_of(rows.FAILURE_COLUMNS, _each(rows.failure_rows))
     """One row an attempt that failed, with the state of its run."""
     precision = _frame_of(rows.PRECISION_COLUMNS, rows.precision_rows)
-    """One row a run with a loss, beside the same point in the most exact precision."""
+    """One row a training or evaluation with a loss, beside the same in the most exact precision."""
 
     evaluations = _frame_of(evaluation_rows.COLUMNS, evaluation_rows.evaluation_rows)
     """One row an evaluation: its accuracy, and what agrees with the most exact precision."""
@@ -205,7 +205,8 @@ _FIXED = {column.key: "string" for column in (*POINT, *MEMORY) if not column.num
 _FIXED |= dict.fromkeys((
     "campaign", "run", "hash", "task", "state", "reason", "cause", "memory_limit", "git", "host",
     "started", "reproduce", "kind", "size_class", "operation", "backends", "ended_as", "overrides",
-    "nearest", "reference", "arranged", "settings", "ended", "data", "evaluation", "metric",
+    "nearest", "reference", "quant", "arranged", "settings", "ended", "data", "evaluation",
+    "metric",
 ), "string") | {"loss_finite": "boolean"}  # fmt: skip
 """Types of columns whatever they hold, even if all their values are missing."""
 

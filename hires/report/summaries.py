@@ -21,6 +21,7 @@ from hires.report.columns import (
     MEMORY,
     POINT,
     PREDICTION,
+    QUANT,
     RANKS,
     RATES,
     RUN,
@@ -34,7 +35,7 @@ from hires.report.columns import (
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
 from hires.report.message_tables import CAPTION
-from hires.report.read.evaluation_rows import AGREEMENT, QUANT
+from hires.report.read.evaluation_rows import AGREEMENT, with_reference
 from hires.report.read.measured_points import efficiency, single_speeds
 from hires.report.read.validation_rows import TRAINING
 from hires.report.templates import rendered
@@ -79,6 +80,8 @@ def summaries(frames: Frames) -> list[Table]:
         ]
         if len(frame) and frame["campaign"].nunique() < 2:
             columns.remove(CAMPAIGN)
+        if name == "evaluations":
+            columns = with_reference(columns, frame["reference"].dropna())
         own = frame[[column.key for column in columns]]
         tables.append(replace(table, columns=columns, rows=cells(own), frame=own))
     return tables
@@ -213,20 +216,24 @@ _TABLES = (
         "precision",
         "Precision and accuracy",
         (
-            *POINT,
+            *(*POINT, QUANT),
             Column("loss_first", "first loss", digits=4),
             Column("loss_last", "last loss", digits=4),
+            Column("loss", "evaluated loss", digits=4),
+            Column("top1", "top-1", "%", 100.0, 2),
             *texts(loss_finite="finite", reference="beside"),
             Column("first_loss_error", "error of first", "%", 100.0, 4),
             Column("last_loss_error", "error of last", "%", 100.0, 4),
+            Column("loss_error", "error of evaluated", "%", 100.0, 4),
             Column("skipped_steps", "skipped steps", digits=0),
             Column("loss_scale", "loss scale", digits=0),
             RATES[0],
         ),
         caption="Errors are relative to the same point in the most exact precision that was "
-        "run. The first loss has the same weights and images in both. A skipped step is one of "
-        "fp16 whose gradients overflowed; the loss scale is that of the last step. Losses are of "
-        "the last attempt, images per second the median over those of the latest code.",
+        "run. The first loss has the same weights and images in both, and so has the mean loss "
+        "of an evaluation. A skipped step is one of fp16 whose gradients overflowed; the loss "
+        "scale is that of the last step. Losses are of the last attempt, images per second the "
+        "median over those of the latest code.",
         missing="No complete run recorded a loss.",
     ),
     Table(

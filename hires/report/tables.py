@@ -23,6 +23,7 @@ from hires.report.columns import (
     PER_CLASS,
     POINT,
     PREDICTION,
+    QUANT,
     RUN,
     THROUGHPUT,
     VALIDATION,
@@ -37,6 +38,8 @@ from hires.report.columns import (
     validation_rows,
     values,
 )
+from hires.report.read.evaluation_rows import AGREEMENT, evaluation_rows, with_reference
+from hires.report.read.runs import Run, read_runs
 
 _OVERRIDES = Column("overrides", "overrides")
 _WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")  # of the throughput's table
@@ -78,12 +81,14 @@ def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
     words = [set(point.overrides) for point in campaign.points]
     shared = set.intersection(*words) if words else set()
     attempts: list[tuple[dict[Column, Cell], dict[str, Any]]] = []
+    paths: list[Path] = []
     for point in campaign.points:
         own = [word for word in point.overrides if word not in shared]
         own = [word for word in own if word.partition("=")[0].lstrip("+") not in _WITH_COLUMN]
         names: dict[Column, Cell] = {RUN: point.run.rpartition("-")[2], _OVERRIDES: " ".join(own)}
         for record in done_records(folder / point.run, point.repeat):
             attempts.append(({**names, ATTEMPT: record.get("attempt")}, record))
+            paths.append(folder / point.run)
     several = len({names[RUN] for names, _ in attempts}) < len(attempts)
     extra = [RUN]
     extra += [_OVERRIDES] if any(names[_OVERRIDES] for names, _ in attempts) else []
@@ -95,7 +100,31 @@ def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
             above = joined[table.name].rows if table.name in joined else ()
             rows = [*above, *([*first, *cells] for cells in table.rows)]
             joined[table.name] = replace(table, columns=[*extra, *table.columns], rows=rows)
+    if "accuracy" in joined:
+        runs = read_runs(dict.fromkeys(paths))
+        joined["accuracy"] = _with_agreement(joined["accuracy"], runs)
     return [table.trimmed() for table in joined.values()]
+
+
+def _with_agreement(table: Table, runs: Sequence[Run]) -> Table:
+    """Returns the accuracy of runs with how they are quantised and agree with the most exact one.
+
+    Of a run with several attempts, it stands beside the one that a report shows.
+    """
+    keys_of = [column.key for column in table.columns]
+    shown = {run.name: run.shown.number for run in runs}
+    found = {
+        row["run"].rpartition("-")[2]: (shown[row["run"]], row) for row in evaluation_rows(runs)
+    }
+    more = with_reference([QUANT, *AGREEMENT], (row["reference"] for _, row in found.values()))
+    rows = []
+    for cells in table.rows:
+        own = dict(zip(keys_of, cells, strict=True))
+        attempt, row = found.get(str(own[RUN.key]), (None, {}))
+        counts = own.get(ATTEMPT.key, attempt) == attempt
+        rows.append([*cells, *(row.get(column.key) if counts else None for column in more)])
+    optional = (*table.optional, *keys(more))
+    return replace(table, columns=[*table.columns, *more], rows=rows, optional=optional)
 
 
 def done_records(run: Path, most: int) -> list[dict[str, Any]]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hires.cli.calibration import origin_of
 from hires.cli.data_keys import with_classes
 from hires.cli.learnt_images import learnt_images
 from hires.core.config.run_config import from_dict
 from hires.core.store import rundir
+from hires.data.source import open_data, step_indices
+from hires.quant.affine import Affine
+from hires.quant.scales import Scales, write_scales
 
 NET = {"name": "unet", "levels": 2, "width": 4, "channels": 1}
 DIGITS = {"name": "digits"}
@@ -83,6 +88,87 @@ def test_folder_of_its_own_parts_is_divided_by_them(tmp_path, monkeypatch):
     held = {**data, "path": "images", "split": "validation", "split_seed": 3}
     assert found(run, held) == []  # both parts have a file of every name
     assert "3 of the 3" in found(run, {**held, "split": "train"})[0].text
+
+
+SCALES = Scales("0" * 16, "entropy", 64, {"input": Affine(0.1, 128)}, {"input": (-12.8, 12.7)})
+
+
+def int8_of(path, data, trained=None, scales=SCALES, **keys):
+    """Returns keys that evaluate with scales that were calibrated on some data."""
+    own = {"image": 16, "model": NET, "data": data, "task": {"name": "calibrate"}, **keys}
+    origin = origin_of(from_dict({**own, "weights": trained and f"{trained}/best"}))
+    write_scales(path, dataclasses.replace(scales, origin=origin))
+    return {"precision": {"name": "int8"}}
+
+
+def test_quantised_weights_remember_their_training(run, tmp_path):
+    # The file held nothing of the run that it was made from, so no evaluation of it said a word.
+    file = tmp_path / "n8.safetensors"
+    whole = dataclasses.replace(SCALES, weights="1" * 16)
+    int8 = int8_of(tmp_path / "n8.json", {**DIGITS, "split": "train"}, run, whole)
+    shutil.rmtree(run)
+    training, calibration = found(str(file), DIGITS, **int8)
+    assert training.severity == "warning"
+    assert f"the run of {run}/best, which weights={file} quantises, trains" in training.text
+    assert "1618 of the 1797 images" in training.text
+    assert "calibrated on 64 of the 1797 images" in calibration.text
+    training, calibration = found(str(file), {**DIGITS, "split": "train"}, **int8)
+    assert (training.severity, calibration.severity) == ("note", "note")
+    assert found(str(file), {**DIGITS, "split": "validation"}, **int8) == []
+
+
+def test_calibrated_images_are_counted_in_their_order(tmp_path):
+    place = tmp_path / "n8.json"
+    int8 = int8_of(place, DIGITS) | {"quant": {"scales": str(place)}}
+    held = {**DIGITS, "split": "validation"}
+    [finding] = found(None, held, **int8)
+    assert (finding.severity, finding.key) == ("note", "data.split")
+    names = {name_of(held, i) for i in range(179)}
+    first = {name_of(DIGITS, i) for i in step_indices(0, 64, 1797, 0, shuffle=True)}
+    assert 0 < len(names & first) < 20
+    assert f"calibrated on {len(names & first)} of the 179 images" in finding.text
+    assert found(None, {"name": "textures", "length": 40}, **int8) == []
+
+
+def name_of(data, number):
+    return open_data(from_dict({"image": 16, "model": NET, "data": data})).name(number)
+
+
+def test_other_size_than_that_of_the_calibration_is_a_note(tmp_path):
+    place = tmp_path / "n8.json"
+    int8 = int8_of(place, {**DIGITS, "split": "train"}, image=24)
+    int8 |= {"quant": {"scales": str(place)}}
+    [finding] = found(None, {**DIGITS, "split": "validation"}, **int8)
+    assert (finding.severity, finding.key) == ("note", "image")
+    assert "at 24x24 pixels, and this evaluates images of 16x16" in finding.text
+    assert found(None, {**DIGITS, "split": "validation"}, "infer", **int8) == []
+
+
+HOSTILE = [
+    {"calibration": 7},
+    {"calibration": {"image": "x", "data": []}},
+    {"calibration": {"image": [2**53, 1], "data": {"name": "digits", "split": "later"}}},
+    {"calibration": {"image": 16, "data": {"name": "digits", "split_file": "../no.csv"}}},
+    {"calibration": {"image": 16, "data": {"name": "digits", "split": "test"}}},
+    {"calibration": {"image": 16, "data": {"name": "digits", "path": "~nobody-of-that-name/x"}}},
+    {"calibration": {"image": 16, "data": {"name": "digits", "shuffle": None, "split_seed": -1}}},
+    {"calibration": {"seed": -(2**53), "data": {"name": "digits"}}},
+    {"calibration": {"\x1b[2J": 1}, "training": {"data": {"path": "\0"}}},
+    {"training": {"data": {"name": "digits", "split": "\x1b[2J"}}, "weights": 3},
+    {"training": {"data": {"name": "digits", "split_seed": 1}}, "weights": "\x1b[2J"},
+    {"training": {"task": {"name": "train"}, "parallel": {"ranks": "x"}}},
+    {"new": {"of": ["a", {"later": "hires"}]}},
+]
+
+
+@pytest.mark.parametrize("origin", HOSTILE)
+def test_wrong_facts_of_a_calibration_are_left_out(tmp_path, origin):
+    file = tmp_path / "n8.safetensors"
+    scales = dataclasses.replace(SCALES, weights="1" * 16, images=2**60, origin=origin)
+    write_scales(tmp_path / "n8.json", scales)
+    int8 = {"precision": {"name": "int8"}}
+    for finding in found(str(file), {**DIGITS, "split": "validation"}, **int8):
+        assert finding.text.isprintable()
 
 
 @pytest.mark.slow

@@ -58,6 +58,10 @@ DAMAGE = {
     "scales of linear layers that are none": {"linear": "sometimes"},
     "a list for those of linear layers": {"linear": ["dynamic"]},
     "a signal that is none": {"auto": {"asked_db": 30, "signal_db": "31", "images": 4}},
+    "an origin that is none": {"origin": ["digits"]},
+    "nan in the origin": {"origin": {"calibration": {"seed": float("nan")}}},
+    "a large number in the origin": {"origin": {"calibration": {"seed": 10**400}}},
+    "a deep origin": {"origin": {"calibration": {"data": {"path": [[[1]]]}}}},
     "half a signal": {"auto": {"asked_db": 30}},
 }
 
@@ -79,6 +83,16 @@ def test_what_the_network_has_is_kept_and_changes_no_older_mark(tmp_path):
     assert read_scales(tmp_path / "a.json") == new
     assert "auto" not in GOOD.text()
     assert new.mark != GOOD.mark
+
+
+def test_origin_is_kept_and_changes_no_digest(tmp_path):
+    # Its digest is part of the names of runs, which do not depend on where files lay.
+    facts = {"image": [32, 32], "seed": 0, "data": {"name": "digits", "split": "train"}}
+    new = dataclasses.replace(GOOD, origin={"calibration": facts, "weights": "/net/a\tb"})
+    write_scales(tmp_path / "a.json", new)
+    assert read_scales(tmp_path / "a.json") == new
+    assert "origin" not in GOOD.text()
+    assert (new.digest, new.mark == GOOD.mark) == (GOOD.digest, False)
 
 
 @pytest.mark.parametrize(

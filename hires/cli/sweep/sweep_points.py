@@ -216,13 +216,12 @@ def plan_all(
         if point.config is not None:
             try:
                 point.config = with_classes(point.config, planner.sizes)
-                learnt = learnt_images(point.config, planner.sizes)
-                point.notes = [finding.text for finding in learnt]
                 search = LayoutSearch(planner, tuple(point.words))
                 point.config, point.choice = search.chosen(point.config)
-                if point.choice is not None:
-                    point.notes.append(choice_note(point.choice).text)
+                choices = [] if point.choice is None else [choice_note(point.choice)]
                 point.config = scaled(point.config, point.words)
+                learnt = learnt_images(point.config, planner.sizes)
+                point.notes = [finding.text for finding in (*learnt, *choices)]
                 point.inputs = planner.inputs(point.config)
                 point.path = path = run_path(point.config, point.inputs)
                 point.done = done_attempts(path)

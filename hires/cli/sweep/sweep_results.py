@@ -10,8 +10,8 @@ from hires.cli.screens.screen import print_table
 from hires.cli.sweep.sweep_points import INFEASIBLE, Points, SweepPoint, attempts_of, end_of
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
-from hires.report.columns import ACCURACY, POINT, RANKS, RUN, Column, Table, keys, table_of
-from hires.report.read.evaluation_rows import AGREEMENT, QUANT, evaluation_rows
+from hires.report.columns import ACCURACY, POINT, QUANT, RANKS, RUN, Column, Table, keys, table_of
+from hires.report.read.evaluation_rows import AGREEMENT, evaluation_rows, with_reference
 from hires.report.read.measured_points import median_speed
 from hires.report.read.plain_values import dicts
 from hires.report.read.rows import largest
@@ -61,6 +61,7 @@ def _print_accuracy(points: Points) -> None:
     rows = [*evaluation_rows(read_runs(paths))] if paths else []
     if rows:
         columns = [*POINT, QUANT, Column("data", "data"), *ACCURACY, *AGREEMENT]
+        columns = with_reference(columns, [row["reference"] for row in rows])
         optional = keys([QUANT], ACCURACY, AGREEMENT)
         table = table_of("accuracy", "Accuracy", columns, rows, optional=optional).trimmed()
         print_table(table.title, table.columns, table.text_rows(), _SHOWN)

@@ -17,6 +17,7 @@ from hires.cli.calibration import (
     calibrate,
     calibration_of,
     found_scales,
+    origin_of,
     quantised_config,
 )
 from hires.cli.compose.compose_config import compose
@@ -55,7 +56,7 @@ PARSER = Parser(
     "quantize",
     (
         "hires quantize weights=results/default/RUN data=folder data.path=train out=n8.safetensors",
-        "hires quantize weights=net.pt data=digits out=n8.safetensors quant.images=64",
+        "hires quantize weights=net.pt data=digits data.split=train out=n8.safetensors",
         "hires quantize weights=net.pt parallel=sp quant.observer=percentile out=n8.safetensors",
         "hires quantize weights=net.pt data=digits quant.weights=int4 out=n4.safetensors",
         "hires quantize weights=vit.pt data=digits quant.linear=dynamic out=v8.safetensors",
@@ -96,6 +97,7 @@ def main(args: Namespace) -> int:
         else:
             print(f"reusing an earlier calibration: {place} (--again repeats it)", file=sys.stderr)
         scales = read_scales(place)
+        scales = dataclasses.replace(scales, origin=origin_of(own))
         scales, facts = _write(config, place, scales, out, planner)
     if args.json:
         print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))

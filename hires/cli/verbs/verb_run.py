@@ -64,7 +64,6 @@ def main(args: Namespace) -> int:
         return print_config(config)
     sizes: dict[str, DataSize] = {}
     config = with_classes(config, sizes)
-    learnt = learnt_images(config, sizes)
     for idle in idle_keys(config, args.overrides):
         print(f"note: {idle.text}", file=sys.stderr)
     launcher = launcher_of(config)
@@ -88,7 +87,10 @@ def main(args: Namespace) -> int:
             seen, go_on = last_number(path), getattr(args, "continue")
             config, notes = begin(config, path, inputs, EarlierRuns(), go_on)
             plan = planner.plan(config)
-            plan.findings += [*learnt, *([choice_note(choice)] if choice else [])]
+            plan.findings += [
+                *learnt_images(config, sizes),
+                *([choice_note(choice)] if choice else []),
+            ]
         require_feasible(plan)
         for note in notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)

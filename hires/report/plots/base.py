@@ -12,6 +12,7 @@ import logging
 import re
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
+from hires.core.precisions import INT8
 from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.core.store.choice_file import has_choice
 from hires.core.store.reading import Note
@@ -29,6 +31,7 @@ from hires.report.plots import style
 from hires.report.read.agreement import evaluated
 from hires.report.read.confusions import Confusion, confusion_in
 from hires.report.read.map_overviews import Overview, has_maps, num_maps, overviews
+from hires.report.read.measured_points import quant_text
 from hires.report.read.plain_values import discarded_steps
 from hires.report.read.rows import precision_mates
 from hires.report.read.runs import Run
@@ -187,17 +190,29 @@ class PlotData:
 
     @functools.cached_property
     def _rows(self) -> pd.DataFrame:
-        return self.frames.runs.assign(_layout=self.frames.runs["layout"].fillna("?"))
+        quants = [quant_text(run) for run in self.frames.run_list]
+        runs = self.frames.runs
+        return runs.assign(_layout=runs["layout"].fillna("?"), _quant=pd.array(quants, "string"))
 
     def _labelled(self, rows: pd.DataFrame) -> list[DrawnRun]:
-        """Returns runs with their layout and what of the other columns differs between them."""
-        keys = ("campaign", "model", "image", "precision", "task")
+        """Returns runs with their layout and what of the other columns differs between them.
+
+        Labels that would be equal end with the hash of the run.
+        """
+        keys = ["campaign", "model", "image", "precision", "task"]
         differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
+        if rows.loc[rows["precision"] == INT8, "_quant"].nunique(dropna=False) > 1:
+            differing.append("_quant")
         drawn = []
         for place, row in rows.iterrows():
-            label = " ".join([row["_layout"], *(str(row[key]) for key in differing)])
+            words = [row[key] for key in differing if key != "_quant" or pd.notna(row[key])]
+            label = " ".join([row["_layout"], *map(str, words)])
             run = self.frames.run_list[place]
             drawn.append(DrawnRun(run, style.short(label, MAX_LABEL), row["_layout"]))
+        counts = Counter(one.label for one in drawn)
+        for one in drawn:
+            if counts[one.label] > 1:
+                one.label = f"{style.short(one.label, MAX_LABEL - 9)} {one.run.short}"
         return drawn
 
     @property

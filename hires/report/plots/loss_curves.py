@@ -8,12 +8,19 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from hires.core.precisions import INT8
 from hires.report.frames import numeric
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
 from hires.report.read.step_curves import Curve, loss_by_step
 
 MAX_POINTS = 500  # points of a curve; a longer one is drawn by the means of as many parts
+_ERRORS = {
+    "first_loss_error": ("first step: same weights", "first loss"),
+    "last_loss_error": ("last step", "last loss"),
+    "loss_error": ("evaluation: same weights", "evaluation"),
+}
+"""Columns of errors: the title of their panel, and what they are of."""
 _FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis
 
 
@@ -48,37 +55,43 @@ def curves(data: PlotData) -> Drawing | str:
 def error(data: PlotData) -> Drawing | str:
     """Draws the error of the loss in each precision and layout, relative to the most exact one."""
     frame = data.frames.precision
-    rows = frame[frame["first_loss_error"].notna() | frame["last_loss_error"].notna()].copy()
+    rows = frame[frame[[*_ERRORS]].notna().any(axis=1)].copy()
     if not len(rows):
         return "no point was run in more than one precision with a loss"
     rows["layout"] = rows["layout"].fillna("?")
-    parts = {name: rows[rows["precision"] == name] for name in sorted(set(rows["precision"]))}
-    names = sorted(parts, key=lambda name: numeric(parts[name], "first_loss_error").median())
-    fig, axes = style.panels(2, 2, 2.7, sharey=True)
-    titles = {"first_loss_error": "first step: same weights", "last_loss_error": "last step"}
+    rows["_name"] = rows["precision"].fillna("?")
+    if rows.loc[rows["precision"] == INT8, "quant"].nunique(dropna=False) > 1:
+        rows["_name"] = (rows["_name"] + " " + rows["quant"].fillna("")).str.strip()
+    parts = {name: rows[rows["_name"] == name] for name in sorted(set(rows["_name"]))}
+    panels = {key: words for key, words in _ERRORS.items() if rows[key].notna().any()}
+    errors = {name: [numeric(part, key).median() for key in panels] for name, part in parts.items()}
+    names = sorted(parts, key=lambda name: np.nanmin(errors[name]))
+    fig, axes = style.panels(len(panels), 2, 2.7, sharey=True)
     layouts = sorted(set(rows["layout"]))
-    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+    for axis, (key, (title, _)) in zip(axes, panels.items(), strict=True):
         for place, layout in enumerate(layouts):
             own = rows[(rows["layout"] == layout) & rows[key].notna()]
             # The layouts of one precision stand side by side.
             shift = 0.6 * ((place + 0.5) / len(layouts) - 0.5)
-            columns = [names.index(name) + shift for name in own["precision"]]
+            columns = [names.index(name) + shift for name in own["_name"]]
             look = style.layout_style(layout).of_line | {"ls": "", "label": style.short(layout)}
             axis.plot(columns, numeric(own, key).clip(lower=_FLOOR), **look)
         style.log_axis(axis, "y")
-        axis.set_xticks(range(len(names)), names)
+        axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
         axis.set(xlim=(-0.5, len(names) - 0.5), title=title)
         style.no_grid(axis, "x")
     for axis in axes if style.width() < style.WIDTH else axes[:1]:
         axis.set_ylabel("relative error of the loss")
     style.legend(fig, axes)
-    worst = "; ".join(
-        f"{name} {numeric(parts[name], 'first_loss_error').max():.1e} beside "
-        f"{', '.join(sorted(set(parts[name]['reference'].dropna())))}"
+    worst = [
+        f"{name} {numeric(parts[name], key).max():.1e} beside "
+        f"{', '.join(sorted(set(parts[name]['reference'].dropna())))} ({words})"
+        for key, (_, words) in panels.items()
         for name in names
-    )
-    caption = "Relative difference of the training loss from that in the most exact precision run."
-    return Drawing(fig, f"{caption} Largest error of the first loss: {worst}; {len(rows)} runs.")
+        if parts[name][key].notna().any()
+    ]
+    caption = "Relative difference of the loss from that in the most exact precision run."
+    return Drawing(fig, f"{caption} Largest errors: {'; '.join(worst)}; {len(rows)} runs.")
 
 
 def losses_of(drawn: DrawnRun) -> Curve:

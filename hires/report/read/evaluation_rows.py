@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import PurePath
 
 from hires.core.precisions import INT8
 from hires.core.published import TABLE_2_2
 from hires.core.store.reading import text
-from hires.report.columns import ACCURACY, Column, Row, keys, texts, values
+from hires.report.columns import ACCURACY, QUANT, Column, Row, keys, texts, values
 from hires.report.read.agreement import agreement, evaluated
-from hires.report.read.measured_points import defaults
+from hires.report.read.measured_points import quant_text
 from hires.report.read.plain_values import dig
 from hires.report.read.rows import most_exact, precision_mates, what
 from hires.report.read.runs import Run
 
 AGREEMENT = (
     *texts(reference="beside"),
-    Column("agreement", "the same", "%", 100.0, 2),
+    Column("agreement", "same class", "%", 100.0, 2),
     Column("agreement_low", "95 % from", "%", 100.0, 2),
     Column("agreement_high", "to", "%", 100.0, 2),
     Column("difference", "difference", "points", 100.0, 2),
@@ -29,14 +30,11 @@ AGREEMENT = (
 )
 """``difference``: of top-1, on the same images. ``published``: what the thesis has for the data and
 precision, of its own network and split."""
-QUANT = Column("quant", "quant")
-"""Keys of ``quant`` that an evaluation in 8 bits sets, as ``weights=int4``."""
 COLUMNS = (
     "campaign", "run", "model", "image", "layout", "precision", QUANT.key, "data", *keys(ACCURACY),
     *keys(AGREEMENT), "reproduce",
 )  # fmt: skip
 
-_SECTION = "quant."
 _OF_FOLDERS = ("folder", "pairs", "slide")
 """Kinds of data whose folder says what the images are."""
 _MOST_PATH = 4096
@@ -53,7 +51,7 @@ def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
         less, more = (None, None) if same is None else same.difference_ci95
         yield {
             **what(run),
-            QUANT.key: _quantised(run),
+            QUANT.key: quant_text(run),
             "data": data_label(run),
             **values(ACCURACY, run.record),
             "reference": None if best is None else text(best.record.get("precision"), 30),
@@ -67,19 +65,17 @@ def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
         }
 
 
+def with_reference(columns: Iterable[Column], references: Iterable[object]) -> list[Column]:
+    """Returns columns whose heading of the agreement names the precision that all rows share."""
+    names = {str(one) for one in references if one is not None}
+    title = f"same class as {names.pop()}" if len(names) == 1 else "same class"
+    return [replace(one, title=title) if one.key == "agreement" else one for one in columns]
+
+
 def data_label(run: Run) -> str:
     """Returns the data of a run in a few words, as ``digits, validation``."""
     name, split = _data_name(run), text(dig(run.config, "data", "split"), 60)
     return f"{name}, {split}" if split not in (None, "all") else name or "?"
-
-
-def _quantised(run: Run) -> str | None:
-    """Returns the keys of ``quant`` that are not as they are by default; None: all are."""
-    if text(run.record.get("precision"), 30) != INT8:
-        return None
-    own = {k: v for k, v in run.identity().items() if k.startswith(_SECTION)}
-    words = (f"{k.removeprefix(_SECTION)}={v}" for k, v in own.items() if defaults().get(k) != v)
-    return text(", ".join(sorted(words)), 60) or None
 
 
 def _data_name(run: Run) -> str | None:

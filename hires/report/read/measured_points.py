@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.precisions import INT8
+from hires.core.store.reading import text
 from hires.report.columns import Row
 from hires.report.read.plain_values import dig, flat, number, value_text
 from hires.report.read.repeats import repeat_latest
@@ -44,6 +46,7 @@ WITH_COLUMN = (
 )  # fmt: skip
 """Keys that have a column of their own, and the one in which repeats differ."""
 _ARRANGED = ("parallel.", "comm.", "launcher.")
+_QUANT = "quant."
 _IN_LABEL = tuple(
     f"model.{key}"
     for key in ("depth", "n", "layers", "filters", "levels", "blocks", "width", "upsample", "scale")
@@ -67,6 +70,15 @@ def unusual_keys(run: Run) -> dict[str, str]:
         if defaults().get(key) != value:
             words["arranged" if key.startswith(_ARRANGED) else "settings"].append(f"{key}={value}")
     return {name: _JOIN.join(sorted(kept)) for name, kept in words.items()}
+
+
+def quant_text(run: Run) -> str | None:
+    """Returns the keys of ``quant`` that a run in 8 bits sets, as ``weights=int4``; None: none."""
+    if text(run.record.get("precision"), 30) != INT8:
+        return None
+    own = {k: v for k, v in run.identity().items() if k.startswith(_QUANT)}
+    words = (f"{k.removeprefix(_QUANT)}={v}" for k, v in own.items() if defaults().get(k) != v)
+    return text(", ".join(sorted(words)), 60) or None
 
 
 def point_rows(attempts: Iterable[Row]) -> list[Row]:

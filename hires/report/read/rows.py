@@ -22,7 +22,7 @@ from hires.core.store.message_sums import PLANNED_KEYS, added
 from hires.core.store.naming import model_label
 from hires.core.store.reading import Note, text
 from hires.plan import traffic
-from hires.report.columns import MEMORY, RATES, SPEED, Row, keys, memory_rows, values
+from hires.report.columns import MEMORY, QUANT, RATES, SPEED, Row, keys, memory_rows, values
 from hires.report.read import measured_points
 from hires.report.read.message_rows import message_sums
 from hires.report.read.plain_values import (
@@ -74,9 +74,16 @@ PLANNED_COLUMNS = (
     "campaign", "run", "state", "overrides", "reason", "nearest", "reproduce",
 )  # fmt: skip
 PRECISION_COLUMNS = (
-    *_RUN, "batch", "loss_first", "loss_last", "loss_finite", "reference", "first_loss_error",
-    "last_loss_error", "skipped_steps", "loss_scale", *keys(RATES[:1]), "reproduce",
+    *_RUN, QUANT.key, "batch", "loss_first", "loss_last", "loss_finite", "loss", "top1",
+    "reference", "first_loss_error", "last_loss_error", "loss_error", "skipped_steps", "loss_scale",
+    *keys(RATES[:1]), "reproduce",
 )  # fmt: skip
+_LOSSES = (
+    ("loss_first", "first_loss_error", ("loss", "first")),
+    ("loss_last", "last_loss_error", ("loss", "last")),
+    ("loss", "loss_error", ("evaluation", "loss")),
+)
+"""Columns of a loss and of its error, and the place of the loss in a record."""
 
 
 def what(run: Run) -> Row:
@@ -202,23 +209,25 @@ def failure_rows(run: Run) -> Iterator[Row]:
 
 
 def precision_rows(runs: Sequence[Run]) -> Iterator[Row]:
-    """Yields the losses of every run, beside those of its most exact mate."""
-    for run, mates in precision_mates(runs, _has_loss):
+    """Yields the losses of every training and evaluation, beside those of its most exact mate."""
+    for run, mates in precision_mates(runs, lambda one: _has_loss(one) or _evaluated_loss(one)):
         best = most_exact(run, mates)
         finite = dig(run.record, "loss", "finite")
         row = {
             **what(run),
+            QUANT.key: measured_points.quant_text(run),
             "img_per_s_median": measured_points.median_speed(a.record for a in run.repeats),
             "loss_finite": finite if isinstance(finite, bool) else None,
+            "top1": number(dig(run.record, "evaluation", "top1")),
             "skipped_steps": count(run.record.get("skipped_steps")),
             "loss_scale": number(run.record.get("loss_scale")),
             "reference": None if best is None else text(best.record.get("precision"), 30),
         }
-        for part in ("first", "last"):
-            loss, exact = (number(dig(r.record, "loss", part)) for r in (run, best or run))
-            row[f"loss_{part}"] = loss
+        for key, error, path in _LOSSES:
+            loss, exact = (number(dig(r.record, *path)) for r in (run, best or run))
+            row[key] = loss
             if best is not None and loss is not None and exact:
-                row[f"{part}_loss_error"] = abs(loss - exact) / abs(exact)
+                row[error] = abs(loss - exact) / abs(exact)
         yield row
 
 
@@ -235,6 +244,10 @@ def most_exact(run: Run, mates: Sequence[Run]) -> Run | None:
 
 def _has_loss(run: Run) -> bool:
     return run.end[0] == "done" and dig(run.record, "loss", "finite") is not None
+
+
+def _evaluated_loss(run: Run) -> bool:
+    return run.end[0] == "done" and number(dig(run.record, "evaluation", "loss")) is not None
 
 
 def precision_mates(

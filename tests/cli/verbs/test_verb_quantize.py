@@ -38,6 +38,8 @@ def test_scales_are_written_and_the_worst_values_shown(hires, ranks):
     assert "other operators in int8" in answer.out
     assert "40.0 MiB -> 10.0 MiB" in answer.out
     assert read_scales("net.json").values["input"] == affine_of(-2.0, 2.0)
+    calibrated = read_scales("net.json").origin["calibration"]
+    assert (calibrated["image"], calibrated["data"]["name"]) == ([32, 32], "synthetic")
     assert [path.name for path in sorted(Path().glob("net*"))] == ["net.json", "net.safetensors"]
 
 
