@@ -85,10 +85,25 @@ def with_scales(
         scales_path = calibrate(own, planner, argv)
     else:
         print(f"reusing an earlier calibration: {scales_path}", file=sys.stderr)
-    for line in auto_lines(config, read_scales(scales_path)):
+    scales = read_scales(scales_path)
+    for line in [*observer_lines(scales), *auto_lines(config, scales)]:
         print(line, file=sys.stderr)
     quant = dataclasses.replace(config.quant, scales=str(scales_path))
     return dataclasses.replace(config, quant=quant)
+
+
+def observer_lines(scales: Scales) -> list[str]:
+    """Returns a warning if another ``quant.observer`` was measured to serve some values better."""
+    better = sorted(scales.min_max_noise.keys() & scales.noise.keys(), key=scales.noise.__getitem__)
+    if not better:
+        return []
+    has = "1 value loses" if len(better) == 1 else f"{len(better)} values lose"
+    worst, key = better[0], "quant.observer"
+    return [
+        f"warning: {has} much by {key}={scales.observer}: {worst} has "
+        f"{scales.noise[worst]:.1f} dB of signal over noise, and {scales.min_max_noise[worst]:.1f} "
+        f"dB with {key}={MIN_MAX}; try that, and compare both with task=evaluate"
+    ]
 
 
 def auto_lines(config: RunConfig, scales: Scales) -> list[str]:

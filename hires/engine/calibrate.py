@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hires import comm
+from hires.core.config.quant_config import MIN_MAX
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, frozen
@@ -35,6 +37,10 @@ from hires.quant.observers import PIECE, WITH_COUNTS, Observed, reduce_all
 from hires.quant.origin import CALIBRATION, image_facts
 from hires.quant.scales import Scales, calibration_key, write_scales
 
+POOR_DB = 20.0
+"""Signal over noise below which a value is measured with another observer, too."""
+GAIN_DB = 6.0
+"""By how much that must be better to be recorded."""
 NOISE_PIECE = PIECE // 4
 """Numbers whose noise is computed at once: it takes no more memory than observing them."""
 
@@ -110,6 +116,18 @@ class Calibrator:
         _reduce(powers, "sum")
         return {name: decibels(*powers[k].tolist()) for name, k in place.items()}
 
+    def min_max_noise(self, source: Data, noise: Mapping[str, float]) -> dict[str, float]:
+        """Returns what the noise of the worst values would be with min_max, where it is much less.
+
+        ``noise`` is that of all values as :meth:`noise` measured it; all ranks call it together.
+        """
+        poor = [name for name, ratio in noise.items() if ratio < POOR_DB]
+        if self._config.quant.observer == MIN_MAX or not poor:
+            return {}
+        values = {name: affine_of(*self._observed[name].range(MIN_MAX, 100.0)) for name in poor}
+        other = self.noise(source, values)
+        return {name: other[name] for name in poor if other[name] >= noise[name] + GAIN_DB}
+
 
 def write_calibration(
     calibrator: Calibrator, config: RunConfig, source: Data, run_dir: Path, attempt: int
@@ -119,12 +137,14 @@ def write_calibration(
     digests = {} if held is None else held.inputs.digests
     scales = calibrator.scales(calibration_key(config, digests))
     noise = calibrator.noise(source, dict(scales.values))
+    other = calibrator.min_max_noise(source, noise)
+    scales = dataclasses.replace(scales, noise=noise, min_max_noise=other)
     if config.quant.auto is not None:
         choice = kept_layers(config, calibrator.engine, source, scales)
         scales = dataclasses.replace(scales, **choice._asdict())
     if comm.get_rank() == 0:
         path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
-        write_scales(path, dataclasses.replace(scales, noise=noise), OPTION)
+        write_scales(path, scales, OPTION)
         log.info("%d values calibrated on %d images: %s", len(noise), scales.images, path)
 
 

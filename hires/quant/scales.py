@@ -8,7 +8,8 @@
                          "linear": "static" or "dynamic",
                          "auto": {"asked_db", "signal_db", "images", "operators"},
                          "alone": {node: dB}, both of quant.auto only,
-                         "origin": its images (hires.quant.origin), not of an older hires}
+                         "origin": its images (hires.quant.origin), not of an older hires,
+                         "min_max_noise": {value: dB}, where it is much more than "noise"}
     FILE.safetensors    the quantised weights, beside it
 
 Names are those of the fused float graph (:mod:`hires.plan.passes.rewriting`). Other people's files
@@ -49,7 +50,7 @@ MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
 AUTO = ("asked_db", "signal_db", "images", "operators")
 """Names of :attr:`Scales.auto`."""
-_OBJECTS = ("values", "ranges", "kept", "noise", "auto", "alone")
+_OBJECTS = ("values", "ranges", "kept", "noise", "auto", "alone", "min_max_noise")
 """What the file holds by names."""
 _REMEDY = "make it again with `hires quantize`"
 
@@ -88,6 +89,8 @@ class Scales:
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Which images they were calibrated on, and what the weights came from
     (:mod:`hires.quant.origin`); empty: a file of an older hires."""
+    min_max_noise: Mapping[str, float] = field(default_factory=dict)
+    """What :attr:`noise` would be with the observer min_max, of values that lose much by theirs."""
 
     def text(self) -> str:
         """Returns what the file holds."""
@@ -107,6 +110,7 @@ class Scales:
         }
         # Files of an older hires lack these, and keep their digests.
         optional = {"auto": self.auto, "alone": self.alone, "origin": self.origin}
+        optional |= {"min_max_noise": self.min_max_noise}
         facts |= {name: dict(one) for name, one in optional.items() if one}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
@@ -328,9 +332,10 @@ def _checked(held: Any) -> Scales:
     auto = {name: _finite(one) for name, one in held.get("auto", {}).items() if name in AUTO}
     if auto and not {"asked_db", "images"} <= auto.keys():
         raise ValueError("auto lacks what was asked for")
-    alone = {_text(name): _finite(one) for name, one in held.get("alone", {}).items()}
+    measured = (held.get(name, {}).items() for name in ("alone", "min_max_noise"))
+    alone, min_max = ({_text(name): _finite(one) for name, one in some} for some in measured)
     origin = checked_origin(held["origin"]) if "origin" in held else {}
-    rest = kept, noise, weights, source, of, linear, auto, alone, origin
+    rest = kept, noise, weights, source, of, linear, auto, alone, origin, min_max
     return Scales(network, observer, images, values, ranges, *rest)
 
 

@@ -118,6 +118,23 @@ def test_a_join_that_is_to_blame_stays_in_float(tmp_path):
     assert scales.kept["cat"] == f"quant.auto: {alone['cat']:.1f} dB alone"
 
 
+@pytest.mark.dist
+def test_values_that_min_max_serves_better_are_recorded(tmp_path):
+    """A few large elements are cut off by entropy, though they hold nearly all of the signal."""
+    net = {"model": {"name": "custom", "target": "tests.helpers.joined_nets:spiked"}}
+    quant = {"images": 4, "observer": "entropy"}
+    config = config_of(**KEYS, **net, quant=quant)
+    plan = plan_of(config)
+    config = dataclasses.replace(config, results=str(tmp_path))
+    path = rundir.create(config, plan.to_dict(), ["hires", "run"]).path
+    run_ranks(run_folders, 1, [str(path)])
+    scales = read_scales(path / "a0" / file_names.SCALES)
+    assert "conv" in scales.min_max_noise
+    for name, ratio in scales.min_max_noise.items():
+        assert scales.noise[name] < 20, name
+        assert ratio >= scales.noise[name] + 6, name
+
+
 def search(shares, first=2, bound=0.01):
     """Which counts were measured, and what :func:`enough_kept` returns."""
     asked = []

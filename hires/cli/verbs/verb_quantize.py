@@ -17,6 +17,7 @@ from hires.cli.calibration import (
     calibrate,
     calibration_of,
     found_scales,
+    observer_lines,
     origin_of,
     quantised_config,
 )
@@ -103,7 +104,7 @@ def main(args: Namespace) -> int:
         print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))
     else:
         _print(out, scales, facts)
-    for line in auto_lines(config, scales):
+    for line in [*observer_lines(scales), *auto_lines(config, scales)]:
         print(line, file=sys.stderr if args.json or line.startswith("warning") else sys.stdout)
     return 0
 
@@ -177,6 +178,15 @@ def _write(
         },
         "noise_db": dict(scales.noise),
         "auto": dict(scales.auto),
+        "alone": [
+            {
+                "operator": _described(plan.graph, name),
+                "db": scales.alone[name],
+                "in": INT8 if name in operators else "float",
+            }
+            for name in sorted(scales.alone, key=scales.alone.__getitem__)
+        ],
+        "min_max_noise_db": dict(scales.min_max_noise),
         **written,
     }
     return scales, facts
@@ -225,6 +235,10 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
         described = facts["weight_modules"]
         lines = [(described[layer], f"{ratio:.1f}") for layer, ratio in of_weights]
         print_table("Layers whose weights are rounded most", ("layer", ends[1]), lines)
+    if facts["alone"]:
+        title = "The network's output if one operator alone is in 8 bits"
+        shown = [(one["operator"], f"{one['db']:.1f}", one["in"]) for one in facts["alone"]]
+        print_table(title, ("operator", ends[1], "is in"), shown)
     if facts["kept"]:
         kept = [(facts["kept_modules"][name], why) for name, why in facts["kept"].items()]
         print_table("Layers that stay in float", ("layer", "why"), kept)

@@ -9,13 +9,14 @@ A value is rounded where an operator that makes it or reads it computes with int
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from hires.core.config.quant_config import DYNAMIC
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.quantise import Quantiser, is_linear
+from hires.plan.passes.quantise import UINT8, Quantiser, is_linear
 from hires.quant.affine import Affine
 
 
@@ -30,8 +31,8 @@ class Rounding(NamedTuple):
 
 
 _CHANGES = ("quantize", "dequantize")
-_INNER = (".sum", ".quantized")
-"""How the names of nodes inside an operator end (``hires.plan.passes.quantise``)."""
+_INNER = re.compile(r"\.(sum|quantized|part\d+)$")
+"""How the names of nodes inside an operator end (``hires.plan.passes.int8_rules``)."""
 NOTHING = Rounding(frozenset(), {}, frozenset())
 
 
@@ -43,9 +44,11 @@ def int8_operators(graph: Graph) -> dict[str, Node]:
     """
     made: dict[str, Node] = {}
     for node in graph.nodes:
-        if facts_of(node.kind).quantized and node.kind not in _CHANGES:
-            inner = (node.name.removesuffix(end) for end in _INNER if node.name.endswith(end))
-            made.setdefault(next((n for n in inner if n in graph.by_name), node.name), node)
+        facts = facts_of(node.kind)
+        joins = node.dtype == UINT8 and not (facts.moves or facts.view)  # under its own kind
+        if (facts.quantized or joins) and node.kind not in _CHANGES:
+            operator = _INNER.sub("", node.name)
+            made.setdefault(operator if operator in graph.by_name else node.name, node)
     return made
 
 

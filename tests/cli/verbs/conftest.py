@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import yaml
 
@@ -25,6 +27,7 @@ class Seen(list):
 
     signal_db = 31.5
     operators = 20
+    min_max_noise: ClassVar[dict[str, float]] = {}
 
 
 @pytest.fixture
@@ -45,7 +48,9 @@ def ranks(monkeypatch, traced):
         asks = config["quant"]["auto"] is not None
         auto = {"asked_db": 30.0, "images": 4.0, "operators": seen.operators} if asks else {}
         auto |= {"signal_db": seen.signal_db} if asks and seen.operators else {}
-        scales = Scales(*facts, values, ranges, noise=noise, source=key, auto=auto)
+        auto = {"auto": auto, "alone": {"conv1": 41.25, "fc": 38.5} if asks else {}}
+        auto["min_max_noise"] = seen.min_max_noise
+        scales = Scales(*facts, values, ranges, noise=noise, source=key, **auto)
         write_scales(path / f"a{attempt}" / "scales.json", scales)
         write_exit(path, attempt, None, {"state": "done", "cause": None, "exit_codes": {0: 0}})
         return Outcome("done", None, {0: 0}, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,24 @@ def test_a_signal_below_what_was_asked_is_a_warning(hires, ranks):
         "warning: quant.auto=30dB was not reached: the int8 network itself has 26.2" in answer.err
     )
     assert "dB of signal over noise on the first 4 images, 3.8 dB less" in answer.err
+
+
+@pytest.mark.usefixtures("ranks")
+def test_the_error_of_every_operator_alone_is_shown(hires):
+    """That of layers that stay in int8 was in the log of the calibration only."""
+    answer = hires(*NET, *AUTO, "quant.keep=[fc]", "out=a.safetensors")
+    assert re.search(r"fc +38\.5 +float", answer.out), answer.out
+    assert re.search(r"conv1.* +41\.2 +int8", answer.out), answer.out
+    facts = json.loads(hires(*NET, *AUTO, "out=a.safetensors", "--json").out)
+    assert facts["alone"][0] == {"operator": "fc", "db": 38.5, "in": "int8"}
+
+
+def test_values_that_another_observer_serves_better_are_a_warning(hires, ranks):
+    ranks.min_max_noise = {"fc": 90.0, "conv1": 95.0}
+    answer = hires(*NET, "data=synthetic", "out=a.safetensors")
+    noise = read_scales("a.json").noise["fc"]
+    text = f"2 values lose much by quant.observer=entropy: fc has {noise:.1f} dB of signal over"
+    assert f"warning: {text} noise, and 90.0 dB with quant.observer=min_max" in answer.err
 
 
 @pytest.mark.parametrize("observer", ["entropy", "min_max"])
