@@ -29,5 +29,7 @@ COMPILED = (
     *("q_conv2d", "q_conv_transpose2d", "q_linear", "q_dynamic_linear", "q_add", "q_requantize"),
 )
 """Operators of 8 bits of which each shape has a kernel."""
+CONVERTS = ("quantize", "dequantize")
+"""Change between real numbers and 8-bit integers, and compute nothing else."""
 ROUNDS_AGAIN = ("quantize", "q_dynamic_linear")
 """Operators that round real numbers to 8 bits."""

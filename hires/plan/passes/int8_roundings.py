@@ -16,6 +16,7 @@ from typing import NamedTuple
 from hires.core.config.quant_config import DYNAMIC
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_families import CONVERTS
 from hires.plan.passes.quantise import UINT8, Quantiser, is_linear
 from hires.quant.affine import Affine
 
@@ -30,7 +31,6 @@ class Rounding(NamedTuple):
     """Values that are rounded row by row, each with a scale of its own."""
 
 
-_CHANGES = ("quantize", "dequantize")
 _INNER = re.compile(r"\.(sum|quantized|part\d+)$")
 """How the names of nodes inside an operator end (``hires.plan.passes.int8_rules``)."""
 NOTHING = Rounding(frozenset(), {}, frozenset())
@@ -46,7 +46,7 @@ def int8_operators(graph: Graph) -> dict[str, Node]:
     for node in graph.nodes:
         facts = facts_of(node.kind)
         joins = node.dtype == UINT8 and not (facts.moves or facts.view)  # under its own kind
-        if (facts.quantized or joins) and node.kind not in _CHANGES:
+        if (facts.quantized or joins) and node.kind not in CONVERTS:
             operator = _INNER.sub("", node.name)
             made.setdefault(operator if operator in graph.by_name else node.name, node)
     return made
