@@ -56,10 +56,10 @@ def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]
 
 
 def _of_training(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Finding]:
-    found = _training(config)
-    if found is None:
+    training = _training(config)
+    if training is None:
         return
-    named, trained = found
+    named, trained = training
     count = _num_shared(config, trained, seen)
     if not count:
         return

@@ -8,7 +8,7 @@ import tempfile
 from argparse import Namespace
 
 from hires.cli.calibration import with_assumed_scales
-from hires.cli.choosing import IMAGE, LayoutSearch, choice_note, given_keys, plain_choice
+from hires.cli.choosing import IMAGE, LayoutSearch, choice_note, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
@@ -111,7 +111,6 @@ def _choose(args: Namespace, config: RunConfig) -> int:
     """Prints the layouts of a number of ranks, or the largest image that fits them."""
     if args.prove:
         raise ConfigError("--prove shows the proof of one layout; leave --choose and --largest out")
-    given_keys(args.overrides)  # refuses a layout, since one is to be chosen
     if config.parallel.objective == IMAGE and not args.largest:
         raise ConfigError(
             f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "

@@ -174,7 +174,7 @@ def test_record_of_a_compiled_run_says_what_its_memory_was_predicted_for(compile
 
 
 def test_scales_of_a_calibration_are_named(capsys, tmp_path):
-    """Its tables told throughput and memory, and nothing where its scales are."""
+    """The tables of a calibration show throughput and memory only; its result is a file."""
     screen.print_record({"state": "done", "attempt": 1}, tmp_path)
     assert "scales" not in capsys.readouterr().out
     (tmp_path / "a1").mkdir()

@@ -400,30 +400,3 @@ def test_another_json_beside_float_weights_is_left_alone(hires, traced):
     Path("mine.json").write_text('{"epochs": 90}')
     answer = hires("plan", *SMALL, "task=infer", "weights=mine.safetensors")
     assert answer.code == 0, answer.err
-
-
-def test_calibration_that_is_stopped_ends_as_any_other_command_does(hires, monkeypatch):
-    stopped = Outcome("cancelled", "stopped by Ctrl-C", {0: 130}, [])
-    monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", lambda *a, **k: stopped)
-    answer = hires(*NET, "data=synthetic", "out=n8.safetensors")
-    assert answer.code == 130
-    assert "was cancelled, so there are no scales" in answer.err
-    assert not list(Path().glob("n8*"))
-
-
-def test_folder_that_takes_no_files_is_refused_before_the_calibration(hires, ranks):
-    answer = hires(*NET, "data=synthetic", "out=/proc/x.safetensors")
-    assert answer.code == 2
-    assert "cannot write /proc: it takes no new files" in answer.err
-    assert "choose a folder that you may write to with out=FILE" in answer.err
-    assert not ranks
-
-
-@pytest.mark.usefixtures("quantised")
-def test_scales_of_another_network_are_named(hires):
-    held = json.loads(Path("n8.json").read_text())
-    Path("other.json").write_text(json.dumps({**held, "network": "0" * 64, "weights": ""}))
-    answer = hires("plan", *SMALL, "task=infer", "precision=int8", "quant.scales=other.json")
-    assert re.search(r"the scales of quant\.scales=\S*other\.json are of another", answer.err), (
-        answer
-    )
