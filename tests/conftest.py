@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import getpass
+import logging
 import os
 import shutil
 import signal
@@ -139,6 +140,16 @@ def _same_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _same_log() -> Iterator[None]:
+    """Takes back where a command that ran in this process logs: to a stream that is closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

@@ -31,8 +31,7 @@ KERNELS, CALLS, WAITS = "kernels_samples_s", "calls_samples_s", "waits_samples_s
 class LoggedSteps(HiresSteps):
     """A layout of hires on one rank, what its kernels take, and what its messages cost it.
 
-    Once it ``trims``, it holds no freed memory while other rows have their turns. A step that is
-    not timed then takes memory again before each that is, as a run does once.
+    Once it ``trims``, it holds no freed memory while other rows have their turns.
     """
 
     trims = False
@@ -48,8 +47,6 @@ class LoggedSteps(HiresSteps):
     def prepare(self) -> None:
         """Begins the log of one step."""
         super().prepare()
-        if self.trims:
-            super().step()
         self.log = message_log(self.engine, self.config)
 
     def step(self) -> Tensor | None:
@@ -65,8 +62,6 @@ class LoggedSteps(HiresSteps):
             rows = self.log.summary()["rows"]
         self.calls_s.append(sum(row["issue_s"] for row in rows))
         self.waits_s.append(sum(row["wait_s"] for row in rows))
-        if self.trims:
-            give_back_memory()
         self.kernels_s.append(onednn_seconds(super().step))
         super().tidy()
         if self.trims:

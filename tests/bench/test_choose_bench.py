@@ -87,7 +87,7 @@ def test_order_needs_two_layouts():
 
 def test_search_is_timed_cold_and_once_its_answer_is_kept(answers, monkeypatch):
     seconds = iter([0.0, 9.0, 10.0, 12.0])
-    monkeypatch.setattr(bench.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     answer = json.dumps({"planned": 3, "considered": 40})
     monkeypatch.setattr(bench, "hires_output", lambda words, timeout_s: answer)
     row = bench.timed_search("many", "ranks=512 cluster=ours", 60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,7 +52,8 @@ def test_step_counts_when_every_rank_has_it():
 
 def test_long_runs_get_fewer_lines(monkeypatch):
     clock = iter(range(0, 100_000, 5))  # a step takes five seconds
-    monkeypatch.setattr("hires.cli.screens.progress.time.monotonic", lambda: float(next(clock)))
+    own = SimpleNamespace(monotonic=lambda: float(next(clock)))
+    monkeypatch.setattr("hires.cli.screens.progress.time", own)
     stream = io.StringIO()
     with StepProgress(1, 6, 2000, stream) as progress:
         for line in lines(2000, world=1):

@@ -168,10 +168,14 @@ def test_layouts_of_amoebanet_need_no_more_memory_and_messages(layout: str, with
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["resnet", "unet", "edsr"])
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "resnet", "classes": 4}, {"name": "unet"}, {"name": "edsr"}],
+    ids=["resnet", "unet", "edsr"],
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_networks_need_no_more_memory(model: str, layout: str, without):
-    config = infer({"name": model}, parallel=LAYOUTS[layout], precision={"name": "fp32"})
+def test_other_networks_need_no_more_memory(model: dict[str, Any], layout: str, without):
+    config = infer(model, parallel=LAYOUTS[layout], precision={"name": "fp32"})
     pairs = zip(footprint(config, plan_of(config)), footprint(config, without(config)), strict=True)
     assert all(new.peak_bytes <= old.peak_bytes for new, old in pairs)
 
