@@ -62,8 +62,8 @@ class PrecisionOptions:
     memory: bool = option(True, "measure no peaks of memory of hires")
     trim: bool = option(
         False,
-        "hires takes large blocks from the system, as the libraries do, and gives freed memory back "
-        "after each turn: for large batches, whose rows do not fit beside each other",
+        "hires takes large blocks from the system, as the libraries do, and gives freed memory "
+        "back after each turn: for large batches, whose rows do not fit beside each other",
     )
     timeout: float = option(3600.0, "seconds for each network, size and batch")
 

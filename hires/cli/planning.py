@@ -131,6 +131,10 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         print_activity("")
         return plan
 
+    def expect_questions(self) -> None:
+        """Starts the process with torch before its first question, so that it imports meanwhile."""
+        self._process.start()
+
     def begin_point(self, text: str) -> None:
         """Takes what is shown before what is done next, as ``point 2 of 6: ``."""
         self._before = text

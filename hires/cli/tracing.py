@@ -1,7 +1,8 @@
 """Gets graphs and memory from a process that has torch, since the front end imports no torch.
 
 ``python -m hires.engine.footprint`` starts with the first request that the user's cache of answers
-does not hold. ``HIRES_CACHE=off`` leaves the cache alone; a damaged entry counts as absent.
+does not hold, or before where one is likely. ``HIRES_CACHE=off`` leaves the cache alone; a damaged
+entry counts as absent.
 
     ~/.cache/hires/trace/HASH.json     graph of a network, with hashes of the files it came from
     ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
@@ -43,13 +44,19 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         """What the traced networks of the user's were made from, by :func:`trace_key`."""
         self._pipes: list[IO[str]] = []
         """Its standard input, output and error, as this process writes and reads them."""
+        self._was_asked = False
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._process is None:
             return
-        if kind is not None:
-            self._process.kill()  # Ctrl-C does not wait for an answer
+        if kind is not None or not self._was_asked:
+            self._process.kill()  # neither Ctrl-C nor its imports are worth waiting for
         self._end()
+
+    def start(self) -> None:
+        """Starts it before its first question, so that it imports torch meanwhile."""
+        if self._process is None:
+            self._start()
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
@@ -146,8 +153,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self._imported = model or self._imported
 
     def _ask(self, what: str, question: dict[str, Any]) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
+        self.start()
+        self._was_asked = True
         stdin, stdout, _ = self._pipes
         answer = None
         with contextlib.suppress(BrokenPipeError, ValueError):

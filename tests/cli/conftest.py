@@ -59,6 +59,9 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
             of_weights = {"weight_noise_db": {"conv1": 40.25}, "packed": packed}
             return {"bytes": 10 * 2**20, "float_bytes": 40 * 2**20, **of_weights}
 
+        def start(self) -> None:
+            """It is there at once."""
+
         def __enter__(self) -> Process:
             return self
 

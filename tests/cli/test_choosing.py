@@ -174,6 +174,12 @@ def of_any_size(monkeypatch):
             need = RankMemory(0, 0, 0, 100 * config.height * config.width, 0)
             return [need.to_dict()] * plan.ranks_per_replica
 
+        def start(self):
+            pass
+
+        def __enter__(self):
+            return self
+
     Process.refuses = False
     monkeypatch.setattr("hires.cli.planning.TorchProcess", Process)
     monkeypatch.setenv("HIRES_CACHE", "off")

@@ -47,14 +47,21 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
+    with Planner() as planner:
+        if args.choose or args.largest:
+            planner.expect_questions()
+        return _answer(args, planner)
+
+
+def _answer(args: Namespace, planner: Planner) -> int:
     config = compose(_words(args), args.config_dir)
     if args.nodes is not None:
         config = _on_nodes(config, args.nodes)
     if args.cfg:
         return print_config(config)
     if args.choose or args.largest:
-        return _choose(args, config)
-    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder, Planner() as planner:
+        return _choose(args, config, planner)
+    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
         config = with_classes(config, planner.sizes)
         config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
         config, finding = with_assumed_scales(config, planner, args.overrides, folder)
@@ -107,7 +114,7 @@ def _words(args: Namespace) -> list[str]:
     return [*args.overrides, *([f"parallel={AUTO}"] if is_open else [])]
 
 
-def _choose(args: Namespace, config: RunConfig) -> int:
+def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
     """Prints the layouts of a number of ranks, or the largest image that fits them."""
     if args.prove:
         raise ConfigError("--prove shows the proof of one layout; leave --choose and --largest out")
@@ -116,14 +123,13 @@ def _choose(args: Namespace, config: RunConfig) -> int:
             f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "
             f"use --largest"
         )
-    with Planner() as planner:
-        config = with_classes(config)
-        search = LayoutSearch(planner, tuple(args.overrides))
-        if args.largest:
-            config, choice = search.largest(config)
-        else:
-            choice = search.choose(config)
-        print_activity("")
+    config = with_classes(config)
+    search = LayoutSearch(planner, tuple(args.overrides))
+    if args.largest:
+        config, choice = search.largest(config)
+    else:
+        choice = search.choose(config)
+    print_activity("")
     if args.json:
         print(json.dumps({**plain_choice(choice), "image": [config.height, config.width]}))
         return 0

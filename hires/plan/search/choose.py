@@ -51,7 +51,7 @@ from hires.plan.simulation.node_work import NodeWork, node_work
 FEW_RANKS_S, MANY_RANKS_S = 8.0, 45.0
 """Seconds of a search for a few ranks, and for many."""
 MANY_RANKS = 16
-LEAST_S = 4.0
+LEAST_S = 3.0
 """Seconds that are left for trials, however long the traces of the network took."""
 ESTIMATING, FITTING, PLANNING, FUSING = 0.2, 0.3, 0.5, 0.6
 """Shares of the time after which no more layouts are estimated, made to fit, planned, and planned
