@@ -1,4 +1,4 @@
-"""Ranks that find scales at once, for the verbs that quantise."""
+"""Ranks that find scales at once, for verbs that quantise, and programs of a cluster."""
 
 from __future__ import annotations
 
@@ -64,3 +64,17 @@ def quantised(hires, ranks):
     answer = hires(*NET, "data=synthetic", "quant.keep=[fc]", "out=n8.safetensors")
     assert answer.code == 0, answer.err
     return answer
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Stands for the programs of a cluster: call it with a name and a line of shell."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def command(name: str, text: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+    return command
