@@ -156,9 +156,11 @@ def timed_search(name: str, words: str, timeout_s: float) -> dict[str, Any]:
             began_s = time.monotonic()
             choice = json.loads(hires_output(command, timeout_s))
             row[key] = time.monotonic() - began_s
+            if key == "first_s":  # one that planned too few is not kept
+                row |= {"planned": choice["planned"], "considered": choice["considered"]}
     except HiresError as error:
         return {**row, "error": str(error)}
-    return {**row, "planned": choice["planned"], "considered": choice["considered"]}
+    return row
 
 
 def compared(case: ChoiceCase, options: ChooseOptions, before: Calibration) -> dict[str, Any]:

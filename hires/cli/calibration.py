@@ -17,8 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.named_weights import run_of_weights
+from hires.cli.named_weights import UNUSABLE, run_of_weights
 from hires.cli.planning import Planner, require_feasible
+from hires.cli.screens.screen import plural
+from hires.cli.screens.show_scales import auto_lines
 from hires.cli.start_run import ENDS, explain, wait_for
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
@@ -38,6 +40,8 @@ from hires.data.source import open_data
 from hires.launcher.interface import launcher_of
 from hires.launcher.status.running_elsewhere import alone
 from hires.plan.calibrated_values import observed_values, params_digest
+from hires.plan.graph import Graph
+from hires.plan.passes.int8_roundings import Roundings
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.plan.plan import Finding
 from hires.quant.affine import affine_of
@@ -86,47 +90,31 @@ def with_scales(
     else:
         print(f"reusing an earlier calibration: {scales_path}", file=sys.stderr)
     scales = read_scales(scales_path)
-    for line in [*observer_lines(scales), *auto_lines(config, scales)]:
+    for line in [*observer_lines(config, scales, planner.graph(own)), *auto_lines(config, scales)]:
         print(line, file=sys.stderr)
     quant = dataclasses.replace(config.quant, scales=str(scales_path))
     return dataclasses.replace(config, quant=quant)
 
 
-def observer_lines(scales: Scales) -> list[str]:
-    """Returns a warning if another ``quant.observer`` was measured to serve some values better."""
-    better = sorted(scales.min_max_noise.keys() & scales.noise.keys(), key=scales.noise.__getitem__)
+def observer_lines(config: RunConfig, scales: Scales, calibrated: Graph) -> list[str]:
+    """Returns a warning if min_max was measured to serve values better that 8 bits round.
+
+    ``calibrated`` is the network whose values have the scales.
+    """
+    better = scales.min_max_noise.keys() & scales.noise.keys()
+    if better:
+        named, quant = kept_by_name(calibrated, config), config.quant
+        roundings = Roundings(calibrated, scales.values, named, quant.weights, quant.linear)
+        better &= roundings.keeping(scales.kept).values.keys()
     if not better:
         return []
-    has = "1 value loses" if len(better) == 1 else f"{len(better)} values lose"
-    worst, key = better[0], "quant.observer"
+    worst, key = min(better, key=scales.noise.__getitem__), "quant.observer"
     return [
-        f"warning: {has} much by {key}={scales.observer}: {worst} has "
+        f"warning: {key}={scales.observer} rounds {plural(len(better), 'value')} much worse than "
+        f"{MIN_MAX} does: {worst} has "
         f"{scales.noise[worst]:.1f} dB of signal over noise, and {scales.min_max_noise[worst]:.1f} "
         f"dB with {key}={MIN_MAX}; try that, and compare both with task=evaluate"
     ]
-
-
-def auto_lines(config: RunConfig, scales: Scales) -> list[str]:
-    """Returns what ``quant.auto`` asked for and what the int8 network has of it, if it is set."""
-    key = f"quant.auto={config.quant.auto}"
-    if config.quant.auto is None:
-        return []
-    if not scales.auto:
-        why = "the log of the calibration's rank 0 says why"
-        return [f"warning: {key}: the int8 network itself could not be measured; {why}"]
-    asked, images = scales.auto["asked_db"], int(scales.auto["images"])
-    signal, left = scales.auto.get("signal_db"), int(scales.auto.get("operators", 0))
-    if not left:
-        other = f"calibrate with quant.observer={MIN_MAX}, which cuts no range off, or "
-        remedy = f"{other if scales.observer != MIN_MAX else ''}ask for less than {asked:.1f} dB"
-        return [f"warning: {key} leaves nothing in 8 bits, all is computed in float; {remedy}"]
-    has = "no noise" if signal is None else f"{signal:.1f} dB of signal over noise"
-    first = "image" if images == 1 else f"{images} images"
-    text = f"the int8 network itself has {has} on the first {first}"
-    if signal is None or signal >= asked:
-        operators = f"{left} operator" + ("s" if left > 1 else "")
-        return [f"{key}: {text}, {asked:.1f} dB was the bound; {operators} in 8 bits"]
-    return [f"warning: {key} was not reached: {text}, {asked - signal:.1f} dB less"]
 
 
 def with_assumed_scales(
@@ -220,7 +208,7 @@ def origin_of(own: RunConfig) -> dict[str, Any]:
     if own.weights is None:
         return origin
     origin[WEIGHTS] = str(Path(own.weights).expanduser().absolute())
-    with contextlib.suppress(HiresError):  # a training of which nothing is left but its weights
+    with contextlib.suppress(*UNUSABLE):  # a training of which nothing is left but its weights
         run = run_of_weights(own.weights)
         trained = None if run is None else read_config(run)
         if trained is not None and trained.task.name == "train":

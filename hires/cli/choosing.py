@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,22 @@ from typing import Any
 from hires.cli.calibration import with_assumed_scales
 from hires.cli.planning import Planner, deciding
 from hires.cli.screens.screen import print_activity
+from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError
+from hires.core.precisions import INT8
 from hires.core.store.cache import cached, keep, key_of
+from hires.core.store.own_module import module_digest
 from hires.core.units import seconds, size
 from hires.plan.graph import Graph, plain
 from hires.plan.graph_samples import GraphOfSamples
-from hires.plan.hardware import gpus_of_node
+from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.memory import machine_bytes
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
 from hires.plan.route_choice import resolve, table_digest
+from hires.plan.search.advice import ranks_offered
 from hires.plan.search.candidates import GivenKeys
 from hires.plan.search.choice import DECIDED, Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
@@ -39,6 +43,7 @@ from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import MachineModel, machine_of
 from hires.plan.simulation.run_factors import refined
+from hires.quant.scales import scales_of
 
 STEP = 32
 """Pixels between two sizes that ``--largest`` tries: networks halve their maps up to five times."""
@@ -47,7 +52,7 @@ MOST_SIDE = 1 << 17
 IMAGE = OBJECTIVES[2]
 SIZE_S = 2.0
 """Seconds of trials for one size of an image."""
-ENOUGH_PLANNED = 12
+ENOUGH_PLANNED = 6
 """Planned layouts from which on a search that had too little time is kept for the next one."""
 GROUPS = {"memory": "memory.checkpoint"}
 """Choices of keys that give a key of a layout, as ``memory=recompute`` does."""
@@ -82,7 +87,10 @@ def given_keys(words: Iterable[str]) -> list[str]:
 def given_values(config: RunConfig, words: Iterable[str]) -> GivenKeys:
     """Returns these keys with their values; ConfigError: stages have grids of their own."""
     values = {}
-    for key in given_keys(words):
+    # Files of the user's own may set these; parallel=auto is what leaves the others open.
+    own = {"memory.checkpoint": config.memory.checkpoint, "optimizer.shard": config.optimizer.shard}
+    usual = {"memory.checkpoint": MemoryConfig.checkpoint, "optimizer.shard": OptimizerConfig.shard}
+    for key in [*given_keys(words), *(key for key in own if own[key] != usual[key])]:
         value: Any = config
         for name in key.split("."):
             value = getattr(value, name)
@@ -96,11 +104,16 @@ def given_values(config: RunConfig, words: Iterable[str]) -> GivenKeys:
 
 
 def ranks_of(config: RunConfig) -> int:
-    """Returns for how many ranks a layout is chosen."""
+    """Returns for how many ranks a layout is chosen; ConfigError: nothing says how many."""
     if config.ranks is not None:
         return config.ranks
     nodes, threads = config.launcher.num_nodes, config.launcher.threads
-    gpus = gpus_of_node(config) or 0
+    gpus = gpus_of_node(config) or 0 if device_of(config) == CUDA else 0
+    if not gpus and config.cluster.cores is None and not config.launcher.is_here:
+        raise ConfigError(
+            f"ranks is unset, and nothing says what a node of launcher={config.launcher.name} has; "
+            f"give ranks=N, or cluster.cores (with device=cuda cluster.gpus)"
+        )
     cores = config.cluster.cores or (os.cpu_count() or 1)
     return min(nodes * (gpus or max(1, cores // threads)), config.launcher.offered_ranks)
 
@@ -118,17 +131,37 @@ class LayoutSearch:
     ) -> Choice:
         """Returns the layouts of ``ranks`` ranks, the best first, after so many seconds of trials.
 
-        PlanError: none has so many, or none fits. ConfigError: the network cannot be traced, or the
-        cluster has no numbers to predict with.
+        PlanError: none has so many, none fits, or the launcher does not offer so many.
+        ConfigError: the network cannot be traced, or the cluster has no numbers to predict with.
         """
         began_s = time.monotonic()
         objective = objective or config.parallel.objective
         machine, ranks = self.machine(config), ranks_of(config)
+        for problem in ranks_offered(config, ranks):
+            raise PlanError(f"{problem.text} [{problem.key}]")
+        with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
+            scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
+            return self._choose(config, scaled, ranks, objective, machine, budget_s, began_s)
+
+    def _choose(
+        self,
+        config: RunConfig,
+        scaled: RunConfig,
+        ranks: int,
+        objective: str,
+        machine: MachineModel,
+        budget_s: float | None,
+        began_s: float,
+    ) -> Choice:
+        """Returns the kept choice of the same question, or searches; ``scaled`` has scales."""
         facts = [deciding(config), ranks, given_values(config, self.words).values]
         facts += [objective, budget_s]
         facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
         facts += [machine.factors, machine.cores, plain(machine.device)]
         facts += [machine.calibration.changed if machine.calibration else "", table_digest(config)]
+        facts.append(module_digest(config.loss.target) if config.loss.target else "")
+        scales = scales_of(scaled) if scaled.precision.name == INT8 else None
+        facts.append(scales.digest if scales else "")
         if config.model.name == "custom":
             whole = dataclasses.replace(config, parallel=ParallelConfig())
             facts.append(self.planner.inputs(whole, build=False).recorded)
@@ -138,15 +171,14 @@ class LayoutSearch:
             if NO_ROOM in held:
                 raise NoRoomError(str(held[NO_ROOM]))
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)
-        with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
-            scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            chooser = self._chooser(scaled, objective, machine, budget_s)
-            chooser.began_s = began_s
-            try:
-                choice = chooser.choose(ranks)
-            except NoRoomError as error:
+        chooser = self._chooser(scaled, objective, machine, budget_s)
+        chooser.began_s = began_s
+        try:
+            choice = chooser.choose(ranks)
+        except NoRoomError as error:
+            if error.is_sure:
                 keep(CACHE, key, {NO_ROOM: str(error)})
-                raise
+            raise
         if (
             not choice.ended_early or choice.planned >= ENOUGH_PLANNED
         ):  # else another search sees more
@@ -183,29 +215,40 @@ class LayoutSearch:
 
         Sizes are multiples of ``STEP`` on the shorter side, in the proportions of ``image``. They
         are doubled until one does not fit; then the interval between the two is halved.
-        A size that the network refuses counts as one that does not fit.
+        A size that the network refuses counts as one that does not fit; the first one is of those
+        near ``image`` that it accepts. The choice has the reason where a larger one was refused.
         PlanError: not even the smallest one fits, or there is no layout of so many ranks.
         ConfigError: the network refuses all sizes that were tried, or the machine has no numbers.
         """
-        short = min(config.height, config.width)
         fits: dict[int, Choice] = {}
-        impossible: HiresError | None = None
-        low, high = 0, MOST_SIDE // STEP
-        tried = max(1, short // STEP)
-        while high - low > 1:
-            sized = _with_short_side(config, tried * STEP)
+        refused: dict[int, HiresError] = {}
+
+        def has_room(side: int) -> bool:
+            sized = _with_short_side(config, side * STEP)
             print_activity(f"trying image={sized.height}x{sized.width} ...")
             try:
-                choice = self.choose(sized, MEMORY, SIZE_S)
-                fits[tried], low = choice, tried
+                fits[side] = self.choose(sized, MEMORY, SIZE_S)
+            except NoRoomError:
+                return False
             except (ConfigError, PlanError) as error:  # the network may refuse some sizes
-                if not isinstance(error, NoRoomError):
-                    impossible = impossible or error
-                high = tried
-            unbounded = high == MOST_SIDE // STEP
-            tried = min(2 * low, high - 1) if unbounded else max(1, (low + high) // 2)
-        if not fits and impossible is not None:
-            raise impossible
+                refused[side] = error
+                return False
+            return True
+
+        low, high = 0, MOST_SIDE // STEP
+        for first in _first_sides(min(config.height, config.width)):
+            if has_room(first):
+                low = first
+                break
+            if first not in refused:
+                high = first
+                break
+        else:
+            raise next(iter(refused.values()))
+        while high - low > 1:
+            doubled = min(2 * low, high - 1)
+            side = doubled if high == MOST_SIDE // STEP else (low + high) // 2
+            low, high = (side, high) if has_room(side) else (low, side)
         if not fits:
             smallest = _with_short_side(config, STEP)
             raise PlanError(
@@ -217,7 +260,9 @@ class LayoutSearch:
             choice = self.choose(sized, OBJECTIVES[0])
         except PlanError:
             choice = fits[low]
-        return sized, dataclasses.replace(choice, objective=IMAGE)
+        larger = min((side for side in refused if side > low), default=None)
+        why = "" if larger is None else str(refused[larger])
+        return sized, dataclasses.replace(choice, objective=IMAGE, refused=why)
 
     def _chooser(
         self,
@@ -231,7 +276,7 @@ class LayoutSearch:
             config,
             graphs,
             machine,
-            self.planner.rehearsed,
+            self.planner.search_memory,
             given_values(config, self.words),
             objective,
             print_activity,
@@ -310,6 +355,16 @@ def choice_note(choice: Choice) -> Finding:
             f"{size(second.peak_bytes)}"
         )
     return Finding("note", "parallel", f"{text}; step times: {choice.source}")
+
+
+def _first_sides(short: int) -> Iterator[int]:
+    """Yields sizes to begin with, in steps: that of the config, then powers of two near it."""
+    own = max(1, short // STEP)
+    yield own
+    below = 1 << own.bit_length() - 1
+    for side in (below, 2 * below, 4 * below, below // 2, 8 * below, below // 4, below // 8):
+        if side and side != own:
+            yield side
 
 
 def _norms_one_number(graph: Graph) -> bool:

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hires.cli.data_keys import DataSize, size_of
-from hires.cli.named_weights import run_of_weights
+from hires.cli.named_weights import UNUSABLE, run_of_weights
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
-from hires.core.errors import HiresError
 from hires.core.precisions import INT8
 from hires.core.store.reading import text
 from hires.core.store.records import read_config
@@ -33,8 +32,6 @@ _MADE = ("synthetic", "textures", "hard")
 _CHOICES = ("data.split_file", "data.validation", "data.test", "data.split_seed")
 """Keys that divide the data."""
 _OF_PLACE = ("name", "images", "masks", "level", "cut", "region", "stride", "tissue", "outside")
-_UNUSABLE = (HiresError, OSError, RuntimeError, ValueError)
-"""Of a training of which nothing is left but its weights, or paths of others that are none."""
 
 
 def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]:
@@ -48,9 +45,9 @@ def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]
     findings: list[Finding] = []
     if config.task.name not in ONE_PASS:
         return findings
-    with contextlib.suppress(*_UNUSABLE):
+    with contextlib.suppress(*UNUSABLE):
         findings += _of_training(config, seen)
-    with contextlib.suppress(*_UNUSABLE):
+    with contextlib.suppress(*UNUSABLE):
         findings += _of_calibration(config, seen)
     return findings
 
@@ -86,7 +83,7 @@ def _training(config: RunConfig) -> tuple[str, RunConfig] | None:
     trained = None if stored is None else origin_config(stored.origin, TRAINING)
     if stored is not None and trained is not None:
         source = text(stored.origin.get(WEIGHTS)) or "?"
-        return f"the run of {source}, which weights={config.weights} quantises,", trained
+        return f"weights={config.weights} was quantised from {source}, whose run", trained
     run = run_of_weights(config.weights)
     trained = None if run is None else read_config(run)
     if trained is None or trained.task.name != "train":

@@ -15,6 +15,9 @@ from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.plan.search.layout_search import written
 
+UNUSABLE = (HiresError, OSError, RuntimeError, ValueError)
+"""Errors of a training of which nothing is left but its weights, or of paths that are none."""
+
 
 def path_of_weights(source: str, results: StrPath) -> str:
     """Returns the path that ``weights=`` takes for what a user names; ConfigError: no such run."""

@@ -23,7 +23,7 @@ from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.errors import ConfigError, HiresError, PlanError, RunError
+from hires.core.errors import ConfigError, HiresError, LateError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
@@ -317,6 +317,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._graphs[key] = self._graphs.pop(key)  # the last is the one used last
         return self._graphs[key]
 
+    def search_memory(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
+        """Returns the memory of every rank of a plan of a search, that of its evaluations included.
+
+        HiresError: it cannot be predicted; PlanError: the evaluations cannot run.
+        """
+        add_validation(config, plan, self.traced)
+        for problem in plan.findings:
+            if problem.severity == "error":
+                raise PlanError(problem.text)
+        return self._memory_of(config, plan)
+
     def _memory_of(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         memory = self.rehearsed(config, plan)
         if plan.validation is None:
@@ -338,7 +349,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
         if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
             if self._left_s <= 0:
-                raise RunError("the time for it is used up; planning again goes on with the cache")
+                raise LateError("the time for it is used up; planning again goes on with the cache")
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory

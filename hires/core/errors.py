@@ -10,7 +10,7 @@ REGRESSION = 4
 """Exit code of a comparison in which something became worse."""
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+"""Exit code after Ctrl-C, SIGTERM or `hires cancel`, as shells have it."""
 
 
 class HiresError(Exception):
@@ -24,7 +24,7 @@ class RunError(HiresError):
 
 
 class StoppedError(RunError):
-    """A run that a command needs was stopped with Ctrl-C."""
+    """A run that a command needs was cancelled: with Ctrl-C, SIGTERM or `hires cancel`."""
 
     exit_code = INTERRUPTED
 

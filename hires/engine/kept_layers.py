@@ -1,14 +1,15 @@
 """Finds what stays in float so that the output's error keeps a bound (``quant.auto``).
 
     alone      one operator is in 8 bits, no others: its error at the output
-    together   all but the k worst are: the smallest k is taken whose error is within bounds
+    together   all but the k worst operators are in 8 bits: the smallest k within the bound
     itself     the int8 network that keeps these k is computed; more are kept while it has too much
 
 An operator in 8 bits rounds its weights, what it reads, and its value: a join of a large map and a
 small one may be the worst, and only its readers in float, too, read it unrounded. Every error is
 measured on the first batch, in the run's own layout, as a share of the output's power. For the
 first two, weights are rounded as ``quant.weights`` stores them; what one operator alone reads is
-rounded for its other readers, too.
+rounded for its other readers, too. Weights of norms, and the sum of a layer before a table, are
+rounded in the last step only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -91,21 +93,28 @@ def kept_layers(config: RunConfig, engine: RankEngine, source: Data, scales: Sca
     enough, share = enough_kept(itself, reasons, enough, bound)
     kept, facts = _first(reasons, enough), {}
     if share is not None:
-        left = roundings.count(kept)
+        left = len(roundings.in_int8(kept))
         facts = {"asked_db": decibels(1.0, bound), "images": float(config.batch)}
         facts |= {"operators": float(left)}
-        facts |= {"signal_db": decibels(1.0, share)} if share else {}
+        facts |= {"signal_db": decibels(1.0, share)} if _has_ratio(share) else {}
         log.info("quant.auto: %d of %d operators in 8 bits, %s", left, len(worst), _text(share))
-    return AutoChoice(kept, facts, {name: decibels(1.0, alone[name]) for name in worst})
+    ratios = {name: decibels(1.0, alone[name]) for name in worst if _has_ratio(alone[name])}
+    return AutoChoice(kept, facts, ratios)
 
 
 def _first(reasons: Mapping[str, str], count: int) -> dict[str, str]:
     return dict([*reasons.items()][:count])
 
 
+def _has_ratio(share: float) -> bool:
+    # Otherwise decibels() is one of its bounds, and no measurement.
+    return 0.0 < share < math.inf
+
+
 def _text(share: float) -> str:
-    # The ratio of decibels() without any noise is a bound, and no measurement.
-    return f"{decibels(1.0, share):.1f} dB" if share else "no noise"
+    if _has_ratio(share):
+        return f"{decibels(1.0, share):.1f} dB"
+    return "an output that is not finite" if share else "no noise"
 
 
 def enough_kept(
@@ -200,10 +209,10 @@ def _round(
     context: Context, rounding: Rounding, outputs: list[Tensor], name: str, value: Any
 ) -> None:
     """Rounds a value in place, as its readers then read it, and collects the output's parts."""
-    if name in rounding.rows:
-        value.copy_(fake_quantized_rows(value))
     if name in rounding.values:
         value.copy_(fake_quantized(value, rounding.values[name]))
+    if name in rounding.rows:  # of what is real numbers again
+        value.copy_(fake_quantized_rows(value))
     if name == context.plan.graph.output:
         own = own_part(context, name, value)
         outputs += [] if own is None else [own[0].double().cpu()]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 from hires.core.registry import Registry
 from hires.core.store import file_names, provenance
 from hires.core.store.attempts import job_name, next_attempt
@@ -35,8 +35,6 @@ from hires.launcher.status.run_state import RunState
 
 Job = dict[str, Any]
 """The job of an attempt, as its ``job.json`` holds it."""
-CANCELLED = 130
-"""Exit code of a run that was stopped by Ctrl-C or SIGTERM, as shells have it."""
 PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
 
 OnLine = Callable[[dict[str, Any]], None]
@@ -64,7 +62,7 @@ class Outcome:
         """What the command that launched should exit with."""
         if self.reason in END_REASONS:
             return END_REASONS[self.reason].exit_code
-        return {"done": 0, "cancelled": CANCELLED}.get(self.state, RunError.exit_code)
+        return {"done": 0, "cancelled": INTERRUPTED}.get(self.state, RunError.exit_code)
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,7 @@ def _avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
     divisors = pool_divisors(w, args, x.new_empty(0, dtype=torch.float32))
     shape = (count, channels, rows, cols)
     made = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-    images, some = _block(count, rows, channels * max(width * step[0], cols))
+    images, some = _block(x, rows, channels * max(width * step[0], cols))
     for first, row in itertools.product(range(0, count, images), range(0, rows, some)):
         end = min(row + some, rows)
         # Rows of x that these rows of the result read, some of them beyond its edges.
@@ -304,12 +304,13 @@ def _avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
     return made
 
 
-def _block(count: int, rows: int, row: int) -> tuple[int, int]:
-    """Returns how many images, and rows of each, are computed at once: what caches hold.
+def _block(x: Tensor, rows: int, row: int) -> tuple[int, int]:
+    """Returns how many images, and rows of each, are computed at once: what a CPU's caches hold.
 
     ``row`` is the numbers of a row. Nine passes over a large map in memory take most of the time.
     """
-    if count * rows * row <= WHOLE or torch.compiler.is_compiling():
+    count = x.shape[0]
+    if not x.is_cpu or count * rows * row <= WHOLE or torch.compiler.is_compiling():
         return count, rows
     return max(1, BLOCK // (rows * row)), min(rows, max(1, BLOCK // row))
 

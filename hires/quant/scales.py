@@ -85,7 +85,8 @@ class Scales:
     on its first ``images``: the signal of its output over the noise (``signal_db``, absent if there
     is no noise), and how many ``operators`` it has in 8 bits; or nothing."""
     alone: Mapping[str, float] = field(default_factory=dict)
-    """The same signal if one node alone is in 8 bits, of each that ``quant.auto`` measured."""
+    """The same signal if one node alone is in 8 bits, of each that ``quant.auto`` measured; not of
+    those that add no noise, or after which the output is not finite."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Which images they were calibrated on, and what the weights came from
     (:mod:`hires.quant.origin`); empty: a file of an older hires."""
@@ -121,11 +122,12 @@ class Scales:
 
     @property
     def mark(self) -> str:
-        """16 digits of all but the file beside them, which holds them so that both belong together.
+        """16 digits of the scales without ``weights`` and ``origin``, in whatever order.
 
-        The order of the names makes no difference.
+        The safetensors file stores them, so that a mismatched pair is detected. Its own bytes, and
+        with them the names of runs, do not depend on where images and weights lay.
         """
-        facts = json.loads(self.text())
+        facts = json.loads(replace(self, origin={}).text())
         del facts["weights"]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

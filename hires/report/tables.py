@@ -109,20 +109,21 @@ def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
 def _with_agreement(table: Table, runs: Sequence[Run]) -> Table:
     """Returns the accuracy of runs with how they are quantised and agree with the most exact one.
 
-    Of a run with several attempts, it stands beside the one that a report shows.
+    Of a run with several attempts, the agreement stands beside the one that a report shows.
     """
     keys_of = [column.key for column in table.columns]
     shown = {run.name: run.shown.number for run in runs}
-    found = {
+    evaluated = {
         row["run"].rpartition("-")[2]: (shown[row["run"]], row) for row in evaluation_rows(runs)
     }
-    more = with_reference([QUANT, *AGREEMENT], (row["reference"] for _, row in found.values()))
+    more = with_reference([QUANT, *AGREEMENT], (row["reference"] for _, row in evaluated.values()))
     rows = []
     for cells in table.rows:
         own = dict(zip(keys_of, cells, strict=True))
-        attempt, row = found.get(str(own[RUN.key]), (None, {}))
-        counts = own.get(ATTEMPT.key, attempt) == attempt
-        rows.append([*cells, *(row.get(column.key) if counts else None for column in more)])
+        attempt, row = evaluated.get(str(own[RUN.key]), (None, {}))
+        if own.get(ATTEMPT.key, attempt) != attempt:
+            row = {QUANT.key: row.get(QUANT.key)}
+        rows.append([*cells, *(row.get(column.key) for column in more)])
     optional = (*table.optional, *keys(more))
     return replace(table, columns=[*table.columns, *more], rows=rows, optional=optional)
 

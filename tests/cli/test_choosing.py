@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from hires.cli.choosing import LayoutSearch, explicit, given_keys
+from hires.cli.choosing import LayoutSearch, explicit, given_keys, given_values
 from hires.core.errors import ConfigError
 from hires.core.store.choice_file import read_choice
 from hires.plan.memory import RankMemory
@@ -120,7 +120,11 @@ def test_layout_beside_auto_is_refused():
     ]
 
 
-@pytest.mark.sampled(2)
+WRONG_METRIC = "validate.every=1", "validate.metric=psnr", "data=digits"
+"""Of evaluations of classes, which a search plans, too."""
+
+
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -135,6 +139,16 @@ def test_layout_beside_auto_is_refused():
         (["parallel=auto", "parallel.objective=speed"], 2, "choose one of images_per_s"),
         (["--choose", "ranks=2", "cluster.name=ours"], 2, "has no numbers to predict step times"),
         (["--choose", "ranks=2", "cluster.tflop_per_s={fp33:1}"], 2, "fp33"),
+        (
+            ["--choose", "ranks=128", "batch=128"],
+            3,
+            "use ranks=64, or allow them",
+        ),
+        (["--choose", "ranks=2", "launcher=slurm", "--nodes", "4"], 3, "launcher.nodes=4 is more"),
+        (["--choose", "launcher=slurm"], 2, "ranks is unset, and nothing says what a node of"),
+        (["--choose", "--largest", "ranks=2"], 2, "--largest looks for a size"),
+        (["--largest", "ranks=2", "parallel.objective=memory"], 2, "leave it out"),
+        (["--choose", "ranks=2", *WRONG_METRIC], 3, "can run: validate.metric=psnr is no number"),
     ],
 )
 def test_wrong_input_is_answered_with_the_value_and_the_remedy(hires, words, code, text):
@@ -196,6 +210,16 @@ def test_largest_image_is_found_by_bisection(hires, of_any_size, refuses, side):
     text = hires("plan", "--largest", *words)
     assert text.out.startswith(f"Largest image that fits 1 rank: {side}x{side}")
     assert f"image=[{side},{side}]" in text.out.splitlines()[-1]
+
+
+def test_size_that_is_refused_at_first_is_no_end(hires, of_any_size):
+    """224 and its halves are no multiples of 64, and neither was any size that was tried."""
+    of_any_size.refuses = True
+    words = (*SMALL, *SIZED, "image=224")
+    answer = hires("plan", "--largest", *words)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("Largest image that fits 1 rank: 960x960\nlarger ones that were")
+    assert "halves its maps six times" in answer.out
 
 
 def test_auto_runs_the_largest_image_with_its_keys(hires, of_any_size, tmp_path):
@@ -263,6 +287,26 @@ def test_repeated_search_in_8_bits_is_that_of_before(hires, monkeypatch):
     assert first.code == 0, first.err
     assert not json.loads(first.out)["kept"]
     assert json.loads(again.out)["kept"]
+
+
+def test_other_scales_are_another_search(hires, monkeypatch):
+    """Their file may have been made again, under the same name."""
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    words = (*SMALL, "ranks=1", "seed=80", "task=infer", "precision=int8")
+    kept = []
+    for digest in ("a", "b", "b"):
+        scales = SimpleNamespace(digest=digest)
+        monkeypatch.setattr("hires.cli.choosing.scales_of", lambda _, found=scales: found)
+        kept.append(json.loads(hires("plan", "--choose", *words, "--json").out)["kept"])
+    assert kept == [False, False, True]
+
+
+def test_values_of_a_users_own_files_stay():
+    config = config_of()
+    assert given_values(config, []).values == {}
+    shard = dataclasses.replace(config.optimizer, shard=True)
+    own = dataclasses.replace(config, optimizer=shard)
+    assert given_values(own, []).values == {"optimizer.shard": True}
 
 
 def test_repeated_search_is_that_of_before(hires, monkeypatch):

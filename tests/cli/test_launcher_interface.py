@@ -13,12 +13,11 @@ import pytest
 
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
+from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store import launch_file
 from hires.core.store.rundir import RunDir
 from hires.launcher import interface
 from hires.launcher.interface import (
-    CANCELLED,
     ENDED,
     LAUNCHERS,
     RUNNING,
@@ -100,7 +99,7 @@ def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
     cancelled = hires("cancel", "toys")
     assert f"job {job} was cancelled" in cancelled.out
     # before or after its handler
-    assert _PROCESSES[job].wait(PATIENCE_S) in (CANCELLED, -signal.SIGTERM)
+    assert _PROCESSES[job].wait(PATIENCE_S) in (INTERRUPTED, -signal.SIGTERM)
     assert "cancelled" in hires("status", "toys").out
 
 

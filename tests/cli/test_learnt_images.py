@@ -29,7 +29,7 @@ def run_of(folder, data, **keys):
     return str(rundir.create(config, {}, ["hires", "run"]).path)
 
 
-def found(weights, data, task="evaluate", **keys):
+def findings_of(weights, data, task="evaluate", **keys):
     values = {"image": 16, "batch": 4, "model": NET, "data": data, "task": {"name": task}, **keys}
     seen = {}
     return learnt_images(with_classes(from_dict({**values, "weights": weights}), seen), seen)
@@ -42,29 +42,29 @@ def run(tmp_path):
 
 def test_images_of_the_training_are_counted(run):
     # All 1797 digits were evaluated without a word, 1618 of which the training learns from.
-    [finding] = found(f"{run}/best", DIGITS)
+    [finding] = findings_of(f"{run}/best", DIGITS)
     assert (finding.severity, finding.key) == ("warning", "data.split")
     assert "trains with 1618 of the 1797 images that this evaluates" in finding.text
     assert "data.split=train of its run" in finding.text
     assert finding.text.endswith("use data.split=validation")
-    [finding] = found(run, DIGITS, "predict")
+    [finding] = findings_of(run, DIGITS, "predict")
     assert finding.severity == "note"
-    [finding] = found(run, {**DIGITS, "split": "train"})
+    [finding] = findings_of(run, {**DIGITS, "split": "train"})
     assert (finding.severity, "1618 of the 1618" in finding.text) == ("note", True)
 
 
 def test_other_images_are_no_finding(run, tmp_path):
-    assert found(run, {**DIGITS, "split": "validation"}) == []
-    assert found(run, {"name": "textures", "length": 40}) == []
-    assert found(run, DIGITS, "infer") == []
-    assert found("net.safetensors", DIGITS) == []
+    assert findings_of(run, {**DIGITS, "split": "validation"}) == []
+    assert findings_of(run, {"name": "textures", "length": 40}) == []
+    assert findings_of(run, DIGITS, "infer") == []
+    assert findings_of("net.safetensors", DIGITS) == []
     made = run_of(tmp_path, {"name": "textures", "length": 40})
-    assert found(made, {"name": "textures", "length": 40}, seed=1) == []
-    assert "40 of the 40" in found(made, {"name": "textures", "length": 40})[0].text
+    assert findings_of(made, {"name": "textures", "length": 40}, seed=1) == []
+    assert "40 of the 40" in findings_of(made, {"name": "textures", "length": 40})[0].text
 
 
 def test_data_that_is_divided_in_another_way_shares_some_images(run):
-    [finding] = found(run, {**DIGITS, "split": "validation", "split_seed": 1})
+    [finding] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
     count = int(finding.text.partition("trains with ")[2].split()[0])
     assert 0 < count < 179
     assert "use the data.split_file, data.validation" in finding.text
@@ -72,7 +72,7 @@ def test_data_that_is_divided_in_another_way_shares_some_images(run):
 
 def test_training_of_all_images_leaves_none_to_evaluate(tmp_path):
     run = run_of(tmp_path, DIGITS)
-    [finding] = found(run, {**DIGITS, "split": "validation"})
+    [finding] = findings_of(run, {**DIGITS, "split": "validation"})
     assert "179 of the 179" in finding.text
     assert "train with data.split=train (validate.every sets it)" in finding.text
 
@@ -86,8 +86,8 @@ def test_folder_of_its_own_parts_is_divided_by_them(tmp_path, monkeypatch):
     run = run_of(tmp_path, data)
     monkeypatch.chdir(tmp_path)
     held = {**data, "path": "images", "split": "validation", "split_seed": 3}
-    assert found(run, held) == []  # both parts have a file of every name
-    assert "3 of the 3" in found(run, {**held, "split": "train"})[0].text
+    assert findings_of(run, held) == []  # both parts have a file of every name
+    assert "3 of the 3" in findings_of(run, {**held, "split": "train"})[0].text
 
 
 SCALES = Scales("0" * 16, "entropy", 64, {"input": Affine(0.1, 128)}, {"input": (-12.8, 12.7)})
@@ -107,27 +107,27 @@ def test_quantised_weights_remember_their_training(run, tmp_path):
     whole = dataclasses.replace(SCALES, weights="1" * 16)
     int8 = int8_of(tmp_path / "n8.json", {**DIGITS, "split": "train"}, run, whole)
     shutil.rmtree(run)
-    training, calibration = found(str(file), DIGITS, **int8)
+    training, calibration = findings_of(str(file), DIGITS, **int8)
     assert training.severity == "warning"
-    assert f"the run of {run}/best, which weights={file} quantises, trains" in training.text
+    assert f"weights={file} was quantised from {run}/best, whose run trains" in training.text
     assert "1618 of the 1797 images" in training.text
     assert "calibrated on 64 of the 1797 images" in calibration.text
-    training, calibration = found(str(file), {**DIGITS, "split": "train"}, **int8)
+    training, calibration = findings_of(str(file), {**DIGITS, "split": "train"}, **int8)
     assert (training.severity, calibration.severity) == ("note", "note")
-    assert found(str(file), {**DIGITS, "split": "validation"}, **int8) == []
+    assert findings_of(str(file), {**DIGITS, "split": "validation"}, **int8) == []
 
 
 def test_calibrated_images_are_counted_in_their_order(tmp_path):
     place = tmp_path / "n8.json"
     int8 = int8_of(place, DIGITS) | {"quant": {"scales": str(place)}}
     held = {**DIGITS, "split": "validation"}
-    [finding] = found(None, held, **int8)
+    [finding] = findings_of(None, held, **int8)
     assert (finding.severity, finding.key) == ("note", "data.split")
     names = {name_of(held, i) for i in range(179)}
     first = {name_of(DIGITS, i) for i in step_indices(0, 64, 1797, 0, shuffle=True)}
     assert 0 < len(names & first) < 20
     assert f"calibrated on {len(names & first)} of the 179 images" in finding.text
-    assert found(None, {"name": "textures", "length": 40}, **int8) == []
+    assert findings_of(None, {"name": "textures", "length": 40}, **int8) == []
 
 
 def name_of(data, number):
@@ -138,10 +138,10 @@ def test_other_size_than_that_of_the_calibration_is_a_note(tmp_path):
     place = tmp_path / "n8.json"
     int8 = int8_of(place, {**DIGITS, "split": "train"}, image=24)
     int8 |= {"quant": {"scales": str(place)}}
-    [finding] = found(None, {**DIGITS, "split": "validation"}, **int8)
+    [finding] = findings_of(None, {**DIGITS, "split": "validation"}, **int8)
     assert (finding.severity, finding.key) == ("note", "image")
     assert "at 24x24 pixels, and this evaluates images of 16x16" in finding.text
-    assert found(None, {**DIGITS, "split": "validation"}, "infer", **int8) == []
+    assert findings_of(None, {**DIGITS, "split": "validation"}, "infer", **int8) == []
 
 
 HOSTILE = [
@@ -167,7 +167,7 @@ def test_wrong_facts_of_a_calibration_are_left_out(tmp_path, origin):
     scales = dataclasses.replace(SCALES, weights="1" * 16, images=2**60, origin=origin)
     write_scales(tmp_path / "n8.json", scales)
     int8 = {"precision": {"name": "int8"}}
-    for finding in found(str(file), {**DIGITS, "split": "validation"}, **int8):
+    for finding in findings_of(str(file), {**DIGITS, "split": "validation"}, **int8):
         assert finding.text.isprintable()
 
 

@@ -142,10 +142,10 @@ def test_repeated_search_of_a_users_network_builds_it_no_more(inputs, hires, tmp
     network = ("model=custom", "model.target=net:Net", "image=16", "batch=2", "data.classes=2")
     words = ("plan", "--choose", *network, "ranks=2", "--json")
     first = json.loads(hires(*words).out)
-    started = []
-    monkeypatch.setattr(TorchProcess, "_start", lambda self: started.append(1) or 1 / 0)
+    asked = []
+    monkeypatch.setattr(TorchProcess, "_ask", lambda self, *of: asked.append(of) or 1 / 0)
     again = json.loads(hires(*words).out)
-    assert (first["kept"], again["kept"], started) == (False, True, [])
+    assert (first["kept"], again["kept"], asked) == (False, True, [])
     assert again["options"] == first["options"]
     write(tmp_path, "widths.json", "5")
     with pytest.raises(ZeroDivisionError):

@@ -42,6 +42,9 @@ def test_there_are_commands_on_most_pages():
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("hires ")])
 def test_hires_command_is_accepted(hires, command):
     _, verb, *rest = shlex.split(command, comments=True)
+    if verb == "quantize":  # else it is refused, which --cfg does not show
+        images = ("data=", "quant.data.name=", "quant.calibration=noise")
+        assert any(word.startswith(images) for word in rest)
     if verb in ("run", "plan", "verify", "sweep", "quantize"):
         answer = hires(verb, *rest, "--cfg", "job")
     elif rest[:1] == ["--calibrate"]:  # a network, which takes minutes to measure

@@ -251,6 +251,7 @@ NAMES_DEVICES = {
     "comm/transport.py": "names the devices that a library of MPI reaches",
     "comm/operations.py": "looks up in the least time what reaches a tensor of the host",
     "comm/process_group.py": "names to torch the devices of its messages",
+    "parallel/quantized_kernels.py": "pools in blocks that the caches of a CPU hold",
     "parallel/wide_convolution.py": "works around faults of oneDNN, behind one predicate",
     "nets/program_calls.py": "reads autocast blocks of traced networks",
 }

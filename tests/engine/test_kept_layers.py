@@ -12,7 +12,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.store import file_names, rundir
 from hires.data.source import open_data, step_indices
 from hires.engine.build import whole_model
-from hires.engine.kept_layers import enough_kept
+from hires.engine.kept_layers import _text, enough_kept
 from hires.engine.verify_int8 import quantised_step
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales
@@ -48,7 +48,7 @@ LAYOUTS = {
 
 def chosen(folder, auto, layouts, keep=()):
     """Returns config and scales of calibrations that choose layers, by name."""
-    quant, worlds, found = {"images": 4, "observer": "min_max", "auto": auto}, {}, {}
+    quant, worlds, calibrated = {"images": 4, "observer": "min_max", "auto": auto}, {}, {}
     for name, keys in layouts.items():
         config = config_of(**{**KEYS, **keys}, quant={**quant, "keep": [*keep]})
         plan = plan_of(config)
@@ -56,19 +56,19 @@ def chosen(folder, auto, layouts, keep=()):
         config = dataclasses.replace(config, results=str(folder / name))
         path = rundir.create(config, plan.to_dict(), ["hires", "run"]).path
         worlds.setdefault(plan.world, []).append(str(path))
-        found[name] = config, path / "a0" / file_names.SCALES
+        calibrated[name] = config, path / "a0" / file_names.SCALES
     for world, paths in worlds.items():
         run_ranks(run_folders, world, paths)
-    return found
+    return calibrated
 
 
 @pytest.mark.slow
 @pytest.mark.dist
 def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
     """Layers that were rounded one by one kept the bound, and the network did not."""
-    found = {}
+    calibrated = {}
     for name, (config, place) in chosen(tmp_path, "40dB", LAYOUTS).items():
-        scales = found[name] = read_scales(place)
+        scales = calibrated[name] = read_scales(place)
         asked, images, operators, signal = scales.auto.values()
         assert operators > 0
         assert (asked, images) == (40, 4)
@@ -89,10 +89,10 @@ def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
         made = torch.cat([t for n, t in made.items() if n.startswith("output/")]).double()
         noise = float((made - exact).square().sum() / exact.square().sum())
         assert signal == pytest.approx(-10 * math.log10(noise), abs=0.01), name
-    few = found["single"].kept
+    few = calibrated["single"].kept
     assert len(few) > 0
-    assert found["tiles"].kept == found["stages and microbatches"].kept == few
-    assert found["gathered"].kept == found["gathered, alone"].kept
+    assert calibrated["tiles"].kept == calibrated["stages and microbatches"].kept == few
+    assert calibrated["gathered"].kept == calibrated["gathered, alone"].kept
 
 
 @pytest.mark.dist
@@ -157,3 +157,11 @@ def test_more_are_kept_until_the_network_keeps_the_bound():
 
 def test_a_network_that_cannot_be_measured_ends_the_search():
     assert search([None] * 6, first=3) == ([3], (3, None))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.01, "20.0 dB"), (0.0, "no noise"), (math.inf, "an output that is not finite")],
+)
+def test_what_has_no_ratio_is_no_measurement(share, text):
+    assert _text(share) == text

@@ -211,6 +211,14 @@ def test_average_pool_is_the_rounded_one_of_real_numbers(
     assert (made - expected.clamp(0, 255)).abs().max() <= 0.5 + 1e-4
 
 
+def test_average_pool_is_in_blocks_of_caches_on_a_cpu_alone():
+    large = 4 * quantized_kernels.WHOLE
+    x, rows = torch.empty(4, 1, dtype=torch.uint8), 256
+    images, some = quantized_kernels._block(x, rows, large // (4 * rows))
+    assert images * some < 4 * rows
+    assert quantized_kernels._block(x.to("meta"), rows, large // (4 * rows)) == (4, rows)
+
+
 def test_nodes_that_are_kept_stay_in_float():
     net = small_quantised("mobile")
     [name] = [n.name for n in net.graph.nodes if n.kind == "q_linear"]

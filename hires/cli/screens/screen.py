@@ -15,7 +15,7 @@ from hires.cli.screens.show_training import confusion_table, training_lines
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
-from hires.core.store.file_names import SCALES, StrPath
+from hires.core.store.file_names import SCALES, StrPath, attempt_dir
 from hires.core.store.reading import Note, printable, text
 from hires.report.columns import Column
 from hires.report.read.plain_values import count, dig, value_text
@@ -91,8 +91,8 @@ def _predicted(record: dict[str, Any], run: Path) -> str:
 
 def _scales_of(record: dict[str, Any], run: Path) -> Path | None:
     attempt = count(record.get("attempt"))
-    path = run / f"a{attempt}" / SCALES
-    return path if path.is_file() else None
+    path = None if attempt is None else attempt_dir(run, attempt) / SCALES
+    return path if path is not None and path.is_file() else None
 
 
 def print_table(

@@ -40,6 +40,8 @@ def choice_lines(choice: Choice) -> list[str]:
     text += [f"{name}: {MEANING[name]}" for name in named]
     text += [*_others(choice), f"step times: {choice.source}"]
     first, config = choice.best.overrides, choice.best.config
+    if config.launcher.has_jobs:  # `hires plan --nodes` has set them, perhaps
+        first = f"launcher.nodes={config.launcher.nodes} {first}"
     if choice.objective == OBJECTIVES[2]:
         first = f"image=[{config.height},{config.width}] {first}"
     text += [f"to run the first: hires run parallel=auto ..., or with its keys: {first}"]

@@ -17,7 +17,7 @@ from hires.cli.screens.screen import plural
 from hires.cli.start_run import submit
 from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
 from hires.cli.sweep.sweep_results import print_results
-from hires.core.errors import PREEMPTED, ConfigError, PlanError, RunError
+from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, PlanError, RunError
 from hires.core.ranks.gpus import visible_gpus
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.choice_file import write_choice
@@ -25,7 +25,7 @@ from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.core.units import parse_size
 from hires.launcher.attempt_queue import LocalQueue
-from hires.launcher.interface import CANCELLED, FrozenRun, Share, SubmitOptions, launcher_of
+from hires.launcher.interface import FrozenRun, Share, SubmitOptions, launcher_of
 from hires.launcher.local.local_gpus import LocalGpus
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
@@ -244,7 +244,7 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
         pending = f"{plural(len(queue.waiting), 'attempt')} {verb} pending ({queue.stopped})"
         print(f"{pending}; run the same command again to resume", file=sys.stderr)
     if queue.interrupts.count:
-        return CANCELLED
+        return INTERRUPTED
     if states["saved"] or (queue.interrupts.requests and queue.waiting):
         return PREEMPTED
     return RunError.exit_code if bad else 0

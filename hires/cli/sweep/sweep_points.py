@@ -24,7 +24,7 @@ from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError
+from hires.core.errors import ConfigError, HiresError, StoppedError
 from hires.core.screen_table import screen_lines
 from hires.core.store.frozen import RunInputs
 from hires.core.store.rundir import done_attempts, run_path
@@ -231,6 +231,8 @@ def plan_all(
                     point.notes = [*point.notes, *begun[1]]
                     point.planned = planner.packed(point.config)
                     point.reason = point.planned.refusal
+            except StoppedError:  # Ctrl-C in a calibration ends the sweep, not the point
+                raise
             except HiresError as error:
                 point.reason = str(error)
         if not point.reason and point.path in runs:

@@ -25,6 +25,7 @@ from hires.core.units import parse_size
 from hires.launcher.interface import launcher_of
 from hires.plan.memory import rooms_of
 from hires.plan.proof.prove import judged
+from hires.plan.search.choose import MEMORY
 
 PARSER = Parser(
     "plan",
@@ -48,7 +49,7 @@ PARSER = Parser(
 def main(args: Namespace) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
     with Planner() as planner:
-        if args.choose or args.largest:
+        if (args.choose or args.largest) and not args.cfg:
             planner.expect_questions()
         return _answer(args, planner)
 
@@ -118,6 +119,13 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
     """Prints the layouts of a number of ranks, or the largest image that fits them."""
     if args.prove:
         raise ConfigError("--prove shows the proof of one layout; leave --choose and --largest out")
+    if args.choose and args.largest:
+        raise ConfigError("--choose lists the layouts of one size, and --largest looks for a size")
+    if args.largest and config.parallel.objective == MEMORY:
+        raise ConfigError(
+            f"parallel.objective={MEMORY} ranks the layouts of one size, and --largest looks for a "
+            f"size; leave it out"
+        )
     if config.parallel.objective == IMAGE and not args.largest:
         raise ConfigError(
             f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "
@@ -135,6 +143,9 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
         return 0
     if args.largest:
         where = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
-        print(f"Largest image that fits {where}: {config.height}x{config.width}\n")
+        print(f"Largest image that fits {where}: {config.height}x{config.width}")
+        if choice.refused:
+            print(f"larger ones that were tried are refused: {choice.refused}")
+        print()
     print("\n".join(choice_lines(choice)))
     return 0

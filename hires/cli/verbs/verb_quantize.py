@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.calibration import (
-    auto_lines,
     calibrate,
     calibration_of,
     found_scales,
@@ -26,6 +25,7 @@ from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural, print_config, print_table
+from hires.cli.screens.show_scales import auto_lines
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.quant_config import DYNAMIC, QuantConfig
 from hires.core.config.run_config import RunConfig
@@ -37,7 +37,8 @@ from hires.core.units import size
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.int8_roundings import int8_operators
+from hires.plan.passes.int8_roundings import Roundings, int8_operators
+from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.scales import (
     SUFFIX,
     Scales,
@@ -58,7 +59,7 @@ PARSER = Parser(
     (
         "hires quantize weights=results/default/RUN data=folder data.path=train out=n8.safetensors",
         "hires quantize weights=net.pt data=digits data.split=train out=n8.safetensors",
-        "hires quantize weights=net.pt parallel=sp quant.observer=percentile out=n8.safetensors",
+        "hires quantize weights=net.pt data=digits quant.observer=percentile out=p8.safetensors",
         "hires quantize weights=net.pt data=digits quant.weights=int4 out=n4.safetensors",
         "hires quantize weights=vit.pt data=digits quant.linear=dynamic out=v8.safetensors",
         "hires quantize quant.calibration=noise out=fast.safetensors        to measure speed only",
@@ -99,12 +100,13 @@ def main(args: Namespace) -> int:
             print(f"reusing an earlier calibration: {place} (--again repeats it)", file=sys.stderr)
         scales = read_scales(place)
         scales = dataclasses.replace(scales, origin=origin_of(own))
-        scales, facts = _write(config, place, scales, out, planner)
+        graph = planner.graph(own)
+        scales, facts = _write(config, place, scales, out, planner, graph)
     if args.json:
         print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))
     else:
         _print(out, scales, facts)
-    for line in [*observer_lines(scales), *auto_lines(config, scales)]:
+    for line in [*observer_lines(config, scales, graph), *auto_lines(config, scales)]:
         print(line, file=sys.stderr if args.json or line.startswith("warning") else sys.stdout)
     return 0
 
@@ -136,18 +138,25 @@ def _refuse_quantised(config: RunConfig) -> None:
 
 
 def _write(
-    config: RunConfig, place: Path, scales: Scales, out: Path, planner: Planner
+    config: RunConfig, place: Path, scales: Scales, out: Path, planner: Planner, calibrated: Graph
 ) -> tuple[Scales, dict[str, Any]]:
     """Writes the weights and the scales that belong to them; returns the scales and facts of both.
 
-    Both are on the disk under hidden names before either replaces an earlier one.
+    Both are on the disk under hidden names before either replaces an earlier one. ``calibrated`` is
+    the network whose values have the scales: the one that is written computes equal ones once.
     """
     single = quantised_config(config, place)
     plan = planner.plan(single, memory=False)
     require_feasible(plan)
     file = out.with_suffix(SAFETENSORS[0])
-    kept = {n: why for n, why in plan.graph.kept.items() if why.startswith("quant.")}
+    named = kept_by_name(calibrated, config)
     of, linear = config.quant.weights, config.quant.linear
+    in_int8 = (
+        Roundings(calibrated, scales.values, named, of, linear).in_int8(scales.kept)
+        if scales.alone
+        else {}
+    )
+    kept = {**scales.kept, **named}
     scales = dataclasses.replace(scales, kept=kept, weight_type=of, linear=linear)
     hidden = [one.with_name(f".{out.stem}.{os.getpid()}{one.suffix}") for one in (file, out)]
     try:
@@ -180,9 +189,9 @@ def _write(
         "auto": dict(scales.auto),
         "alone": [
             {
-                "operator": _described(plan.graph, name),
+                "operator": _described(calibrated, name),
                 "db": scales.alone[name],
-                "in": INT8 if name in operators else "float",
+                "in": INT8 if name in in_int8 else "float",
             }
             for name in sorted(scales.alone, key=scales.alone.__getitem__)
         ],

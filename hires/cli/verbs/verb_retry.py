@@ -18,12 +18,12 @@ from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count
 from hires.cli.verbs.verb_status import repeats as lacking
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 from hires.core.registry import offer
 from hires.core.store import attempts, campaign, frozen, records, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.naming import COSMETIC, plain
-from hires.launcher.interface import CANCELLED, FrozenRun, SubmitOptions, launcher_of
+from hires.launcher.interface import FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
@@ -184,6 +184,6 @@ def _run_here(runs: Sequence[FrozenRun], states: States, seen: Seen) -> int:
         explain(outcome, run)
         print(f"{run.name}: {outcome.state}")
         code = code or outcome.exit_code
-        if outcome.exit_code == CANCELLED:
-            return CANCELLED
+        if outcome.exit_code == INTERRUPTED:
+            return INTERRUPTED
     return code

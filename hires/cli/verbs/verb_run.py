@@ -19,6 +19,7 @@ from hires.cli.main import MULTIRUN
 from hires.cli.options import AFTER, CONTINUE, JSON, Parser, composing, flag
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import print_config, print_record
+from hires.cli.screens.show_scales import auto_lines_of
 from hires.cli.start_run import explain, wait_for
 from hires.core.store import campaign, rundir
 from hires.core.store.choice_file import write_choice
@@ -28,6 +29,7 @@ from hires.core.store.rundir import run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
+from hires.report.read.plain_values import count
 from hires.report.tables import write
 
 PARSER = Parser(
@@ -145,3 +147,5 @@ def _print(path: Path, as_json: bool) -> None:
         print(json.dumps(record, indent=2))
     elif record["state"] == "done":  # numbers of half a run would look like a result
         print_record(record, path)
+        for line in auto_lines_of(path, count(record.get("attempt")) or 0):
+            print(line)

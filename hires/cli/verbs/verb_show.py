@@ -13,6 +13,7 @@ from hires.cli.options import JSON, RUN, Parser, flag, option, run_folders
 from hires.cli.screens.screen import percent, print_record, print_table, shown
 from hires.cli.screens.show_messages import show_messages, write_messages
 from hires.cli.screens.show_plan import placement_lines
+from hires.cli.screens.show_scales import auto_lines_of
 from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
@@ -123,6 +124,8 @@ def _show(run: RunDir, as_json: bool) -> None:
         words = [f"{text(key)}={value_text(value)}" for key, value in options.items()]
         print(f"comm.options: {', '.join(words)}")
     print_record(record, run.path)
+    for line in auto_lines_of(run.path, count(record.get("attempt")) or 0):
+        print(line)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
     if len(repeats) > 1:
         print(

@@ -62,9 +62,11 @@ def main(args: Namespace) -> int:
         )
     folders = tempfile.TemporaryDirectory(prefix="hires-verify-")
     with folders as folder, spawn.warm(config.launcher.threads):
-        config = with_classes(dataclasses.replace(config, results=folder))
+        config = with_classes(config)
         with Planner() as planner:
+            # The layout is that of a run: runs in its results refine the step times.
             config, _ = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
+            config = dataclasses.replace(config, results=folder)
             config = with_scales(config, planner, args.overrides, args.argv)
             plan = planner.plan(config, memory=False)  # rank 0 holds the whole network besides
         require_feasible(plan)

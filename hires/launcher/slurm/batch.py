@@ -26,13 +26,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core import log
-from hires.core.errors import PREEMPTED, HiresError, RunError
+from hires.core.errors import INTERRUPTED, PREEMPTED, HiresError, RunError
 from hires.core.store import file_names, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import read_array
 from hires.core.store.files import cannot_write
 from hires.launcher.attempt_queue import AttemptQueue, Running
-from hires.launcher.interface import CANCELLED
 from hires.launcher.local.local_launcher import leave, say
 from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
@@ -100,7 +99,7 @@ def _run_single(run: JobRun) -> int:
         code = run.make_attempt(number)
         while code == 0 and run.is_open:
             if interrupts.count:
-                return CANCELLED
+                return INTERRUPTED
             if interrupts.requests:
                 say(f"job {run.job.name} is preempted, and queued again for the next attempt")
                 scheduler.ask("scontrol", "requeue", run.job.name)
@@ -126,7 +125,7 @@ def _run_packed(runs: Sequence[JobRun], job: Allocation, module: str) -> int:
             cause = f"job {job.name} was stopped by {queue.interrupts.name} before its turn"
             with contextlib.suppress(RunError):  # another job has it, and writes how it ends
                 leave(run.path, run.take_attempt(), "cancelled", cause)
-        return CANCELLED
+        return INTERRUPTED
     left = [run for run in whole if run not in queue.refused and run.is_open]
     left = [run for run in left if not run.is_cancelled]
     if left:

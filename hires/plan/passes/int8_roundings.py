@@ -39,8 +39,8 @@ NOTHING = Rounding(frozenset(), {}, frozenset())
 def int8_operators(graph: Graph) -> dict[str, Node]:
     """Returns what a quantised network computes with integers, by the operators' names.
 
-    A layer with a table behind it is one operator. Changes between integers and real numbers, and
-    what only moves numbers, are none.
+    A layer with a table behind it is one operator. Conversions between integers and real numbers,
+    and operators that only move data, are not counted.
     """
     made: dict[str, Node] = {}
     for node in graph.nodes:
@@ -53,7 +53,7 @@ def int8_operators(graph: Graph) -> dict[str, Node]:
 
 
 class Roundings:
-    """The int8 networks of some scales, as far as they are what they round.
+    """What the int8 network of given scales rounds, for any choice of nodes that stay in float.
 
     ``graph`` is the fused float network without conversions of a layout, ``named`` are the nodes
     that stay in float anyway. ConfigError: the scales are too far apart.
@@ -72,7 +72,7 @@ class Roundings:
         self._whole = self._quantised({})
         own = (node for node in graph.nodes if node.name in self._whole.computed)
         self.operators = [node for node in own if not self._whole.only_moves(node)]
-        """Nodes that may be computed with integers, but for those that follow their input."""
+        """Nodes that may be computed with integers, except those that only move data."""
 
     def keeping(self, kept: Mapping[str, str]) -> Rounding:
         """Returns what the network rounds that has these nodes in float, too."""
@@ -90,10 +90,9 @@ class Roundings:
         values = {name: numbers[name].affine for name in ends & numbers.keys()}
         return Rounding(self._layers([node]), values, rows)
 
-    def count(self, kept: Mapping[str, str]) -> int:
-        """Returns how many of the operators are computed with integers if these nodes are not."""
-        computed = self._quantised(kept).computed
-        return sum(node.name in computed for node in self.operators)
+    def in_int8(self, kept: Mapping[str, str]) -> frozenset[str]:
+        """Returns the operators that are computed with integers if these nodes are not."""
+        return frozenset(node.name for node in self.operators) & self._quantised(kept).computed
 
     def _quantised(self, kept: Mapping[str, str]) -> Quantiser:
         made = Quantiser(self.graph, self._values, {**self._named, **kept}, *self._ways)

@@ -21,24 +21,31 @@ def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
 
     Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
     """
-    most, ranks = config.launcher.offered_ranks, config.parallel.num_ranks
-    nodes = config.launcher.num_nodes
-    if nodes > ranks:
-        key = "launcher.nodes" if config.launcher.has_jobs else "launcher.hosts"
-        given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
-        return _error(key, f"{given} is more than the ranks of the layout; use at most {ranks}")
-    if ranks <= most:
-        return _cores(config)
+    ranks = config.parallel.num_ranks
+    if ranks <= config.launcher.offered_ranks:
+        return ranks_offered(config, ranks)
     fitting = Search(config).first_of_each(fewer_ranks(config, layers))
     remedy = (
         f"use {' or '.join(change.text for change in fitting)}"
         if fitting
         else "none of replicas, stages, tiles and local_dp is enough alone: lower two of them"
     )
+    return ranks_offered(config, ranks, remedy)
+
+
+def ranks_offered(config: RunConfig, ranks: int, remedy: str = "") -> list[Finding]:
+    """Returns the same for any layout of so many ranks; ``remedy`` is against too many of them."""
+    most, nodes = config.launcher.offered_ranks, config.launcher.num_nodes
+    if nodes > ranks:
+        key = "launcher.nodes" if config.launcher.has_jobs else "launcher.hosts"
+        given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
+        return _error(key, f"{given} is more than the ranks of the layout; use at most {ranks}")
+    if ranks <= most:
+        return _cores(config, ranks)
     return _error(
         "launcher.max_ranks",
         f"the layout has {ranks} ranks, but launcher={config.launcher.name} offers {most} on a "
-        f"machine; {remedy}, or allow them with launcher.max_ranks={ranks}",
+        f"machine; {remedy or f'use ranks={most}'}, or allow them with launcher.max_ranks={ranks}",
     )
 
 
@@ -111,11 +118,10 @@ def out_of_reach(config: RunConfig, room: Room, graph: Graph) -> str:
     return f"at least {size(every)}" if every > room.machine_bytes else ""
 
 
-def _cores(config: RunConfig) -> list[Finding]:
+def _cores(config: RunConfig, ranks: int) -> list[Finding]:
     cores, threads = config.cluster.cores, config.launcher.threads
     if not config.launcher.has_jobs or cores is None:
         return []
-    ranks = config.parallel.num_ranks
     most = max(spread(ranks, config.launcher.nodes))
     if most * threads <= cores:
         return []

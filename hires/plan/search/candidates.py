@@ -249,14 +249,16 @@ def _every_order(
 def variants(
     config: RunConfig, candidate: Candidate, given: GivenKeys = NOTHING_GIVEN
 ) -> Iterator[Candidate]:
-    """Yields what else a layout can do with its ranks: recompute, divide the optimiser."""
+    """Yields a layout, and what else it can do with its ranks: recompute, divide the optimiser."""
+    yield candidate
     training, shape = config.task.name == "train", candidate.shape
     kinds = ("none", "block", "stage") if training else ("none",)
     copies = shape.replicas > 1 or shape.directions > 1 or max(shape.ranks_of_stages) > 1
     shards = (False, True) if training and copies else (False,)
     for kind, shard in itertools.product(kinds, shards):
-        if given.allow({"memory.checkpoint": kind, "optimizer.shard": shard}):
-            yield dataclasses.replace(candidate, checkpoint=kind, shards_optimizer=shard)
+        one = dataclasses.replace(candidate, checkpoint=kind, shards_optimizer=shard)
+        if one != candidate and given.allow({"memory.checkpoint": kind, "optimizer.shard": shard}):
+            yield one
 
 
 def nearest_counts(

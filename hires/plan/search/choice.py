@@ -27,6 +27,11 @@ DECIDED = frozenset(
 class NoRoomError(PlanError):
     """There are layouts, and none fits the memory."""
 
+    def __init__(self, text: str, is_sure: bool = True) -> None:
+        super().__init__(text)
+        self.is_sure = is_sure
+        """Whether more time, or predictions that failed, would not change it."""
+
 
 @dataclass
 class Option:
@@ -133,6 +138,8 @@ class Choice:
     seconds: float = 0.0
     kept: bool = False
     """Whether it is that of an earlier search."""
+    refused: str = ""
+    """Why the network refuses a larger image, of a search for the largest; nothing: it does not."""
     least_bytes: float = 0.0
     """The least memory of the fullest rank among all layouts, by estimate."""
 

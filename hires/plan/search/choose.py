@@ -20,15 +20,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hires.core.config.parallel_config import OBJECTIVES
+from hires.core.config.parallel_config import OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.graph import Graph, Node
-from hires.plan.memory import room_of
+from hires.plan.memory import Room, rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
+from hires.plan.search.advice import fewer_on_a_node
 from hires.plan.search.candidates import (
     FUSED,
     NOTHING_GIVEN,
@@ -43,7 +44,13 @@ from hires.plan.search.choice import Choice, NoRoomError, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
 from hires.plan.search.layout_search import Budget
 from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
-from hires.plan.search.no_layout import limit_bytes, no_plan, none_of, nothing_fits
+from hires.plan.search.no_layout import (
+    MOST_REASONS,
+    limit_bytes,
+    no_plan,
+    none_of,
+    nothing_fits,
+)
 from hires.plan.search.trials import Trials, num_actions
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
@@ -105,9 +112,9 @@ class Chooser:
         estimates = self._estimated(estimator, choice, _between(now_s, end_s, ESTIMATING))
         if not estimates:
             raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.given))
-        room = room_of(self.config)
-        limit, planned = limit_bytes(room, ranks), list[PlannedOption]()
-        rehearsal = Rehearsal(planned, room, limit, self.rehearse, self._cost)
+        rooms = self._rooms(ranks)
+        limit, planned = limit_bytes(rooms[0], ranks), list[PlannedOption]()
+        rehearsal = Rehearsal(planned, rooms, limit, self.rehearse, self._cost)
         predicting = Budget(end_s, trials=10**6)
         bound, until_s = MARGIN * limit, _between(now_s, end_s, FITTING)
         for number in itertools.count(1):
@@ -119,7 +126,7 @@ class Chooser:
             self._plan_more(planned, fitting, bound, estimator, end_s, choice)
             predicting.deadline_s = end_s + self._trials.tracing_s
             correction = rehearsal.run(predicting, self.report)
-            if any(option.fits for option, _ in planned):
+            if rehearsal.is_vain or any(option.fits for option, _ in planned):
                 break
             bound, until_s = (
                 OUT_ABOVE * limit / correction,
@@ -135,10 +142,27 @@ class Chooser:
         if choice.reasons.total() > short.total() and not planned:
             raise PlanError(no_plan(choice, self._trials.remedies))
         if not choice.options:
-            raise NoRoomError(
-                nothing_fits(estimator, room, choice, self.given, rehearsal.correction)
-            )
+            raise self._none_fits(estimator, choice, rehearsal)
         return choice
+
+    def _none_fits(self, estimator: Estimator, choice: Choice, rehearsal: Rehearsal) -> PlanError:
+        """Returns the error of a search that has nothing to offer."""
+        failures = rehearsal.failures
+        if failures and not rehearsal.ratios:
+            every = "; ".join([*dict.fromkeys(failures)][:MOST_REASONS])
+            return PlanError(f"no layout of ranks={choice.ranks} can run: {every}")
+        is_sure = not (choice.ended_early or failures or rehearsal.is_over)
+        if rehearsal.beside:
+            config = rehearsal.planned[0][0].config
+            text = f"{rehearsal.beside}; {fewer_on_a_node(config)}"
+            return NoRoomError(f"no layout of ranks={choice.ranks} fits: {text}", is_sure)
+        facts = rehearsal.rooms[0], choice, self.given, rehearsal.correction
+        return NoRoomError(nothing_fits(estimator, *facts), is_sure)
+
+    def _rooms(self, ranks: int) -> list[Room]:
+        """Returns how much memory so many ranks may need; the layout itself is still open."""
+        parallel = ParallelConfig(replicas=ranks)
+        return rooms_of(dataclasses.replace(self.config, parallel=parallel))
 
     @cached_property
     def _trials(self) -> Trials:
@@ -185,7 +209,7 @@ class Chooser:
         """Returns the estimates of all layouts of so many ranks that the user's keys allow."""
         self.report("looking at the layouts ...")
         estimates: list[Estimated] = []
-        limit = limit_bytes(room_of(self.config), choice.ranks)
+        limit = limit_bytes(self._rooms(choice.ranks)[0], choice.ranks)
         every = [*shapes(self.config, choice.ranks, len(estimator.layers), self.given)]
         every.sort(key=lambda shape: self._promise(estimator, shape, limit))
         counts: dict[tuple[int, ...], int] = {}

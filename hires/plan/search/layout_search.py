@@ -47,9 +47,13 @@ class Change:
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Returns the changed config, or None if its values make no sense together."""
         try:
-            changed: RunConfig = _replaced(config, self.keys)
+            return self.applied(config)
         except ConfigError:
             return None
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """Returns the changed config; ConfigError: its values make no sense together."""
+        changed: RunConfig = _replaced(config, self.keys)
         return changed
 
 

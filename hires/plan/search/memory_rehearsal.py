@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import HiresError
+from hires.core.errors import ConfigError, LateError, PlanError
 from hires.plan.memory import Room, needed_bytes
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
@@ -26,6 +26,8 @@ OUT_ABOVE = 1.1
 """A corrected estimate so far above the limit needs no rehearsal."""
 OUT_ABOVE_LATER = 1.02
 """The same once two rehearsals have corrected it."""
+MOST_FAILURES = 3
+"""Layouts whose steps cannot run, after which no other is rehearsed."""
 NEAR_LIMIT = 0.9
 """A layout that needs so much of the limit is one that the memory decides."""
 
@@ -37,7 +39,8 @@ class Rehearsal:
     """The memory of the options of one search."""
 
     planned: Sequence[PlannedOption]
-    room: Room
+    rooms: Sequence[Room]
+    """The memory that the ranks share, and that of the machines beside their GPUs."""
     limit: float
     """Bytes of a rank."""
     rehearse: Callable[[RunConfig, Plan], list[dict[str, int]]]
@@ -49,25 +52,42 @@ class Rehearsal:
     """Seconds of a rehearsal for one node in one pass of a rank, the most so far."""
     estimates: dict[int, int] = field(default_factory=dict)
     """Bytes by which a layout was planned, by the identity of its option."""
+    failures: list[str] = field(default_factory=list)
+    """Why ranks cannot run the steps of layouts."""
+    beside: str = ""
+    """What is too much for the memory of the machines beside the GPUs."""
+    is_over: bool = False
+    """Whether no more memory is predicted, for lack of time: estimates decide then."""
 
     @property
     def correction(self) -> float:
         """By how much the estimates are too low."""
         return statistics.median(self.ratios) if self.ratios else 1.0
 
+    @property
+    def is_vain(self) -> bool:
+        """Whether ranks cannot run the step of any of several layouts, for one reason."""
+        alike = len({*self.failures}) == 1
+        return alike and len(self.failures) >= MOST_FAILURES and not self.ratios
+
     def run(self, budget: Budget, report: Callable[[str], None]) -> float:
         """Marks each option as one that fits or not, and returns the correction.
 
         More options may have been planned since an earlier call.
         At least one that fits is looked for, whatever the time; more only while there is time.
+        RunError: a prediction failed, and so would others.
         """
         for option, _ in self.planned:
             self.estimates.setdefault(id(option), option.peak_bytes)
         while True:
             self._correct()
+            if self.is_vain:
+                for option, _ in self.planned:
+                    option.fits, option.limit = False, self.failures[-1]
+                break
             ranked = sorted(self.planned, key=lambda pair: self.cost(pair[0]))
             fitting = [pair for pair in ranked if pair[0].fits]
-            if not fitting:
+            if not fitting or self.is_over:
                 break
             rehearsed = sum(option.rehearsed for option, _ in fitting)
             if fitting[0][0].rehearsed:
@@ -81,7 +101,11 @@ class Rehearsal:
             option, plan = fitting[0]
             report(f"predicting the memory of {option.config.parallel.label} ...")
             began_s = time.monotonic()
-            self._rehearse(option, plan)
+            try:
+                self._rehearse(option, plan)
+            except LateError:
+                self.is_over = True
+                break
             pass_s = (time.monotonic() - began_s) / _num_passes(plan)
             self.s_per_pass = max(self.s_per_pass, pass_s)
         for option, _ in self.planned:
@@ -91,15 +115,19 @@ class Rehearsal:
         return self.correction
 
     def _rehearse(self, option: Option, plan: Plan) -> None:
-        option.rehearsed = True
         try:
             plan.memory = self.rehearse(option.config, plan)
-        except HiresError as error:
-            option.fits, option.limit = False, str(error)
+        except (ConfigError, PlanError) as error:
+            option.rehearsed, option.fits, option.limit = True, False, str(error)
+            self.failures.append(str(error))
             return
+        option.rehearsed = True
         option.peak_bytes = max(map(needed_bytes, plan.memory))
         self.ratios.append(option.peak_bytes / max(1.0, self.estimates[id(option)]))
-        option.fits = self.room.shortage(option.config, plan) is None
+        own, *beside = (room.shortage(option.config, plan) for room in self.rooms)
+        option.fits = own is None and not any(beside)
+        if own is None:
+            self.beside = next(filter(None, beside), self.beside)
 
     def _correct(self) -> None:
         sure = OUT_ABOVE if len(self.ratios) < 2 else OUT_ABOVE_LATER

@@ -25,8 +25,12 @@ MOST_TIMES = 16
 
 def limit_bytes(room: Room, ranks: int) -> float:
     """Returns the bytes that one of so many ranks may need by its own, its libraries left out."""
-    if room.rank_bytes is not None:
-        return room.rank_bytes
+    own = float("inf") if room.rank_bytes is None else room.rank_bytes
+    return min(own, _shared_bytes(room, ranks))
+
+
+def _shared_bytes(room: Room, ranks: int) -> float:
+    """Returns the share of one of so many ranks in the memory of a machine or GPU."""
     if room.machine_bytes is None:
         return float("inf")
     places = room.nodes * max(1, room.devices)
@@ -75,10 +79,11 @@ def nothing_fits(
             f"the memory has{where} {size(own_bytes)}; {remedy}"
         )
     rehearsed = [option.peak_bytes for option in choice.out if option.rehearsed]
-    least = max([choice.least_bytes * correction, *([limit] if not rehearsed else [])])
-    least = min([least, *rehearsed]) if rehearsed else least
+    estimated = choice.least_bytes * correction
+    # What was estimated to need less does not fit either, for all that is known.
+    least = max(limit, min([estimated, *rehearsed]))
     given_limit = f"memory.limit={config.memory.limit}"
-    if room.rank_bytes is None:
+    if room.rank_bytes is None or limit < room.rank_bytes:
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
     fewest, last, all_seen = _fewest_ranks(estimator, ranks, room, given, correction)
     more = f"up to ranks={last} none would do"
@@ -116,7 +121,8 @@ def _fewest_ranks(
         return False
 
     most, enough = min(config.launcher.offered_ranks, MOST_TIMES * ranks), None
-    first, last = (1, 0) if room.rank_bytes is None else (ranks + 1, ranks)
+    # Of a limit for each rank only more ranks need less.
+    first, last = (ranks + 1, ranks) if limit_bytes(room, ranks) == room.rank_bytes else (1, 0)
     if first > 1:  # twice as many are quickly found, fewer are looked for in the time that is left
         doubled = itertools.takewhile(lambda n: n <= most, (ranks << n for n in itertools.count(1)))
         enough = next((count for count in doubled if fits(count)), None)

@@ -65,10 +65,7 @@ class Trials:
 
     def _planned(self, estimate: LayoutEstimate, candidate: Candidate) -> PlannedOption:
         """Returns the option; ConfigError or PlanError: why there is none."""
-        config = candidate.change.apply(self.config)
-        if config is None:
-            raise ConfigError("it contradicts a key that was given")
-        config = resolve(config)
+        config = resolve(candidate.change.applied(self.config))
         for problem in check_numbers(config):
             raise PlanError(problem.text)
         self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")

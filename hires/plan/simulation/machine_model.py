@@ -165,6 +165,7 @@ def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
     source = calibration.source
     if not config.launcher.is_here:
         source += "; nodes are taken to be like this machine"
+    source += _one_thread(config)
     cores = cores_of(calibration) / config.launcher.threads
     return MachineModel(source, network, calibration, cores=cores)
 
@@ -172,6 +173,11 @@ def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
 def cores_of(calibration: Calibration) -> int:
     """Returns the cores of the machine of a calibration; defaults are taken for this one."""
     return calibration.machine.cores if calibration.is_measured else os.cpu_count() or 1
+
+
+def _one_thread(config: RunConfig) -> str:
+    threads = config.launcher.threads
+    return f"; of one thread, though ranks have {threads}" if threads > 1 else ""
 
 
 def _of_cluster(config: RunConfig, device: str) -> MachineModel:
@@ -196,10 +202,13 @@ def _of_cluster(config: RunConfig, device: str) -> MachineModel:
     assert network_gb is not None
     precision = config.precision.name
     rates = {str(name): float(rate) for name, rate in cluster.tflop_per_s.items()}
-    rate = rates.get(precision, rates.get("fp32", max(rates.values())))
+    like = precision if precision in rates else "fp32"
+    like = like if like in rates else max(rates, key=rates.__getitem__)
+    rate = rates[like]
     near = Link(NEAR_LATENCY_S, cluster.link_gb_per_s * 1e9)
     far = Link((cluster.latency_us or NODE_LATENCY_S * 1e6) * 1e-6, network_gb * 1e9)
-    own = "" if precision in rates else f", with its speed of fp32 for {precision}"
+    own = "" if precision in rates else f", with its speed of {like} for {precision}"
+    own += _one_thread(config) if device != CUDA else ""
     # Ranks that share a GPU compute in turn, as those that share a core do.
     gpus, threads = gpus_of_node(config), config.launcher.threads
     cores = (gpus if device == CUDA else cluster.cores) or math.inf

@@ -168,12 +168,13 @@ class PlotData:
     @functools.cached_property
     def confusions(self) -> list[tuple[DrawnRun, Confusion]]:
         """The confusion matrices of the first complete evaluations that have one."""
-        found: dict[int, Confusion] = {}
+        confusions: dict[int, Confusion] = {}
         for place, run in enumerate(self.frames.run_list):
-            if evaluated(run) and len(found) < MAX_PANELS:
+            if evaluated(run) and len(confusions) < MAX_PANELS:
                 held = confusion_in(run.shown.folder, self.frames.notes)
-                found |= {} if held is None else {place: held}
-        return [*zip(self._labelled(self._rows.loc[[*found]]), found.values(), strict=True)]
+                confusions |= {} if held is None else {place: held}
+        runs = self._labelled(self._rows.loc[[*confusions]])
+        return [*zip(runs, confusions.values(), strict=True)]
 
     @functools.cached_property
     def map_overviews(self) -> tuple[list[tuple[DrawnRun, list[Overview]]], int]:
@@ -186,7 +187,7 @@ class PlotData:
         drawn = self._labelled(self._rows.loc[[n for n, _ in every[:MAX_PANELS]]])
         shown = [(one, overviews(one.run, each, self.frames.notes)) for one in drawn]
         in_all = sum(num_maps(run) for _, run in every)
-        return shown, in_all - sum(len(found) for _, found in shown)
+        return shown, in_all - sum(len(maps) for _, maps in shown)
 
     @functools.cached_property
     def _rows(self) -> pd.DataFrame:

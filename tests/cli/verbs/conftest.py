@@ -27,6 +27,7 @@ class Seen(list):
 
     signal_db = 31.5
     operators = 20
+    alone: ClassVar[dict[str, float]] = {"conv1": 41.25, "fc": 38.5}
     min_max_noise: ClassVar[dict[str, float]] = {}
 
 
@@ -48,7 +49,9 @@ def ranks(monkeypatch, traced):
         asks = config["quant"]["auto"] is not None
         auto = {"asked_db": 30.0, "images": 4.0, "operators": seen.operators} if asks else {}
         auto |= {"signal_db": seen.signal_db} if asks and seen.operators else {}
-        auto = {"auto": auto, "alone": {"conv1": 41.25, "fc": 38.5} if asks else {}}
+        auto = {"auto": auto, "alone": seen.alone if asks else {}}
+        all_kept = {} if seen.operators else seen.alone
+        auto["kept"] = {name: f"quant.auto: {db:.1f} dB alone" for name, db in all_kept.items()}
         auto["min_max_noise"] = seen.min_max_noise
         scales = Scales(*facts, values, ranges, noise=noise, source=key, **auto)
         write_scales(path / f"a{attempt}" / "scales.json", scales)

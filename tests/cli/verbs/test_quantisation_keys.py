@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.calibration import auto_lines
 from hires.cli.compose.compose_config import compose
+from hires.cli.screens.show_scales import auto_lines, auto_lines_of
 from hires.core.errors import ConfigError
 from hires.launcher.local.local_launcher import Outcome
 from hires.quant.scales import read_scales
@@ -135,7 +135,8 @@ def test_a_signal_below_what_was_asked_is_a_warning(hires, ranks):
     assert (
         "warning: quant.auto=30dB was not reached: the int8 network itself has 26.2" in answer.err
     )
-    assert "dB of signal over noise on the first 4 images, 3.8 dB less" in answer.err
+    assert "over noise on the first 4 images, 3.8 dB less; 20 operators in 8 bits" in answer.err
+    assert "calibrate with quant.observer=min_max, which cuts no range off, or ask" in answer.err
 
 
 @pytest.mark.usefixtures("ranks")
@@ -151,9 +152,27 @@ def test_the_error_of_every_operator_alone_is_shown(hires):
 def test_values_that_another_observer_serves_better_are_a_warning(hires, ranks):
     ranks.min_max_noise = {"fc": 90.0, "conv1": 95.0}
     answer = hires(*NET, "data=synthetic", "out=a.safetensors")
-    noise = read_scales("a.json").noise["fc"]
-    text = f"2 values lose much by quant.observer=entropy: fc has {noise:.1f} dB of signal over"
-    assert f"warning: {text} noise, and 90.0 dB with quant.observer=min_max" in answer.err
+    noise = read_scales("a.json").noise["conv1"]  # the network's output, fc, is not rounded
+    text = "quant.observer=entropy rounds 1 value much worse than min_max does: conv1 has"
+    ratios = f"{noise:.1f} dB of signal over noise, and 95.0 dB with quant.observer=min_max"
+    assert f"warning: {text} {ratios}" in answer.err
+
+
+def test_values_that_stay_in_float_are_no_reason_for_another_observer(hires, ranks):
+    ranks.min_max_noise = {"conv1": 95.0}
+    words = *NET, "data=synthetic", "out=a.safetensors"
+    kept = "quant.keep=[*]"
+    answer = hires(*words, kept)
+    assert answer.code == 0, answer.err
+    assert "quant.observer" not in answer.err
+    assert "rounds 1 value much worse" in hires(*words).err
+
+
+def test_a_bound_that_has_nothing_to_choose_from_is_not_to_blame(hires, ranks):
+    ranks.operators, ranks.alone = 0, {}
+    answer = hires(*NET, *AUTO, "quant.keep=[*]", "out=a.safetensors")
+    assert answer.code == 0, answer.err
+    assert "warning: quant.auto=30dB had nothing to choose from: no operator can" in answer.err
 
 
 @pytest.mark.parametrize("observer", ["entropy", "min_max"])
@@ -216,6 +235,16 @@ def test_a_calibration_by_its_task_has_the_checks_of_the_others(hires, ranks, ve
     assert ranks == []
 
 
+def test_a_calibration_by_its_task_says_what_quant_auto_has(hires, ranks):
+    """Nothing was said of it but in the log."""
+    answer = hires("run", *CALIBRATE, *AUTO, "quant.images=10", "campaign=own")
+    assert answer.code == 0, answer.err
+    [run] = Path("results/own").glob("*-*")
+    [line] = auto_lines_of(run, 0)
+    assert line.startswith("quant.auto=30dB: the int8 network itself has 31.5 dB of signal over")
+    assert auto_lines_of(run, 7) == []
+
+
 def test_a_calibration_by_its_task_refuses_a_layer_that_does_not_exist(hires, ranks):
     answer = hires("run", *CALIBRATE, "data=synthetic", "quant.keep=[conv11]")
     assert answer.code == 2, answer.err
@@ -230,6 +259,22 @@ def test_calibration_that_is_stopped_ends_as_any_other_command_does(hires, monke
     assert answer.code == 130
     assert "was cancelled, so there are no scales" in answer.err
     assert not list(Path().glob("n8*"))
+
+
+def test_calibration_that_is_stopped_ends_a_sweep(hires, monkeypatch):
+    """It was a point that cannot run, and the next calibration began."""
+    begun = []
+
+    def launch(path, *rest, **named):
+        begun.append(path)
+        return Outcome("cancelled", "stopped by Ctrl-C", {0: 130}, [])
+
+    monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
+    int8 = "task=infer", "precision=int8", "data=synthetic", "quant.images=10"
+    answer = hires("sweep", *SMALL, *int8, "seed=1,2")
+    assert answer.code == 130, answer.err
+    assert "was cancelled, so there are no scales" in answer.err
+    assert len(begun) == 1
 
 
 def test_folder_that_takes_no_files_is_refused_before_the_calibration(hires, ranks):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hires.cli.choosing import LayoutSearch
 from hires.launcher.local.local_launcher import Outcome
 from tests.cli.conftest import SMALL
 
@@ -50,6 +51,21 @@ def rank_0_finds(monkeypatch):
         return seen
 
     return finds
+
+
+def test_layout_is_chosen_with_the_runs_of_its_results(hires, rank_0_finds, monkeypatch):
+    """Runs there refine the step times; a search in an empty folder may choose another layout."""
+    rank_0_finds(3e-12)
+    own, seen = LayoutSearch.chosen, []
+
+    def chosen(self, config):
+        seen.append(config.results)
+        return own(self, config)
+
+    monkeypatch.setattr(LayoutSearch, "chosen", chosen)
+    assert hires("verify", *SMALL, "parallel=sp", "results=mine").code == 0
+    assert seen == ["mine"]
+    assert not Path("mine").exists()
 
 
 def test_equal_layout_exits_0(hires, rank_0_finds):

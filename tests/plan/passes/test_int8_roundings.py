@@ -32,8 +32,8 @@ def test_a_join_is_an_operator_in_integers(net):
     ],
 )
 def test_a_value_is_rounded_that_an_operator_in_integers_makes_or_reads(net, kept, values):
-    found = Roundings(net.float_graph, net.affines, {}, INT8, STATIC)
-    assert {*found.keeping(dict.fromkeys(kept, "by name")).values} == {*values.split()}
-    alone = found.alone(net.float_graph.by_name["cat"])
+    roundings = Roundings(net.float_graph, net.affines, {}, INT8, STATIC)
+    assert {*roundings.keeping(dict.fromkeys(kept, "by name")).values} == {*values.split()}
+    alone = roundings.alone(net.float_graph.by_name["cat"])
     assert {*alone.values} == {"large", "small", "cat"}
     assert alone.layers == frozenset()

@@ -10,13 +10,15 @@ import itertools
 
 import pytest
 
-from hires.core.errors import PlanError, RunError
+from hires.core.errors import LateError, PlanError, RunError
 from hires.core.units import MIB
-from hires.plan.memory import RankMemory
+from hires.plan.memory import RankMemory, Room
 from hires.plan.partition import layer_starts
 from hires.plan.planner import make_plan
 from hires.plan.search.candidates import GivenKeys, orders, shapes
+from hires.plan.search.choice import NoRoomError
 from hires.plan.search.choose import FUSED_WITHIN, Chooser
+from hires.plan.search.memory_rehearsal import MOST_FAILURES
 from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
@@ -179,12 +181,59 @@ def test_ranks_without_a_layout_name_the_next_that_have_one():
         chooser(config_of(batch=6), given=given).choose(4)
 
 
-def test_memory_that_cannot_be_predicted_is_a_reason():
-    def fails(config, plan):
-        raise RunError("the network cannot be rehearsed")
+def failing(error):
+    """Returns a search whose rehearsals fail, and the layouts that it rehearsed."""
+    asked = []
 
-    with pytest.raises(PlanError, match="no layout of ranks=2 fits"):
-        Chooser(config_of(), graph_of, MACHINE, fails, budget_s=LONG_S).choose(2)
+    def rehearse(config, plan):
+        asked.append(config)
+        raise error
+
+    return Chooser(config_of(), graph_of, MACHINE, rehearse, budget_s=LONG_S), asked
+
+
+def test_steps_that_no_rank_can_run_are_the_reason_and_not_the_memory():
+    search, asked = failing(PlanError("a rank cannot run its step: the loss is odd"))
+    with pytest.raises(PlanError, match="no layout of ranks=2 can run: a rank cannot") as caught:
+        search.choose(2)
+    assert not isinstance(caught.value, NoRoomError)
+    assert len(asked) == MOST_FAILURES
+
+
+def test_prediction_that_breaks_ends_the_search():
+    search, asked = failing(RunError("predicting the memory failed (exit code -9)"))
+    with pytest.raises(RunError, match="exit code -9"):
+        search.choose(2)
+    assert len(asked) == 1
+
+
+def test_estimates_decide_where_there_is_no_time_for_predictions():
+    search, asked = failing(LateError("the time for it is used up"))
+    choice = search.choose(2)
+    assert not any(option.rehearsed for option in choice.options)
+    assert len(asked) == 1
+
+
+def test_memory_beside_the_gpus_is_looked_at_too(monkeypatch):
+    def rooms(config):
+        return [Room(None, None, 1), Room(None, 2**20, 1, "cluster.memory", beside_gpus=True)]
+
+    def rehearse(config, plan):
+        need = RankMemory(0, 0, 0, 1, 0, host_bytes=2**30)
+        return [need.to_dict()] * plan.ranks_per_replica
+
+    monkeypatch.setattr("hires.plan.search.choose.rooms_of", rooms)
+    search = Chooser(config_of(), graph_of, MACHINE, rehearse, budget_s=SHORT_S)
+    with pytest.raises(NoRoomError, match="of the host's memory beside its GPUs") as caught:
+        search.choose(2)
+    assert "use a smaller image, a smaller batch or fewer ranks" in str(caught.value)
+
+
+def test_optimizer_that_is_divided_by_request_fits_where_nothing_divides_it():
+    given = GivenKeys({"optimizer.shard": True, "parallel.stages": 2})
+    choice = chooser(config_of(), given=given, objective="memory", budget_s=SHORT_S).choose(2)
+    assert not choice.reasons
+    assert all(option.config.optimizer.shard for option in choice.options)
 
 
 @pytest.mark.sampled(4)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hires.plan.memory import room_of
+from hires.plan.memory import Room, room_of
 from hires.plan.search import no_layout
 from hires.plan.search.candidates import NOTHING_GIVEN
 from hires.plan.search.choice import Choice
@@ -52,6 +52,13 @@ def test_ranks_that_would_do_are_known_before_all_were_looked_at(fewest):
     assert few in (3, 4)
     few, seen, is_all = fewest(3, no_layout.LONGEST_S)
     assert (few, seen, is_all) == (None, 1, False)
+
+
+def test_smaller_one_of_two_limits_counts():
+    room = Room(4 * MANY, 6 * MANY, 1, "cluster.memory")
+    one, many = (no_layout.limit_bytes(room, ranks) for ranks in (1, 6))
+    assert one == 4 * MANY
+    assert many == MANY - room.libraries_bytes
 
 
 def test_whole_errors_say_why_no_layout_makes_a_plan():

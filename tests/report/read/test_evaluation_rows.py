@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -102,6 +103,20 @@ def test_tables_of_a_campaign_have_the_agreement(runs):
     assert [row["agreement"] for row in shown] == [None, 0.88, 1.0]
     assert [row["difference"] for row in shown] == [None, pytest.approx(-0.08), 0]
     assert "same class as fp32 [%]" in table.to_markdown()
+
+
+def test_every_attempt_of_a_run_says_how_it_is_quantised(runs):
+    again = runs[2] / "a1"
+    shutil.copytree(runs[2] / "a0", again)
+    for path in (runs[2], again):
+        record = json.loads((path / "record.json").read_text())
+        (path / "record.json").write_text(json.dumps({**record, "attempt": 1}))
+    points = [PlannedPoint(run.name, [], 2) for run in runs]
+    table = campaign_tables(runs[0].parent, Campaign("c", points=points))[0]
+    keys = [column.key for column in table.columns]
+    shown = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    assert [row["attempt"] for row in shown] == [0, 0, 0, 1]
+    assert [row["quant"] for row in shown] == [None, None, *["images=64, weights=int4"] * 2]
 
 
 @pytest.mark.parametrize(
