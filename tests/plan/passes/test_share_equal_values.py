@@ -170,7 +170,7 @@ def test_layouts_of_amoebanet_need_no_more_memory_and_messages(layout: str, with
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [{"name": "resnet", "classes": 4}, {"name": "unet"}, {"name": "edsr"}],
+    [{"name": "resnet", "classes": 4}, {"name": "unet", "classes": 4}, {"name": "edsr"}],
     ids=["resnet", "unet", "edsr"],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
