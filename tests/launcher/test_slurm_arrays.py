@@ -196,7 +196,8 @@ def test_array_by_hand_begins_nothing_that_its_own_array_still_has(runs):
     by_hand = ask("sbatch", "--parsable", str(script))
     runs.jobs.append(by_hand)
     both = [element(runs, index)[0] for index in (0, 1)]
-    assert [exit_of(runs, run)["state"] for run in both] == ["done", "done"]
+    ends = [exit_of(runs, run) for run in both]
+    assert [end["state"] for end in ends] == ["done", "done"], ends
     until(lambda: not ask("squeue", "--noheader"), "an empty queue")
     told = script.with_name("job.log").read_text()
     # What came by hand when the run was done already found nothing to do.
