@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import tempfile
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
-from hires.cli.planning import Planner, deciding
+from hires.cli.deciding_keys import deciding
+from hires.cli.planning import Planner
 from hires.cli.screens.screen import print_activity
-from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
-from hires.core.config.run_config import MemoryConfig, RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store.cache import cached, keep, key_of
@@ -86,21 +87,20 @@ def given_keys(words: Iterable[str]) -> list[str]:
 
 def given_values(config: RunConfig, words: Iterable[str]) -> GivenKeys:
     """Returns these keys with their values; ConfigError: stages have grids of their own."""
-    values = {}
-    # Files of the user's own may set these; parallel=auto is what leaves the others open.
-    own = {"memory.checkpoint": config.memory.checkpoint, "optimizer.shard": config.optimizer.shard}
-    usual = {"memory.checkpoint": MemoryConfig.checkpoint, "optimizer.shard": OptimizerConfig.shard}
-    for key in [*given_keys(words), *(key for key in own if own[key] != usual[key])]:
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
-        values[key] = value
+    # Files of the user's own may set keys of other groups; parallel=auto leaves its group open.
+    others = (key for key in sorted(DECIDED) if not key.startswith("parallel."))
+    own = [key for key in others if _value(config, key) != _value(RunConfig(), key)]
+    values = {key: _value(config, key) for key in [*given_keys(words), *own]}
     if config.parallel.listed and "parallel.tiles" in values:
         raise ConfigError(
             f"parallel.tiles={config.parallel.tiles} gives each stage a grid, and a search chooses "
             f"one for all spatial stages; give one, as parallel.tiles=[2,1], or leave it out"
         )
     return GivenKeys(values)
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def ranks_of(config: RunConfig) -> int:

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.data_keys import DataSize
+from hires.cli.deciding_keys import deciding
 from hires.cli.earlier_runs import read_content
 from hires.cli.named_weights import trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, trace_key
-from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, LateError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
@@ -49,18 +50,6 @@ from hires.quant.scales import require_pair, scales_of, stored_scales
 FORECASTS_S = 100.0
 """Seconds after which no further memory is predicted but what the cache holds: a sweep of a
 thousand different layouts would otherwise be planned for as long as it runs."""
-UNRELATED = (
-    "campaign", "results", "steps", "measure", "checkpoint", "weights", "predict", "optimizer.lr",
-    "optimizer.scale_lr", "optimizer.weight_decay", "optimizer.betas", "optimizer.eps",
-    "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
-    "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
-    "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",
-    "data.split_file", "data.test", "data.balance", "data.level", "data.region", "data.stride",
-    "data.tissue", "data.labels", "data.outside", "data.cut", "data.names",
-)  # fmt: skip
-"""Keys that change neither the network, nor the plan, nor its memory. A new key that is not
-named here costs time and gives no wrong answer. ``model.classes`` is what follows of
-``data.classes``."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
     "loss", "seed", "ahead",
@@ -349,7 +338,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
         if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
             if self._left_s <= 0:
-                raise LateError("the time for it is used up; planning again goes on with the cache")
+                raise LateError(
+                    "no time is left for it; plan again, which uses what is kept"
+                )
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
@@ -379,19 +370,6 @@ def require_feasible(plan: Plan) -> None:
         print(line, file=sys.stderr)
     if not plan.ok:
         raise PlanError(f"the layout cannot run: {'; '.join(_texts(plan, 'error'))}")
-
-
-def deciding(config: RunConfig) -> dict[str, Any]:
-    """Returns a config as plain values without the keys that do not decide its plan."""
-    values = to_dict(config)
-    for key in UNRELATED:
-        section, _, name = key.rpartition(".")
-        del (values[section] if section else values)[name]
-    # A run of fewer steps than microbatches are read ahead holds fewer of them.
-    values["ahead"] = min(config.steps, config.data.prefetch + 1)
-    if config.model.name != "custom":  # a user's function may draw what it builds
-        del values["seed"]
-    return values
 
 
 def shapes_of(graph: Graph) -> Mapping[str, list[int]]:

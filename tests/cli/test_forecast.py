@@ -215,7 +215,7 @@ def test_keys_that_do_not_matter_share_a_forecast_and_time_that_is_used_up_makes
     plan = make_plan(CONFIG, graph)
     Planner(process, 0).add_memory(CONFIG, plan)
     assert plan.memory == []
-    assert "planning again goes on" in plan.findings[-1].text
+    assert "no time is left for it; plan again, which uses what is kept" in plan.findings[-1].text
     forecast(CONFIG, process)
     other = RunConfig(
         image=32, batch=4, model=MODEL, seed=5, steps=40, optimizer=OptimizerConfig(lr=0.5)

@@ -154,7 +154,7 @@ def _write(
     in_int8 = (
         Roundings(calibrated, scales.values, named, of, linear).in_int8(scales.kept)
         if scales.alone
-        else {}
+        else frozenset()
     )
     kept = {**scales.kept, **named}
     scales = dataclasses.replace(scales, kept=kept, weight_type=of, linear=linear)

@@ -32,13 +32,19 @@ def with_digest(**changed):
     Path("n8.json").write_text(json.dumps({**held, **changed}))
 
 
+def changed(dtype, change):
+    """Changes the first tensor of a type in a file whose digest fits; returns its name."""
+    tensors = load_file("n8.safetensors")
+    name = next(n for n, one in tensors.items() if one.dtype == dtype)
+    saved({**tensors, name: change(tensors[name])})
+    with_digest()
+    return name
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.uint8])
 @pytest.mark.usefixtures("quantised")
 def test_numbers_of_another_type_are_refused_though_their_digest_fits(hires, dtype):
-    tensors = load_file("n8.safetensors")
-    name = next(n for n, one in tensors.items() if one.dtype == np.int8)
-    saved({**tensors, name: tensors[name].astype(dtype)})
-    with_digest()
+    name = changed(np.int8, lambda one: one.astype(dtype))
     answer = hires(*INT8)
     assert answer.code == 2
     assert f"other types: {name} is {np.dtype(dtype).name} there and int8 here" in answer.err
@@ -165,10 +171,7 @@ def test_a_file_of_4_bits_that_was_changed_is_refused(hires, name):
 
 @pytest.mark.usefixtures("quantised4")
 def test_numbers_of_another_width_are_refused_though_their_digest_fits(hires):
-    tensors = load_file("n8.safetensors")
-    name = next(n for n, one in tensors.items() if one.dtype == np.uint8)
-    saved({**tensors, name: np.ascontiguousarray(tensors[name][:, 1:])})
-    with_digest()
+    name = changed(np.uint8, lambda one: np.ascontiguousarray(one[:, 1:]))
     answer = hires(*INT8)
     assert answer.code == 2
     assert f"({name} is [64, 76] there and [64, 77] here)" in answer.err
