@@ -338,9 +338,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
         if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
             if self._left_s <= 0:
-                raise LateError(
-                    "no time is left for it; plan again, which uses what is kept"
-                )
+                raise LateError("no time is left for it; plan again, which uses what is kept")
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
