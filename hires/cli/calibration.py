@@ -30,7 +30,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.quant_config import MIN_MAX, QuantConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
-from hires.core.config.value_checks import build
+from hires.core.config.value_checks import build, unread_keys
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
@@ -306,7 +306,9 @@ def _data_of(config: RunConfig, words: set[str]) -> DataConfig:
         )
         length = max(quant.images, own.length)
         return DataConfig(MADE_UP, classes=own.classes, length=length, max_pixels=own.max_pixels)
-    data = build(DataConfig, {**vars(own), **quant.data})
+    foreign = unread_keys(DataConfig, quant.data.get("name", own.name))
+    read = {key: value for key, value in vars(own).items() if key not in foreign}
+    data = build(DataConfig, {**read, **quant.data})
     if data.split in ("validation", "test") and "split" not in quant.data:
         data = dataclasses.replace(data, split="train")
     if data.name != MADE_UP:

@@ -292,8 +292,6 @@ def test_what_is_not_finite_is_no_class(tmp_path):
     ("words", "text"),
     [
         (["predict.reduce=foo"], "predict.reduce='foo' is unknown; choose one of argmax, prob"),
-        (["optimizer.lr=0.1"], r"optimizer.lr=0.1 is of task=train: .*; leave it out"),
-        (["optimizer.shard=true"], r"optimizer.shard=True is of task=train: .* out"),
     ],
 )
 def test_wrong_keys_are_refused_with_the_remedy(words, text):

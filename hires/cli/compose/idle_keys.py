@@ -1,11 +1,13 @@
-"""Names the keys of a command that change nothing in the run that it starts."""
+"""Names the keys of a command that the run which it starts does not read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.config.task_config import ONE_PASS
+from hires.core.config.value_checks import changed_names
+from hires.core.errors import ConfigError
 from hires.plan.plan import Finding
 
 
@@ -27,3 +29,23 @@ def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
             f"{config.steps} steps of batch={config.batch}"
         )
         yield Finding("note", "steps", text)
+
+
+def require_keys_of_task(config: RunConfig) -> None:
+    """Raises ConfigError if a config of another task sets keys that ``task=train`` alone reads."""
+    task = config.task.name
+    if task == "train":
+        return
+    sections = (config.optimizer, config.lr_schedule, config.augment)
+    words = [f"{name}={value}" for section in sections for name, value in changed_names(section)]
+    if config.data.balance:
+        words.append("data.balance=true")
+    if task in ONE_PASS and not config.data.shuffle:
+        words.append("data.shuffle=false")
+    if config.memory.checkpoint != MemoryConfig.checkpoint:
+        words.append(f"memory.checkpoint={config.memory.checkpoint}")
+    if words:
+        raise ConfigError(
+            f"task={task} does not read {', '.join(words)}, as task=train does; leave "
+            f"{'it' if len(words) == 1 else 'them'} out"
+        )

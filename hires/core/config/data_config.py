@@ -7,9 +7,25 @@ from dataclasses import dataclass
 
 from hires.core.config.value_checks import Checks, Section, choice, number, share, word
 
+_MADE = ("classes", "length")
+_FILES = ("path", "split_file", "fit")
+OWN_KEYS = {
+    "synthetic": _MADE,
+    "textures": _MADE,
+    "hard": _MADE,
+    "digits": ("fit",),
+    "cifar10": ("path", "fit"),
+    "folder": _FILES,
+    "images": _FILES,
+    "pairs": _FILES,
+    "masks": (*_FILES, "classes", "images", "masks", "ignore"),
+    "slide": (*_FILES, "level", "cut", "region", "stride", "tissue", "labels", "outside"),
+}
+"""Value of ``data.name`` -> the keys that it reads beside those that all read."""
+
 
 @dataclass
-class DataConfig(Section, key="data"):
+class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     """``data=NAME``: where the images come from."""
 
     name: str = "synthetic"

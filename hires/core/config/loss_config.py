@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hires.core.config.value_checks import (
-    Checks,
-    Section,
-    changed_names,
-    choice,
-    number,
-    word,
-)
+from hires.core.config.value_checks import Checks, Section, choice, number, word
 from hires.core.losses import CLASSES, IMAGES, LOSSES
+
+OWN_KEYS = {
+    "auto": LOSSES["cross_entropy"].keys,
+    **{name: loss.keys for name, loss in LOSSES.items()},
+}
 
 
 @dataclass
-class LossConfig(Section, key="loss"):
+class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
     """``loss=NAME``: what training minimises."""
 
     name: str = choice("auto", ("auto", *LOSSES))
@@ -48,16 +46,6 @@ class LossConfig(Section, key="loss"):
         return self.targets if self.name == "custom" else LOSSES[self.name].targets
 
     def _check_more(self, check: Checks) -> None:
-        own = (*LOSSES[self.name].keys, "name") if self.name in LOSSES else ()
-        if self.name == "auto":
-            own = ("name", *LOSSES["cross_entropy"].keys)
-        for name, value in changed_names(self):
-            users = [loss for loss, one in LOSSES.items() if name.partition(".")[2] in one.keys]
-            if own and users and name.partition(".")[2] not in own:
-                check.problems.append(
-                    f"{name}={value} is for loss={' or '.join(users)}, not loss={self.name}; leave "
-                    f"it out"
-                )
         if self.name == "custom" and (self.target is None or self.target.count(":") != 1):
             check.problems.append(
                 f"loss.target={self.target} must name a function, as "

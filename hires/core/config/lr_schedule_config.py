@@ -16,7 +16,7 @@ OWN_KEYS = {
 
 
 @dataclass
-class LrScheduleConfig(Section, key="lr_schedule"):
+class LrScheduleConfig(Section, key="lr_schedule", own_keys=OWN_KEYS):
     """``lr_schedule=NAME``: the learning rate of each step."""
 
     name: str = choice("constant", OWN_KEYS)
@@ -47,14 +47,6 @@ class LrScheduleConfig(Section, key="lr_schedule"):
     """Of ``one_cycle``: the last rate is the first one divided by it."""
 
     def _check_more(self, check: Checks) -> None:
-        own = OWN_KEYS.get(self.name)
-        for key, value in changed_keys(self):
-            users = [name for name, keys in OWN_KEYS.items() if key in keys]
-            if own is not None and users and key not in own:
-                check.problems.append(
-                    f"lr_schedule.{key}={value} is for lr_schedule={' or '.join(users)}, not "
-                    f"lr_schedule={self.name}; leave it out"
-                )
         if "warmup_begin" in dict(changed_keys(self)) and not self.warmup:
             check.problems.append(
                 f"lr_schedule.warmup_begin={self.warmup_begin} needs lr_schedule.warmup; leave it "

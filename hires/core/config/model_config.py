@@ -12,9 +12,22 @@ from hires.core.errors import ConfigError
 IMAGES = ("images", "image_list")
 """Words of ``model.inputs`` that stand for the images."""
 
+OWN_KEYS = {
+    "resnet": ("depth",),
+    "preact_resnet": ("depth", "n"),
+    "mpi4dl_resnet": ("depth", "n", "head"),
+    "inception_bn": (),
+    "amoebanet": ("layers", "filters"),
+    "unet": ("levels", "width", "upsample"),
+    "edsr": ("blocks", "width", "res_scale"),
+    "custom": ("target", "args", "inputs", "output"),
+}
+"""Value of ``model.name`` -> the keys that it reads beside ``classes`` and ``channels``; of those
+that compare images (``RunConfig``) also ``scale``."""
+
 
 @dataclass
-class ModelConfig(Section, key="model"):
+class ModelConfig(Section, key="model", own_keys=OWN_KEYS):
     """``model=NAME``: the network."""
 
     name: str = "resnet"

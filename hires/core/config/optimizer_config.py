@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hires.core.config.value_checks import (
-    Checks,
-    Section,
-    changed_keys,
-    choice,
-    number,
-    share,
-)
+from hires.core.config.value_checks import Checks, Section, choice, number, share
 from hires.core.errors import ConfigError
 
 OWN_KEYS = {
@@ -31,7 +24,7 @@ def _check_betas(key: str, value: list[float]) -> None:
 
 
 @dataclass
-class OptimizerConfig(Section, key="optimizer"):
+class OptimizerConfig(Section, key="optimizer", own_keys=OWN_KEYS):
     """``optimizer=NAME``: how training moves parameters."""
 
     name: str = choice("sgd", OWN_KEYS)
@@ -72,14 +65,6 @@ class OptimizerConfig(Section, key="optimizer"):
     faster, or what sends less."""
 
     def _check_more(self, check: Checks) -> None:
-        own = OWN_KEYS.get(self.name, ())
-        for key, value in changed_keys(self):
-            users = [name for name, keys in OWN_KEYS.items() if key in keys]
-            if own and users and key not in own:
-                check.problems.append(
-                    f"optimizer.{key}={value} is for optimizer={' or '.join(users)}, not "
-                    f"optimizer={self.name}; leave it out"
-                )
         if self.name == "sgd" and self.nesterov and not self.momentum:
             check.problems.append(
                 "optimizer.nesterov=True needs a momentum; use optimizer.momentum=0.9, or leave it "

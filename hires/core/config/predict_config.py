@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hires.core.config.value_checks import Section, changed_names, choice
+from hires.core.config.value_checks import Section, choice
 
 PROBABILITY = "probability"
 PARQUET = "parquet"
@@ -30,9 +29,3 @@ class PredictConfig(Section, key="predict"):
     """Form of the map, or image, of each sample: ``tiff`` (``ID.tif``), ``ome-tiff``
     (``ID.ome.tif``, with axes and names of classes as OME-XML), or ``zarr`` (``ID.zarr``, a folder
     of Zarr 3, in chunks of at most 1024 x 1024 pixels). All hold the same numbers, uncompressed."""
-
-
-def keys_of_training(*sections: Section) -> Iterator[str]:
-    """Yields what is wrong with a prediction that sets keys in sections of a training."""
-    for name, value in (one for section in sections for one in changed_names(section)):
-        yield f"{name}={value} is of task=train: a prediction changes no parameter; leave it out"

@@ -22,7 +22,7 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.predict_config import PredictConfig, keys_of_training
+from hires.core.config.predict_config import PredictConfig
 from hires.core.config.quant_config import QuantConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS, TaskConfig
 from hires.core.config.validate_config import ValidateConfig
@@ -181,8 +181,6 @@ class RunConfig(Section):
             )
         if self.validate.every is not None:
             check.problems += self._unfit_for_validation()
-        if self.task.name == "predict":
-            check.problems += keys_of_training(self.optimizer, self.lr_schedule)
         if self.weights and self.checkpoint.source:
             key = "continues" if self.checkpoint.continues else "resume"
             check.problems.append(
@@ -193,6 +191,12 @@ class RunConfig(Section):
         check.problems += self._unfit_for_masks() if self.data.name == "masks" else ()
         images = [f"loss={name}" for name, one in LOSSES.items() if one.targets == IMAGES]
         objective = check(lambda: self.objective)
+        scaled = self.model.scale != ModelConfig.scale and self.model.name != "edsr"
+        if scaled and objective and objective.compares != IMAGES:
+            check.problems.append(
+                f"model.scale={self.model.scale} is for model=edsr, and for {' or '.join(images)}; "
+                f"leave it out"
+            )
         if self.data.name == "pairs" and objective and objective.compares != IMAGES:
             check.problems.append(
                 f"loss={objective.name} needs classes, which data=pairs does not have; use "

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
@@ -94,19 +94,39 @@ MAX_NAME_BYTES = 200
 
 
 class Section:
-    """A section of the config, declared with its dotted key; checks fields as they declare."""
+    """A section of the config, declared with its dotted key; checks fields as they declare.
+
+    ``own_keys`` has the keys that each value of its ``name`` reads. Keys that stand with none are
+    read by all; a name that is not there is refused elsewhere, or reads all.
+    """
 
     _key: ClassVar[str] = ""
+    _own_keys: ClassVar[Mapping[str, Collection[str]]] = {}
 
-    def __init_subclass__(cls, key: str = "") -> None:
-        cls._key = key
+    def __init_subclass__(
+        cls, key: str = "", own_keys: Mapping[str, Collection[str]] | None = None
+    ) -> None:
+        cls._key, cls._own_keys = key, own_keys or {}
 
     def __post_init__(self) -> None:
         check = Checks()
         for field in dataclasses.fields(typing.cast(Any, self)):
             check(self._check_field, field)
         self._check_more(check)
+        check.problems += self._unread()
         check.done()
+
+    def _unread(self) -> Iterator[str]:
+        name, section = getattr(self, "name", ""), self._key
+        foreign = unread_keys(type(self), name)
+        for key, value in changed_keys(self):
+            if key in foreign:
+                readers = [other for other, keys in self._own_keys.items() if key in keys]
+                own = ", ".join(f"{section}.{one}" for one in self._own_keys[name])
+                yield (
+                    f"{section}.{key}={value} is for {section}={' or '.join(readers)}, not "
+                    f"{section}={name}, which reads {own or 'no key of its own'}; leave it out"
+                )
 
     def _check_more(self, check: Checks) -> None:
         """Checks several fields together, or one in its own way."""
@@ -122,6 +142,12 @@ class Section:
             raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")
         if "check" in field.metadata:
             field.metadata["check"](key, value)
+
+
+def unread_keys(section: type[Section], name: str) -> set[str]:
+    """Returns the keys of a section that this value of its ``name`` does not read."""
+    keys = {key for own in section._own_keys.values() for key in own}
+    return keys - {*section._own_keys.get(name, keys)}
 
 
 def changed_keys(section: Any) -> Iterator[tuple[str, Any]]:

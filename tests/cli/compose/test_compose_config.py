@@ -76,12 +76,12 @@ def test_paths_need_no_quotes_of_their_own(path):
 
 def test_data_path_is_absolute_because_ranks_may_start_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert compose(["data.path=images"]).data.path == str(tmp_path / "images")
+    assert compose(["data=folder", "data.path=images"]).data.path == str(tmp_path / "images")
 
 
 def test_tilde_means_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
-    config = compose(["data.path=~/images", "results=~/runs"])
+    config = compose(["data=folder", "data.path=~/images", "results=~/runs"])
     assert (config.data.path, config.results) == ("/home/somebody/images", "/home/somebody/runs")
 
 
