@@ -155,7 +155,7 @@ def test_names_that_differ_in_case_only(folder, pixels):
 )
 def test_sizes_are_judged_as_the_run_fits_them(folder, pixels, fit, told):
     Image.fromarray(pixels(19, 30, 3)).save(folder / "a/right.png")
-    config = RunConfig(image=[19, 30], data=DataConfig(fit=fit))
+    config = RunConfig(image=[19, 30], data=DataConfig("folder", fit=fit))
     assert list(found(folder, config)) == []  # the size of the run was not given
     report = found(folder, config, sized=True)
     assert list(report) == told

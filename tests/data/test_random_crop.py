@@ -40,7 +40,8 @@ def folder(tmp_path, pixels):
 
 
 def training(folder, name="masks", size=SIZE, task="train", **keys):
-    data = {"name": name, "path": str(folder), "classes": 3, "ignore": 255, "fit": "random_crop"}
+    labels = {"classes": 3, "ignore": 255} if name == "masks" else {}
+    data = {"name": name, "path": str(folder), "fit": "random_crop", **labels}
     model = {"pairs": "edsr", "masks": "unet"}[name]
     held = {"image": [*size], "data": data, "task": {"name": task}, "model": {"name": model}}
     return config_of(**held, **keys)

@@ -124,7 +124,7 @@ def _check(args: argparse.Namespace) -> int:
     if words:
         from hires.cli.compose.compose_config import compose
 
-        config = compose(words, args.config_dir)
+        config = compose(["data=folder", *words], args.config_dir)
     path, keys = path or config.data.path, [word.partition("=")[0] for word in words]
     if path is None:
         raise ConfigError("hires data check needs a PATH, or data.path=PATH")

@@ -117,7 +117,6 @@ def test_colours_of_grey_images_have_no_effect_and_a_note(hires):
     assert f"note: {note}" in " ".join(answer.out.split())
     for more in (
         [],
-        ["task=infer", "model.channels=1"],
         ["model.channels=1", "augment.hue=0", "augment.saturation=0"],
     ):
         assert check_colours(compose([*words, *more])) == []

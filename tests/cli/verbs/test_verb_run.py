@@ -264,11 +264,11 @@ def test_checkpoints_that_went_wrong_are_told_on_screen(hires, fake_ranks, capsy
 
 
 def test_network_of_the_run_whose_weights_do_not_fit_is_named(hires, fake_ranks, graph):
-    assert hires("run", *SMALL, "model.width=32").code == 0
+    assert hires("run", *SMALL, "model.depth=34").code == 0
     path = saved_with({next(iter(shapes_of(graph))): [1, 2]}, only_run())
     refused = hires("run", *SMALL, "task=infer", f"weights={path}")
     assert "is of another network" in refused.err
-    assert "its run trained the network of model.width=32;" in refused.err
+    assert "its run trained the network of model.depth=34;" in refused.err
 
 
 def test_weights_are_part_of_the_run_by_their_contents(hires, fake_ranks, graph, tmp_path):
