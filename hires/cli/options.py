@@ -20,6 +20,7 @@ from hires.core.store import file_names
 
 CONF = "HIRES_CONF"
 """Environment variable that stands in for ``--config-dir``."""
+RESULTS_DIR = "results"
 _NEGATIVE = re.compile(r"-\.?\d")
 """Beginning of a number below 0, which no option has."""
 
@@ -90,6 +91,11 @@ class Parser(argparse.ArgumentParser):
         args.argv = [*self.prog.split(), *words]
         if getattr(args, "config_dir", "") is None:
             args.config_dir = os.environ.get(CONF) or None
+        if getattr(args, "config_dir", None) is not None:
+            groups(Path(args.config_dir).expanduser())  # refused also where nothing is composed
+        results = getattr(args, "results", RESULTS_DIR)
+        if results != RESULTS_DIR and not Path(results).is_dir():
+            raise ConfigError(f"--results {results} is not a folder; name one that holds campaigns")
         return args
 
     def candidates(self, before: Sequence[str], current: str) -> Iterable[str]:
@@ -194,7 +200,7 @@ def named_runs(
 
 
 JSON = flag("--json", "print the result as one JSON object, nothing else")
-RESULTS = option("--results", "DIR", "where runs are kept", default="results")
+RESULTS = option("--results", "DIR", "where runs are kept", default=RESULTS_DIR)
 RUN = (option("run", "RUN", "path of a run folder, its name or its hash", run_folders), RESULTS)
 CONFIG_DIR = option(
     "--config-dir",

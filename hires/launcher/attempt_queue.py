@@ -11,6 +11,7 @@ others. :class:`LocalQueue` runs those of a sweep here, ``slurm.batch`` those th
 from __future__ import annotations
 
 import collections
+import logging
 import signal
 import subprocess
 import time
@@ -34,10 +35,14 @@ from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision.interrupts import Interrupts
 
+log = logging.getLogger(__name__)
 POLL_S = 0.1
 """How often the processes are polled; it costs nothing that a measurement would show."""
 _DIE_S = 1.0
 """What kills a whole job ends this process within so long after a launcher: no run is lost then."""
+_STOPPED_S = 5.0
+"""How long a launcher may be stopped by a signal before it is continued: its ranks go on without
+it, and nothing would take in their end."""
 _END_S = 10.0
 """How long a launcher may take to stop its ranks when this process ends with an error."""
 
@@ -74,6 +79,8 @@ class Running(Generic[Task]):
     """Those of this machine that it was given."""
     lost_s: float | None = None
     """When it was seen that its launcher was killed before it wrote the end."""
+    stopped_s: float | None = None
+    """When it was seen that its launcher is stopped by a signal."""
 
     @property
     def wall_s(self) -> float:
@@ -120,6 +127,7 @@ class AttemptQueue(ABC, Generic[Task]):
                     # Ends first: they make room, and count for the budget.
                     for run in list(self.running):
                         code = run.process.poll()
+                        _continue_stopped(run)
                         self.look(run)
                         if code is not None and not _may_be_all(run, code):
                             self.running.remove(run)
@@ -179,6 +187,19 @@ class AttemptQueue(ABC, Generic[Task]):
             all(one.path != task.path for one in beside)  # no run twice at once
             and all(sum(some) <= room for some, room in zip(needs, self._rooms, strict=True))
         )
+
+
+def _continue_stopped(run: Running[Task]) -> None:
+    """Continues a launcher that someone has stopped, as by SIGSTOP, and names it."""
+    pid = run.process.pid
+    if provenance.state_of(pid) != "T":
+        run.stopped_s = None
+        return
+    run.stopped_s = run.stopped_s or time.monotonic()
+    if time.monotonic() - run.stopped_s > _STOPPED_S:
+        log.warning("process %d, the launcher of %s, was stopped: continued", pid, run.task.path)
+        run.process.send_signal(signal.SIGCONT)
+        run.stopped_s = None
 
 
 def _may_be_all(run: Running[Task], code: int) -> bool:

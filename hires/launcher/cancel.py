@@ -105,10 +105,14 @@ def _stop_process(attempt: Attempt) -> str:
     if not lives:
         return f"its {process} is gone already"
     write_atomically(attempt.folder / file_names.CANCEL, "")
+    provenance.wake(launched)
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         end = Attempt(attempt.run, attempt.number).exit
         if end:
             return f"is {end.get('state')}: {end.get('cause')}"
         time.sleep(_POLL_S)
-    return f"{process} was asked to end, and has not ended within {WAIT_S:g} s"
+    raise RunError(
+        f"{attempt.run.name}: {process} was asked to end, and has not ended within {WAIT_S:g} s; "
+        f"`kill -9 {launched.get('pid')}` ends it, and its ranks end with it"
+    )

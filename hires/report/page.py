@@ -130,7 +130,7 @@ def counts(frames: Frames) -> list[tuple[str, str]]:
     total = len(frames.runs)
     numbers = [("run" if total == 1 else "runs", str(total))]
     numbers += [(str(s), str(n)) for s, n in frames.runs["state"].value_counts().items()]
-    excluded = int((frames.planned["state"] == "infeasible").sum())
+    excluded = int(frames.planned["state"].isin(["infeasible", "failed"]).sum())
     return [*numbers, ("excluded", str(excluded))] if excluded else numbers
 
 

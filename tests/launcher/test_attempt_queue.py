@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 
 import pytest
 
@@ -115,6 +116,19 @@ def test_repeated_run_keeps_every_record_and_never_runs_twice_at_once(make):
     kept = [records.read_record(task.path / f"a{attempt}") for attempt in range(3)]
     assert [record["attempt"] for record in kept] == [0, 1, 2]
     assert rundir.done_attempts(task.path) == [0, 1, 2]
+
+
+def test_a_launcher_that_a_signal_has_stopped_is_continued(make, caplog):
+    class Stops(Watcher):
+        def started(self, task, attempt):
+            super().started(task, attempt)
+            os.kill(queue.running[-1].process.pid, signal.SIGSTOP)
+
+    tasks = [make(seed) for seed in range(2)]
+    queue = LocalQueue(tasks, Share(4, cores=4), Stops(), "tests.helpers.fake_rank")
+    queue.work()
+    assert states(queue) == [(0, "done")] * 2
+    assert tasks[0].path.name in caplog.text
 
 
 def test_failed_one_does_not_stop_the_others(make, monkeypatch):

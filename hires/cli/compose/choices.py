@@ -134,9 +134,11 @@ def config_keys() -> dict[str, ConfigKey]:
 
 def _files(extra: Path | None, group: str) -> list[Path]:
     """Returns the config files of a group (a pattern), ours first, in natural order."""
-    if extra is not None and not extra.is_dir():
+    if extra is not None and not any(extra.glob("*/*.yaml")):
+        kind = "holds no GROUP/NAME.yaml" if extra.is_dir() else "is not a folder that can be read"
         raise ConfigError(
-            f"--config-dir {extra} (or HIRES_CONF) is not a folder; give one with GROUP/NAME.yaml"
+            f"--config-dir {extra} (or HIRES_CONF) {kind}; give a folder with files as "
+            f"model/mine.yaml, or leave it out"
         )
 
     def natural(path: Path) -> str:  # resnet18 stands before resnet101

@@ -132,6 +132,12 @@ def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:
             queue = _run_here(sweep, attempts)
             code = _finish(sweep, queue, recorded)
             facts = as_json(points, queue.ends, options.repeat)
+    failed = [point for point in points.excluded if point.failed]
+    for point in failed:
+        words = " ".join(points.swept(point) or point.words)
+        print(f"hires: {words} failed before it was started: {point.reason}", file=sys.stderr)
+    if failed and code in (0, PlanError.exit_code):
+        code = RunError.exit_code
     return code, facts
 
 
@@ -152,7 +158,7 @@ def _record(sweep: Sweep) -> campaign.Campaign:
                 "batch": config.batch,
                 "limit": config.memory.limit,
             }
-        one = campaign.ExcludedPoint(point.words, point.reason, point.nearest, what=what)
+        one = campaign.ExcludedPoint(point.words, point.reason, point.nearest, point.state, what)
         excluded.append(one)
     runs = [campaign.PlannedPoint(p.path.name, p.words, options.repeat) for p in valid]
     recorded.add(facts, runs, excluded)

@@ -24,7 +24,7 @@ from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError, StoppedError
+from hires.core.errors import ConfigError, HiresError, PlanError, StoppedError
 from hires.core.screen_table import screen_lines
 from hires.core.store.frozen import RunInputs
 from hires.core.store.rundir import done_attempts, run_path
@@ -34,7 +34,7 @@ from hires.plan.checks import WEIGHTS
 from hires.plan.search.choice import Choice
 from hires.report.columns import RANKS, RUN, Column, Table
 
-INFEASIBLE, COMPLETE, READY = "infeasible", "complete", "ready"
+INFEASIBLE, COMPLETE, READY, FAILED = "infeasible", "complete", "ready", "failed"
 _SHOWN = 3  # reasons that one error names
 _SHOWN_NOTES = 10  # texts; points of the same text are counted
 _DERIVED = ("height", "width", "ranks")
@@ -71,6 +71,9 @@ class SweepPoint:
     """Empty if it is complete, or its values do not go together."""
     reason: str = ""
     """Why it cannot run; nothing if it can."""
+    failed: bool = False
+    """Whether something raised an error where it was planned, as a network's own code or its data:
+    `hires run` would not call it infeasible either."""
     nearest: str | None = None
     """What to change to come to the nearest point that can run."""
 
@@ -88,9 +91,9 @@ class SweepPoint:
 
     @property
     def state(self) -> str:
-        """``infeasible``, ``complete`` (it needs no plan) or ``ready``."""
+        """``infeasible``, ``failed``, ``complete`` (it needs no plan) or ``ready``."""
         if self.reason:
-            return INFEASIBLE
+            return FAILED if self.failed else INFEASIBLE
         return READY if self.planned.packed else COMPLETE
 
 
@@ -233,8 +236,10 @@ def plan_all(
                     point.reason = point.planned.refusal
             except StoppedError:  # Ctrl-C in a calibration ends the sweep, not the point
                 raise
-            except HiresError as error:
+            except PlanError as error:
                 point.reason = str(error)
+            except HiresError as error:
+                point.reason, point.failed = str(error), True
         if not point.reason and point.path in runs:
             points.alike.append(points.likeness(point, runs[point.path]))
             continue
@@ -359,6 +364,8 @@ def _print_counts(points: Points) -> None:
     states = collections.Counter(point.state for point in points.listed)
     parts = [f"{states[READY]} to run", f"{states[COMPLETE]} complete"]
     parts.append(f"{states[INFEASIBLE]} excluded")
+    if states[FAILED]:
+        parts.append(f"{states[FAILED]} failed")
     if points.left_out:
         parts.append(f"{points.left_out} left out by --where")
     if points.alike:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hires.cli.screens.screen import print_table
-from hires.cli.sweep.sweep_points import INFEASIBLE, Points, SweepPoint, attempts_of, end_of
+from hires.cli.sweep.sweep_points import Points, SweepPoint, attempts_of, end_of
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.report.columns import ACCURACY, POINT, QUANT, RANKS, RUN, Column, Table, keys, table_of
@@ -38,7 +38,7 @@ def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bo
     metrics = [*dict.fromkeys(one[0] for one in best.values() if one is not None)]
     for number, point in enumerate(points.listed, start=1):
         ranks = point.config.parallel.num_ranks if point.config else None
-        row: list[Any] = [number, *points.values(point), ranks, INFEASIBLE, *[None] * 3]
+        row: list[Any] = [number, *points.values(point), ranks, point.state, *[None] * 3]
         if not point.reason:
             state = end_of(point, attempts[point.path], repeat)
             row[-4:] = [state, *_numbers(point, repeat)]

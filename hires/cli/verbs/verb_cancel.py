@@ -29,19 +29,22 @@ def main(args: Namespace) -> int:
     """Stops runs; returns 0 if none is left running, 1 if some could not be stopped."""
     if not args.names:
         raise ConfigError("name the runs or campaigns to cancel; `hires status` shows them")
-    selection = select(args.names, args.results)
+    selection, code = select(args.names, args.results), 0
     for folder in selection.campaigns:
         if campaign.stop(folder):  # its sweep starts nothing more
             deadline = time.monotonic() + WAIT_S
             while campaign.is_locked(folder) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            end = "has not ended yet" if campaign.is_locked(folder) else "has ended"
-            print(f"{folder.name}: its sweep starts nothing more, and {end}")
+            if campaign.is_locked(folder):
+                code, pid = RunError.exit_code, campaign.sweep_process(folder).get("pid")
+                text = f"process {pid} was asked to end, and has not ended within {WAIT_S:g} s"
+                print(f"hires: {folder.name}: its sweep, {text}; `kill {pid}`", file=sys.stderr)
+            else:
+                print(f"{folder.name}: its sweep starts nothing more, and has ended")
     all_states = states(selection.paths)
     live = [state for state in all_states if state.state in (PENDING, RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.
     order = sorted(live or all_states[:1], key=lambda state: state.state != PENDING)
-    code = 0
     for state, message, stopped in cancel_all(order):
         if stopped:
             print(f"{state.name}: {message}")

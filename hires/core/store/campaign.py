@@ -16,7 +16,7 @@ from typing import Any
 
 from hires.core.config.value_checks import build
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, files, reading
+from hires.core.store import file_names, files, provenance, reading
 from hires.core.store.file_names import exists
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import Notes
@@ -40,7 +40,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True)
 class ExcludedPoint:
-    """A point that cannot run."""
+    """A point that cannot run (``infeasible``), or whose planning raised an error (``failed``)."""
 
     overrides: list[str]
     reason: str
@@ -110,7 +110,13 @@ def stop(folder: Path) -> bool:
     if not is_locked(folder):
         return False
     write_atomically(folder / file_names.STOP_SWEEP, "")
+    provenance.wake(sweep_process(folder))
     return True
+
+
+def sweep_process(folder: Path) -> dict[str, Any]:
+    """Returns the process of the campaign's sweep, as :func:`provenance.myself`; empty: none."""
+    return files.holder_of(folder / file_names.SWEEP_LOCK) or {}
 
 
 def is_stopped(folder: Path) -> bool:

@@ -172,7 +172,7 @@ def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]
             note = _take(path, mine, what)
             break
         except HeldError:
-            if (current := _holder(path)) != holder:
+            if (current := holder_of(path)) != holder:
                 holder, until = current, time.monotonic() + patience_s
             if time.monotonic() >= until:
                 raise
@@ -180,13 +180,13 @@ def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]
     try:
         yield note
     finally:
-        if _holder(path) == mine:
+        if holder_of(path) == mine:
             path.unlink(missing_ok=True)
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock file at a path, as far as that can be seen from here."""
-    holder = _holder(path)
+    holder = holder_of(path)
     return holder is not None and provenance.lives(holder) is not False
 
 
@@ -202,7 +202,7 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
         for _ in range(_LOCK_TRIES):
-            holder = _holder(path)
+            holder = holder_of(path)
             if holder is None:
                 write_atomically(made, json.dumps(mine) + "\n")
                 with contextlib.suppress(FileExistsError):
@@ -233,7 +233,7 @@ def cache_dir() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "hires"
 
 
-def _holder(path: Path) -> Values | None:
+def holder_of(path: Path) -> Values | None:
     """Returns the process that a lock file names; None if it is gone, process 0 if damaged."""
     notes: list[Note] = []
     holder = read_json(path, notes)

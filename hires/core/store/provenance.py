@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import platform
+import signal
 import socket
 import subprocess
 from datetime import datetime, timezone
@@ -71,6 +72,16 @@ def lives(process: dict[str, Any]) -> bool | None:
         return _birth(pid) == process.get("birth")
     # Where processes of other users are hidden, that of process 1 is: no answer then.
     return None if state_of(1) is None else False
+
+
+def wake(process: dict[str, Any]) -> None:
+    """Continues a process of :func:`myself` that a signal has stopped, so that it can end itself.
+
+    One that is not there, or is another user's, is left as it is.
+    """
+    if lives(process):
+        with contextlib.suppress(OSError):
+            os.kill(process["pid"], signal.SIGCONT)
 
 
 def state_of(pid: int) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hires.core.store import campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.run_names import NamedRuns, campaigns, named, of_campaign
-from hires.launcher.status.run_state import INFEASIBLE, PENDING, RunState
+from hires.launcher.status.run_state import PENDING, RunState
 
 
 @dataclass
@@ -58,5 +58,5 @@ def _planned(folder: Path) -> list[RunState]:
     ]
     for out in plans.excluded:
         name = " ".join(out.overrides) or "?"
-        planned.append(RunState(None, name, folder.name, INFEASIBLE, cause=out.reason))
+        planned.append(RunState(None, name, folder.name, out.state, cause=out.reason))
     return planned

@@ -298,7 +298,7 @@ def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
             described |= {"batch": count(own.get("batch")), "limit": value_text(own.get("limit"))}
         why = {"reason": text(excluded.reason), "nearest": text(excluded.nearest, 300)}
         yield {
-            **row(excluded.overrides, "plan", "infeasible"),
+            **row(excluded.overrides, "plan", text(excluded.state, 20) or "infeasible"),
             **why,
             "run": None,
             "what": described,

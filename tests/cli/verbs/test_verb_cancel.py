@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store import provenance
+from hires.core.store import attempts, provenance
 from hires.core.store.reading import read_lines
+from hires.launcher import cancel
 from hires.launcher.status import state
 from tests.helpers.run_folders import begin, done, make_run, submitted
 
@@ -63,6 +64,21 @@ def test_run_is_stopped_as_by_ctrl_c(hires, running, name):
     assert answer.out == f"{running.name}: is cancelled: stopped by hires cancel\n"
     assert json.loads((running / "a0" / "exit.json").read_text())["state"] == "cancelled"
     assert "cancelled" in hires("status").out
+
+
+def test_a_launcher_that_a_signal_has_stopped_ends_too(hires, running):
+    os.kill(attempts.latest(running).launched["pid"], signal.SIGSTOP)
+    answer = hires("cancel", running.name)
+    assert (answer.code, answer.err) == (0, "")
+    assert json.loads((running / "a0" / "exit.json").read_text())["state"] == "cancelled"
+
+
+def test_what_has_not_ended_is_an_error_with_its_remedy(hires, tmp_path, monkeypatch):
+    monkeypatch.setattr(cancel, "WAIT_S", 0.2)
+    begin(make_run(tmp_path / "results"))  # by this process, which reads no request
+    answer = hires("cancel", "0123abcd")
+    assert answer.code == 1
+    assert f"kill -9 {os.getpid()}" in answer.err
 
 
 def test_process_that_has_the_number_by_now_is_left_alone(hires, tmp_path):

@@ -1,0 +1,57 @@
+"""Is a point whose planning raises an error a failed one, and not one that cannot fit?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hires.core.store import campaign
+
+NET = """
+from torch import nn
+
+
+def net(width=4):
+    if width == 5:
+        raise RuntimeError("no such width")
+    head = 7 if width == 6 else width  # a shape error in the forward pass
+    return nn.Sequential(nn.Conv2d(3, width, 1), nn.Flatten(1), nn.Linear(head * 256, 10))
+"""
+WORDS = ("model=custom", "model.target=raising_net:net", "image=16", "batch=2", "steps=3")
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("raising_net.py").write_text(NET)
+
+
+@pytest.mark.parametrize("values", ["4,5", "6,4", "5,6"])
+def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, net, values):
+    words = (*WORDS, f"+model.args.width={values}", "measure.warmup=1")
+    answer = hires("sweep", *words, "--json")
+    assert answer.code == 1
+    facts = json.loads(answer.out)
+    broken = [value for value in values.split(",") if value != "4"]
+    assert [one["state"] for one in facts["excluded"]] == ["failed"] * len(broken)
+    assert [point["state"] for point in facts["points"]] == ["done"] * (2 - len(broken))
+    for value in broken:
+        assert f"width={value} failed" in answer.err
+    assert {one.state for one in campaign.read(Path("results/default")).excluded} == {"failed"}
+    assert hires("status", "default").out.count("failed") >= len(broken)
+
+
+def test_a_folder_of_data_that_is_not_there_fails_its_point(hires, fake_ranks, net):
+    words = ("model=resnet18", "image=64", "batch=2", "data=folder", "data.path=nope,neither")
+    answer = hires("sweep", *words, "--dry-run")
+    assert answer.code == 1
+    assert "nope" in answer.err
+
+
+def test_values_that_do_not_go_together_are_excluded(hires, net):
+    words = ("model=resnet18,unet", "model.depth=18,34", "image=32", "batch=2", "--dry-run")
+    answer = hires("sweep", *words, "model.width=64", "model.filters=208", "precision=int8,fp32")
+    assert answer.code == 0, answer.err
+    assert "failed" not in answer.err
