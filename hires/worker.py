@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hires import comm
 from hires.core import log as logs
+from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat
@@ -197,6 +198,7 @@ def as_planned(run_dir: Path) -> Callable[[dict[str, Tensor]], None]:
 
 
 if __name__ == "__main__":
+    streams.secure()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from hires import __version__
 from hires.cli.screens.printable import printable_output
+from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 
 VERBS = {
@@ -64,6 +64,8 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
+    if argv is None:  # of the process, not of a test
+        streams.secure()
     words = list(sys.argv[1:] if argv is None else argv)
     with printable_output():
         return _answer(words)
@@ -71,9 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(words: list[str]) -> int:
     try:
-        code = _dispatch(words)
-        sys.stdout.flush()
-        return code
+        return _dispatch(words)
     except HiresError as error:
         if "--json" in words:
             body = {"type": type(error).__name__, "text": str(error), "exit_code": error.exit_code}
@@ -83,9 +83,6 @@ def _answer(words: list[str]) -> int:
     except KeyboardInterrupt:
         print("hires: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `hires list | head` closes the pipe early
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:  # of a folder, a name or a disk: readers explain what a file lacks
         where = f"{error.filename}: " if error.filename else ""
         print(f"hires: {where}{error.strerror or error}", file=sys.stderr)

@@ -38,6 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hires.comm import rehearsal
 from hires.comm.backends import attach
 from hires.comm.rehearsal import SilentStaging
+from hires.core import streams
 from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
 from hires.core.config.task_config import INFERENCE
 from hires.core.errors import ConfigError, HiresError, PlanError
@@ -345,4 +346,5 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
 
 
 if __name__ == "__main__":
+    streams.secure()
     sys.exit(main())

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hires.cli.options import RUN, Parser, flag, option
+from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, is_dir, last_number, rank_logs
@@ -143,6 +144,8 @@ def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool)
         end, last = Attempt(logs.run, attempt).exit, last_number(logs.run)
         _show(logs.read(attempt), pattern)
         sys.stdout.flush()
+        if streams.output_is_lost():
+            return
         if newer and last is not None and last > attempt:
             attempt, is_announced = attempt + 1, False
             print(f"attempt {attempt}", file=sys.stderr)

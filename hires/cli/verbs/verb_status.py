@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from hires.cli.options import JSON, Parser, flag, named_runs
 from hires.cli.screens.printable import behind
 from hires.cli.screens.screen import plural
-from hires.core import terminal, units
+from hires.core import streams, terminal, units
 from hires.core.errors import INTERRUPTED
 from hires.core.screen_table import screen_lines
 from hires.core.text_table import aligned, folded, shortened
@@ -60,7 +60,11 @@ def main(args: Namespace) -> int:
             if on_screen:
                 behind(sys.stdout).write(_CLEAR)
             print(text, flush=True)
-            if not args.watch or not any(state.state in (PENDING, RUNNING) for state in shown):
+            if (
+                streams.output_is_lost()
+                or not args.watch
+                or not any(state.state in (PENDING, RUNNING) for state in shown)
+            ):
                 return 0
             time.sleep(WATCH_S)
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from hires.core import log
+from hires.core import log, streams
 from hires.core.errors import HiresError
 from hires.core.store import attempts, records, rundir
 from hires.launcher.interface import launcher_of
@@ -47,4 +47,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    streams.secure()
     sys.exit(main())

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hires.core import streams
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import mpi_library
@@ -261,4 +262,5 @@ def run(run_dir: Path, attempt: int) -> int:
 
 
 if __name__ == "__main__":
+    streams.secure()
     sys.exit(main())

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hires.core import log
+from hires.core import log, streams
 from hires.core.errors import INTERRUPTED, PREEMPTED, HiresError, RunError
 from hires.core.store import file_names, rundir
 from hires.core.store.attempts import Attempt
@@ -171,4 +171,5 @@ class _PackedRuns(AttemptQueue[JobRun]):
 
 
 if __name__ == "__main__":
+    streams.secure()
     sys.exit(main())

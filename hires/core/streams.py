@@ -1,0 +1,101 @@
+r"""Gives a process streams and a home on which its work does not depend.
+
+stdout, stderr closed           /dev/null takes their numbers, before a data file gets them
+the reader has gone, disk full  what cannot be written is dropped, and the work goes on
+a character that has no code    is written with its number, as \xe9
+no HOME, no entry of the user   a private folder below the temporary one, and the user's number
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import io
+import os
+import select
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_lost = False
+
+
+def secure() -> None:
+    """Makes the standard streams of this process exist and never raise, and names its user.
+
+    Every program of hires begins with it; a program of a user's that imports hires does not.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.FileIO(0))
+    sys.stdout = _stream(sys.stdout, 1)
+    sys.stderr = _stream(sys.stderr, 2)
+    _name_user()
+
+
+def output_is_lost() -> bool:
+    """Whether something could not be written: what only shows, as ``--follow``, then ends."""
+    return _lost
+
+
+class _Output(io.FileIO):
+    """A standard output: what it cannot write is dropped."""
+
+    def write(self, data: Any) -> int:
+        """Writes all of some bytes; returns how many there are."""
+        global _lost
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            try:
+                count = super().write(view[done:])
+                if count is None:  # somebody made the file nonblocking
+                    select.select([], [self], [], 1.0)
+                done += count or 0
+            except OSError:
+                # Children, and libraries in C, write there too.
+                _lost, nothing = True, os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self.fileno())
+                os.close(nothing)
+        return len(view)
+
+
+def _stream(old: Any, number: int) -> Any:
+    encoding = getattr(old, "encoding", None) or "utf-8"
+    raw = _Output(number, "w", closefd=False)
+    lines = number == 2 or os.isatty(number) or bool(getattr(old, "line_buffering", False))
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        old.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding,
+        errors="backslashreplace",
+        line_buffering=lines,
+        write_through=bool(getattr(old, "write_through", False)),
+    )
+
+
+def _name_user() -> None:
+    """Gives a user without a name, and one without a home, what libraries need of both."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"uid{os.getuid()}"
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = _private_folder()
+
+
+def _private_folder() -> str:
+    path = Path(tempfile.gettempdir(), f"hires-home-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+    found = path.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return str(path)
+    return tempfile.mkdtemp(prefix="hires-home-")  # somebody else has made the other

@@ -1,0 +1,99 @@
+"""Does a command do its work whoever reads its output, and whatever the streams can take?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.cli.main import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+HIRES = shlex.join([sys.executable, "-m", "hires"])
+STREAMS = [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", ">/dev/full 2>/dev/full", "| true"]
+SMALL = "image=16 batch=2 model=unet model.width=4 model.levels=1 steps=3 measure.warmup=1"
+
+
+def shell(line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line of bash; its exit code is that of the first command of a pipe."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    line = f"set -o pipefail; {line}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environ, timeout=120, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("number", range(len(VERBS)), ids=list(VERBS))
+def test_no_verb_fails_for_its_streams(tmp_path, number):
+    verb, streams = [*VERBS][number], STREAMS[number % len(STREAMS)]
+    answer = shell(f"{HIRES} {verb} --help {streams}", tmp_path)
+    assert answer.returncode == 0
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-", "2>&1 | true", ">/dev/full 2>&-"])
+def test_a_run_ends_as_if_somebody_read(tmp_path, streams):
+    answer = shell(f"{HIRES} run {SMALL} {streams}", tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    [record] = tmp_path.glob("results/default/*/record.json")
+    assert json.loads(record.read_text())["state"] == "done"
+    assert (record.parent / "throughput.csv").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_without_a_code_are_escaped(tmp_path, encoding):
+    line = f"{HIRES} list models; {HIRES} show 'żółw ☃'"
+    answer = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding},
+        timeout=120,
+        capture_output=True,
+    )
+    assert answer.returncode == 2  # there is no such run
+    assert "resnet18" in answer.stdout.decode(encoding)
+    assert b"Traceback" not in answer.stderr
+
+
+def test_a_name_that_is_no_text_is_shown(tmp_path):
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/images/a\xff")).mkdir(parents=True)
+    answer = shell(f"{HIRES} data check images", tmp_path)
+    assert answer.returncode in (1, 2)
+    assert "Traceback" not in answer.stderr
+
+
+AS_NOBODY = (
+    "setpriv --reuid 54321 --regid 54321 --clear-groups "
+    "--inh-caps=+dac_read_search --ambient-caps=+dac_read_search"
+)
+"""As a user without an entry, who may read where Python is installed."""
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_a_user_without_home_and_name(tmp_path):
+    tmp_path.chmod(0o777)
+    unset = "env -u HOME -u USER -u LOGNAME -u LNAME -u USERNAME -u XDG_CACHE_HOME"
+    for words in ("list models", "status", f"run {SMALL}"):
+        line = f"{unset} {AS_NOBODY} {HIRES} {words}"
+        answer = shell(line, tmp_path, TMPDIR=str(tmp_path))
+        assert answer.returncode == 0, answer.stderr
+    [home] = tmp_path.glob("hires-home-*")
+    assert home.stat().st_mode & 0o077 == 0
+
+
+def test_following_ends_with_its_reader(tmp_path):
+    from tests.helpers.run_folders import begin, make_run
+
+    run = make_run(tmp_path / "results")
+    log = begin(run) / "logs" / "rank0000.log"
+    log.write_text("".join(f"12:00:00.{n % 1000:03d} rank 0: line {n}\n" for n in range(20000)))
+    answer = shell(f"timeout 60 {HIRES} logs {run} --follow | head -1", tmp_path)
+    assert answer.returncode == 0
+    assert "line 0" in answer.stdout
