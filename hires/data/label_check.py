@@ -101,6 +101,7 @@ def check_slides(path: str, config: RunConfig, sized: bool, progress: Progress) 
             text = f"{text}: most of the slides; a smaller image= than {size[0]} cuts more"
             severity = WARNING
         report.findings.append(DataFinding(severity, text, empty))
+    report.findings = sorted_findings([*report.findings, *source.findings()])
     return report
 
 
