@@ -10,7 +10,6 @@ The star stands for the name of a slide, without suffix. Outlines are in pixels 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from xml.etree import ElementTree
 
 from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
+from hires.data.folder import visible_files
 from hires.data.image_format import MAX_SIDE
 from hires.data.text_tables import MOST_BYTES
 
@@ -74,12 +74,16 @@ def match_slides(keys: Iterable[str], names: Sequence[str], where: str) -> dict[
 
 def annotation_files(root: Path, pattern: str) -> dict[str, Path]:
     """Returns the files of a pattern below a folder, by what its star stands for."""
-    before, _, after = pattern.partition("*")
-    found = {}
-    for path in sorted(root.rglob(f"*{after}")):
+    before, _, after = pattern.casefold().partition("*")  # also S1.GeoJSON
+    found: dict[str, Path] = {}
+    for path in map(Path, visible_files(root)):
         name = path.relative_to(root).as_posix()
-        if path.is_file() and name.startswith(before):
-            found[name[len(before) : len(name) - len(after)]] = path
+        if name.casefold().startswith(before) and name.casefold().endswith(after):
+            slide = name[len(before) : len(name) - len(after)]
+            if found.setdefault(slide, path) != path:
+                raise ConfigError(
+                    f"data.labels={pattern}: {found[slide]} and {path} are of one slide"
+                )
     if not found:
         raise ConfigError(f"data.labels={pattern}: no such files below data.path={root}")
     return found

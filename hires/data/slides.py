@@ -141,7 +141,7 @@ class SlideSource:
 
     def _keys(self, values: Mapping[str, Any], where: str) -> dict[str, str]:
         """Returns the key of each slide; a finding names keys of no slide, in any part."""
-        everything = slide_files(self._data, self._data.path)
+        everything = slide_files(self._data, str(self._root))
         names = [Path(file).relative_to(self._root).as_posix() for file in everything]
         keys = slide_labels.match_slides(values, names, where)
         unused = sorted({*values} - {*keys.values()})
@@ -244,6 +244,8 @@ class SlideSource:
         """All images, slide by slide."""
         made = [patch for number in self._kept for patch in self.patches_of(number)]
         if not made:
+            if wrong := [one for one in self.findings() if one.severity == ERROR]:
+                raise ConfigError(f"data=slide: {wrong[0].text}: {', '.join(wrong[0].files)}")
             raise ConfigError(
                 f"data=slide: no patch of {self._size[0]} x {self._size[1]} pixels in "
                 f"{len(self._kept)} slides is one to learn from; lower data.tissue="
@@ -399,7 +401,8 @@ class SlideSource:
                 for outline in self._outlines.get(self.slide_name(number), [])
             }
             severity = ERROR if labels - {None} and not labels & cut else WARNING
-            text = "classes without a patch (outlines must cover half of one; use a smaller image)"
+            text = "classes without a patch; outlines must cover half of one: use a smaller image"
+            text = text if self._outlines else "classes without a patch"
             found.append(DataFinding(severity, text, missing))
         return found
 

@@ -1,4 +1,4 @@
-"""Has every patch of a slide the class of the outlines that cover half of it, and is all else said?"""
+"""Has every patch of a slide the class of the outlines that cover half of it?"""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_unclassified_section_does_not_cover_the_tumour(folder, capsys):
     )
     assert counts(folder) == {"tumor": 16, "normal": 48}
     write(folder, feature(polygon(box(0, 0, SIDE, SIDE)), name="whole section"))
-    with pytest.raises(ConfigError, match="no outline with a class.*1 without a class"):
+    with pytest.raises(ConfigError, match=r"no outline with a class.*1 without a class"):
         source_of(folder)
 
 
@@ -309,7 +309,7 @@ def test_points_of_asap_are_counted(folder, capsys, kind):
     assert all(part in note for part in (kind, "without a class", "without area"))
 
 
-BOMB = '<!DOCTYPE a [<!ENTITY b "c"><!ENTITY d "&b;&b;&b;&b;">]><ASAP_Annotations>&d;</ASAP_Annotations>'
+BOMB = '<!DOCTYPE a [<!ENTITY b "c"><!ENTITY d "&b;&b;">]><ASAP_Annotations>&d;</ASAP_Annotations>'
 APERIO = (
     '<Annotations MicronsPerPixel="0.5"><Annotation Id="1" Name="Tumor"><Regions><Region Id="1">'
     '<Vertices><Vertex X="0" Y="0"/><Vertex X="64" Y="0"/><Vertex X="64" Y="64"/></Vertices>'
@@ -328,8 +328,7 @@ REFUSED = {
     "numbers": ("s1.geojson", "[1, 2]", "cannot be read"),
     "deep": ("s1.geojson", 100_000 * "[", "cannot be read"),
     "kind": ("s1.geojson", json.dumps(feature({"type": "Circle"}, "a")), "'Circle'"),
-    "nesting": ("s1.geojson", json.dumps(feature({"type": "Polygon", "coordinates": [[1, 2], [3, 4]]},
-                                                 "a")), "cannot be read"),
+    "nesting": ("s1.geojson", json.dumps(feature(polygon([1, 2], [3, 4]), "a")), "cannot be read"),
     "nan": ("s1.geojson", with_corner(math.nan, 3), "nan"),
     "infinite": ("s1.geojson", with_corner(1, -math.inf), "inf"),
     "far": ("s1.geojson", with_corner(1e12, 3), "1000000000000"),
@@ -346,11 +345,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_files_that_say_nothing_are_refused(folder, case):
+def test_files_that_say_nothing_are_refused(folder, case, capsys):
     name, held, text = REFUSED[case]
     (folder / name).write_text(held)
-    with pytest.raises(ConfigError, match=rf"(?s)(data\.labels|s1\.).*{text}"):
-        source_of(folder, labels=f"*.{name.partition('.')[2]}")
+    labels = f"*.{name.partition('.')[2]}"
+    with pytest.raises(ConfigError, match=rf"(?s)s1\..*{text}"):
+        source_of(folder, labels=labels)
+    code, found = check(capsys, folder, f"data.labels={labels}", *OUTLINES[1:])
+    assert (code, name in found["error"]) == (1, True)
 
 
 POINT, LINE = {"type": "Point", "coordinates": [5, 5]}, {"type": "LineString", "coordinates": []}
@@ -359,7 +361,8 @@ READ = {
     "list": ([feature(SQUARE, "a")], 4),
     "height": ([feature(polygon([[*corner, 7] for corner in box(0, 0, 64, 64)]), "a")], 4),
     "open": ([feature(polygon(box(0, 0, 64, 64)[:4]), "a")], 4),
-    "collection": ([feature({"type": "GeometryCollection", "geometries": [POINT, SQUARE]}, "a")], 4),
+    "collection": ([feature({"type": "GeometryCollection", "geometries": [POINT, SQUARE]}, "a")],
+                   4),
     "hole": ([feature(polygon(box(0, 0, 96, 96), box(32, 32, 64, 64)), "a")], 8),
     "point": ([feature(POINT, "a"), feature(SQUARE, "a")], 4),
     "line": ([feature(LINE, "a"), feature(SQUARE, "a")], 4),
@@ -376,7 +379,8 @@ def test_forms_of_geojson_are_read(folder, case, capsys):
     (folder / "s1.geojson").write_text("\ufeff" + json.dumps(held))
     assert counts(folder)["a"] == count
     note = check(capsys, folder, *OUTLINES)[1]["note"]
-    assert ("s1.geojson" in note) == (case in "point line null no_corners flat no_class".split())
+    left_out = "point", "line", "null", "no_corners", "flat", "no_class"
+    assert ("s1.geojson" in note) == (case in left_out)
 
 
 def test_files_and_outlines_that_meet_no_slide_are_found(folder, capsys):
@@ -401,6 +405,24 @@ def test_files_and_outlines_that_meet_no_slide_are_found(folder, capsys):
         assert "s1.tif" in found[severity]
         assert "off" in found[severity]
         assert (code == 1) == bool(found["error"])
+
+
+def test_suffixes_in_capitals_and_hidden_files_are_no_trap(folder):
+    (folder / "._s1.geojson").write_bytes(b"\0\xff")  # macOS leaves such files
+    write(folder, feature(SQUARE, "tumor"), name="s1.GeoJSON")
+    assert counts(folder)["tumor"] == 4
+    write(folder, feature(SQUARE, "tumor"))
+    with pytest.raises(ConfigError, match="of one slide"):
+        source_of(folder)
+
+
+def test_outlines_of_other_parts_match_their_slides(tmp_path, capsys):
+    for name in ("train/x.tif", "val/y.tif"):
+        write_slide(tmp_path / name)
+    for name in ("x.geojson", "y.geojson"):
+        write(tmp_path, feature(SQUARE, "a"), name=name)
+    assert counts(tmp_path, split="train") == {"a": 4, "normal": 60}
+    assert check(capsys, tmp_path, *OUTLINES) == (0, {"error": "", "warning": "", "note": ""})
 
 
 def test_classes_without_a_patch_are_found(folder, capsys):

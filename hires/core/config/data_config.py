@@ -50,7 +50,7 @@ class DataConfig(Section, key="data"):
     """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
     what it covers has no class. Those that are not named keep their name."""
     detections: bool = False
-    """Of ``slide`` with outlines: whether detections, cells and tiles of QuPath are regions, too."""
+    """Of ``slide`` with outlines: whether QuPath's detections, cells and tiles are regions, too."""
     outside: str | None = None
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
