@@ -1,6 +1,6 @@
 """Computes exactly which share of the area of boxes is of which class, given outlines.
 
-    +-----------------+    Boxes are halved until one class covers them all, none touches
+    +-----------------+    Boxes are divided until one class covers them all, none touches
     |   ..::|:::..    |    them, or one is left; outlines are clipped on the way, so that
     |  :::::|:::::::  |    each box meets only the corners near it.
     +-----------------+
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Shapes = NDArray[Any]
 """(n,): polygons of shapely."""
+_PARTS = 4
+"""Boxes are divided into so many parts; with fewer each corner is clipped more often."""
 
 
 def class_shares(
@@ -51,7 +53,8 @@ def class_shares(
         else:
             axis = int(bottom - top > right - left)
             order = which[boxes[which, axis].argsort(kind="stable")]
-            stack += [(half, numbers, own) for half in np.array_split(order, 2)]
+            parts = np.array_split(order, min(len(order), _PARTS))
+            stack += [(part, numbers, own) for part in parts]
     return shares
 
 
@@ -63,7 +66,7 @@ def _without_smaller(shapes: Shapes) -> Shapes:
     ordered = shapes[order]
     large, small = shapely.STRtree(ordered).query(ordered)  # whose bounds overlap
     ones, starts = np.unique(large[small < large], return_index=True)
-    left = shapes.copy()
+    left: Shapes = shapes.copy()
     for one, smaller in zip(ones, np.split(small[small < large], starts[1:]), strict=False):
         shapely.prepare(ordered[one])
         meeting = smaller[shapely.intersects(ordered[one], ordered[smaller])]
@@ -78,6 +81,6 @@ def _clipped(shapes: Shapes, box: NDArray[np.float64]) -> Shapes:
     bounds = shapely.bounds(shapes)
     low, high = bounds[:, :2] < box[:2], bounds[:, 2:] > box[2:]
     crossing = low.any(1) | high.any(1)
-    clipped = shapes.copy()
+    clipped: Shapes = shapes.copy()
     clipped[crossing] = shapely.intersection(shapes[crossing], shapely.box(*box))
     return clipped

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
 from hires.data.folder import visible_files
@@ -58,13 +61,13 @@ def match_slides(keys: Iterable[str], names: Sequence[str], where: str) -> dict[
     for name in names:
         path = Path(name)
         found = (name, str(path.with_suffix("")), path.name, path.stem)
-        first, *more = [key for key in dict.fromkeys(found) if key in keys] or [None]
-        if first is not None and slides.setdefault(first, name) != name:
+        own = [key for key in dict.fromkeys(found) if key in keys]
+        if own and slides.setdefault(own[0], name) != name:
             raise ConfigError(
-                f"{where}: {first!r} names two slides, {slides[first]} and {name}; name each by "
+                f"{where}: {own[0]!r} names two slides, {slides[own[0]]} and {name}; name each by "
                 f"its path"
             )
-        others += [(name, key) for key in more if key is not None]
+        others += [(name, key) for key in own[1:]]
     for name, key in others:
         if key not in slides:
             first = next(one for one, slide in slides.items() if slide == name)
@@ -122,7 +125,7 @@ def _geojson(text: str, detections: bool) -> _Shapes:
     held = json.loads(text)
     features = held.get("features", [held]) if isinstance(held, dict) else held
     for number, feature in enumerate(features):
-        is_feature = feature["type"] == "Feature"
+        is_feature = "geometry" in feature
         facts = (feature.get("properties") or {}) if is_feature else {}
         geometry = feature["geometry"] if is_feature else feature
         kind = facts.get("objectType") or facts.get("object_type") or feature.get("id")
@@ -184,19 +187,19 @@ def _shape(polygons: list[Any], number: int) -> Any:
 
     parts = []
     for rings in polygons:
-        corners, *holes = [_ring(ring, number) for ring in rings] or [[]]
-        if corners:
-            parts.append(shapely.Polygon(corners, [hole for hole in holes if hole]))
+        corners, *holes = [_ring(ring, number) for ring in rings or [[]]]
+        if len(corners):
+            parts.append(shapely.Polygon(corners, [hole for hole in holes if len(hole)]))
     valid = shapely.make_valid(parts, method="structure", keep_collapsed=False)
     return valid[0] if len(valid) == 1 else shapely.union_all(valid)
 
 
-def _ring(ring: Any, number: int) -> list[tuple[float, float]]:
-    """Returns the corners of a ring; none: they are fewer than three."""
-    corners = [(float(x), float(y)) for x, y, *_ in ring]
-    for corner in corners:
-        if not all(abs(value) <= MAX_SIDE for value in corner):  # nan is not, either
-            raise ValueError(
-                f"shape {number} has a corner at {corner}, which is no place on a slide"
-            )
-    return corners if len({*corners}) > 2 else []
+def _ring(ring: Any, number: int) -> NDArray[np.float64]:
+    """Returns the corners of a ring, (n, 2); none: they are fewer than three."""
+    corners = np.array(ring, float)[:, :2] if len(ring) else np.empty((0, 2))
+    fits = (np.abs(corners) <= MAX_SIDE).all(1)  # nan does not
+    if not fits.all():
+        corner = tuple(corners[~fits][0].tolist())
+        raise ValueError(f"shape {number} has a corner at {corner}, which is no place on a slide")
+    num_corners = len(corners) - bool(len(corners) and (corners[0] == corners[-1]).all())
+    return corners if num_corners > 2 else corners[:0]

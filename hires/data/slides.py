@@ -183,11 +183,14 @@ class SlideSource:
         files = slide_labels.annotation_files(self._root, pattern)
         keys = self._keys(files, f"data.labels={pattern}")
         groups = {str(name): label for name, label in self._data.groups.items()}
-        outlines, left_out, seen, severity = {}, [], set(), NOTE
+        outlines: dict[str, list[slide_labels.Outline]] = {}
+        left_out, seen, severity = [], set[str](), NOTE
         for key, path in files.items():
             found, others = slide_labels.read_annotations(path, self._data.detections)
-            seen |= {one.label for one in found}
-            outlines[key] = [one._replace(label=groups.get(one.label, one.label)) for one in found]
+            seen |= {one.label for one in found if one.label}
+            outlines[key] = [
+                one._replace(label=groups.get(str(one.label), one.label)) for one in found
+            ]
             if others:
                 counts = ", ".join(f"{count} {why}" for why, count in others.items())
                 left_out.append(f"{path.relative_to(self._root)}: {counts}")
