@@ -411,6 +411,7 @@ def test_suffixes_in_capitals_and_hidden_files_are_no_trap(folder):
     (folder / "._s1.geojson").write_bytes(b"\0\xff")  # macOS leaves such files
     write(folder, feature(SQUARE, "tumor"), name="s1.GeoJSON")
     assert counts(folder)["tumor"] == 4
+    assert counts(folder, names=["ordinary", "cancer"]) == {"ordinary": 60, "cancer": 4}
     write(folder, feature(SQUARE, "tumor"))
     with pytest.raises(ConfigError, match="of one slide"):
         source_of(folder)
