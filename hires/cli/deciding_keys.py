@@ -14,6 +14,7 @@ UNRELATED = (
     "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",
     "data.split_file", "data.test", "data.balance", "data.level", "data.region", "data.stride",
     "data.tissue", "data.labels", "data.outside", "data.cut", "data.names",
+    "data.groups", "data.detections",
 )  # fmt: skip
 """Keys that change neither the network, nor the plan, nor its memory. A new key that is not
 named here costs time and gives no wrong answer. ``model.classes`` is what follows of

@@ -355,10 +355,9 @@ def _gpu_bytes(room: Room, plan: Plan) -> tuple[int, ...]:
 def _data_findings(config: RunConfig) -> list[Finding]:
     if config.data.path is None:
         return []
-    from hires.data.start_check import size_finding  # which imports the decoders
+    from hires.data.start_check import data_findings  # which imports the decoders
 
-    about = size_finding(config)
-    return [] if about is None else [Finding(*about)]
+    return [Finding(*one) for one in data_findings(config)]
 
 
 def require_feasible(plan: Plan) -> None:

@@ -294,6 +294,9 @@ def words_of(data: DataConfig, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _typed(value: object) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{name}:{'null' if one is None else one}" for name, one in value.items())
+        return f"{{{','.join(pairs)}}}"
     return str(value).replace(" ", "")
 
 

@@ -21,7 +21,7 @@ from hires.data.data_check import DataReport, checked_images, inside, sorted_fin
 from hires.data.folder import reason_of
 from hires.data.image_findings import colour_findings, size_findings, unreadable
 from hires.data.masks import mask_pairs, mask_size, require_cover, require_labels, stored_labels
-from hires.data.slides import SlideSource
+from hires.data.slides import SlideSource, slide_files
 from hires.data.small_images import CIFAR10_CLASSES, records_in
 from hires.data.splits import cifar10_files
 
@@ -72,7 +72,12 @@ def check_slides(path: str, config: RunConfig, sized: bool, progress: Progress) 
     data = replace(config.data, path=path)
     report, faults, empty = DataReport(path, "slide", {}), list[str](), list[str]()
     size, channels = (config.height, config.width), config.model.channels
-    source = SlideSource(data, path, size, channels)
+    slide_files(data, path)
+    try:
+        source = SlideSource(data, path, size, channels)
+    except ConfigError as error:  # of its labels
+        report.findings.append(DataFinding(ERROR, str(error)))
+        return report
     counted: collections.Counter[str] = collections.Counter()
     for number in range(source.num_slides):
         name, reason = source.slide_name(number), ""
@@ -101,6 +106,7 @@ def check_slides(path: str, config: RunConfig, sized: bool, progress: Progress) 
             text = f"{text}: most of the slides; a smaller image= than {size[0]} cuts more"
             severity = WARNING
         report.findings.append(DataFinding(severity, text, empty))
+    report.findings = sorted_findings([*report.findings, *source.findings()])
     return report
 
 

@@ -10,7 +10,8 @@ The star stands for the name of a slide, without suffix. Outlines are in pixels 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -20,107 +21,185 @@ from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
-from hires.data.image_format import Size
+from hires.data.folder import visible_files
+from hires.data.image_format import MAX_SIDE
 from hires.data.text_tables import MOST_BYTES
 
-Ring = list[tuple[float, float]]
-"""Corners of an outline, (column, row), in pixels of level 0."""
+_NO_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
+_DETECTIONS = ("detection", "cell", "tile", "PathDetectionObject", "PathCellObject")
+"""Objects of QuPath, by the names of its versions, that ``data.detections`` asks for."""
+_POINTS = ("dot", "pointset", "measurement")
+"""Types of ASAP's annotations that have no area."""
+_CORE = ("tma_core", "TMACoreObject")
 
 
 class Outline(NamedTuple):
-    """A part of a slide that has a class."""
+    """A part of a slide and its class."""
 
-    label: str
-    corners: Ring
-    holes: list[Ring]
+    label: str | None
+    """None: none, as groups that ``data.groups`` leaves out."""
+    shape: Any
+    """Polygons of shapely, (column, row), valid."""
 
 
-def of_slide(values: Mapping[str, Any], name: str) -> str | None:
-    """Returns under which key a slide stands: its path, its file's name, or that without suffix."""
-    path = Path(name)
-    keys = (name, str(path.with_suffix("")), path.name, path.stem)
-    return next((key for key in keys if key in values), None)
+class Annotations(NamedTuple):
+    """What a file says of a slide."""
+
+    outlines: list[Outline]
+    left_out: Counter[str]
+    """How many shapes are no region, by the reason."""
+
+
+def match_slides(keys: Iterable[str], names: Sequence[str], where: str) -> dict[str, str]:
+    """Returns the key of each slide: its path, its file's name, or one of these without suffix.
+
+    ConfigError, which begins with ``where``: a key names two slides, or two keys one.
+    """
+    keys = {*keys}
+    slides: dict[str, str] = {}
+    others: list[tuple[str, str]] = []
+    for name in names:
+        path = Path(name)
+        found = (name, str(path.with_suffix("")), path.name, path.stem)
+        own = [key for key in dict.fromkeys(found) if key in keys]
+        if own and slides.setdefault(own[0], name) != name:
+            raise ConfigError(
+                f"{where}: {own[0]!r} names two slides, {slides[own[0]]} and {name}; name each by "
+                f"its path"
+            )
+        others += [(name, key) for key in own[1:]]
+    for name, key in others:
+        if key not in slides:
+            first = next(one for one, slide in slides.items() if slide == name)
+            raise ConfigError(f"{where}: {first!r} and {key!r} both name {name}; keep one of them")
+    return {name: key for key, name in slides.items()}
 
 
 def annotation_files(root: Path, pattern: str) -> dict[str, Path]:
     """Returns the files of a pattern below a folder, by what its star stands for."""
-    before, _, after = pattern.partition("*")
-    found = {}
-    for path in sorted(root.rglob(f"*{after}")):
+    before, _, after = pattern.casefold().partition("*")  # also S1.GeoJSON
+    found: dict[str, Path] = {}
+    for path in map(Path, visible_files(root)):
         name = path.relative_to(root).as_posix()
-        if path.is_file() and name.startswith(before):
-            found[name[len(before) : len(name) - len(after)]] = path
+        if name.casefold().startswith(before) and name.casefold().endswith(after):
+            slide = name[len(before) : len(name) - len(after)]
+            if found.setdefault(slide, path) != path:
+                raise ConfigError(
+                    f"data.labels={pattern}: {found[slide]} and {path} are of one slide"
+                )
     if not found:
         raise ConfigError(f"data.labels={pattern}: no such files below data.path={root}")
     return found
 
 
-def read_regions(path: Path) -> list[Outline]:
-    """Returns the regions of a GeoJSON or ASAP file.
+def read_annotations(path: Path, detections: bool = False) -> Annotations:
+    """Returns the regions of a GeoJSON or ASAP file, of QuPath's ``detections``, too.
 
-    ConfigError: it is none, or a region has no class.
+    ConfigError: it is none, or an outline has a corner that is no place on a slide.
     """
-    reader = _asap if path.suffix.lower() == ".xml" else _geojson
+    made = Annotations([], Counter())
     try:
-        return [*reader(path)]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, ElementTree.ParseError) as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        text = read_named(path, MOST_BYTES).lstrip("\ufeff")
+        shapes = _asap(text) if path.suffix.lower() == ".xml" else _geojson(text, detections)
+        for number, (label, polygons, reason) in enumerate(shapes):
+            shape = None if reason else _shape(polygons, number)
+            if shape is not None and shape.area > 0 and label:
+                made.outlines.append(Outline(label, shape))
+            else:
+                no_area = shape is not None and not shape.area > 0
+                made.left_out[reason or ("without area" if no_area else "without a class")] += 1
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError,
+            RecursionError, ElementTree.ParseError) as error:  # fmt: skip
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if not isinstance(error, (OSError, ValueError)):
+            reason = f"{type(error).__name__}: {reason}"
         raise ConfigError(f"the annotations {path} cannot be read: {reason}") from None
+    return made
 
 
-def _geojson(path: Path) -> Iterator[Outline]:
-    held = json.loads(read_named(path, MOST_BYTES))
+_Shapes = Iterator[tuple[str | None, list[Any], str]]
+"""Class, polygons as lists of rings, and why this is no region."""
+
+
+def _geojson(text: str, detections: bool) -> _Shapes:
+    held = json.loads(text)
     features = held.get("features", [held]) if isinstance(held, dict) else held
     for number, feature in enumerate(features):
-        known = feature.get("properties") or {}
-        named = known.get("classification") or {}
-        label = named.get("name") if isinstance(named, dict) else named
-        label = label or known.get("label") or known.get("name")
-        if not isinstance(label, str) or not label:
-            raise ConfigError(
-                f"the annotations {path}: feature {number} has no class; set its classification in "
-                f"QuPath, or properties.label"
-            )
-        shape = feature["geometry"]
-        polygons = {"Polygon": [shape["coordinates"]], "MultiPolygon": shape["coordinates"]}
-        if shape["type"] not in polygons:
-            raise ConfigError(
-                f"the annotations {path}: feature {number} is a {shape['type']}, which has no "
-                f"area; keep polygons"
-            )
-        for rings in polygons[shape["type"]]:
-            corners, *holes = [[(float(x), float(y)) for x, y, *_ in ring] for ring in rings]
-            yield Outline(label, corners, holes)
+        is_feature = "geometry" in feature
+        facts = (feature.get("properties") or {}) if is_feature else {}
+        geometry = feature["geometry"] if is_feature else feature
+        kind = facts.get("objectType") or facts.get("object_type") or feature.get("id")
+        reason, polygons = "", [*_polygons(geometry, number)]
+        if kind in _CORE or (kind in _DETECTIONS and not detections):
+            reason = str(kind)
+        elif not polygons:
+            reason = f"without area ({geometry['type'] if geometry else 'null'})"
+        yield _class_of(facts, number), polygons, reason
 
 
-def _asap(path: Path) -> Iterator[Outline]:
-    for annotation in ElementTree.fromstring(read_named(path, MOST_BYTES)).iter("Annotation"):
-        label = annotation.get("PartOfGroup") or ""
-        if label in ("", "None"):
-            raise ConfigError(
-                f"the annotations {path}: {annotation.get('Name')!r} is in no group; give it one "
-                f"in ASAP"
-            )
+def _class_of(facts: dict[str, Any], number: int) -> str | None:
+    """Returns the classification as QuPath shows it, else ``label``; never the object's name."""
+    label = facts.get("classification") or facts.get("label")
+    if isinstance(label, dict):
+        names = label.get("names")
+        label = ": ".join(names) if names else label.get("name")
+    if not isinstance(label, str | None):
+        raise ValueError(f"feature {number} has the class {label!r}, which is no text")
+    return label
+
+
+def _polygons(geometry: Any, number: int) -> Iterator[list[Any]]:
+    """Yields the polygons of a geometry, those of a collection, too."""
+    kind = geometry["type"] if geometry else "Point"
+    if kind == "Polygon":
+        yield geometry["coordinates"]
+    elif kind == "MultiPolygon":
+        yield from geometry["coordinates"]
+    elif kind == "GeometryCollection":
+        for one in geometry["geometries"]:
+            yield from _polygons(one, number)
+    elif kind not in _NO_AREA:
+        raise ValueError(f"feature {number} is a {kind!r}, which is no geometry of GeoJSON")
+
+
+def _asap(text: str) -> _Shapes:
+    if "<!DOCTYPE" in text:  # its entities may grow without bounds
+        raise ValueError("it declares a document type, which no file of ASAP does")
+    root = ElementTree.fromstring(text)
+    if root.tag != "ASAP_Annotations":
+        known = "Aperio ImageScope" if root.find(".//Region") is not None else f"<{root.tag}>"
+        raise ValueError(
+            f"it is of {known}, not of ASAP; open it in QuPath or another program that reads it, "
+            f"and export GeoJSON"
+        )
+    for annotation in root.iter("Annotation"):
+        kind, label = annotation.get("Type", "Polygon"), annotation.get("PartOfGroup")
         corners = [one.attrib for one in annotation.iter("Coordinate")]
-        yield Outline(label, [(float(c["X"]), float(c["Y"])) for c in corners], [])
+        corners.sort(key=lambda corner: float(corner.get("Order", 0)))
+        ring = [(corner["X"], corner["Y"]) for corner in corners]
+        reason = f"without area ({kind})" if kind.lower() in _POINTS else ""
+        yield None if label == "None" else label, [[ring]], reason
 
 
-def class_map(
-    regions: Sequence[Outline], names: Sequence[str], slide: Size, cells: Size
-) -> NDArray[np.int32]:
-    """Returns the class of each cell of a slide, (h, w), -1 outside of all regions.
+def _shape(polygons: list[Any], number: int) -> Any:
+    """Returns the polygons of an outline as one valid shape, which is empty if it has no area."""
+    import shapely
 
-    Of regions that overlap the last one counts. ``slide`` is the size of level 0.
-    """
-    from PIL import Image, ImageDraw
+    parts = []
+    for rings in polygons:
+        corners, *holes = [_ring(ring, number) for ring in rings or [[]]]
+        if len(corners):
+            parts.append(shapely.Polygon(corners, [hole for hole in holes if len(hole)]))
+    valid = shapely.make_valid(parts, method="structure", keep_collapsed=False)
+    return valid[0] if len(valid) == 1 else shapely.union_all(valid)
 
-    found = np.full(cells, -1, np.int32)
-    down, across = cells[0] / slide[0], cells[1] / slide[1]
-    for region in regions:
-        drawn = Image.new("1", (cells[1], cells[0]))
-        pen = ImageDraw.Draw(drawn)
-        for ring, inside in ((region.corners, 1), *((hole, 0) for hole in region.holes)):
-            if len(ring) > 2:
-                pen.polygon([(x * across - 0.5, y * down - 0.5) for x, y in ring], fill=inside)
-        found[np.asarray(drawn)] = names.index(region.label)
-    return found
+
+def _ring(ring: Any, number: int) -> NDArray[np.float64]:
+    """Returns the corners of a ring, (n, 2); none: they are fewer than three."""
+    corners = np.array(ring, float)[:, :2] if len(ring) else np.empty((0, 2))
+    fits = (np.abs(corners) <= MAX_SIDE).all(1)  # nan does not
+    if not fits.all():
+        corner = tuple(corners[~fits][0].tolist())
+        raise ValueError(f"shape {number} has a corner at {corner}, which is no place on a slide")
+    num_corners = len(corners) - bool(len(corners) and (corners[0] == corners[-1]).all())
+    return corners if num_corners > 2 else corners[:0]

@@ -10,17 +10,21 @@ rank 1 of 2              0   1
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import time
 from collections.abc import Iterator, Sized
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 
+from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.data.folder import CONTENTS, naming, scan
-from hires.data.image_format import open_image
-from hires.data.source import PairSource, Source, step_images
+from hires.data.image_format import Size, open_image
+from hires.data.slides import SlideSource, label_files, slide_files
+from hires.data.source import PairSource, Source, open_source, step_images
 from hires.data.splits import chosen, part_of
 
 DECODED_BYTES = 2**27
@@ -67,6 +71,30 @@ def _first_used(config: RunConfig, source: Sized, steps: range) -> Iterator[int]
             if index not in seen:
                 seen.add(index)
                 yield index
+
+
+def data_findings(config: RunConfig) -> list[tuple[str, str, str]]:
+    """Returns severity, key and text of what stands out in the data of a run."""
+    if config.data.name == "slide":
+        files = [*slide_files(config.data, config.data.path), *label_files(config.data)]
+        marks = [(path, Path(path).stat().st_mtime_ns) for path in files]
+        facts = json.dumps([vars(config.data), marks], sort_keys=True)
+        size = config.target_size or (config.height, config.width)
+        return _slide_findings(facts, size, config.model.channels)
+    about = size_finding(config)
+    return [] if about is None else [about]
+
+
+@lru_cache(maxsize=8)  # plans that are compared have one data set
+def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, str, str]]:
+    source = open_source(DataConfig(**json.loads(facts)[0]), size, channels, 0)
+    assert isinstance(source, SlideSource)
+    assert len(source)  # which cuts the slides
+    found = []
+    for one in source.findings():
+        more = f" and {len(one.files) - 3} more" if len(one.files) > 3 else ""
+        found.append((one.severity, "data.labels", f"{one.text}: {', '.join(one.files[:3])}{more}"))
+    return found
 
 
 def size_finding(config: RunConfig) -> tuple[str, str, str] | None:

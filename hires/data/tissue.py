@@ -25,6 +25,12 @@ MOST_CELLS = 2048
 _CELLS_OF_PATCH = 8
 """On a side, where the slide has so many."""
 
+_GLASS = 25
+"""Greatest mean saturation of glass, of 255; scanners tint it."""
+_CONTRAST = 8
+"""Least difference of the mean saturations of tissue and glass; CLAM's least one of tissue (Lu et
+al., Nature Biomedical Engineering 5, 2021). Noise of blank slides, shrunk, differs by 1 or 2."""
+
 Cells = NDArray[Any]
 """(h, w): a number for each cell of a slide."""
 
@@ -58,11 +64,17 @@ def small_copy(path: Path, levels: Sequence[Size], size: Size, max_pixels: int) 
 
 
 def tissue_of(small: Pixels) -> NDArray[np.bool_]:
-    """Returns which cells of a small copy, (h, w, 3), are tissue, by the saturation of HSV."""
+    """Returns which cells of a small copy, (h, w, 3), are tissue, by the saturation of HSV.
+
+    Otsu's threshold divides noise, too: of one kind of cells all are tissue, or none.
+    """
     most, least = small.max(2), small.min(2)
     saturation = np.divide(most - least, most, out=np.zeros_like(most), where=most > 0)
     levels = np.floor(saturation * 255 + 0.5).clip(0, 255).astype(np.uint8)
     found: NDArray[np.bool_] = levels > otsu(levels)
+    low, high = (levels[part].mean() if part.any() else levels.mean() for part in (~found, found))
+    if low > _GLASS or high - low < _CONTRAST:
+        return np.full_like(found, low > _GLASS)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import sys
 from collections import Counter
@@ -19,7 +18,6 @@ from hires.core.store import rundir
 from hires.data import slide_file
 from hires.data.image_format import ImageError
 from hires.data.slide_file import OpenSlideLevel, levels_of, slide_level
-from hires.data.slide_labels import Outline, class_map, read_regions
 from hires.data.slide_shapes import make_slides
 from hires.data.source import open_data, open_source
 from hires.data.tissue import CellSums, otsu, tissue_of
@@ -139,35 +137,6 @@ def test_patches_have_the_class_of_their_outlines(folder):
     assert {tissue.name(i) for i in range(len(tissue))} <= inside
 
 
-def test_outlines_have_holes_and_later_ones_count():
-    square = [(0.0, 0.0), (80.0, 0.0), (80.0, 80.0), (0.0, 80.0)]
-    hole = [(20.0, 20.0), (60.0, 20.0), (60.0, 60.0), (20.0, 60.0)]
-    regions = [Outline("b", square, []), Outline("a", square, [hole])]
-    drawn = class_map(regions, ["a", "b"], (80, 160), (40, 80))
-    assert drawn[5, 5] == 0  # a lies over b
-    assert drawn[20, 20] == 1  # in the hole b shows
-    assert drawn[20, 60] == -1
-
-
-def test_outlines_of_asap_are_read(folder):
-    text = """<?xml version="1.0"?><ASAP_Annotations><Annotations>
-    <Annotation Name="A 0" Type="Polygon" PartOfGroup="Tumor"><Coordinates>
-    <Coordinate Order="0" X="0.0" Y="0.0"/><Coordinate Order="1" X="256" Y="0"/>
-    <Coordinate Order="2" X="256" Y="384"/><Coordinate Order="3" X="0" Y="384"/>
-    </Coordinates></Annotation></Annotations></ASAP_Annotations>"""
-    (folder / "annotations" / "000.xml").write_text(text)
-    [region] = read_regions(folder / "annotations" / "000.xml")
-    assert region.label == "Tumor"
-    assert region.corners[2] == (256.0, 384.0)
-    source = source_of(folder, labels="annotations/*.xml", outside="normal", tissue=0)
-    assert source.class_names == ("Tumor", "normal")
-    # The left half of one of four slides.
-    assert labels_in(source) == {"Tumor": len(source) / 8, "normal": len(source) * 7 / 8}
-    (folder / "annotations" / "000.xml").write_text(text.replace("Tumor", "None"))
-    with pytest.raises(ConfigError, match="'A 0' is in no group"):
-        source_of(folder, labels="annotations/*.xml", outside="normal")
-
-
 def test_slides_are_divided_not_their_patches(folder):
     parts = {
         split: source_of(folder, labels="labels.csv", split=split, validation=0.4)
@@ -266,15 +235,6 @@ def test_wrong_files_are_answered_with_the_remedy(folder, monkeypatch):
         with pytest.raises(ConfigError, match=text):
             source_of(folder, labels="labels.csv")
     outlines = folder / "annotations" / "000.geojson"
-    point = {"type": "Point", "coordinates": [1, 2]}
-    for held, text in (
-        ("{", "cannot be read: JSONDecodeError"),
-        (json.dumps({"features": [{"properties": {}, "geometry": point}]}), "has no class"),
-        (json.dumps({"features": [{"properties": {"label": "a"}, "geometry": point}]}), "no area"),
-    ):
-        outlines.write_text(held)
-        with pytest.raises(ConfigError, match=text):
-            source_of(folder, labels="annotations/*.geojson")
     outlines.unlink()
     with pytest.raises(ConfigError, match=r"000\.tif has no annotations .*data\.outside=CLASS"):
         source_of(folder, labels="annotations/*.geojson")

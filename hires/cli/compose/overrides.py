@@ -17,6 +17,7 @@ from hires.core.store.naming import MOVED
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
 _FREE = (
     "model.args.", "cluster.options.", "cluster.environment.", "comm.options.", "quant.data.",
+    "data.groups.",
 )  # fmt: skip
 """Keys below which users choose the names: of their own network or cluster."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from hires.core.config.value_checks import Checks, Section, choice, number, share, word
 
@@ -61,6 +62,11 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     """Of ``slide``: a file below ``data.path`` with the columns ``slide,label``, or files of
     outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide.
     null: slides have no classes."""
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
+    what it covers has no class. Those that are not named keep their name."""
+    detections: bool = False
+    """Of ``slide`` with outlines: whether QuPath's detections, cells and tiles are regions, too."""
     outside: str | None = None
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
@@ -124,6 +130,11 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
             check.problems.append(
                 f"data.region={self.region} must be [row, column, height, width] in pixels"
             )
+        for name, label in self.groups.items():
+            if label is not None and (not isinstance(label, str) or not label):
+                check.problems.append(
+                    f"data.groups has {name}: {label!r}, which must be the name of a class, or null"
+                )
         if self.validation + self.test >= 1:
             check.problems.append(
                 f"data.validation={self.validation:g} and data.test={self.test:g} leave nothing to "

@@ -145,6 +145,8 @@ LATER: dict[str, Any] = {
     "data.tissue": 0.5,
     "data.labels": None,
     "data.outside": None,
+    "data.groups": {},
+    "data.detections": False,
     "quant.weights": "int8",
     "quant.linear": "static",
     "quant.observer": "entropy",
