@@ -20,7 +20,10 @@ OWN_KEYS = {
     "images": _FILES,
     "pairs": _FILES,
     "masks": (*_FILES, "classes", "images", "masks", "ignore"),
-    "slide": (*_FILES, "level", "cut", "region", "stride", "tissue", "labels", "outside"),
+    "slide": (
+        *(*_FILES, "level", "cut", "region", "stride", "tissue", "labels"),
+        *("groups", "detections", "outside"),
+    ),
 }
 """Value of ``data.name`` -> the keys that it reads beside those that all read."""
 
