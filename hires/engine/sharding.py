@@ -34,6 +34,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
 from hires.core.ranks.world import World
+from hires.engine.module_hooks import refuse_hooks
 from hires.engine.plain_tensors import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.trace import trace
@@ -98,6 +99,9 @@ def shard(
     if gather not in GATHERS:
         raise ConfigError(f"gather={gather!r} is unknown; choose one of {', '.join(GATHERS)}")
     place = _Tiles(mesh, tiles)
+    if isinstance(model, ShardedModule):
+        raise ConfigError("this module is on tiles already; shard its plain one (module.plain)")
+    refuse_hooks(model)
     example = _images("example", example)
     made = ShardedModule(model, place, gather, (example.shape[2], example.shape[3]))
     made.prepare(example)
@@ -206,12 +210,29 @@ class ShardedModule(nn.Module):
         images = _images("images", images)
         self._call(self._whole_shape(images, size), images)
 
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        """Returns that of the plain module, with what its class and its hooks do to it."""
+        return self.plain.state_dict(*args, **named)
+
+    def load_state_dict(self, *args: Any, **named: Any) -> Any:
+        """Loads a state into the plain module."""
+        return self.plain.load_state_dict(*args, **named)
+
+    def _load_from_state_dict(self, *args: Any) -> None:  # of a module that holds this one
+        self.plain._load_from_state_dict(*args)
+
+    def __prepare_scriptable__(self) -> Any:  # torch.jit.script calls it
+        raise ConfigError(_TRANSFORMED.format("torch.jit.script"))
+
+    @torch.compiler.disable(reason="tiles exchange messages; export module.plain")  # type: ignore[no-untyped-call, untyped-decorator]
     def forward(self, images: Tensor, size: Sequence[int] | None = None) -> Tensor:
         """Returns what the plain module computes of images, (n, C, H, W).
 
         ``images`` are whole, or this rank's window: of images of the example's size, or of images
         of a ``size`` that is given, (rows, columns).
         """
+        _refuse_transforms(self.plain)
+        refuse_hooks(self.plain)
         images = _images("images", images)
         shape = self._whole_shape(images, size)
         call = self._call(shape, images)
@@ -309,7 +330,28 @@ def _config(
     )
 
 
+_TRANSFORMED = (
+    "{} cannot record or change a module on tiles, whose ranks exchange messages; apply it to the "
+    "plain module, which shares its parameters (module.plain)"
+)
+
+
+def _refuse_transforms(plain: nn.Module) -> None:
+    owned = all(isinstance(one, nn.Parameter) for one in plain.parameters())
+    active = {
+        "torch.func.functional_call with tensors that are no nn.Parameter": not owned,
+        "torch.jit.trace": torch.jit.is_tracing(),  # type: ignore[attr-defined, no-untyped-call]
+        "torch.export": torch.compiler.is_exporting(),
+        "torch.func": torch._C._functorch.peek_interpreter_stack() is not None,
+    }
+    for name, applies in active.items():
+        if applies:
+            raise ConfigError(_TRANSFORMED.format(name))
+
+
 def _images(name: str, images: Tensor) -> Tensor:
+    if not isinstance(images, Tensor):
+        raise ConfigError(f"{name} are a {type(images).__name__}; give a tensor (n, C, H, W)")
     if images.dim() != 4:
         raise ConfigError(f"{name} of shape {[*images.shape]} are no images; use (n, C, H, W)")
     return plain_tensor(name, images)

@@ -38,6 +38,7 @@ from hires.engine.build import (
 from hires.engine.device import HOST, open_device
 from hires.engine.given_targets import require_target
 from hires.engine.loader import image_dtype, needs_of
+from hires.engine.module_hooks import refuse_hooks
 from hires.engine.plain_tensors import plain_tensor
 from hires.nets.trace import trace
 from hires.parallel.context import Context
@@ -62,6 +63,7 @@ class Engine:
             ConfigError: a key is unknown or wrong, or the module cannot run in this layout; the
                 message has the remedy.
         """
+        refuse_hooks(model)
         self.config, self.model = _settings(model, config), model
         self.plan = self._planned()
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -98,6 +100,7 @@ class Engine:
                 the loss compares: its type, its size, or a class that the network does not have.
             LossError: the loss is not finite.
         """
+        refuse_hooks(self.model)
         wanted = [self.config.batch, self.config.model.channels, *self.config.image]
         _require_tensors(images=images, targets=target)
         if [*images.shape] != wanted or target.shape[:1] != images.shape[:1]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hires import comm
 from hires.core.errors import ConfigError, RunError
-from hires.engine.build import contexts_of, counters_of, named_tensors, names_of, placement
+from hires.engine.build import contexts_of, counters_of, named_tensors, names_of
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat
 from hires.parallel.stage import StageModule
@@ -53,9 +53,7 @@ class TiledPass:
         if missing := sorted(names - tensors.keys()):
             raise ConfigError(f"hires.shard: the module has no {missing[0]} of its own")
         self.originals = {name: tensors[name] for name in sorted(names)}
-        place = placement(_dtype_of(model), plan.graph)
-        for name, tensor in self.originals.items():
-            place(name, tensor)  # in another order of memory; the numbers stay
+        _require_one_type(self.originals)
         self.pointers = {name: tensor.data_ptr() for name, tensor in self.originals.items()}
         # Leaves of the pass's own graph, on the same numbers.
         self.leaves = {
@@ -72,7 +70,7 @@ class TiledPass:
         self.copied = {*self.trained} - self.module.partial if several else set()
         self.parameters = [self.originals[name] for name in self.trained]
         self._spans = _spans(context)
-        self._calls = 0
+        self._calls, self._passing = 0, False
 
     def call(self, images: Tensor, full: bool) -> Tensor:
         """Returns the output for this rank's window of images, (n, C, h, w); all ranks call it.
@@ -119,14 +117,15 @@ class TiledPass:
             leaf = self.leaves[name]
             made = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             leaf.grad = None
-            if made.stride() != leaf.stride():  # DDP compares them
-                made = _laid_out(made, leaf)
+            made = made if _is_dense(made) else made.contiguous()
             gradients.append(made.div_(share) if name in self.copied else made)
         comm.all_reduce_coalesced([*map(flat, gradients)], self.context.tiles)
-        return gradients
+        leaves = (self.leaves[name] for name in self.trained)  # as torch lays gradients out
+        return [_laid_out(*pair) for pair in zip(gradients, leaves, strict=True)]
 
     def _out(self, own: Tensor, full: bool) -> Tensor:
-        return self.gathered(own) if full and self.in_tiles else own
+        # In the usual order of memory, as plain torch's: the loop may call view.
+        return self.gathered(own) if full and self.in_tiles else own.contiguous()
 
     @property
     def in_tiles(self) -> bool:
@@ -160,7 +159,12 @@ class TiledPass:
     def _events(self, action: str) -> Iterator[None]:
         # Walks the messages of one pass; whatever it has sent has left when it ends.
         cursor, (first, end) = self.context.cursor, self._spans[action]
-        cursor.at = first
+        if self._passing:
+            raise ConfigError(
+                "a call inside a backward pass, as torch.utils.checkpoint makes: tiles of one "
+                "module have one pass at a time; call what hires.shard returns without it"
+            )
+        self._passing, cursor.at = True, first
         try:
             yield
             if cursor.at != end:
@@ -171,6 +175,7 @@ class TiledPass:
             cursor.wait_sends()
             comm.finish_streams()
         finally:
+            self._passing = False
             cursor.restart()
 
 
@@ -186,6 +191,11 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         tiled, [gradient], made = ctx.tiled, gradients, ctx.made
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "create_graph=True: tiles have first derivatives only; compute what needs a second "
+                "one, as a penalty of the gradient, with the plain module"
+            )
         if made is None:
             raise RunError("the gradients of a call were computed before; call the module again")
         ctx.made = None
@@ -225,5 +235,16 @@ def _spans(context: Context) -> dict[str, tuple[int, int]]:
     return spans
 
 
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+def _is_dense(x: Tensor) -> bool:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return last or x.is_contiguous()
+
+
+def _require_one_type(tensors: dict[str, Tensor]) -> None:
+    types = {one.dtype: name for name, one in tensors.items() if one.is_floating_point()}
+    if len(types) > 1:
+        (one, name), (other, another), *_ = types.items()
+        raise ConfigError(
+            f"hires.shard: {name} is of {one} and {another} of {other}; tiles compute with one "
+            f"type: use module.to({one}), and torch.autocast for a lower one"
+        )

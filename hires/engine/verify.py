@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hires.comm import barrier
 from hires.core.config.run_config import RunConfig
@@ -211,28 +209,6 @@ def own_errors(
     return {name: _error(alone[name], t, name, *rest) for name, t in reference.items()}
 
 
-class _PlainNorms(TorchFunctionMode):
-    # In channels-last order torch's own group and instance norms fail: hires.parallel.local_norms.
-    _FAILING = (F.group_norm, F.instance_norm, torch.group_norm, torch.instance_norm)
-    _OPERATORS = (
-        torch.ops.aten.group_norm,
-        torch.ops.aten.native_group_norm,
-        torch.ops.aten.instance_norm,
-    )
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        fails = func in self._FAILING
-        fails = fails or getattr(func, "overloadpacket", func) in self._OPERATORS
-        if fails and args:
-            args = (args[0].contiguous(), *args[1:])
-        elif fails:
-            kwargs = {**kwargs, "input": kwargs["input"].contiguous()}
-        return func(*args, **kwargs)
-
-
 def reference_step(
     config: RunConfig, device: RankDevice, rerun: Rerun = AS_IS, scale: float = 1.0
 ) -> Tensors:
@@ -249,10 +225,11 @@ def reference_step(
         for index, batch in enumerate(microbatches):
             images, target = map(device.place, batch)
             order = rerun.order(len(images)).to(images.device)
-            images, target = rerun.moved(images)[order], target[order]
+            # In the order of memory of plain torch, in which a view may be the only possible one.
+            images, target = rerun.moved(images)[order].contiguous(), target[order]
             draws = Draws(config.seed, 0, index * len(images), len(images))
             places = _foreign_tensors_named(device)
-            with draws, without_checkpoints(), device.autocast(low), places, _PlainNorms():
+            with draws, without_checkpoints(), device.autocast(low), places:
                 output = model(images)
             kept = output.detach()
             tensors[f"output/{index}"] = kept if rerun.shift is None else kept[order.argsort()]

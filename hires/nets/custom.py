@@ -67,7 +67,8 @@ def custom(
         raise ConfigError(f"{key} returned a ScriptModule; return the plain nn.Module")
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{key} returned {type(net).__name__}, not a torch.nn.Module")
-    on_meta = [name for name, tensor in net.state_dict().items() if tensor.is_meta]
+    tensors = [*net.named_parameters(), *net.named_buffers()]
+    on_meta = [name for name, tensor in tensors if tensor.is_meta]
     if on_meta:
         raise ConfigError(f"{key} leaves {on_meta[0]} on the meta device; make it on the CPU")
     return on_images(net, inputs, output)

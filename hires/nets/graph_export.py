@@ -27,7 +27,14 @@ from hires.nets.buffer_updates import (
 )
 from hires.nets.constants import constant_of
 from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
-from hires.nets.traced_memory import Ref, TracedMemory, name_of, storage_of, value_of
+from hires.nets.traced_memory import (
+    Ref,
+    TracedMemory,
+    name_of,
+    order_of,
+    storage_of,
+    value_of,
+)
 from hires.nets.written_values import written_value
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.operators.operator_facts import facts_of, flops_of, gradient_inputs, num_draws
@@ -214,6 +221,12 @@ class GraphWriter:
         if op in SIZED:  # the size of the other tensor, which other ranks may hold
             op, size, more = SIZED[op]
             args = {"self": args["self"], size: shape, **more}
+        name, overload = op.split(".")
+        if "permuted" in facts_of(name).tiling:
+            operator = getattr(getattr(torch.ops.aten, name), overload)
+            order = order_of(operator, [*args.values()][1:], like)
+            if order is not None:
+                op, args = "permute.default", {"self": args["self"], "dims": order}
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
         made.seeded = torch.Tag.nondeterministic_seeded in _tags_of(op)
         if count := num_draws(made):

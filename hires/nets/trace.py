@@ -129,5 +129,5 @@ def _reason(error: Exception) -> str:
             "compute both sides and choose with torch.where(condition, a, b)"
         )
     if "Cannot view a tensor" in text or "view size is not compatible" in text:
-        return f"{text}; torch refuses this view of a channels-last map, too: use reshape"
+        return f"{text}; torch itself refuses it for a tensor that lies so: use reshape"
     return text

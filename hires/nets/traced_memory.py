@@ -13,6 +13,7 @@ read next:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -127,8 +128,10 @@ class TracedMemory:
             args = {"self": new, "shape": list(like.shape)}
             return self._emit("reshape.default", args, like, origin)
         if "permuted" in facts_of(name).tiling:
-            args = {"self": new, "dims": _inverse_dims(call, like.dim())}
-            return self._emit("permute.default", args, like, origin)
+            order = order_of(call.target, [*given.values()][1:], like)
+            if order is not None:
+                args = {"self": new, "dims": [*map(order.index, range(like.dim()))]}
+                return self._emit("permute.default", args, like, origin)
         into = {"self": old, "src": new}
         if name in ("slice", "narrow"):
             start, dim = given["start"], given["dim"]
@@ -200,9 +203,11 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _inverse_dims(call: Call, num_dims: int) -> list[int]:
+def order_of(operator: Any, others: Sequence[Any], like: Tensor) -> list[int] | None:
+    """Returns the dims of its input in the order in which an operator returns them.
+
+    ``others`` are its further arguments. None: it does more, as ``mH`` of complex numbers.
+    """
     # A tensor whose dims have different lengths shows where each of them goes.
-    source, *others = call.arguments.values()
-    del source
-    moved = list(call.target(torch.empty([*range(1, num_dims + 1)], device="meta"), *others).shape)
-    return [moved.index(length) for length in range(1, num_dims + 1)]
+    made = operator(torch.empty([*range(like.dim())], dtype=like.dtype, device="meta"), *others)
+    return None if made.is_conj() else [*made.shape]

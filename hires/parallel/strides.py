@@ -34,3 +34,9 @@ def as_strided(
 ) -> Tensor:
     """Returns numbers at given places of a tensor that was traced in contiguous order."""
     return x.contiguous().as_strided(size, stride, storage_offset or 0)
+
+
+@SUBSTITUTES.register("kron")
+def kron(x: Tensor, other: Tensor) -> Tensor:
+    """Returns the Kronecker product, which torch computes by a view of both."""
+    return torch.kron(x.contiguous(), other.contiguous())

@@ -12,12 +12,14 @@ is cut to that part; one of the other tiles' pixels is gathered first:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hires.core.errors import PlanError
 from hires.plan.factors import (
     Dim,
     Dims,
@@ -34,7 +36,7 @@ from hires.plan.factors import (
     whole_dims,
     with_each_axis_once,
 )
-from hires.plan.graph import Graph, Node, Rect
+from hires.plan.graph import Graph, Node, Rect, describe
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.products import Ref, Term
 
@@ -82,8 +84,28 @@ class Fit:
 
 
 def fit_of(way: str, reading: Reading) -> Fit | None:
-    """Returns how tiles compute a node in one of the ways of the table; None if not so."""
-    return WAYS[way](reading)
+    """Returns how tiles compute a node in one of the ways of the table; None if not so.
+
+    Nor if a way makes another shape than torch did.
+    """
+    with naming(reading.node):
+        fit, shape = WAYS[way](reading), reading.node.shape
+    unlike = fit is not None and fit.dims is not None and shape_of(fit.dims) != shape
+    return None if unlike and shape is not None else fit
+
+
+@contextlib.contextmanager
+def naming(node: Node) -> Iterator[None]:
+    """Makes of a rule that fails a PlanError that names the node and the cause."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"{describe(node)}, which makes {node.shape}, cannot be planned: "
+            f"{type(error).__name__}: {error}; use another operator there, and please report it"
+        ) from error
 
 
 def _pointwise(r: Reading) -> Fit | None:
@@ -91,11 +113,12 @@ def _pointwise(r: Reading) -> Fit | None:
     if any(len(dims) > rank for dims in r.tiled.values()):
         return None  # max() of two maps is, of one map it is not
     dims = _result(r, aligned([*r.tiled.values()], rank))
-    if dims is None or (facts.vectors and is_cut(dims[1])):
+    if dims is None or (facts.vectors and any(map(is_cut, dims[1:2]))):
         return None
     if facts.positional and "feature" in r.node.kind and not is_map(dims):
         return None  # it drops whole channels
-    return _cropping(r, dims, [ref for ref in r.whole() if ref[0] == "value" or not facts.vectors])
+    operands = [ref for ref in r.whole() if not facts.vectors or len(r.shape(ref)) > 1]
+    return _cropping(r, dims, operands)
 
 
 def _along(r: Reading) -> Fit | None:
@@ -210,9 +233,9 @@ def _regrouped(r: Reading) -> Fit | None:
 
 
 def _permuted(r: Reading) -> Fit | None:
-    if r.first is None:
+    if r.first is None or r.node.kind != "permute":  # as which hires.nets traces the others
         return None
-    return Fit(tuple(r.first[place] for place in _order(r.node, len(r.first))))
+    return Fit(tuple(r.first[dim] for dim in r.node.args["dims"]))
 
 
 def _expanded(r: Reading) -> Fit | None:
@@ -333,24 +356,6 @@ def _resized(dim: Dim, size: int) -> Factor:
 def _cropping(r: Reading, dims: Dims, operands: list[Ref]) -> Fit:
     parts = {ref: cropped(r.shape(ref), dims) for ref in operands}
     return Fit(dims, {ref: part for ref, part in parts.items() if any(map(is_cut, part))})
-
-
-def _order(node: Node, rank: int) -> list[int]:
-    """Returns the dims of a value in the order in which a node returns them."""
-    args = [arg for arg in node.args.values() if not isinstance(arg, dict)]
-    order = [*range(rank)]
-    if node.kind == "permute":
-        return [dim % rank for dim in node.args["dims"]]
-    if node.kind == "movedim":
-        pairs = ([arg] if isinstance(arg, int) else arg for arg in args)
-        moved = dict(sorted((b % rank, a % rank) for a, b in zip(*pairs, strict=True)))
-        rest = [dim for dim in order if dim not in moved.values()]
-        return [moved[place] if place in moved else rest.pop(0) for place in order]
-    if node.kind == "numpy_T":
-        return order[::-1]
-    first, second = (dim % rank for dim in (args or (-2, -1)))
-    order[first], order[second] = order[second], order[first]
-    return order
 
 
 def _strided(r: Reading) -> Fit | None:

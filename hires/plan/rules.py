@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of
+from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of, naming
 from hires.plan.factors import (
     ROWS,
     Dim,
@@ -112,7 +112,8 @@ def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
     if not tiled:
         return Rule("whole")
     rules = (_rule(way, node, graph, tiled) for way in facts_of(node.kind).tiling)
-    return next((rule for rule in rules if rule is not None), None)
+    with naming(node):
+        return next((rule for rule in rules if rule is not None), None)
 
 
 def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import hires
 from hires.core.errors import ConfigError
+from tests.helpers.library_jobs import USES, refused, unchanged
 from tests.helpers.ranks import run_ranks
 from tests.helpers.shard_jobs import refusals, several_calls, train_beside_plain
 
@@ -106,3 +108,21 @@ def test_mesh_that_is_none_is_named_with_the_remedy():
     ):
         with pytest.raises(ConfigError, match=r"the mesh is None, no device mesh .* torchrun"):
             call()
+
+
+@pytest.mark.dist
+def test_what_a_loop_does_with_a_module_is_unchanged():
+    for answers in run_ranks(unchanged, 2):
+        for name, (ours, plain) in answers.items():
+            if isinstance(plain, np.ndarray):
+                assert ours == pytest.approx(plain, abs=1e-10), name
+            else:
+                assert ours == plain, name
+
+
+@pytest.mark.dist
+def test_what_tiles_cannot_do_is_refused_with_the_remedy():
+    for answers in run_ranks(refused, 2):
+        assert answers.keys() == USES.keys()
+        for name, (_, word) in USES.items():
+            assert word in answers[name], (name, answers[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hires.engine.verify import lowers, noise_of, reference_step, summary, words
 from hires.engine.verify_bounds import BITWISE, EXACT, KINDS, LOWERED
 from hires.engine.verify_reruns import Rerun
 from hires.nets.trace import trace
+from tests.helpers.layouts import verified
 
 GOOD = {"output/0": 1e-14, "loss/0": 0.0, "gradients/a.weight": 1e-13, "parameters/a.weight": 1e-15}
 
@@ -180,13 +182,9 @@ def test_an_output_that_should_be_zero_and_is_not_is_wrong(bounds):
     assert verify._error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
 
 
-def test_norm_that_is_called_as_an_operator_is_computed_in_plain_order():
-    # Its gradients are wrong for maps in channels-last order, whatever it is called by.
-    x = torch.randn(2, 6, 5, 7).contiguous(memory_format=torch.channels_last)
-    weight, bias = torch.ones(6), torch.zeros(6)
-    with verify._PlainNorms():
-        y, *_ = torch.ops.aten.native_group_norm(x, weight, bias, 2, 6, 35, 3, 1e-5)
-        z = torch.ops.aten.group_norm.default(x, 3, weight, bias)
-    assert y.is_contiguous()
-    assert z.is_contiguous()
-    torch.testing.assert_close(z, nn.functional.group_norm(x.contiguous(), 3, weight, bias))
+@pytest.mark.dist
+def test_network_that_takes_views_of_maps_runs_as_in_plain_torch(tmp_path: Path):
+    # One process gets images in the usual order of memory, in which the view is possible.
+    model = {"name": "custom", "target": "tests.helpers.library_jobs:flattening", "classes": 4}
+    answer = verified(tmp_path, image=[12, 10], model=model, parallel={"tiles": [2, 1]})
+    assert answer["ok"], answer

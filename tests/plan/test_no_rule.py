@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hires.core.errors import PlanError
 from hires.plan.plan import Stage
 from tests.helpers.tiny_nets import Forward, lay_out, tiled, traced
 
@@ -135,3 +136,18 @@ def test_one_tile_computes_everything():
     assert not findings
     assert not stage.comm
     assert set(stage.layout.values()) == {"whole"}
+
+
+def test_rule_that_fails_names_the_node_and_the_cause():
+    # It ended in an IndexError of the planner's own, without the operator.
+    graph = traced(lambda n, x: x.permute(0, 2, 3, 1).relu())
+    graph.nodes[0].args["dims"] = [0, 2, 3, 7]
+    with pytest.raises(PlanError, match=r"permute.*IndexError"):
+        tiled(graph)
+
+
+def test_rule_that_makes_another_shape_than_torch_is_not_used():
+    graph = traced(lambda n, x: x.permute(0, 2, 3, 1).relu() + 1)
+    graph.nodes[0].args["dims"] = [0, 3, 2, 1]
+    _, findings = tiled(graph)
+    assert any("permute" in finding.text for finding in findings)

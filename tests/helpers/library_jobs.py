@@ -1,0 +1,238 @@
+"""What loops do with a module of their own: on ranks that share its images beside plain torch."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.utils import parameters_to_vector
+from torch.utils import checkpoint
+
+import hires
+from hires.core.errors import ConfigError
+from hires.core.ranks.world import World
+from tests.helpers.shard_jobs import torch_world
+
+IMAGES = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class Flattening(nn.Module):
+    """A network of tutorials: a view of a map behind a convolution, and a state of its own."""
+
+    def __init__(self, image: tuple[int, int] = (8, 6), classes: int = 4) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.head, self.note = nn.Linear(4 * image[0] * image[1], classes), 5
+        self.views = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (n, classes)."""
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.head(x.view(x.size(0), -1) if self.views else x.flatten(1))
+
+    def get_extra_state(self) -> int:
+        """Returns what else the state has."""
+        return self.note
+
+    def set_extra_state(self, state: int) -> None:
+        """Takes it back."""
+        self.note = state
+
+
+def flattening(classes: int = 4) -> nn.Module:
+    """Returns a network for images of 12 x 10."""
+    return Flattening((12, 10), classes)
+
+
+def network(**changes: Any) -> Flattening:
+    """Returns a module of float64, the same on every rank."""
+    torch.manual_seed(0)
+    net = Flattening().double()
+    if "format" in changes:
+        net, net.views = net.to(memory_format=changes["format"]), False
+    if "turned" in changes:  # dense, but in an order of its own
+        turned = net.conv.weight.detach().permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+        net.conv.weight = nn.Parameter(turned)
+    return net
+
+
+def _lbfgs(net: nn.Module) -> Tensor:
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = net(IMAGES).square().mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return parameters_to_vector(net.parameters()).detach()
+
+
+def _strides(net: nn.Module) -> list[Any]:
+    net(IMAGES).sum().backward()
+    return [(p.stride(), p.grad.stride() if p.grad is not None else ()) for p in net.parameters()]
+
+
+def _state(net: nn.Module) -> Any:
+    net.load_state_dict({**net.state_dict(), "_extra_state": 7})
+    outer = nn.Sequential(net)
+    outer.load_state_dict({**outer.state_dict(), "0._extra_state": outer[0].note + 2})
+    return [*outer.state_dict()], outer[0].note
+
+
+def _stored(net: nn.Module) -> Tensor:
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    again: Tensor = torch.load(file, weights_only=False)(IMAGES)
+    return again
+
+
+def _compiled(net: nn.Module) -> Tensor:
+    made: Tensor = torch.compile(net, backend="eager")(IMAGES)
+    return made
+
+
+def _compiled_loop(net: nn.Module) -> Tensor:
+    made: Tensor = torch.compile(lambda x: (net(x) * 2).sum(), backend="eager")(IMAGES)
+    return made
+
+
+def _own_hooks(net: nn.Module) -> list[Any]:
+    seen: list[Any] = []
+    net.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape))
+    net.register_forward_hook(lambda module, given, made: seen.append(made.shape))
+    net.register_full_backward_hook(lambda module, inner, outer: seen.append(outer[0].shape))
+    net(IMAGES).sum().backward()
+    return seen
+
+
+UNCHANGED: dict[str, tuple[Callable[[nn.Module], Any], dict[str, Any]]] = {
+    "strides": (_strides, {}),
+    "strides, channels-last": (_strides, {"format": torch.channels_last}),
+    "strides of an own order": (_strides, {"turned": True}),
+    "LBFGS": (_lbfgs, {}),
+    "state": (_state, {}),
+    "a copy": (lambda net: copy.deepcopy(net)(IMAGES), {}),
+    "a stored module": (_stored, {}),
+    "torch.compile": (_compiled, {}),
+    "torch.compile of the loop": (_compiled_loop, {}),
+    "hooks of the whole module": (_own_hooks, {}),
+}
+"""What a loop does with a module, and how the module is made."""
+
+
+def unchanged(world: World) -> dict[str, tuple[Any, Any]]:
+    """Returns what each use of a module on tiles, and of the plain one, comes to."""
+    answers = {}
+    with torch_world(world):
+        mesh = init_device_mesh("cpu", (world.size,))
+        for name, (use, changes) in UNCHANGED.items():
+            plain = network(**changes)
+            ours = hires.shard(copy.deepcopy(plain), mesh, example=IMAGES)
+            answers[name] = _value(use(ours)), _value(use(plain))
+    return answers
+
+
+def _value(made: Any) -> Any:
+    return made.detach().numpy() if isinstance(made, Tensor) else made
+
+
+def _hooked(kind: str) -> Callable[[Any], Any]:
+    def use(shard: Any) -> Any:
+        net = network()
+        ours = shard(net)
+        ours(IMAGES)
+        getattr(net.conv, f"register_{kind}")(lambda *given: None)
+        return ours(IMAGES)
+
+    return use
+
+
+def _hooked_before(shard: Any) -> Any:
+    net = network()
+    net.register_forward_hook(lambda *given: None)
+    return shard(net)
+
+
+def _hooked_everywhere(shard: Any) -> Any:
+    ours = shard(network())
+    handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    try:
+        return ours(IMAGES)
+    finally:
+        handle.remove()
+
+
+def _second_derivative(shard: Any) -> Any:
+    ours = shard(network())
+    return torch.autograd.grad(ours(IMAGES).sum(), ours.conv.weight, create_graph=True)
+
+
+def _functional(shard: Any) -> Any:
+    ours = shard(network())
+    values = {name: 2 * one for name, one in ours.named_parameters()}
+    return torch.func.functional_call(ours, values, (IMAGES,))
+
+
+def _checkpointed(shard: Any) -> Any:
+    ours = shard(network())
+    checkpoint.checkpoint(ours, IMAGES, use_reentrant=False).sum().backward()
+
+
+def _mixed(shard: Any) -> Any:
+    net = network()
+    net.head.float()
+    return shard(net)
+
+
+def _engine(shard: Any) -> Any:
+    net = network()
+    net.conv.register_forward_hook(lambda *given: None)
+    return hires.Engine(net, {"image": [8, 6], "batch": 2, "parallel": {"tiles": [2, 1]}})
+
+
+USES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    **{
+        kind: (_hooked(kind), f"conv has a hook (register_{kind.replace('full_', '')})")
+        for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook")
+    },
+    "a hook from before": (_hooked_before, "register_forward_hook"),
+    "a hook on every module": (_hooked_everywhere, "register_module_forward_hook"),
+    "a hook in an engine": (_engine, "conv has a hook"),
+    "jit.trace": (lambda shard: torch.jit.trace(shard(network()), IMAGES), "torch.jit.trace"),
+    "jit.script": (lambda shard: torch.jit.script(shard(network())), "torch.jit.script"),
+    "export": (lambda shard: torch.export.export(shard(network()), (IMAGES,)), "torch.export"),
+    "vmap": (lambda shard: torch.vmap(shard(network()))(IMAGES[None]), "torch.func"),
+    "fx": (lambda shard: torch.fx.symbolic_trace(shard(network())), "give a tensor"),
+    "functional_call": (_functional, "functional_call"),
+    "a second derivative": (_second_derivative, "create_graph"),
+    "checkpoint": (_checkpointed, "torch.utils.checkpoint"),
+    "two types": (_mixed, "head"),
+    "tiles of tiles": (lambda shard: shard(shard(network())), "module.plain"),
+}
+"""Uses that tiles cannot serve, and what the answer names."""
+
+
+def refused(world: World) -> dict[str, str]:
+    """Returns the answer to each use; after all of them, that a call still works."""
+    answers = {}
+    with torch_world(world):
+        mesh = init_device_mesh("cpu", (world.size,))
+
+        def shard(net: nn.Module) -> Any:
+            return hires.shard(net, mesh, example=IMAGES)
+
+        for name, (use, _) in USES.items():
+            try:
+                answers[name] = f"nothing: {use(shard)!r:.80}"
+            except ConfigError as error:
+                answers[name] = str(error)
+        shard(network())(IMAGES).sum().backward()
+    return answers
