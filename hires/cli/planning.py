@@ -228,8 +228,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             inputs = self.inputs(config)
             run = run_path(config, inputs)
             candidates, _ = checkpoints.candidates(run, config, frozen_of(config, {}, inputs))
-            others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
-            checkpoints.refuse_other_network(others, shapes_of(self.traced(config)), source)
+            if candidates and candidates[0].path.parent != run / checkpoints.FOLDER:
+                checkpoints.refuse_other_network(candidates, shapes_of(self.traced(config)), source)
 
     def _check_weights(self, config: RunConfig) -> None:
         stored = stored_scales(config)

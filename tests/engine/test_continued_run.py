@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, records
+from tests.helpers.run_folders import saved_stages
 from tests.helpers.saved import attempt, config_at, losses, make
 
 TILES = {"tiles": [2, 1]}
@@ -52,10 +52,7 @@ def test_run_that_differs_in_more_is_not_continued(tmp_path, keys):
     run = make(tmp_path, steps=3, parallel=TILES)
     other = make(tmp_path, **{"parallel": TILES, "steps": 6, **keys})
     config = config_at(other)
-    place = checkpoints.place(run, 2)
-    place.mkdir(parents=True)
-    made = checkpoints.Checkpoint(place, 2, 0, "train", "", {})
-    (place / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    place = saved_stages([], run, 2)
     saving = replace(config.checkpoint, continues=str(place))
     with pytest.raises(ConfigError, match="differs in more than its steps"):
         checkpoints.candidates(other, replace(config, checkpoint=saving))
