@@ -54,7 +54,7 @@ from hires.core.store import checkpoints, records
 from hires.core.store.checkpoints import Checkpoint, DamagedError, StoredFile
 from hires.core.store.edits import overrides
 from hires.core.store.files import append_line, cannot_write, write_atomically
-from hires.core.store.naming import identity, plain
+from hires.core.store.naming import plain
 from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, made_tensors, names_of
@@ -355,7 +355,7 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
             break
     result = f"{chosen.path} is used" if chosen else "there is no other, so it begins at step 0"
     if chosen is None and there and config.checkpoint.source:
-        result = "there is no other; name one with checkpoint.resume=PATH"
+        result = "checkpoint.resume names no other one; name a whole one, or its run folder"
     for problem_text in problems:
         _warn(run_dir, world, f"{problem_text}; {result}")
     if chosen is None and there and config.checkpoint.source:
@@ -373,8 +373,7 @@ def _plain_files(files: dict[str, StoredFile]) -> dict[str, dict[str, object]]:
 
 
 def _settings_of(config: RunConfig) -> dict[str, object]:
-    values = identity(plain(config))
-    return {key: values[key] for key in SETTINGS if key in values}
+    return {key: value for key, value in plain(config).items() if key in SETTINGS}
 
 
 def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

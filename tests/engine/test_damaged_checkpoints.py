@@ -157,11 +157,12 @@ def stopped_after(world: World, folder: str, step: int) -> int:
 
 @pytest.mark.parametrize("harm", ["name of a weight", "type", f"{STAGE} bit -1", "emptied"])
 @pytest.mark.parametrize("verb", ["show", "export", "run"])
-def test_verbs_name_the_damage_and_take_the_one_before(stopped, tmp_path, hires, harm, verb):
+def test_verbs_name_the_damage_and_take_the_one_before(
+    stopped, tmp_path, hires, caplog, harm, verb
+):
     run = shutil.copytree(stopped, tmp_path / "run")
     last, out = checkpoints.place(run, 4), tmp_path / "w.safetensors"
     HARMS[harm](last)
-    keys = ["model=preact_resnet", "model.n=1", "data=digits", "model.channels=1"]
     words = {
         "show": ["weights", "show"],
         "export": ["weights", "export", "--out", str(out)],
@@ -175,6 +176,5 @@ def test_verbs_name_the_damage_and_take_the_one_before(stopped, tmp_path, hires,
     if verb != "run":
         answer = hires(*words, str(run))
         assert answer.code == 0, answer.err
-        assert "step000004 is damaged" in answer.err
-        assert "step000002 is used" in answer.err
-    del keys
+        assert "step000004 is damaged" in caplog.text
+        assert "step000002 is used" in caplog.text

@@ -191,7 +191,9 @@ def _weights_in(path: Path, key: str, takes_means: bool, verify: bool) -> Weight
         if damaged:
             log.warning("%s: %s; %s is used", key, "; ".join(damaged), checkpoint.path)
         return place
-    why = "; ".join(damaged) or f"it has no checkpoint in a folder {checkpoints.FOLDER}"
+    if damaged:
+        raise ConfigError(f"{key}: {'; '.join(damaged)}; name a whole one, or its run folder")
+    why = f"it has no checkpoint in a folder {checkpoints.FOLDER}"
     raise ConfigError(
         f"{key}: {why}; run it with checkpoint.at_end=always, or name a checkpoint or a file"
     )
