@@ -29,7 +29,7 @@ def flip(file: str, place: int) -> Harm:
 
     def harm(folder: Path) -> None:
         data = bytearray((folder / file).read_bytes())
-        data[place] ^= 1 << (abs(place) % 8)
+        data[place % len(data)] ^= 1 << (abs(place) % 8)
         (folder / file).write_bytes(data)
 
     return harm
