@@ -62,14 +62,14 @@ def test_run_that_differs_in_more_is_not_continued(tmp_path, keys):
 def test_what_a_resume_does_not_take_along_is_said_and_recorded(tmp_path):
     first = make(tmp_path, steps=3, checkpoint={"at_end": "always"})
     assert attempt(first) == [0]
-    keys = {"seed": 1, "batch": 2, "optimizer": {"name": "adam"}}
+    keys = {"seed": 1, "batch": 4, "optimizer": {"name": "adam"}}
     run = make(tmp_path, steps=6, **keys, checkpoint={"resume": str(first), "every": 2})
     assert attempt(run, stop_at=5) == [PREEMPTED]
     assert attempt(run) == [0]
     events = read_lines(file_names.attempt_dir(run, 0) / "events.jsonl")
     [text] = [event["text"] for event in events if event["event"] == "resume_differs"]
     there = ["seed=0", f"batch={config_at(first).batch}", "optimizer.name=sgd"]
-    for word in [*there, "seed=1", "batch=2", "optimizer.name=adam", "exp_avg_sq", first.name]:
+    for word in [*there, "seed=1", "batch=4", "optimizer.name=adam", "exp_avg_sq", first.name]:
         assert word in text
     record = records.read_record(run)
     assert record["resumed"]["checkpoint"] == "step000005"

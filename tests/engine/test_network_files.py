@@ -78,11 +78,14 @@ def test_full_disk_is_named_before_torch_meets_it(tmp_path, monkeypatch, trained
     # torch's writers end the process, or raise without a cause.
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     path, names = tmp_path / name, {one: one for one in state()}
-    with pytest.raises(ConfigError, match=r"No space left on device.*--out"):
+
+    def written() -> object:
         if path.suffix == ".pt2":
-            write_network(trained, "exported", path)
-        else:
-            write_weights(str(trained.weights), path, names, [], config_of())
+            return write_network(trained, "exported", path)
+        return write_weights(str(trained.weights), path, names, [], config_of())
+
+    with pytest.raises(ConfigError, match=r"No space left on device.*--out"):
+        written()
     assert not path.exists()
 
 
