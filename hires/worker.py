@@ -141,7 +141,7 @@ def run_attempt(
     begin = choose_begin(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
     # A resumed run reads its own checkpoint, since its first weights may be gone.
-    restores, check = begin.contents is not None, as_planned(run_dir)
+    restores, check = begin.checkpoint is not None, as_planned(run_dir)
     weights = None if restores else agreed_weights(config, run_dir)
     engine = build_rank(config, plan, world.rank, steps, device, check, weights, restores)
     saver = Saver(run_dir, world.attempt, config, engine, begin)

@@ -69,17 +69,22 @@ class EarlierRuns:
         state = "" if done_attempt(last) is None else " (complete)"
         return f"{words} since {last.name}{state}: this is a new run"
 
-    def continued(self, path: Path, config: RunConfig, inputs: RunInputs) -> Checkpoint | None:
-        """Returns the checkpoint with the most steps of a run that differs in its length only."""
+    def continued(
+        self, path: Path, config: RunConfig, inputs: RunInputs
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """Returns the checkpoint with the most steps of a run that differs in its length only.
+
+        Beside it, what is wrong with damaged ones of such runs.
+        """
         own = frozen.frozen_of(config, {}, inputs)
-        there = [
-            checkpoint
+        found = [
+            checkpoints.whole_checkpoints(other)
             for other, one in self._like(path).items()
             if own.continues(one)
-            for checkpoint in checkpoints.whole_checkpoints(other)[0]
-            if checkpoint.step < config.steps
         ]
-        return max(there, key=lambda checkpoint: checkpoint.step, default=None)
+        there = [one for whole, _ in found for one in whole if one.step < config.steps]
+        damaged = [text for _, texts in found for text in texts]
+        return max(there, key=lambda checkpoint: checkpoint.step, default=None), damaged
 
 
 def begin(
@@ -99,7 +104,8 @@ def begin(
     notes = [_MORE_FILES if inputs.more_files else None, earlier.changes(path, config, inputs)]
     if checkpoints.saved_step(path) or saving.resume == "never":
         return config, [note for note in notes if note]
-    saved = earlier.continued(path, config, inputs)
+    saved, damaged = earlier.continued(path, config, inputs)
+    notes += damaged
     if saved is None:
         if go_on:
             notes.append(

@@ -29,7 +29,7 @@ from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import DataContent, RunInputs, frozen_of
-from hires.core.store.network_weights import find_weights, require_fit
+from hires.core.store.network_weights import WeightsPlace, find_weights, require_fit
 from hires.core.store.own_module import module_digest
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
@@ -92,8 +92,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._graphs: dict[str, Graph] = {}
         self._plans: dict[str, PackedPlan] = {}
         self._contents: dict[str, DataContent] = {}
-        self._digests: dict[str, str] = {}
-        """Of weights by their paths."""
+        self._weights_of: dict[str, tuple[WeightsPlace, str]] = {}
+        """What paths of weights hold, and its digest."""
         self._fitting: set[str] = set()
         """Weights that were compared with their network."""
         self.sizes: dict[str, DataSize] = {}
@@ -228,24 +228,24 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             inputs = self.inputs(config)
             run = run_path(config, inputs)
             candidates, _ = checkpoints.candidates(run, config, frozen_of(config, {}, inputs))
-            others = [one for one in candidates if one.path.parent != run / checkpoints.FOLDER]
-            checkpoints.refuse_other_network(others, shapes_of(self.traced(config)), source)
+            if candidates and candidates[0].path.parent != run / checkpoints.FOLDER:
+                checkpoints.refuse_other_network(candidates, shapes_of(self.traced(config)), source)
 
     def _check_weights(self, config: RunConfig) -> None:
         stored = stored_scales(config)
-        if stored is not None and stored.weights != self._weights(config):
+        place, digest = self._weights(config)
+        if stored is not None and stored.weights != digest:
             raise ConfigError(
                 f"weights={config.weights} is not the file that the scales beside it were written "
                 f"with; copy both again, or make them again with `hires quantize`"
             )
         if stored is not None:
             types = {name: one.dtype for name, one in self.graph(config).params.items()}
-            require_pair(find_weights(config.weights or ""), stored, types)
+            require_pair(place, stored, types)
         needed = shapes_of(self.traced(config) if stored is None else self.graph(config))
-        key = json.dumps([config.weights, self._weights(config), trace_key(config)])
+        key = json.dumps([config.weights, digest, trace_key(config)])
         if key in self._fitting:
             return
-        place = find_weights(config.weights or "")
         shapes = self._process.weights(place.path) if place.is_pickle else place.shapes()
         built = None
         if config.model.name == "custom":  # it may hold tensors that no layer reads
@@ -254,12 +254,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         require_fit(place.key, shapes, needed, built.tensors if built else (), how)
         self._fitting.add(key)
 
-    def _weights(self, config: RunConfig) -> str:
-        """Returns the digest of what ``weights`` names; nothing if it is unset."""
-        source = config.weights
-        if source is not None and source not in self._digests:
-            self._digests[source] = find_weights(source).digest()
-        return self._digests[source] if source else ""
+    def _weights(self, config: RunConfig) -> tuple[WeightsPlace, str]:
+        """Returns what ``weights`` names, which is set, and its digest."""
+        source = config.weights or ""
+        if source not in self._weights_of:
+            place = find_weights(source)
+            self._weights_of[source] = place, place.digest()
+        return self._weights_of[source]
 
     def inputs(self, config: RunConfig, build: bool = True) -> RunInputs:
         """Returns what decides a run beside its config (:func:`hires.cli.data_keys.with_classes`).
@@ -274,7 +275,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             if kept is None:
                 self.traced(config)
             inputs = kept or self._process.networks.get(trace_key(config), inputs)
-        table, weights = table_digest(config), self._weights(config)
+        table, weights = table_digest(config), self._weights(config)[1] if config.weights else ""
         scales = scales_of(config) if config.precision.name == INT8 else None
         digest = scales.digest if scales else ""
         loss = module_digest(config.loss.target) if config.loss.target else ""

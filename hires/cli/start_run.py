@@ -84,8 +84,9 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True, *, head: bool = Tr
     for event in read_lines(run.attempt_dir / file_names.EVENTS) if keep else ():
         if event.get("event") == "checkpoint_failed":
             lines.append(f"warning: no checkpoint of step {event['step']}: {event['text']}")
-        elif event.get("event") == "checkpoint_damaged":
+        elif event.get("event") in ("checkpoint_damaged", "resume_differs"):
             lines.append(f"warning: {event['text']}")
+    lines = [*dict.fromkeys(lines)]  # ranks that read one file say the same of it
     if outcome.exit_code != 0:
         lines += [f"hires: the run {ENDS[outcome.state]}: {outcome.cause}"] if head else []
         page = hang_head(run.attempt_dir) if outcome.reason == "hang" else []

@@ -5,7 +5,7 @@
     momentum00.safetensors   what the optimiser keeps for its parameters, by the same names; where
                              holders divide it, momentum00.001.safetensors of each, by rows
     rank0000.safetensors     states of a rank's random numbers
-    scale.safetensors, ...   the few numbers that all ranks have alike (:mod:`.checkpoint_numbers`)
+    checkpoint.json          the digest of each file, and the few numbers that all ranks have alike
 
 All holders of a stage are equal, so one of them (``weight_sharing.reader_of``) writes its files and
 reads them again; the others get what it has read by broadcast.
@@ -19,11 +19,13 @@ Tensors of an accelerator are written from copies on the host, piece by piece, s
 serves every kind of device.
 
 A crash at any moment leaves the checkpoint before whole. A failure on any rank ends the save on all
-of them, and the run goes on. Saving happens between steps and adds a few MiB to what is kept
-(:data:`hires.engine.tensorfile.PIECE_BYTES`), so the predicted peak of a step holds.
+of them, and the run goes on; a training whose last save failed ends as failed. Saving happens
+between steps and adds a few MiB to what is kept (:data:`hires.engine.tensorfile.PIECE_BYTES`), so
+the predicted peak of a step holds.
 
-An attempt begins at the latest checkpoint in which every rank finds what it needs unharmed. Layers
-are found by their names, whatever stage the run that wrote them had them in.
+An attempt begins at the latest checkpoint of which every rank finds the files that it reads to be
+those that were written. Layers are found by their names, whatever stage the run that wrote them had
+them in.
 """
 
 from __future__ import annotations
@@ -45,25 +47,34 @@ from torch import Tensor
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
+from hires.core.config.value_checks import build
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
-from hires.core.store.checkpoints import Checkpoint, DamagedError
+from hires.core.store.checkpoints import Checkpoint, DamagedError, StoredFile
+from hires.core.store.edits import overrides
 from hires.core.store.files import append_line, cannot_write, write_atomically
+from hires.core.store.naming import plain
 from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, made_tensors, names_of
-from hires.engine.checkpoint_contents import Contents, ContentsReader, rank_file, stage_file
-from hires.engine.checkpoint_numbers import NAMES, SCALE, UPDATES, files_of_numbers, numbers_in
+from hires.engine.checkpoint_contents import ContentsReader, rank_file, stage_file
 from hires.engine.optimizer import EMA, Optimizer
 from hires.engine.stopped_pass import agreed_step
 from hires.engine.tensorfile import TensorFile
 from hires.engine.weight_sharing import reader_of, share_weights
 from hires.engine.weights_file import WeightsFile
-from hires.nets.generators import HOST_STATE
 from hires.plan.groups import held_stages
 from hires.plan.ownership import shares_of_holders
 from hires.plan.plan import Plan
+
+SCALE, UPDATES = "loss_scale", "updates"
+"""Numbers of the manifest: the loss scale with its counters, and the steps of the optimiser."""
+SETTINGS = (
+    "seed", "batch", "epochs", "model", "data", "augment", "precision", "optimizer", "lr_schedule",
+    "loss",
+)  # fmt: skip
+"""Keys and sections that decide what a training learns."""
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +83,9 @@ class Begin(NamedTuple):
     """Where an attempt begins."""
 
     step: int  # number of its first step
-    contents: Contents | None  # of the checkpoint that it resumes from; None: it needs none
+    checkpoint: Checkpoint | None  # that it resumes from; None: it needs none
     attempt: int | None = None  # whose lines hold the steps before, of a pass without a checkpoint
+    damaged: frozenset[Path] = frozenset()  # checkpoints that were found to be so
 
 
 @dataclass
@@ -89,6 +101,8 @@ class Saver:
     def __post_init__(self) -> None:
         self.first = self.last = self.begin.step  # steps that were done at the last checkpoint
         self._rank = self.engine.context.rank
+        self._written: dict[str, StoredFile] = {}  # files of this rank in the checkpoint being made
+        self.problem: str | None = None  # why the last save failed, if it did
 
     def save(self, step: int) -> bool:
         """Saves the state after so many steps; returns whether there is a checkpoint now.
@@ -111,9 +125,9 @@ class Saver:
                     problem = cannot_write(path, error) if isinstance(error, OSError) else error
                 # No rank goes on to the next part before all have done this one.
                 if comm.max_all(int(problem is not None), patient=True):
-                    self._give_up(path, step, f"{name} failed: {problem}" if problem else None)
+                    self._give_up(path, step, f"{name} failed: {problem}" if problem else "")
                     return False
-            self.last = step
+            self.last, self.problem = step, None
             if self._rank == 0:
                 self.tidy()
             comm.max_all(0, patient=True)  # to remove files may take as long as to write them
@@ -124,10 +138,18 @@ class Saver:
             self._note("checkpoint_saved", step=step, bytes=num_bytes, save_s=taken_s)
         return True
 
+    def require_saved(self) -> None:
+        """RunError: the last state that was to be saved is not on the disk."""
+        if self.problem is not None:
+            raise RunError(
+                f"the last save of the training failed, so the weights that it should leave are "
+                f"lost: {self.problem}; then the same command goes on at step {self.last}"
+            )
+
     def tidy(self) -> None:
         """Removes the checkpoints that are not kept."""
         try:
-            checkpoints.tidy(self.run_dir, self.config.checkpoint.keep)
+            checkpoints.tidy(self.run_dir, self.config.checkpoint.keep, self.begin.damaged)
         except OSError as error:
             log.warning("an old checkpoint stays: %s", error)
 
@@ -137,24 +159,28 @@ class Saver:
             checkpoints.hidden(path, "tmp").mkdir(parents=True)
 
     def _write(self, path: Path, step: int) -> None:
-        for name, tensors in _files_of(self.engine, self._own_tensors()).items():
-            tensorfile.write(checkpoints.hidden(path, "tmp") / name, tensors)
+        building = checkpoints.hidden(path, "tmp")
+        self._written = {
+            name: tensorfile.write(building / name, tensors)
+            for name, tensors in _files_of(self.engine, self._own_tensors()).items()
+        }
 
     def _own_tensors(self) -> dict[str, Tensor]:
         # All tensors of the network. A rewritten one holds what was computed from them, so a rank
         # that writes makes them again as they were at the start: of the seed, of a file, or of the
         # last checkpoint. RunError: the network is another one each time that it is built.
-        engine, last = self.engine, self.begin.contents
+        engine, last = self.engine, self.begin.checkpoint
         readers = {reader_of(one.plan, one.stage.index) for one in engine.contexts}
         if engine.derived.have_all or self._rank not in readers:
             return engine.tensors
         made, _ = made_tensors(self.config, engine.contexts)
         if self.last != self.first:
-            last = Contents.read(checkpoints.read(checkpoints.place(self.run_dir, self.last)))
+            last = checkpoints.read(checkpoints.place(self.run_dir, self.last))
         if last is None and engine.weights is not None:
             WeightsFile(engine.weights).fill_all({n: tensor.data for n, tensor in made.items()})
         elif last is not None:
-            reader, parts = ContentsReader(last), last.of_kind("stage")
+            reader, parts = ContentsReader(last), last.tensors("stage")
+            last.verify({part.file for name in made for part in parts[name]})
             for name, tensor in made.items():
                 reader.fill(tensor.data, parts[name])
         made = {name: engine.device.place(tensor) for name, tensor in made.items()}
@@ -165,31 +191,38 @@ class Saver:
         return {**made, **engine.tensors}
 
     def _publish(self, path: Path, step: int) -> None:
+        files = {
+            name: build(StoredFile, one)
+            for text in comm.gather_texts(json.dumps(_plain_files(self._written)))
+            for name, one in json.loads(text).items()
+        }
         if self._rank != 0:
             return
-        building, plan = checkpoints.hidden(path, "tmp"), self.engine.context.plan
-        files = {file.name: file.stat().st_size for file in sorted(building.iterdir())}
-        needed = {rank_file(rank) for rank in range(plan.world)}
-        needed |= {stage_file("stage", stage.index) for stage in plan.stages}
-        if missing := needed - files.keys():
-            raise RunError(f"{min(missing)} is not in {building}: do all ranks see this folder?")
-        made = Checkpoint(path, step, self.attempt, self.config.task.name, _layout_of(plan), files)
-        text = json.dumps(made.to_dict(), indent=1) + "\n"
-        write_atomically(building / checkpoints.MANIFEST, text)
+        building, engine = checkpoints.hidden(path, "tmp"), self.engine
+        for name, file in files.items():
+            there = building / name
+            if not there.is_file() or there.stat().st_size != file.num_bytes:
+                raise RunError(f"{name} is not in {building}: do all ranks see this folder?")
+        numbers = {}
+        if engine.executor.scale is not None:
+            numbers[SCALE] = engine.executor.scale.state().tolist()
+        if engine.optimizer is not None:
+            numbers[UPDATES] = [float(engine.optimizer.updates)]
+        facts = path, step, self.attempt, self.config.task.name, _layout_of(engine.context.plan)
+        made = Checkpoint(*facts, files, numbers, _settings_of(self.config))
+        write_atomically(building / checkpoints.MANIFEST, made.manifest())
         _sync(building)
-        if path.exists():  # of an attempt that this one repeats
-            checkpoints.remove(path)
-        building.rename(path)
+        checkpoints.publish(building, path)
         _sync(path.parent)
 
-    def _give_up(self, path: Path, step: int, problem: str | None) -> None:
+    def _give_up(self, path: Path, step: int, problem: str) -> None:
         if self._rank == 0:
             shutil.rmtree(checkpoints.hidden(path, "tmp"), ignore_errors=True)
         # No rank writes after this, and the disk may have room again for the event.
-        comm.max_all(0, patient=True)
-        if problem is not None:
-            log.warning("there is no checkpoint of step %d: %s; the run goes on", step, problem)
-            self._note("checkpoint_failed", step=step, text=problem)
+        self.problem = next(filter(None, comm.gather_texts(problem)))
+        if self._rank == 0:
+            log.warning("there is no checkpoint of step %d: %s", step, self.problem)
+            self._note("checkpoint_failed", step=step, text=self.problem)
 
     def _note(self, event: str, **fields: str | float) -> None:
         with contextlib.suppress(RunError):  # the disk may be full
@@ -198,24 +231,24 @@ class Saver:
     def restore(self, metrics: Path) -> None:
         """Fills the rank, just built, from the checkpoint, if any; RunError: of another network.
 
-        Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run.
+        Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run, and
+        ``differs`` says what that run had otherwise.
         """
-        contents, engine, step = self.begin.contents, self.engine, self.begin.step
+        checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
         engine.recorder.next_step = step
-        if contents is None:
+        if checkpoint is None:
             if step and self._rank == 0:
                 log.info("goes on at step %d of attempt a%s", step, self.begin.attempt)
                 line = {"kind": "begin", "rank": 0, "step": step, "checkpoint": None}
                 append_line(metrics, {**line, "attempt": self.begin.attempt})
             return
-        checkpoint = contents.checkpoint
         same_task = checkpoint.task == self.config.task.name
-        self._restore_tensors(contents, engine.optimizer if same_task else None)
+        lost = self._restore_tensors(checkpoint, engine.optimizer if same_task else None)
         engine.derived.refresh()
         engine.prepare()
         scale = engine.executor.scale
-        if scale is not None and (state := numbers_in(contents, self._rank, SCALE)) is not None:
-            scale.restore(state)
+        if scale is not None and (state := checkpoint.numbers.get(SCALE)) is not None:
+            scale.restore(torch.tensor(state, dtype=torch.float64))
             if step == 0:  # of another task: its steps are none of this run
                 scale.skipped = 0
         # Another layout or kind of device draws other numbers, and not those of step 0 again.
@@ -233,21 +266,48 @@ class Saver:
             line["attempt"] = checkpoint.attempt if ours else self.begin.attempt
             if scale is not None:
                 line["skipped_steps"] = scale.skipped
+            if not ours:
+                line["differs"] = self._say_differences(checkpoint, same_task, lost)
             append_line(metrics, line)
 
+    def _say_differences(
+        self, checkpoint: Checkpoint, same_task: bool, lost: list[str]
+    ) -> list[str]:
+        # What the run of a checkpoint had otherwise than this one, its words as of a command line.
+        own = _settings_of(self.config)
+        here, there = overrides(checkpoint.settings, own), overrides(own, checkpoint.settings)
+        said = []
+        if not same_task:
+            said.append(f"of a {checkpoint.task} run it takes the parameters alone")
+        elif lost:
+            said.append(f"the optimiser begins without its {', '.join(lost)}")
+        if same_task and here:
+            said.append(f"it has {' '.join(here)} where that run had {' '.join(there)}")
+        if said:
+            text = f"begins with {checkpoint.path}: {'; '.join(said)}"
+            log.warning("%s", text)
+            self._note("resume_differs", text=text)
+        return there if same_task else []
+
     @torch.no_grad()
-    def _restore_tensors(self, contents: Contents, optimizer: Optimizer | None) -> None:
+    def _restore_tensors(self, checkpoint: Checkpoint, optimizer: Optimizer | None) -> list[str]:
+        # Returns the kinds of tensors that the optimiser keeps and the checkpoint lacks.
         engine, plan = self.engine, self.engine.context.plan
-        reader, shared = ContentsReader(contents), dict[int, list[Tensor]]()
-        kinds = {"stage": contents.of_kind("stage")}
-        kinds |= {kind: contents.of_kind(kind) for kind in (optimizer.kept if optimizer else ())}
+        reader, shared = ContentsReader(checkpoint), dict[int, list[Tensor]]()
+        kinds = {"stage": checkpoint.tensors("stage")}
+        kinds |= {kind: checkpoint.tensors(kind) for kind in (optimizer.kept if optimizer else ())}
         for stage, context in {c.stage.index: c for c in engine.contexts}.items():
             is_reader, shared[stage] = reader_of(plan, stage) == self._rank, []
             divided = bool(shares_of_holders(plan, stage))
             tensors = {name: engine.tensors[name] for name in names_of([context], engine.tensors)}
             for kind, parts in kinds.items():
                 needed = [n for n in sorted(tensors) if kind == "stage" or n in parts]
-                contents.require(kind, {name: list(tensors[name].shape) for name in needed})
+                shapes = {name: list(tensors[name].shape) for name in needed}
+                if wrong := checkpoints.differences(parts, shapes):
+                    raise RunError(
+                        f"the checkpoint is of another network: {checkpoint.path}: "
+                        f"{checkpoints.first_of(wrong)}; use the model and model.classes of its run"
+                    )
                 for name in needed:
                     tensor, first = tensors[name].data, 0
                     if kind != "stage" and optimizer is not None:
@@ -260,7 +320,7 @@ class Saver:
                         reader.fill(tensor, parts[name], first)
                     if not own:
                         shared[stage].append(tensor)
-        updates = numbers_in(contents, self._rank, UPDATES)
+        [updates] = checkpoint.numbers.get(UPDATES, [None])
         if (
             optimizer is not None
             and updates is not None
@@ -271,6 +331,7 @@ class Saver:
         share_weights(engine.context, shared)
         if optimizer is not None and not kinds.get(EMA, True):  # of a run that kept none
             optimizer.begin_ema()
+        return [kind for kind, parts in kinds.items() if not parts and kind != EMA]
 
 
 def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
@@ -279,35 +340,46 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
     ConfigError: ``checkpoint.resume`` names something that this run cannot go on with; RunError:
     all that it names is damaged.
     """
-    there = _candidates(run_dir, config, world)
+    there, problems = _candidates(run_dir, config, world)
+    damaged, chosen = [Path(one.path) for one in there], None
     for checkpoint in there:
-        contents = None
         try:
-            contents = _agreed_contents(checkpoint, world)
-            if contents is not None:
-                _check(contents, plan, world.rank)
+            checkpoint.verify(_files_read(checkpoint, plan, world.rank))
+            problem = 0
         except DamagedError as error:
-            contents = None
-            _warn(run_dir, world, str(error))
-        if not comm.max_all(int(contents is None), patient=True):
-            step, attempt = checkpoints.begin_of(checkpoint, config), None
-            if step == 0:  # the parameters of another run: a pass over the data may go on
-                step, attempt = agreed_step(run_dir, config, world)
-            return Begin(step, contents, attempt)
-    if there and config.checkpoint.source:
-        paths = ", ".join(str(checkpoint.path) for checkpoint in there)
-        raise RunError(f"{paths}: damaged, and there is no other checkpoint")
-    if there:
-        return Begin(0, None)
-    step, attempt = agreed_step(run_dir, config, world)
-    return Begin(step, None, attempt)
+            problems.append(str(error))
+            problem = 1
+        if not comm.max_all(problem, patient=True):
+            chosen = checkpoint
+            damaged = damaged[: there.index(checkpoint)]
+            break
+    result = f"{chosen.path} is used" if chosen else "there is no other, so it begins at step 0"
+    if chosen is None and there and config.checkpoint.source:
+        result = "checkpoint.resume names no other one; name a whole one, or its run folder"
+    for problem_text in problems:
+        _warn(run_dir, world, f"{problem_text}; {result}")
+    if chosen is None and there and config.checkpoint.source:
+        paths = ", ".join(str(path) for path in damaged)
+        raise RunError(f"{'; '.join(problems) or f'{paths}: damaged'}; {result}")
+    step, attempt = (0, None) if chosen is None else (checkpoints.begin_of(chosen, config), None)
+    # Parameters of another run, or none: a pass over the data may go on.
+    if step == 0 and (chosen is not None or not there):
+        step, attempt = agreed_step(run_dir, config, world)
+    return Begin(step, chosen, attempt, frozenset(damaged))
+
+
+def _plain_files(files: dict[str, StoredFile]) -> dict[str, dict[str, object]]:
+    return {name: dataclasses.asdict(file) for name, file in files.items()}
+
+
+def _settings_of(config: RunConfig) -> dict[str, object]:
+    return {key: value for key, value in plain(config).items() if key in SETTINGS}
 
 
 def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
     context, optimizer = engine.context, engine.optimizer
     files = {rank_file(context.rank): engine.device.random_states()}
-    files |= files_of_numbers(engine) if context.rank == 0 else {}
     plan = context.plan
     for stage, one in {c.stage.index: c for c in engine.contexts}.items():
         names, shares = sorted(names_of([one], tensors)), shares_of_holders(plan, stage)
@@ -336,15 +408,17 @@ def _layout_of(plan: Plan) -> str:
     return hashlib.sha256(json.dumps([facts, nodes]).encode()).hexdigest()[:16]
 
 
-def _candidates(run_dir: Path, config: RunConfig, world: World) -> list[Checkpoint]:
-    # Rank 0 looks, so that all ranks try the same checkpoints in one order, the best first.
+def _candidates(
+    run_dir: Path, config: RunConfig, world: World
+) -> tuple[list[Checkpoint], list[str]]:
+    # Rank 0 looks, so that all ranks try the same checkpoints in one order, the best first. Beside
+    # them, on rank 0, what is wrong with others.
     there: list[Checkpoint] = []
+    damaged: list[str] = []
     failure = None
     if world.rank == 0:
         try:
             there, damaged = checkpoints.candidates(run_dir, config)
-            for problem in damaged:
-                _warn(run_dir, world, problem)
         except HiresError as error:  # the other ranks wait for an answer in this case too
             failure = error
     answer = [
@@ -354,31 +428,17 @@ def _candidates(run_dir: Path, config: RunConfig, world: World) -> list[Checkpoi
     agreed, problem = json.loads(comm.broadcast_text(json.dumps(answer)))
     if problem is not None:
         raise failure or RunError(problem)
-    return [checkpoints.from_dict(values) for values in agreed]
-
-
-def _agreed_contents(checkpoint: Checkpoint, world: World) -> Contents | None:
-    # What rank 0 finds in a checkpoint; DamagedError there, None on the others: it is not whole.
-    text, problem = "", None
-    if world.rank == 0:
-        try:
-            text = Contents.read(checkpoint).to_json()
-        except DamagedError as error:
-            problem = error
-    text = comm.broadcast_text(text)
-    if problem is not None:
-        raise problem
-    return Contents.from_json(checkpoint, text) if text else None
+    return [checkpoints.from_dict(values) for values in agreed], damaged
 
 
 def _warn(run_dir: Path, world: World, problem: str) -> None:
-    log.warning("%s; the one before is used", problem)
+    log.warning("%s", problem)
     records.event(run_dir, world.attempt, "checkpoint_damaged", rank=world.rank, text=problem)
 
 
-def _check(contents: Contents, plan: Plan, rank: int) -> None:
-    # DamagedError: something that the rank reads has changed since it was written.
-    names, kept = set[str](), {*NAMES} if rank == 0 else set[str]()
+def _files_read(checkpoint: Checkpoint, plan: Plan, rank: int) -> list[str]:
+    # Names of the files that a rank reads.
+    names, kept = set[str](), set[str]()
     for stage in held_stages(plan, rank):
         shares = shares_of_holders(plan, stage)
         if reader_of(plan, stage) == rank:
@@ -387,10 +447,14 @@ def _check(contents: Contents, plan: Plan, rank: int) -> None:
             names |= own
             kept |= set() if shares else own
         kept |= {rows.name for rows in shares.get(rank, [])}
-    contents.check(names, kept)
-    if contents.checkpoint.layout == _layout_of(plan):
-        file = TensorFile(contents.checkpoint.path / rank_file(rank))
-        file.check(file.names | {HOST_STATE})
+    read = []
+    for file, stored in checkpoint.files.items():
+        wanted = names if file.startswith("stage") else kept
+        if any(checkpoints.part_of_key(key)[0] in wanted for key in stored.shapes):
+            read.append(file)
+    if checkpoint.layout == _layout_of(plan):
+        read.append(rank_file(rank))
+    return read
 
 
 def _sync(folder: Path) -> None:  # returns when the names in a folder are on the disk

@@ -10,8 +10,10 @@ A file is there as a whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import util
@@ -41,18 +43,23 @@ _BATCH = 2  # of the example: a size of 1 would be taken for a constant
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, option: str) -> Iterator[Path]:
-    """Yields a hidden path, whose file takes the place of ``path`` at the end.
+def whole_file(path: Path, option: str, num_bytes: int = 0) -> Iterator[Path]:
+    """Yields a hidden path, whose file of at least ``num_bytes`` takes the place of ``path``.
 
     ConfigError, which names ``option``: it cannot be written. After any error ``path`` is as
     before.
     """
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        # torch's own writer ends the process, or names no cause, where a disk is full.
+        if shutil.disk_usage(path.parent).free < num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield hidden
         os.replace(hidden, path)  # noqa: PTH105, as it is atomic
     except OSError as error:
         raise cannot_write(path, error, option) from None
+    except RuntimeError as error:
+        raise cannot_write(path, OSError(error_line(error)), option) from None
     finally:
         hidden.unlink(missing_ok=True)
 
@@ -70,12 +77,13 @@ def write_weights(
     if first:
         made = named_tensors(whole_model(config))
         tensors |= {name: made[name].detach() for name in first}
-    with whole_file(path, OPTION) as hidden:
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    with whole_file(path, OPTION, num_bytes) as hidden:
         if path.suffix in PICKLES:
             torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, hidden)
         else:
             tensorfile.write(hidden, tensors)
-    return {"tensors": len(tensors), "bytes": sum(tensor.nbytes for tensor in tensors.values())}
+    return {"tensors": len(tensors), "bytes": num_bytes}
 
 
 def write_network(config: RunConfig, form: str, path: Path) -> dict[str, Any]:
@@ -91,7 +99,8 @@ def write_network(config: RunConfig, form: str, path: Path) -> dict[str, Any]:
     images = images.to(image_dtype(config))
     with torch.no_grad():
         expected = module(images)
-    with whole_file(path, OPTION) as hidden:
+    num_bytes = sum(tensor.nbytes for tensor in module.state_dict().values())
+    with whole_file(path, OPTION, num_bytes) as hidden:
         outputs, by = _WRITERS[form](module, images, hidden)
     facts: dict[str, Any] = {"bytes": path.stat().st_size, "checked_with": by}
     facts["largest_error"] = None if outputs is None else _error(outputs, expected)

@@ -86,7 +86,7 @@ def run_steps(
 
     What an ``observer`` finds in it is another line. Returns how many steps of the run are done:
     fewer than all after a preemption, or where ``validation`` ends. LossError: the loss is not
-    finite.
+    finite; RunError: the last state that a training should save is not on the disk.
     """
     rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
     hold_preemption()
@@ -159,6 +159,8 @@ def run_steps(
     if scalars is not None:
         scalars.close()
     engine.close()
+    if config.task.name == "train":
+        saver.require_saved()
     return done
 
 

@@ -22,12 +22,12 @@ from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import frozen
+from hires.core.store.checkpoints import whole_shape
 from hires.core.store.network_weights import (
     COUNTER,
     WeightsPlace,
     find_weights,
     is_mean,
-    whole_shape,
 )
 from hires.engine.tensorfile import TensorFile
 
@@ -52,6 +52,7 @@ class WeightsFile:
                 name, first = place.part(key)
                 of_kind.setdefault(name, {})[first] = file, key
         self._files = held | means
+        self._verified = {*place.files} if place.verified else set[Path]()
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -68,16 +69,14 @@ class WeightsFile:
         return {n: str(t.dtype).removeprefix("torch.") for n, t in self._tensors.items()}
 
     def tensor(self, name: str) -> Tensor:
-        """Returns a tensor as it was written, compared with its check sum if it has one.
-
-        RunError: it is damaged.
-        """
+        """Returns a tensor as it was written; RunError: its file is damaged."""
         if name not in self._files:
             return self._tensors[name]
         made = []
         for _, (file, key) in sorted(self._files[name].items()):
-            if self.place.is_checkpoint:
-                file.check([key])
+            if self.place.checkpoint is not None and file.path not in self._verified:
+                self.place.checkpoint.verify([file.path.name])
+                self._verified.add(file.path)
             made.append(file.tensor(key))
         return made[0] if len(made) == 1 else torch.cat(made)
 
@@ -136,7 +135,7 @@ def agreed_weights(config: RunConfig, run_dir: Path) -> WeightsFile | None:
     path, problem = json.loads(comm.broadcast_text(json.dumps([path, failure and str(failure)])))
     if problem is not None:
         raise failure or RunError(problem)
-    return open_weights(path)
+    return WeightsFile(find_weights(path, verify=False))  # a rank compares the files that it reads
 
 
 def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:

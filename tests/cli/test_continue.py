@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from hires.cli.planning import shapes_of
 from hires.core.store import checkpoints, naming
 from tests.cli.conftest import SMALL
+from tests.helpers.run_folders import saved_stages
 
 pytestmark = pytest.mark.usefixtures("traced", "fake_ranks")
 BASE = tuple(word for word in SMALL if not word.startswith("steps="))
@@ -31,14 +30,7 @@ def run_of(steps: int) -> Path:
 def saved(hires, graph) -> Path:
     """A checkpoint of a run of three steps."""
     assert hires("run", *BASE, "steps=3").code == 0
-    place = checkpoints.place(run_of(3).absolute(), 3)
-    place.mkdir(parents=True)
-    zeros = {name: np.zeros(shape, np.uint8) for name, shape in shapes_of(graph).items()}
-    save_file(zeros, place / "stage00.safetensors")
-    files = {file.name: file.stat().st_size for file in place.iterdir()}
-    made = checkpoints.Checkpoint(place, 3, 0, "train", "", files)
-    (place / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
-    return place
+    return saved_stages([dict(shapes_of(graph))], run_of(3).absolute(), 3)
 
 
 def continues(run: Path) -> str | None:

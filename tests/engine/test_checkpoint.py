@@ -185,7 +185,7 @@ def test_run_that_never_resumes_begins_at_step_0(tmp_path):
     assert len(losses(run, 1)) == STEPS
 
 
-@pytest.mark.parametrize("harm", ["flipped", "missing"])
+@pytest.mark.parametrize("harm", ["flipped", "missing", "swapped"])
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(harm, tmp_path):
     layout = {"parallel": {"stages": 2}}
     whole = make(tmp_path / "whole", **layout)
@@ -211,6 +211,11 @@ def damage(checkpoint: Path, harm: str) -> None:
         data = bytearray(file.read_bytes())
         data[-5] ^= 1
         file.write_bytes(data)
+    elif harm == "swapped":
+        other = checkpoint / "momentum01.safetensors"
+        data = file.read_bytes()
+        file.write_bytes(other.read_bytes())
+        other.write_bytes(data)
     else:
         file.unlink()
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hires.core.errors import ConfigError
-from hires.core.store import checkpoints, records
+from hires.core.errors import PREEMPTED, ConfigError
+from hires.core.store import checkpoints, file_names, records
+from hires.core.store.reading import read_lines
+from tests.helpers.run_folders import saved_stages
 from tests.helpers.saved import attempt, config_at, losses, make
 
 TILES = {"tiles": [2, 1]}
@@ -52,10 +53,26 @@ def test_run_that_differs_in_more_is_not_continued(tmp_path, keys):
     run = make(tmp_path, steps=3, parallel=TILES)
     other = make(tmp_path, **{"parallel": TILES, "steps": 6, **keys})
     config = config_at(other)
-    place = checkpoints.place(run, 2)
-    place.mkdir(parents=True)
-    made = checkpoints.Checkpoint(place, 2, 0, "train", "", {})
-    (place / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    place = saved_stages([], run, 2)
     saving = replace(config.checkpoint, continues=str(place))
     with pytest.raises(ConfigError, match="differs in more than its steps"):
         checkpoints.candidates(other, replace(config, checkpoint=saving))
+
+
+def test_what_a_resume_does_not_take_along_is_said_and_recorded(tmp_path):
+    first = make(tmp_path, steps=3, checkpoint={"at_end": "always"})
+    assert attempt(first) == [0]
+    keys = {"seed": 1, "batch": 4, "optimizer": {"name": "adam"}}
+    run = make(tmp_path, steps=6, **keys, checkpoint={"resume": str(first), "every": 2})
+    assert attempt(run, stop_at=5) == [PREEMPTED]
+    assert attempt(run) == [0]
+    events = read_lines(file_names.attempt_dir(run, 0) / "events.jsonl")
+    [text] = [event["text"] for event in events if event["event"] == "resume_differs"]
+    there = ["seed=0", f"batch={config_at(first).batch}", "optimizer.name=sgd"]
+    for word in [*there, "seed=1", "batch=4", "optimizer.name=adam", "exp_avg_sq", first.name]:
+        assert word in text
+    record = records.read_record(run)
+    assert record["resumed"]["checkpoint"] == "step000005"
+    [origin] = record["lineage"]
+    assert (origin["run"], origin["step"]) == (first.name, 3)
+    assert {*there} <= {*origin["differs"]}

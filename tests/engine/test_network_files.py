@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -68,6 +71,22 @@ def test_place_that_cannot_be_written_is_named(tmp_path):
     path = tmp_path / "no" / "new.safetensors"
     with pytest.raises(ConfigError, match=r"cannot write .*new\.safetensors.*--out"):
         write_weights(str(tmp_path / "old.safetensors"), path, {}, [], config_of())
+
+
+@pytest.mark.parametrize("name", ["new.pt", "new.safetensors", "new.pt2"])
+def test_full_disk_is_named_before_torch_meets_it(tmp_path, monkeypatch, trained, name):
+    # torch's writers end the process, or raise without a cause.
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    path, names = tmp_path / name, {one: one for one in state()}
+
+    def written() -> object:
+        if path.suffix == ".pt2":
+            return write_network(trained, "exported", path)
+        return write_weights(str(trained.weights), path, names, [], config_of())
+
+    with pytest.raises(ConfigError, match=r"No space left on device.*--out"):
+        written()
+    assert not path.exists()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -85,11 +86,20 @@ def submitted(run: Path, attempt: int = 0, job: str = "77", index: int | None = 
 
 def saved_with(shapes: dict[str, list[int]], folder: Path) -> Path:
     """Makes a checkpoint after one step whose tensors are zeros of these shapes."""
-    path = folder / "checkpoints" / "step000001"
+    return saved_stages([shapes], folder)
+
+
+def saved_stages(
+    stages: list[dict[str, list[int]]], folder: Path, step: int = 1, attempt: int = 0
+) -> Path:
+    """Makes a checkpoint whose stages have tensors, zeros of these shapes."""
+    path, files = checkpoints.place(folder, step), {}
     path.mkdir(parents=True)
-    data = save({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    (path / "stage00.safetensors").write_bytes(data)
-    told: dict[str, Any] = {"schema": checkpoints.SCHEMA, "step": 1, "attempt": 0, "task": "train"}
-    told |= {"layout": "x", "files": {"stage00.safetensors": len(data)}}
-    (path / checkpoints.MANIFEST).write_text(json.dumps(told))
+    for number, shapes in enumerate(stages):
+        data = save({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+        name = f"stage{number:02d}.safetensors"
+        (path / name).write_bytes(data)
+        files[name] = checkpoints.StoredFile(len(data), hashlib.sha256(data).hexdigest(), shapes)
+    made = checkpoints.Checkpoint(path, step, attempt, "train", "x", files)
+    (path / checkpoints.MANIFEST).write_text(made.manifest())
     return path

@@ -146,14 +146,14 @@ def _of_inference(weights: str) -> tuple[RunConfig, Path]:
             f"{run.name} computes in {INT8}, for which no program but hires has its kernels; name "
             f"the run that trained its float weights"
         )
-    if Path(weights) == run and not checkpoints.whole_checkpoints(run)[0]:
+    if Path(weights) == run and checkpoints.whole_checkpoints(run) == ([], []):
         if config.weights is None:
             raise ConfigError(
                 f"{run.name} kept no weights; run it with checkpoint.at_end=always, or name "
                 f"another run"
             )
         weights = config.weights
-    find_weights(weights)
+    weights = str(find_weights(weights).path)  # of which a damaged one is passed over
     precision = "fp64" if config.precision.name == "fp64" else "fp32"
     # Nothing else of a run decides its network: not its data, layout, loss or evaluations.
     inference = RunConfig(

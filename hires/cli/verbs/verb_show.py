@@ -107,7 +107,7 @@ def _show(run: RunDir, as_json: bool) -> None:
         place = "" if begin.get("checkpoint") is None else f" from {name}"
         print(f"it went on at step {step}{place}{of}")
     lineage = [
-        f"{value_text(one.get('run'))} up to step {value_text(one.get('step'))}"
+        f"{value_text(one.get('run'))} up to step {value_text(one.get('step'))}{_differs(one)}"
         for one in dicts(record.get("lineage"))
     ]
     if lineage:
@@ -155,6 +155,11 @@ def _checkpoint_lines(run: Path) -> list[str]:
         names.append(f"{one.name} ({size(one.num_bytes)}, attempt a{one.attempt}{mark})")
     lines = [f"checkpoints: {', '.join(names)}"] if names else []
     return [text(line) or "" for line in lines + damaged]
+
+
+def _differs(lineage: Values) -> str:
+    words = lineage.get("differs")
+    return f" (which has {value_text(words)})" if words else ""
 
 
 def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:

@@ -5,20 +5,23 @@
 
 A checkpoint is the state after so many steps. It is written into a hidden folder beside its place,
 which is renamed when all ranks have written and everything is on the disk, so that a folder with
-a plain name was whole once. ``checkpoint.json`` names its files with their sizes; the files belong
-to ``hires.engine.checkpoint``. No torch, so that the front end can list them.
+a plain name was whole once. ``checkpoint.json``, the manifest, has the size, the SHA-256 and the
+tensors of every file, and a digest of itself: lists compare sizes, and who reads a file compares
+all of it. The files belong to ``hires.engine.checkpoint``. No torch, so that the front end can list
+them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import build
@@ -31,8 +34,10 @@ from hires.core.store.records import done_attempt
 
 FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
-SCHEMA = 1
+SCHEMA = 2
 Shape = list[int]
+_DIGEST = "digest"
+"""Key of a file's digest of its other values."""
 _ROWS = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
 """A key of a file that holds rows of a tensor: ``conv1.weight[16:32]``."""
 _SHOWN = 3
@@ -41,6 +46,27 @@ _SHOWN = 3
 
 class DamagedError(RunError):
     """A checkpoint is not what was written; an earlier one may be."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint, or some rows of one."""
+
+    file: str
+    key: str
+    """Its name there: of rows ``conv1.weight[16:32]``."""
+    first: int
+    """Its first row, along the first dim."""
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint as it was written."""
+
+    num_bytes: int
+    sha256: str
+    shapes: dict[str, Shape]
+    """Of its tensors, by their keys."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +82,12 @@ class Checkpoint:
     """``train`` or ``infer``."""
     layout: str
     """Equal for layouts in which every rank does the same."""
-    files: dict[str, int]
-    """Name -> bytes, of all but the manifest."""
+    files: dict[str, StoredFile]
+    """By name, all but the manifest."""
+    numbers: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    """The few that all ranks have alike, as the loss scale."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The config's sections that decide what a training learns."""
 
     @property
     def name(self) -> str:
@@ -72,16 +102,41 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         """Size of all files."""
-        return sum(self.files.values())
+        return sum(file.num_bytes for file in self.files.values())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the values of its manifest."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self), "path": None}
+    def manifest(self) -> str:
+        """Returns the text of its manifest."""
+        values = dataclasses.asdict(dataclasses.replace(self, path=Path()))
+        return _sealed({"schema": SCHEMA, **values, "path": None})
+
+    def tensors(self, kind: str) -> dict[str, list[StoredTensor]]:
+        """Returns the tensors of one kind by name, each as its parts in the order of their rows.
+
+        Kinds are ``stage`` and what an optimiser keeps, as ``momentum``.
+        """
+        # By exact names: one kind may begin with another's name, as exp_avg_sq with exp_avg.
+        named = re.compile(rf"{re.escape(kind)}\d{{2,}}(\.\d+)?\.safetensors")
+        parts: dict[str, list[StoredTensor]] = {}
+        for file, stored in self.files.items():
+            for key, shape in stored.shapes.items() if named.fullmatch(file) else ():
+                name, first = part_of_key(key)
+                parts.setdefault(name, []).append(StoredTensor(file, key, first, shape))
+        return {name: sorted(some, key=lambda one: one.first) for name, some in parts.items()}
+
+    def verify(self, names: Iterable[str]) -> None:
+        """Reads whole files; raises DamagedError if one is not what was written."""
+        for name in names:
+            file, path = self.files[name], self.path / name
+            now = frozen.sha256_of(path, file.num_bytes)
+            if now != file.sha256:
+                why = "cannot be read" if now is None else "is not what was written"
+                raise DamagedError(f"{self.path} is damaged: {name} {why}")
 
 
 def from_dict(values: dict[str, Any]) -> Checkpoint:
     """Returns a checkpoint from its values, with a ``path``; ConfigError, TypeError: no such."""
-    return build(Checkpoint, {**values, "path": Path(values["path"])})
+    files = {name: build(StoredFile, one) for name, one in dict(values["files"]).items()}
+    return build(Checkpoint, {**values, "path": Path(values["path"]), "files": files})
 
 
 def place(run_dir: StrPath, step: int) -> Path:
@@ -102,28 +157,47 @@ def read(path: StrPath) -> Checkpoint:
     if notes:
         why = notes[0].text.removeprefix("damaged: ")
         raise DamagedError(f"{path} is damaged: {MANIFEST}: {why}")
-    schema = values.pop("schema", None)
-    if schema not in (None, SCHEMA):
+    if (schema := values.pop("schema", None)) != SCHEMA:
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
+    if not _is_whole({"schema": schema, **values}):
+        raise DamagedError(f"{path} is damaged: {MANIFEST} is not what was written")
     try:
-        checkpoint = build(Checkpoint, {**values, "path": path})
-    except (ConfigError, TypeError) as error:
+        checkpoint = from_dict({**_unsealed(values), "path": path})
+    except (ConfigError, TypeError, ValueError, KeyError) as error:
         raise DamagedError(f"{path} is damaged: {MANIFEST} makes no sense ({error})") from None
-    for name, size in checkpoint.files.items():
+    if step_of(path) not in (None, checkpoint.step):
+        raise DamagedError(f"{path} is damaged: its files are of step {checkpoint.step}")
+    for name, file in checkpoint.files.items():
         try:
             present = (path / name).stat().st_size
-        except OSError:
-            raise DamagedError(f"{path} is damaged: {name} is missing") from None
-        if present != size:
-            raise DamagedError(f"{path} is damaged: {name} has {present} bytes of {size}")
+        except OSError as error:
+            raise DamagedError(f"{path} is damaged: {name} is missing ({error.strerror})") from None
+        if present != file.num_bytes:
+            why = f"{name} has {present} bytes of {file.num_bytes}"
+            raise DamagedError(f"{path} is damaged: {why}")
     return checkpoint
+
+
+def step_of(path: Path) -> int | None:
+    """Returns the step that the name of a checkpoint's folder has; None: it has another name."""
+    match = re.fullmatch(r"step(\d{6,})", path.name)
+    return int(match[1]) if match else None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is meant as a checkpoint, perhaps a damaged one, and not as a run folder."""
+    return (path / MANIFEST).is_file() or (step_of(path) is not None and path.is_dir())
 
 
 def whole_checkpoints(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
     """Returns a run's checkpoints, the latest first, and what is wrong with those left out."""
     whole: list[Checkpoint] = []
     damaged: list[str] = []
-    for path in _folders(run_dir).values():
+    try:
+        folders = _folders(run_dir)
+    except OSError as error:
+        return [], [f"{Path(run_dir) / FOLDER} cannot be read: {error.strerror}"]
+    for path in folders.values():
         try:
             whole.append(read(path))
         except DamagedError as error:
@@ -133,7 +207,9 @@ def whole_checkpoints(run_dir: StrPath) -> tuple[list[Checkpoint], list[str]]:
 
 def saved_step(run_dir: StrPath) -> int:
     """Returns after how many steps a run was last saved, by the names alone; 0: it never was."""
-    return max(_folders(run_dir), default=0)
+    with contextlib.suppress(OSError):
+        return max(_folders(run_dir), default=0)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -148,15 +224,15 @@ class Best:
 
 def write_best(run_dir: StrPath, best: Best) -> None:
     """Notes which checkpoint of a run is the best; RunError: it cannot."""
-    text = json.dumps(dataclasses.asdict(best)) + "\n"
+    text = _sealed(dataclasses.asdict(best))
     write_atomically(Path(run_dir) / FOLDER / file_names.BEST, text)
 
 
 def read_best(run_dir: StrPath) -> Best | None:
-    """Returns which checkpoint of a run is the best; None: there is none, or nobody can tell."""
+    """Returns which checkpoint of a run is the best; None: there is none, or it is damaged."""
     values = reading.read_json(Path(run_dir) / FOLDER / file_names.BEST, [])
     try:
-        return build(Best, values)
+        return build(Best, _unsealed(values)) if _is_whole(values) else None
     except (ConfigError, TypeError):
         return None
 
@@ -178,12 +254,15 @@ def candidates(
     done = done_attempt(run_dir)
     there, damaged = whole_checkpoints(run_dir)
     own = [checkpoint for checkpoint in there if done is None or checkpoint.attempt > done]
-    if own:
-        return own, damaged
-    others = _elsewhere(config)
-    if others and config.checkpoint.continues is not None:
-        _require_same_series(planned or frozen.read(run_dir), others[0])
-    return others, damaged
+    try:
+        others, more = _elsewhere(config)
+        if others and config.checkpoint.continues is not None:
+            _require_same_series(planned or frozen.read(run_dir), others[0])
+    except ConfigError:
+        if not own:
+            raise
+        others, more = [], []
+    return own + others, damaged + more
 
 
 def _require_same_series(own: Frozen | None, checkpoint: Checkpoint) -> None:
@@ -196,21 +275,27 @@ def _require_same_series(own: Frozen | None, checkpoint: Checkpoint) -> None:
         )
 
 
-def _elsewhere(config: RunConfig) -> list[Checkpoint]:
-    """Returns the checkpoints that ``checkpoint.resume`` names by a path, the latest first."""
+def _elsewhere(config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
+    """Returns the checkpoints that ``checkpoint.resume`` names by a path, the latest first.
+
+    Beside them it returns what is wrong with those that are damaged. A run that continues another
+    one takes the checkpoints before the named one, too.
+    """
     source = config.checkpoint.source
     if source is None:
-        return []
+        return [], []
     name = "resume" if config.checkpoint.continues is None else "continues"
-    key = f"checkpoint.{name}={source}"
-    damaged: list[str] = []
-    if (Path(source) / MANIFEST).is_file():
+    key, path = f"checkpoint.{name}={source}", Path(source)
+    there, damaged = whole_checkpoints(
+        path.absolute().parent.parent if is_checkpoint(path) else path
+    )
+    if is_checkpoint(path):
+        last = step_of(path) if name == "continues" else None
+        there, damaged = [one for one in there if one.step < (last or 0)], []
         try:
-            there = [read(source)]
+            there.insert(0, read(path))
         except DamagedError as error:
-            raise ConfigError(f"{key}: {error}; name another one") from None
-    else:
-        there, damaged = whole_checkpoints(source)
+            damaged = [str(error)]
     if not there:
         why = "; ".join(damaged) or f"it is no checkpoint, and has none in a folder {FOLDER}"
         raise ConfigError(f"{key}: {why}; give the path of a run folder or checkpoint")
@@ -219,7 +304,7 @@ def _elsewhere(config: RunConfig) -> list[Checkpoint]:
             f"{key} has done {there[0].step} steps, which leaves none of steps={config.steps}; use "
             f"steps={there[0].step + 1} or more, or name an earlier checkpoint"
         )
-    return [checkpoint for checkpoint in there if begin_of(checkpoint, config) < config.steps]
+    return [one for one in there if begin_of(one, config) < config.steps], damaged
 
 
 def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
@@ -227,36 +312,61 @@ def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
     return checkpoint.step if checkpoint.task == config.task.name else 0
 
 
-def tidy(run_dir: StrPath, keep: int | None = None) -> None:
+def tidy(run_dir: StrPath, keep: int | None = None, damaged: Collection[Path] = ()) -> None:
     """Removes what crashes left, and all but the best and the last ``keep`` checkpoints.
 
-    OSError: it cannot.
+    Those that are known as ``damaged`` do not count, and stay. OSError: it cannot.
     """
     for path in (Path(run_dir) / FOLDER).glob(".step*"):
         shutil.rmtree(path)
     best = read_best(run_dir)
-    for checkpoint in whole_checkpoints(run_dir)[0][keep:] if keep else []:
+    there = [one for one in whole_checkpoints(run_dir)[0] if one.path not in damaged]
+    for checkpoint in there[keep:] if keep else []:
         if best is None or checkpoint.step != best.step:
             remove(checkpoint.path)
 
 
 def remove(path: Path) -> None:
     """Removes a checkpoint so that no reader ever sees half of it; raises OSError if it cannot."""
+    shutil.rmtree(_hide(path))
+
+
+def publish(building: Path, path: Path) -> None:
+    """Gives a hidden folder its name; one that has it is removed after that. OSError: it cannot."""
+    old = _hide(path) if path.exists() else None  # of an attempt that this one repeats
+    building.rename(path)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _hide(path: Path) -> Path:
     dying = hidden(path, "old")
     if dying.exists():
         shutil.rmtree(dying)
-    path.rename(dying)
-    shutil.rmtree(dying)
+    return path.rename(dying)
 
 
 def _folders(run_dir: StrPath) -> dict[int, Path]:
-    """Returns the folders of checkpoints by their step, in order."""
+    """Returns the folders of checkpoints by their step, in order; OSError: they cannot be read."""
     try:
         paths = sorted((Path(run_dir) / FOLDER).iterdir())
-    except OSError:
+    except FileNotFoundError:
         return {}
-    named = ((re.fullmatch(r"step(\d{6,})", path.name), path) for path in paths)
-    return {int(match[1]): path for match, path in named if match}
+    steps = ((step_of(path), path) for path in paths)
+    return {step: path for step, path in steps if step is not None}
+
+
+def _sealed(values: Mapping[str, Any]) -> str:
+    """Returns the text of a JSON file that shows whether its values are what was written."""
+    return json.dumps({**values, _DIGEST: frozen.digest(values)}) + "\n"
+
+
+def _unsealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != _DIGEST}
+
+
+def _is_whole(values: Mapping[str, Any]) -> bool:
+    return values.get(_DIGEST) == frozen.digest(_unsealed(values))
 
 
 def part_of_key(key: str) -> tuple[str, int]:
@@ -265,44 +375,29 @@ def part_of_key(key: str) -> tuple[str, int]:
     return (rows[1], int(rows[2])) if rows else (key, 0)
 
 
-def shapes_in(checkpoint: Checkpoint) -> dict[str, Shape]:
-    """Returns the shapes of parameters and buffers, by name; raises DamagedError."""
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, Shape] = {}
-    for path in (checkpoint.path / n for n in checkpoint.files if n.startswith("stage")):
-        try:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118 (it is no dict)
-                    shapes[name] = file.get_slice(name).get_shape()
-        except (SafetensorError, OSError) as error:
-            raise DamagedError(f"{path} is damaged: {error}") from None
-    return shapes
+def whole_shape(shapes: list[Shape]) -> Shape:
+    """Returns the shape of a tensor that lies in rows of these shapes."""
+    return [sum(one[0] for one in shapes), *shapes[0][1:]] if shapes[1:] else shapes[0]
 
 
 def refuse_other_network(
     there: list[Checkpoint], needed: Mapping[str, Shape], source: str | None
 ) -> None:
-    """Refuses a checkpoint, the first whole one of ``there``, of other layers than a network has.
+    """Refuses a checkpoint, the first of ``there``, of other layers than a network has.
 
     ``needed`` are the shapes of the network's parameters and buffers; ``checkpoint.resume`` names
     ``source``. A ConfigError names the first layers that differ.
     """
-    for checkpoint in there:
-        try:
-            held = shapes_in(checkpoint)
-        except DamagedError:
-            continue  # the ranks skip it, too
-        if wrong := differences(held, needed):
-            raise ConfigError(
-                f"checkpoint.resume={source}: {checkpoint.name} is of another network: "
-                f"{first_of(wrong)}; use the model and model.classes of its run"
-            )
-        return
+    if there and (wrong := differences(there[0].tensors("stage"), needed)):
+        raise ConfigError(
+            f"checkpoint.resume={source}: {there[0].name} is of another network: "
+            f"{first_of(wrong)}; use the model and model.classes of its run"
+        )
 
 
-def differences(held: Mapping[str, Shape], needed: Mapping[str, Shape]) -> list[str]:
+def differences(stored: Mapping[str, list[StoredTensor]], needed: Mapping[str, Shape]) -> list[str]:
     """Returns in words which tensors that a network needs are missing or have another shape."""
+    held = {name: whole_shape([part.shape for part in parts]) for name, parts in stored.items()}
     return [
         f"{n} is {held[n]} there and {shape} here" if n in held else f"it has no {n}"
         for n, shape in needed.items()

@@ -8,11 +8,14 @@
     FILE.pt, FILE.pth      one of torch.save, whose pickle holds tensors only (engine.weights_file)
 
 The front end and every reading rank look at the same path; its digest, part of the run's identity,
-shows whether they see the same numbers.
+shows whether they see the same numbers. Files of a checkpoint are compared with its manifest before
+anything in them is believed; of a run folder whose latest checkpoint is damaged, the one before
+counts, with a warning.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,7 +26,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, frozen, reading
-from hires.core.store.checkpoints import DamagedError, Shape, part_of_key
+from hires.core.store.checkpoints import Checkpoint, DamagedError, Shape, part_of_key, whole_shape
 
 SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -31,6 +34,8 @@ _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 _TYPES |= {
     f"{kind[0].upper()}{n}": f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)
 }
+log = logging.getLogger(__name__)
+
 COUNTER = "num_batches_tracked"
 """Of batch norms: files of older versions of torch lack it, and no layer computes with it."""
 
@@ -50,11 +55,6 @@ def is_mean(file: Path) -> bool:
     return file.name.startswith(EMA)
 
 
-def whole_shape(shapes: list[Shape]) -> Shape:
-    """Returns the shape of a tensor that lies in rows of these shapes."""
-    return [sum(one[0] for one in shapes), *shapes[0][1:]] if shapes[1:] else shapes[0]
-
-
 @dataclass(frozen=True)
 class WeightsPlace:
     """A checkpoint folder or a file that holds weights."""
@@ -64,6 +64,10 @@ class WeightsPlace:
     """``weights=PATH`` as the config has it, which begins every error."""
     files: tuple[Path, ...]
     """What holds the tensors: safetensors files, or one pickle."""
+    checkpoint: Checkpoint | None = None
+    """Whose files they are; None: of no checkpoint."""
+    verified: bool = True
+    """Whether they were compared with what was written; else who reads one does so."""
 
     @property
     def is_pickle(self) -> bool:
@@ -72,16 +76,14 @@ class WeightsPlace:
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether hires wrote it, with a check sum of every tensor."""
-        return self.path != self.files[0]
+        """Whether it is a checkpoint of a run."""
+        return self.checkpoint is not None
 
     def digest(self) -> str:
-        """Returns 16 digits that differ where the weights do; ConfigError: it cannot be read.
-
-        Of a checkpoint they do not depend on the layout that wrote it.
-        """
-        if self.is_checkpoint:
-            return frozen.digest({name: rest for name, *rest in self._held()})
+        """Returns 16 digits that differ where the weights do; ConfigError: it cannot be read."""
+        if self.checkpoint is not None:
+            stored = self.checkpoint.files
+            return frozen.digest({file.name: stored[file.name].sha256 for file in self.files})
         whole = frozen.sha256_of(self.path)
         if whole is None:
             raise ConfigError(f"{self.key} cannot be read; make it readable")
@@ -89,7 +91,15 @@ class WeightsPlace:
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the shapes of all tensors but those of a pickle; ConfigError: it is damaged."""
-        return {name: shape for name, shape, _ in self._held()}
+        parts: dict[str, dict[int, Shape]] = {}  # by name and first row
+        means: dict[str, dict[int, Shape]] = {}
+        for path in self.files:
+            of_kind = means if is_mean(path) else parts
+            with self._opened(path) as file:
+                for key in sorted(file.keys()):
+                    name, first = self.part(key)
+                    of_kind.setdefault(name, {})[first] = list(file.get_slice(key).get_shape())
+        return {name: whole_shape([*one.values()]) for name, one in (parts | means).items()}
 
     def metadata(self) -> dict[str, str]:
         """Returns what the header of its only file says beside the tensors; ConfigError: damaged.
@@ -113,20 +123,6 @@ class WeightsPlace:
             names |= {self.part(key)[0]: dtype for key, dtype in types.items()}
         return {name: _TYPES.get(dtype, dtype) for name, dtype in names.items()}
 
-    def _held(self) -> Iterator[tuple[str, Shape, str]]:
-        held: dict[str, dict[int, tuple[Shape, str]]] = {}  # by name and first row
-        means: dict[str, dict[int, tuple[Shape, str]]] = {}
-        for path in self.files:
-            with self._opened(path) as file:
-                sums, of_kind = file.metadata() or {}, means if is_mean(path) else held
-                for key in sorted(file.keys()):
-                    (name, first), shape = self.part(key), list(file.get_slice(key).get_shape())
-                    of_kind.setdefault(name, {})[first] = shape, sums.get(key, "")
-        for name, parts in (held | means).items():
-            shapes = [shape for shape, _ in parts.values()]
-            sums_of_parts = [parts[first][1] for first in sorted(parts)]
-            yield name, whole_shape(shapes), ",".join(sums_of_parts)
-
     def part(self, key: str) -> tuple[str, int]:
         """Returns the tensor that a key of its files names, and the first of its rows there."""
         return part_of_key(key) if self.is_checkpoint else (key, 0)
@@ -145,28 +141,18 @@ class WeightsPlace:
             ) from None
 
 
-def find_weights(source: str) -> WeightsPlace:
-    """Returns what the path holds; ConfigError: no weights, or a checkpoint that is not whole."""
+def find_weights(source: str, verify: bool = True) -> WeightsPlace:
+    """Returns what the path holds; ConfigError: no weights, or a checkpoint that is not whole.
+
+    With ``verify`` the files of a checkpoint are read and compared with what was written.
+    """
     key, path = f"weights={source}", Path(source)
     takes_means = path.name == EMA and not os.path.lexists(path)
     path = path.parent if takes_means else path
     if path.name == BEST and not os.path.lexists(path):
         path = _best_of(path.parent, key)
     if path.is_dir():
-        checkpoint = _checkpoint_at(path, key)
-        files = [checkpoint.path / name for name in sorted(checkpoint.files)]
-        stages = tuple(file for file in files if file.name.startswith("stage"))
-        if not stages:
-            raise ConfigError(f"{key}: {checkpoint.path} holds no stage; name another checkpoint")
-        if not takes_means:
-            return WeightsPlace(checkpoint.path, key, stages)
-        means = tuple(file for file in files if is_mean(file))
-        if not means:
-            raise ConfigError(
-                f"{key}: {checkpoint.path} holds no running means of its weights; train with "
-                f"optimizer.ema=0.999, or leave /{EMA} out"
-            )
-        return WeightsPlace(checkpoint.path / EMA, key, (*stages, *means))
+        return _weights_in(path, key, takes_means, verify)
     kinds = (*SAFETENSORS, *PICKLES)
     if not os.path.lexists(path):
         raise ConfigError(
@@ -184,19 +170,49 @@ def find_weights(source: str) -> WeightsPlace:
     return WeightsPlace(path, key, (path,))
 
 
-def _checkpoint_at(path: Path, key: str) -> checkpoints.Checkpoint:
-    if (path / checkpoints.MANIFEST).is_file():
+def _weights_in(path: Path, key: str, takes_means: bool, verify: bool) -> WeightsPlace:
+    there: list[Checkpoint] = []
+    damaged: list[str] = []
+    try:
+        if checkpoints.is_checkpoint(path):
+            there = [checkpoints.read(path)]
+        else:
+            there, damaged = checkpoints.whole_checkpoints(path)
+    except DamagedError as error:
+        damaged = [str(error)]
+    for checkpoint in there:
         try:
-            return checkpoints.read(path)
+            place = _weights_of(checkpoint, key, takes_means, verify)
+            if verify:
+                checkpoint.verify(file.name for file in place.files)
         except DamagedError as error:
-            raise ConfigError(f"{key}: {error}; name another one") from None
-    there, damaged = checkpoints.whole_checkpoints(path)
-    if not there:
-        why = "; ".join(damaged) or f"it has no checkpoint in a folder {checkpoints.FOLDER}"
+            damaged.append(str(error))
+            continue
+        if damaged:
+            log.warning("%s: %s; %s is used", key, "; ".join(damaged), checkpoint.path)
+        return place
+    if damaged:
+        raise ConfigError(f"{key}: {'; '.join(damaged)}; name a whole one, or its run folder")
+    why = f"it has no checkpoint in a folder {checkpoints.FOLDER}"
+    raise ConfigError(
+        f"{key}: {why}; run it with checkpoint.at_end=always, or name a checkpoint or a file"
+    )
+
+
+def _weights_of(checkpoint: Checkpoint, key: str, takes_means: bool, verify: bool) -> WeightsPlace:
+    files = [checkpoint.path / name for name in sorted(checkpoint.files)]
+    stages = tuple(file for file in files if file.name.startswith("stage"))
+    if not stages:
+        raise ConfigError(f"{key}: {checkpoint.path} holds no stage; name another checkpoint")
+    if not takes_means:
+        return WeightsPlace(checkpoint.path, key, stages, checkpoint, verify)
+    means = tuple(file for file in files if is_mean(file))
+    if not means:
         raise ConfigError(
-            f"{key}: {why}; run it with checkpoint.at_end=always, or name a checkpoint or a file"
+            f"{key}: {checkpoint.path} holds no running means of its weights; train with "
+            f"optimizer.ema=0.999, or leave /{EMA} out"
         )
-    return there[0]
+    return WeightsPlace(checkpoint.path / EMA, key, (*stages, *means), checkpoint, verify)
 
 
 def _best_of(run: Path, key: str) -> Path:
@@ -204,7 +220,7 @@ def _best_of(run: Path, key: str) -> Path:
     path = run if best is None else checkpoints.place(run, best.step)
     if best is None or not path.is_dir():
         raise ConfigError(
-            f"{key}: {run} has no checkpoint of a best evaluation; train with "
+            f"{key}: {run} has no whole checkpoint of a best evaluation; train with "
             f"validate.every=epoch, or leave /{BEST} out"
         )
     return path

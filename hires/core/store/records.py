@@ -174,7 +174,8 @@ def _build(
         },
         "samples": samples,
         "resumed": resumed,
-        "lineage": _lineage(config, first),
+        "lineage": _lineage(first),
+        "failed_saves": _failed_saves(own),
         "loss": _loss(every),
         **_scale(every, first),
         **_one_pass(own),
@@ -201,17 +202,25 @@ def _build(
     }
 
 
-def _lineage(config: RunConfig, first: Values | None) -> list[Values]:
-    """Returns the runs that a run continues, the nearest first, each with the step at which.
+def _lineage(first: Values | None) -> list[Values]:
+    """Returns the runs in whose checkpoints a run began, the nearest first.
 
-    ``first`` is the line of the checkpoint at which its first attempt began.
+    Each has the step at which, and what it had otherwise. ``first`` is the line of the checkpoint
+    at which the first attempt of the run began.
     """
-    if config.checkpoint.continues is None or first is None or first["attempt"] is not None:
+    if first is None or first["attempt"] is not None or not first["step"]:
         return []
     run = Path(first["checkpoint"]).parent.parent  # another run's checkpoint is named by its path
     before = reading.read_json(run / file_names.RECORD, []).get("lineage")
     held = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
-    return [{"run": run.name, "step": first["step"]}, *held]
+    facts = {"differs": first["differs"]} if first.get("differs") else {}
+    return [{"run": run.name, "step": first["step"], **facts}, *held]
+
+
+def _failed_saves(own: Attempt) -> list[int]:
+    """Returns after which steps an attempt could not be saved."""
+    lines = [line for line in own.events if line.get("event") == "checkpoint_failed"]
+    return sorted({line["step"] for line in lines if isinstance(line.get("step"), int)})
 
 
 def counted_steps(config: RunConfig, begin: int) -> range:

@@ -9,13 +9,14 @@ import pytest
 from hires.cli.screens.screen import print_record
 from hires.cli.screens.show_training import confusion_table, training_lines
 from hires.core.store import checkpoints
-from hires.core.store.checkpoints import Best, Checkpoint
+from hires.core.store.checkpoints import Best
 from hires.core.store.records import read_record
 from hires.report.frames import load
 from hires.report.page import render
 from hires.report.plots.base import PlotData, draw
 from hires.report.summaries import summaries
 from tests.helpers.compared_runs import compared_run
+from tests.helpers.run_folders import saved_stages
 
 NAMES = ["<b>cat</b>", "dog $x$", "=2+2"]
 COUNTS = [[8, 2, 0], [1, 9, 0], [0, 0, 0]]
@@ -34,10 +35,7 @@ def evaluated_run(folder, names=NAMES, counts=COUNTS):
 
 
 def saved(run, step):
-    path = checkpoints.place(run, step)
-    path.mkdir(parents=True)
-    made = Checkpoint(path, step, 0, "train", "", {})
-    (path / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
+    saved_stages([], run, step)
 
 
 def test_end_of_a_training_names_its_weights(tmp_path, hires):

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from hires.core.ranks.timeline import FORWARD, OPTIMISER, Recorder
-from hires.core.store import checkpoints, message_entries
-from hires.core.store.checkpoints import Checkpoint
+from hires.core.store import message_entries
 from hires.core.store.message_entries import ENTRY
 from hires.core.store.message_sums import summed
 from hires.plan.plan import Plan
 from tests.cli.conftest import SMALL
 from tests.helpers.report_runs import message_line
+from tests.helpers.run_folders import saved_stages
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -155,12 +155,7 @@ def test_run_without_a_log_of_messages_is_refused(hires, run):
 
 def save(run: Path, step: int) -> Path:
     """Writes a checkpoint of one small file."""
-    path = checkpoints.place(run, step)
-    path.mkdir(parents=True)
-    (path / "stage00.safetensors").write_bytes(bytes(2048))
-    made = Checkpoint(path, step, 0, "train", "a layout", {"stage00.safetensors": 2048})
-    (path / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
-    return path
+    return saved_stages([{"w": [492]}], run, step)
 
 
 def test_checkpoints_are_mentioned_and_damage_to_them_too(hires, run):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +12,16 @@ from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
-from hires.core.store.checkpoints import Checkpoint, DamagedError, refuse_other_network, shapes_in
+from hires.core.store.checkpoints import refuse_other_network
 from hires.core.store.frozen import RunInputs, frozen_of
-from tests.helpers.run_folders import saved_with
+from tests.helpers.run_folders import saved_stages, saved_with
 
 CONFIG = RunConfig(steps=10, measure=MeasureConfig(warmup=0))
 
 
-def save(run: Path, step: int, attempt: int = 0, task: str = "train") -> Path:
+def save(run: Path, step: int, attempt: int = 0) -> Path:
     """Writes a checkpoint of one small file."""
-    path = checkpoints.place(run, step)
-    path.mkdir(parents=True)
-    (path / "stage00.safetensors").write_bytes(b"12345")
-    made = Checkpoint(path, step, attempt, task, "a layout", {"stage00.safetensors": 5})
-    (path / checkpoints.MANIFEST).write_text(json.dumps(made.to_dict()))
-    return path
+    return saved_stages([{"w": [2]}], run, step, attempt)
 
 
 def steps_of(run: Path, config: RunConfig = CONFIG) -> list[int]:
@@ -45,7 +39,8 @@ def test_latest_comes_first_and_a_later_attempt_counts_more(tmp_path):
     save(tmp_path, 8)
     save(tmp_path, 2, attempt=1)  # it began anew
     assert steps_of(tmp_path) == [2, 8, 4]
-    assert checkpoints.read(checkpoints.place(tmp_path, 8)).num_bytes == 5
+    file = checkpoints.place(tmp_path, 8) / "stage00.safetensors"
+    assert checkpoints.read(file.parent).num_bytes == file.stat().st_size
 
 
 def test_run_without_checkpoints_begins_at_step_0(tmp_path):
@@ -75,7 +70,7 @@ def test_named_run_stands_in_until_there_is_an_own_checkpoint(tmp_path):
     assert steps_of(run, resuming(other)) == [6, 4]
     assert steps_of(run, resuming(last)) == [6]
     save(run, 7)
-    assert steps_of(run, resuming(other)) == [7]
+    assert steps_of(run, resuming(other)) == [7, 6, 4]  # which stand in if 7 is damaged
 
 
 def test_named_run_that_has_done_all_steps_is_refused(tmp_path):
@@ -131,10 +126,13 @@ def test_path_to_continue_without_checkpoints_is_refused(tmp_path, monkeypatch, 
         (lambda p: (p / checkpoints.MANIFEST).unlink(), "No such file"),
         (lambda p: (p / checkpoints.MANIFEST).write_text("{"), "Expecting property name"),
         (lambda p: (p / checkpoints.MANIFEST).write_text("[]"), "it holds no keys"),
-        (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 1}'), "makes no sense"),
+        (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 2}'), "not what was written"),
+        (lambda p: edited(p, '"step": 6', '"step": 5'), "not what was written"),
+        (lambda p: edited(p, '"files": {', '"files": {}, "others": {'), "not what was written"),
+        (lambda p: p.rename(p.with_name("step000009")), "its files are of step 6"),
         (lambda p: (p / checkpoints.MANIFEST).write_text('{"schema": 99}'), "has schema 99"),
         (lambda p: (p / "stage00.safetensors").unlink(), "stage00.safetensors is missing"),
-        (lambda p: (p / "stage00.safetensors").write_bytes(b"1"), "has 1 bytes of 5"),
+        (lambda p: (p / "stage00.safetensors").write_bytes(b"1"), "has 1 bytes of "),
     ],
 )
 def test_damaged_one_is_named_and_passed_over(tmp_path, harm, told):
@@ -142,11 +140,36 @@ def test_damaged_one_is_named_and_passed_over(tmp_path, harm, told):
     harm(save(tmp_path, 6))
     whole, [problem] = checkpoints.candidates(tmp_path, CONFIG)
     assert [checkpoint.step for checkpoint in whole] == [4]
-    assert "step000006" in problem
     assert told in problem
     assert "run the experiment again" not in problem  # the one before is used
-    with pytest.raises(ConfigError, match="step000006"):
-        steps_of(tmp_path / "run", resuming(checkpoints.place(tmp_path, 6)))
+    with pytest.raises(ConfigError, match=r"step00000[69]"):
+        steps_of(tmp_path / "run", resuming(max((tmp_path / "checkpoints").iterdir())))
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    file = path / checkpoints.MANIFEST
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def test_run_that_continues_a_damaged_checkpoint_takes_the_one_before(tmp_path):
+    planned = frozen_of(CONFIG, {}, RunInputs())
+    other = tmp_path / "other"
+    before, named = save(other, 4), save(other, 6)
+    (other / "frozen.json").write_text(planned.text())
+    (named / checkpoints.MANIFEST).unlink()
+    there, [problem] = checkpoints.candidates(tmp_path / "run", continuing(named), planned)
+    assert [one.path for one in there] == [before]
+    assert "step000006" in problem
+
+
+def test_best_of_another_step_than_was_noted_is_none(tmp_path):
+    save(tmp_path, 4)
+    checkpoints.write_best(tmp_path, checkpoints.Best(4, "top1", 0.5))
+    file = tmp_path / "checkpoints" / "best.json"
+    assert checkpoints.read_best(tmp_path) == checkpoints.Best(4, "top1", 0.5)
+    file.write_text(file.read_text().replace("4", "6"))
+    assert checkpoints.read_best(tmp_path) is None
 
 
 def test_folder_of_another_name_is_none(tmp_path):
@@ -178,20 +201,6 @@ def test_senseless_value_is_refused(key, value):
 
 
 SHAPES = {f"layer{n}.weight": [n + 1, 3] for n in range(6)}
-
-
-def test_shapes_are_read_from_the_headers(tmp_path):
-    assert shapes_in(checkpoints.read(saved_with(SHAPES, tmp_path))) == SHAPES
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x09" + b"\0" * 7 + b'{"a": 1}']
-)
-def test_damaged_header_is_told(tmp_path, data):
-    checkpoint = checkpoints.read(saved_with(SHAPES, tmp_path))
-    (checkpoint.path / "stage00.safetensors").write_bytes(data)
-    with pytest.raises(DamagedError, match="is damaged"):
-        shapes_in(checkpoint)
 
 
 def test_first_layers_that_differ_are_named_and_the_others_counted(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import numpy as np
@@ -11,7 +10,7 @@ from safetensors.numpy import save_file
 
 from hires.core.errors import ConfigError
 from hires.core.store.network_weights import find_weights, require_fit
-from tests.helpers.run_folders import saved_with
+from tests.helpers.run_folders import saved_stages, saved_with
 
 SHAPES = {"conv.weight": [4, 3, 3, 3], "bn.running_mean": [4], "fc.bias": [2]}
 
@@ -29,22 +28,15 @@ def test_run_folder_means_its_latest_whole_checkpoint(tmp_path):
     assert place.shapes() == SHAPES
 
 
-def test_digest_of_a_checkpoint_does_not_depend_on_how_stages_were_cut(tmp_path):
-    def cut(name, *stages):
-        path = saved_with({}, tmp_path / name)
-        files = {}
-        for number, shapes in enumerate(stages):
-            file = path / f"stage{number:02d}.safetensors"
-            tensors = {n: np.ones(shape, np.float32) for n, shape in shapes.items()}
-            save_file(tensors, file, dict.fromkeys(tensors, "0a"))
-            files[file.name] = file.stat().st_size
-        values = json.loads((path / "checkpoint.json").read_text())
-        (path / "checkpoint.json").write_text(json.dumps({**values, "files": files}))
-        return find_weights(str(path)).digest()
-
-    first, *rest = SHAPES.items()
-    assert cut("one", SHAPES) == cut("two", dict(rest), dict([first]))
-    assert cut("other", {**SHAPES, "fc.bias": [3]}) != cut("same", SHAPES)
+def test_damaged_latest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog):
+    before, last = (saved_stages([SHAPES], tmp_path, step) for step in (1, 2))
+    data = bytearray((last / "stage00.safetensors").read_bytes())
+    data[12] ^= 1
+    (last / "stage00.safetensors").write_bytes(data)
+    assert find_weights(str(tmp_path)).path == before
+    assert "step000002 is damaged: stage00.safetensors" in caplog.text
+    with pytest.raises(ConfigError, match=r"step000002 is damaged: stage00.safetensors"):
+        find_weights(str(last))
 
 
 @pytest.mark.parametrize(
