@@ -103,6 +103,11 @@ def summary(
             made["top5"] = sum(place < TOP for place in places) / total
     else:
         total, top1 = sum(columns["pixels"]), sum(columns["correct"])
+        if not total:
+            raise RunError(
+                f"no pixel of {len(samples)} images has a label, so nothing can be evaluated; "
+                f"`hires data check` lists such label maps (data.ignore)"
+            )
         made |= {"pixels": total, "top1": top1 / total, "top5": None}
     made["not_finite"] = sum(count for (_, predicted), count in counts.items() if predicted < 0)
     made["loss"] = finite(fsum(columns["loss"]) / total)

@@ -176,6 +176,9 @@ def _build(
         "resumed": resumed,
         "lineage": _lineage(config, first),
         "loss": _loss(every),
+        "unlabelled_microbatches": sum(
+            line.get("unlabelled", 0) for ranks in every.values() for line in ranks.values()
+        ),
         **_scale(every, first),
         **_one_pass(own),
         **_validation(own, ended, config.validate.patience),
