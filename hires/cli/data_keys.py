@@ -68,7 +68,8 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             "weights=RUN, which knows them"
         )
     classes = config.model.classes or num_classes
-    if classes < num_classes and config.target_size is None:
+    # A single score is that of the second of two classes.
+    if max(2, classes) < num_classes and config.target_size is None:
         raise ConfigError(
             f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
             f"leave model.classes out, or set it to {num_classes} or more"

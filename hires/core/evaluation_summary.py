@@ -40,6 +40,11 @@ Counts = Mapping[tuple[int, int], int]
 """(class, predicted class) -> pixels or images; -1 is predicted where the output is not finite."""
 
 
+def num_classes(shape: Sequence[int]) -> int:
+    """Returns the classes of an output of a shape, (n, C, ...): one score is that of the second."""
+    return max(2, shape[1])
+
+
 def one_pass(length: int, batch: int) -> int:
     """Returns how many steps one pass over a data set takes."""
     return -(-length // batch)
