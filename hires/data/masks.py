@@ -103,12 +103,24 @@ class MaskSource(FolderSource):
         self.num_classes = data.classes
         self.class_names = tuple(map(str, range(data.classes)))
         self.ignore, self._data = data.ignore, data
+        self._numbers: NDArray[np.int64] | None = None
+        """Of the classes of the files, if others are asked for."""
         self._checked_as = words_of(data, _KEYS)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Leaves some of the images, those of ``data.split``."""
         self._masks = tuple(self._masks[number] for number in numbers)
         self._index = self._index.part(numbers)
+
+    def renumber(self, numbers: Sequence[int], names: Sequence[str]) -> None:
+        """Gives the classes of the label maps other numbers; ConfigError: one has no label's."""
+        if self.ignore is not None and 0 <= self.ignore < len(names):
+            raise ConfigError(
+                f"data.ignore={self.ignore} is also the number of the class {names[self.ignore]} "
+                f"in data.order; give pixels without a label another value, as data.ignore=255"
+            )
+        self._numbers = np.array(numbers)
+        self.num_classes, self.class_names = len(names), tuple(names)
 
     def check(self, i: int, most_bytes: int) -> int:
         """Checks an image and its label map, as :meth:`FolderSource.check`."""
@@ -142,6 +154,9 @@ class MaskSource(FolderSource):
                 made = nearest_window(read, size, self._size, rows, cols)
             made = made.astype(np.int64)
             require_labels(made, self._data)
+            if self._numbers is not None:
+                counts = made != self.ignore
+                made[counts] = self._numbers[made[counts]]
             return made
 
     def _cropped(

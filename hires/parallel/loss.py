@@ -45,9 +45,7 @@ def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
     if keys.name == "custom":
         return _own_mean(keys, output, target)
     if keys.name == "cross_entropy" and not keys.may_ignore:
-        return F.cross_entropy(
-            class_scores(output), target, label_smoothing=keys.label_smoothing
-        )
+        return F.cross_entropy(class_scores(output), target, label_smoothing=keys.label_smoothing)
     if keys.name in ("l1", "l2"):
         return (F.l1_loss if keys.name == "l1" else F.mse_loss)(output, target)
     return loss_of_sums(keys, sums_of_part(keys, output, target))
@@ -70,7 +68,8 @@ def loss_of(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the loss of one microbatch, on every rank of the stage, and whether a label counts.
 
-    None: each does. Where the output lies in tiles or shards, the target is the same part of the whole target.
+    None: each does. Where the output lies in tiles or shards, the target is the same part of the
+    whole target.
     """
     graph = context.plan.graph
     if output.dtype != torch.float64:

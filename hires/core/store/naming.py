@@ -145,6 +145,7 @@ LATER: dict[str, Any] = {
     "data.tissue": 0.5,
     "data.labels": None,
     "data.outside": None,
+    "data.order": None,
     "quant.weights": "int8",
     "quant.linear": "static",
     "quant.observer": "entropy",
