@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -129,42 +128,34 @@ def names_classes(config: RunConfig) -> bool:
 def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
     """Returns the config with the classes of the run of its weights, if both have names.
 
-    A training that is evaluated has one order for both parts of its data. ConfigError: a class of
-    the data has no such name.
+    ConfigError: a class of the data has no such name.
     """
     if config.data.order is not None or config.task.name not in ("train", *ONE_PASS):
         return config
-    source, order, classes = "data.split=train", None, config.model.classes
+    training = None
     with contextlib.suppress(*UNUSABLE):
         training = training_of(config)
-        if training is not None:
-            source, order = training[0], training[1].data.class_names
-            classes = classes or training[1].model.classes
-    if order is not None and config.data.name == "masks" and config.data.names is None:
+    order = None if training is None else training[1].data.class_names
+    if training is None or order is None:
+        return config
+    if config.data.name == "masks" and config.data.names is None:
         names = order if len(order) == config.data.classes else None
         return dataclasses.replace(config, data=dataclasses.replace(config.data, names=names))
     if not names_classes(config):
         return config
-    own = size_of(config, seen)
-    every = [own.names]
-    if config.validates:
-        every.append(size_of(evaluation_of(config), seen).names)
-        order = order or [*own.names]
-    if order is None:
-        return config
+    own, classes = size_of(config, seen), config.model.classes or training[1].model.classes
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
-    if all([*names] == order for names in every):
+    if [*own.names] == order:
         return config
-    if others := sorted({*itertools.chain(*every)} - {*order}):
+    if others := [name for name in own.names if name not in order]:
         remedy = "leave their images out, or give them names that it has (data.names)"
         if config.task.name == "predict":
             remedy = "predict them with data=images, or rename them"
         elif config.task.name == "train":
             remedy += "; data.order=[NAME,...] trains its outputs as other classes"
-        listed = "; ".join(map(_shown, dict.fromkeys(every)))
         raise ConfigError(
-            f"data={config.data.name} has {_shown(others)}, which {source} does not have: its "
-            f"classes are {_shown(order)}, and those of the data {listed}; {remedy}"
+            f"data={config.data.name} has {_shown(others)}, which {training[0]} does not have: "
+            f"its classes are {_shown(order)}, and those of the data {_shown(own.names)}; {remedy}"
         )
     data = dataclasses.replace(config.data, order=order)
     config = dataclasses.replace(config, data=data)
