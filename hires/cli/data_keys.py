@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from hires.cli.earlier_runs import read_content
-from hires.cli.named_weights import run_of_weights
+from hires.cli.named_weights import UNUSABLE, run_of_weights, training_of
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
+from hires.core.losses import CLASSES
 from hires.core.store.cache import cached, keep
 from hires.core.store.records import read_config
 from hires.plan.validation import evaluation_of
 
-_NAMES_CLASSES = ("folder", "slide", "masks", "cifar10")
+_NAMES_CLASSES = ("folder", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""
+_NAMED = 12
+"""Classes that an error names."""
 _OF_PIXELS = ("normalize", "mean", "std", "prefetch")
 """Keys of the data that change no count."""
 
@@ -38,10 +43,11 @@ class DataSize(NamedTuple):
 def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
     """Returns the config with what follows from its data, which is opened unless it was ``seen``.
 
-    ``model.classes`` are as many as the data has, unless it is set; the ``steps`` of an evaluation
-    or prediction are those of one pass, and those of a training may follow from its ``epochs``.
-    A training that is evaluated learns from ``data.split=train``. ``checkpoint.at_end=auto`` of a
-    training that is no measurement alone becomes ``always``.
+    ``data.order`` is that of the classes of its weights. ``model.classes`` are as many as the data
+    has, unless it is set; the ``steps`` of an evaluation or prediction are those of one pass, and
+    those of a training may follow from its ``epochs``. A training that is evaluated learns from
+    ``data.split=train``. ``checkpoint.at_end=auto`` of a training that is no measurement alone
+    becomes ``always``.
     """
     if config.task.name == "train" and config.checkpoint.at_end == "auto":
         config = _with_saved_end(config)
@@ -57,9 +63,13 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             f"data={name} has no classes, which task={config.task.name} compares with; use "
             f"{remedy}, or task=predict"
         )
-    config = _with_statistics(_as_trained(config))
+    config = _with_order(_with_statistics(_as_trained(config)), seen)
     num_classes, length, names = size_of(config, seen)
-    if config.data.name in _NAMES_CLASSES and config.task.name == "train":
+    if (
+        config.data.name in _NAMES_CLASSES
+        and config.task.name == "train"
+        and config.data.order is None
+    ):
         named = dataclasses.replace(config.data, names=[*names])
         config = dataclasses.replace(config, data=named)
     if not labelled and config.model.classes is None:
@@ -68,7 +78,8 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             "weights=RUN, which knows them"
         )
     classes = config.model.classes or num_classes
-    if classes < num_classes and config.target_size is None:
+    # A single score is that of the second of two classes.
+    if max(2, classes) < num_classes and config.target_size is None:
         raise ConfigError(
             f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
             f"leave model.classes out, or set it to {num_classes} or more"
@@ -89,18 +100,72 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
 
 def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
     """Returns how much the data of a run holds; it is opened unless it was ``seen``."""
-    data = {
-        **{key: value for key, value in vars(config.data).items() if key not in _OF_PIXELS},
-        "channels": config.model.channels,
-        "loss": config.objective.compares,
-    }
-    key = json.dumps(data, sort_keys=True)
+    key = _size_key(config)
     if key not in seen:
         from hires.data.source import open_data
 
         source = open_data(config)
         seen[key] = DataSize(source.num_classes, len(source), getattr(source, "class_names", ()))
     return seen[key]
+
+
+def _size_key(config: RunConfig) -> str:
+    data = {
+        **{key: value for key, value in vars(config.data).items() if key not in _OF_PIXELS},
+        "channels": config.model.channels,
+        "loss": config.objective.compares,
+    }
+    return json.dumps(data, sort_keys=True)
+
+
+def names_classes(config: RunConfig) -> bool:
+    """Whether a run compares classes, or predicts them, of data whose classes have names."""
+    named = config.data.name != "masks" or config.data.class_names is not None
+    labelled = config.data.has_labels and config.objective.compares == CLASSES
+    return labelled and named and config.data.name in _NAMES_CLASSES
+
+
+def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
+    """Returns the config with the classes of the run of its weights, if both have names.
+
+    ConfigError: a class of the data has no such name.
+    """
+    if config.data.order is not None or config.task.name not in ("train", *ONE_PASS):
+        return config
+    training = None
+    with contextlib.suppress(*UNUSABLE):
+        training = training_of(config)
+    order = None if training is None else training[1].data.class_names
+    if training is None or order is None:
+        return config
+    if config.data.name == "masks" and config.data.names is None:
+        names = order if len(order) == config.data.classes else None
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, names=names))
+    if not names_classes(config):
+        return config
+    own, classes = size_of(config, seen), config.model.classes or training[1].model.classes
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+    if [*own.names] == order:
+        return config
+    if others := [name for name in own.names if name not in order]:
+        remedy = "leave their images out, or give them names that it has (data.names)"
+        if config.task.name == "predict":
+            remedy = "predict them with data=images, or rename them"
+        elif config.task.name == "train":
+            remedy += "; data.order=[NAME,...] trains its outputs as other classes"
+        raise ConfigError(
+            f"data={config.data.name} has {_shown(others)}, which {training[0]} does not have: "
+            f"its classes are {_shown(order)}, and those of the data {_shown(own.names)}; {remedy}"
+        )
+    data = dataclasses.replace(config.data, order=order)
+    config = dataclasses.replace(config, data=data)
+    seen[_size_key(config)] = DataSize(len(order), own.images, tuple(order))
+    return config
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _with_saved_end(config: RunConfig) -> RunConfig:
@@ -127,7 +192,7 @@ def _as_trained(config: RunConfig) -> RunConfig:
         own = dataclasses.replace(config.data, mean=trained.data.mean, std=trained.data.std)
         config = dataclasses.replace(config, data=own)
     if not config.data.has_labels and config.data.names is None:
-        own = dataclasses.replace(config.data, names=trained.data.names)
+        own = dataclasses.replace(config.data, names=trained.data.class_names)
         config = dataclasses.replace(config, data=own)
     if not config.data.has_labels and config.model.classes is None:
         model = dataclasses.replace(config.model, classes=trained.model.classes)

@@ -15,17 +15,15 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from hires.cli.data_keys import DataSize, size_of
-from hires.cli.named_weights import UNUSABLE, run_of_weights
+from hires.cli.data_keys import DataSize, names_classes, size_of
+from hires.cli.named_weights import UNUSABLE, training_of
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
 from hires.core.precisions import INT8
-from hires.core.store.reading import text
-from hires.core.store.records import read_config
 from hires.plan.plan import Finding
-from hires.quant.origin import CALIBRATION, TRAINING, WEIGHTS, origin_config
-from hires.quant.scales import read_scales, scales_place, stored_scales
+from hires.quant.origin import CALIBRATION, origin_config
+from hires.quant.scales import read_scales, scales_place
 
 _MADE = ("synthetic", "textures", "hard")
 """``data.name`` of images that are made from the seed of the run."""
@@ -45,6 +43,7 @@ def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]
     findings: list[Finding] = []
     if config.task.name not in ONE_PASS:
         return findings
+    findings += _of_names(config)
     with contextlib.suppress(*UNUSABLE):
         findings += _of_training(config, seen)
     with contextlib.suppress(*UNUSABLE):
@@ -52,8 +51,22 @@ def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]
     return findings
 
 
+def _of_names(config: RunConfig) -> Iterator[Finding]:
+    if config.weights is None or config.data.order is not None or not names_classes(config):
+        return
+    with contextlib.suppress(*UNUSABLE):
+        training = training_of(config)
+        if training is not None and training[1].data.class_names is not None:
+            return
+    text = (
+        f"weights={config.weights} has no names of its classes, so those of the data were not "
+        f"compared with them; data.order=[NAME,...] names its outputs"
+    )
+    yield Finding("note", "data.order", text)
+
+
 def _of_training(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Finding]:
-    training = _training(config)
+    training = training_of(config)
     if training is None:
         return
     named, trained = training
@@ -70,25 +83,6 @@ def _of_training(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Findi
     )
     severity = "warning" if evaluates and config.data.split != "train" else "note"
     yield Finding(severity, "data.split", words)
-
-
-def _training(config: RunConfig) -> tuple[str, RunConfig] | None:
-    """Returns the run that trained the weights in a few words, and a config that reads its images.
-
-    That of a quantised network is the run that its float weights were of.
-    """
-    if config.weights is None:
-        return None
-    stored = stored_scales(config)
-    trained = None if stored is None else origin_config(stored.origin, TRAINING)
-    if stored is not None and trained is not None:
-        source = text(stored.origin.get(WEIGHTS)) or "?"
-        return f"weights={config.weights} was quantised from {source}, whose run", trained
-    run = run_of_weights(config.weights)
-    trained = None if run is None else read_config(run)
-    if trained is None or trained.task.name != "train":
-        return None
-    return f"the run of weights={config.weights}", trained
 
 
 def _of_calibration(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Finding]:

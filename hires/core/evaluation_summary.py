@@ -40,6 +40,11 @@ Counts = Mapping[tuple[int, int], int]
 """(class, predicted class) -> pixels or images; -1 is predicted where the output is not finite."""
 
 
+def num_classes(shape: Sequence[int]) -> int:
+    """Returns the classes of an output of a shape, (n, C, ...): one score is that of the second."""
+    return max(2, shape[1])
+
+
 def one_pass(length: int, batch: int) -> int:
     """Returns how many steps one pass over a data set takes."""
     return -(-length // batch)
@@ -103,6 +108,11 @@ def summary(
             made["top5"] = sum(place < TOP for place in places) / total
     else:
         total, top1 = sum(columns["pixels"]), sum(columns["correct"])
+        if not total:
+            raise RunError(
+                f"no pixel of {len(samples)} images has a label, so nothing can be evaluated; "
+                f"`hires data check` lists such label maps (data.ignore)"
+            )
         made |= {"pixels": total, "top1": top1 / total, "top5": None}
     made["not_finite"] = sum(count for (_, predicted), count in counts.items() if predicted < 0)
     made["loss"] = finite(fsum(columns["loss"]) / total)

@@ -58,6 +58,8 @@ class ImageFacts:
     """Whether it asks to be shown rotated or mirrored (EXIF orientation), which no run does."""
     band: int
     """Rows that are decoded together."""
+    lossy: str = ""
+    """The compression, unless it keeps every pixel, as ``JPEG``."""
 
 
 class ImageFile(Protocol):

@@ -36,6 +36,9 @@ def check_masks(path: str, config: RunConfig, sized: bool, progress: Progress) -
     index, masks = mask_pairs(data, path)
     report, faults = DataReport(path, "masks", {}), list[str]()
     occurs: collections.Counter[int] = collections.Counter()
+    ignored = {data.ignore, config.objective.ignore_index}
+    ignored |= {label for label, one in enumerate(config.loss.weights or ()) if not one}
+    unlabelled = list[str]()
     for image, mask in zip(checked_images(index.paths, config), masks, strict=True):
         report.images.append(replace(image, path=inside(root, image.path)))
         progress(len(report.images), len(masks))
@@ -50,7 +53,10 @@ def check_masks(path: str, config: RunConfig, sized: bool, progress: Progress) -
                 require_cover(size, (config.height, config.width), data)
             labels = stored_labels(mask, size, data.max_pixels)
             require_labels(labels, data)
-            occurs.update(int(label) for label in np.unique(labels))
+            held = {*np.unique(labels).tolist()}
+            occurs.update(held)
+            if held <= ignored:
+                unlabelled.append(inside(root, mask))
         except Exception as error:  # decoders raise nearly anything
             faults.append(f"{inside(root, mask)}: {reason_of(error)}")
     report.classes = {str(label): occurs[label] for label in range(data.classes)}
@@ -59,6 +65,10 @@ def check_masks(path: str, config: RunConfig, sized: bool, progress: Progress) -
     if faults:
         text = "label maps that would end a run; correct them, data.classes or data.ignore"
         findings.append(DataFinding(ERROR, text, faults))
+    if unlabelled:
+        text = "label maps without a label that counts (data.ignore, loss.ignore_index and weights)"
+        text += ": a training learns nothing from their images"
+        findings.append(DataFinding(WARNING, text, unlabelled))
     absent = [name for name, count in report.classes.items() if not count]
     if absent and not faults:
         findings.append(DataFinding(NOTE, "classes of no pixel (data.classes)", absent))

@@ -4,7 +4,7 @@
     data.path/masks/a/1.png      data.masks=masks/*        here a/1
 
 A label map is a PNG (grey, or with a palette, whose numbers count), or a TIFF of one sample a
-pixel. ``data.ignore`` is the value of pixels without a label.
+pixel, in a compression that keeps it. ``data.ignore`` is the value of pixels without a label.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from hires.data.image_format import (
     ImageError,
     Size,
     Span,
-    check_claim,
     check_window,
     open_image,
     suffix_of,
@@ -103,12 +102,24 @@ class MaskSource(FolderSource):
         self.num_classes = data.classes
         self.class_names = tuple(map(str, range(data.classes)))
         self.ignore, self._data = data.ignore, data
+        self._numbers: NDArray[np.int64] | None = None
+        """Of the classes of the files, if others are asked for."""
         self._checked_as = words_of(data, _KEYS)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Leaves some of the images, those of ``data.split``."""
         self._masks = tuple(self._masks[number] for number in numbers)
         self._index = self._index.part(numbers)
+
+    def renumber(self, numbers: Sequence[int], names: Sequence[str]) -> None:
+        """Gives the classes of the label maps other numbers; ConfigError: one has no label's."""
+        if self.ignore is not None and 0 <= self.ignore < len(names):
+            raise ConfigError(
+                f"data.ignore={self.ignore} is also the number of the class {names[self.ignore]} "
+                f"in data.order; give pixels without a label another value, as data.ignore=255"
+            )
+        self._numbers = np.array(numbers)
+        self.num_classes, self.class_names = len(names), tuple(names)
 
     def check(self, i: int, most_bytes: int) -> int:
         """Checks an image and its label map, as :meth:`FolderSource.check`."""
@@ -142,6 +153,9 @@ class MaskSource(FolderSource):
                 made = nearest_window(read, size, self._size, rows, cols)
             made = made.astype(np.int64)
             require_labels(made, self._data)
+            if self._numbers is not None:
+                counts = made != self.ignore
+                made[counts] = self._numbers[made[counts]]
             return made
 
     def _cropped(
@@ -211,19 +225,24 @@ def require_labels(labels: NDArray[Any], data: DataConfig) -> None:
 
 def mask_size(path: str, max_pixels: int) -> Size:
     """Returns (height, width) of a label map; ImageError: it is none."""
+    with closing(open_image(Path(path), max_pixels)) as image:
+        size, lossy = image.size, image.facts.lossy
+    if lossy:
+        raise ImageError(
+            f"a label map that was saved as {lossy}, which changes classes; write it anew from its "
+            f"source, as PNG or a TIFF with deflate (what was changed stays so in a copy)"
+        )
     if suffix_of(Path(path).name) in (".tif", ".tiff"):
-        with closing(open_image(Path(path), max_pixels)) as image:
-            return image.size
+        return size
     from hires.data.whole import opened  # Pillow, which ranks without label maps do not need
 
-    with opened(Path(path)) as image:
-        if image.mode not in _MODES:
+    with opened(Path(path)) as stored:
+        if stored.mode not in _MODES:
             raise ImageError(
-                f"a label map has one number a pixel, and its pixels are {image.mode}; save it as "
+                f"a label map has one number a pixel, and its pixels are {stored.mode}; save it as "
                 f"grey or with a palette"
             )
-        check_claim((image.height, image.width), 32, max_pixels)
-        return image.height, image.width
+    return size
 
 
 def stored_labels(

@@ -99,8 +99,26 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
     numbers = chosen(data, whole.slides if isinstance(whole, SlideSource) else whole)
     if numbers is not None and isinstance(whole, (MaskSource, SlideSource)):
         whole.keep(numbers)
-        return whole
-    return whole if numbers is None else SplitSource(whole, numbers)
+    elif numbers is not None:
+        whole = SplitSource(whole, numbers)
+    # Images are divided by the data's own numbers, so that every run divides them alike.
+    return whole if data.order is None or not data.has_labels else _ordered(whole, data.order)
+
+
+def _ordered(source: Source, order: Sequence[str]) -> Source:
+    """Returns a source whose labels are numbers in an order of names; ConfigError: one has none."""
+    missing = [name for name in source.class_names if name not in order]
+    if missing or len({*order}) < len(order):
+        raise ConfigError(
+            f"data.order={','.join(order)} must have each class of the data once, and has no "
+            f"{', '.join(missing) or 'name for several'}; the data has "
+            f"{','.join(source.class_names)}"
+        )
+    numbers = [order.index(name) for name in source.class_names]
+    if not isinstance(source, MaskSource):
+        return OrderedSource(source, numbers, order)
+    source.renumber(numbers, order)
+    return source
 
 
 def _name_classes(source: Source, data: DataConfig) -> None:
@@ -159,6 +177,19 @@ class SplitSource:
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w)."""
         return self._whole.window(self._numbers[i], rows, cols, place)
+
+
+class OrderedSource(SplitSource):
+    """A source whose classes have other numbers."""
+
+    def __init__(self, whole: Source, numbers: Sequence[int], names: Sequence[str]) -> None:
+        super().__init__(whole, range(len(whole)))
+        self.num_classes, self.class_names = len(names), tuple(names)
+        self._of_label = numbers
+
+    def label(self, i: int) -> int:
+        """Returns the class of an image."""
+        return self._of_label[super().label(i)]
 
 
 class PairSource:

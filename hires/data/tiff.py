@@ -57,6 +57,8 @@ _STORED: dict[int, tuple[str, int]] = {
 }
 """Colours in words, and the samples that they take in the file."""
 JPEG = (6, 7)
+_LOSSLESS = (1, 2, 3, 4, 5, 8, 32773, 32946, 34925, 34926, 50000)
+"""Compressions that keep every pixel: fax, LZW, deflate, PackBits, LZMA, Zstandard."""
 _MOST_LEVELS = 64
 _ALIKE = ("is_tiled", "samplesperpixel", "dtype", "photometric")
 """What all levels of a pyramid have in common."""
@@ -102,6 +104,8 @@ class TiffImage:
             assert isinstance(page, TiffPage)
             self._page = page
             _check_readable(page)
+            kept = page.compression in _LOSSLESS
+            self._lossy = "" if kept else str(getattr(page.compression, "name", page.compression))
             # What lies uncompressed in one piece is mapped.
             self._is_mapped = page.is_memmappable
             self._inflate = None if self._is_mapped else DECOMPRESSORS.get(page.compression)
@@ -136,7 +140,7 @@ class TiffImage:
             colours += "+alpha" if more == 1 and page.extrasamples else f"+{more}"
         tag, band = page.tags.get(ORIENTATION), self._segment_size[0]
         rotated = tag is not None and tag.value not in (0, 1)
-        return ImageFacts("TIFF", colours, page.bitspersample, rotated, band)
+        return ImageFacts("TIFF", colours, page.bitspersample, rotated, band, self._lossy)
 
     def check_complete(self) -> None:
         """Raises a ValueError if pixels that the header lists lie beyond the end of the file."""

@@ -32,6 +32,11 @@ CACHE_BYTES = 64 * 2**20
 
 PILLOW_FORMATS = ("PNG", "JPEG", "TIFF")
 """Formats that Pillow may read."""
+_LOSSLESS = (
+    "raw", "packbits", "lzma", "zstd", "group3", "group4", "tiff_ccitt", "tiff_lzw", "tiff_deflate",
+    "tiff_adobe_deflate", "tiff_raw_16",
+)  # fmt: skip
+"""Compressions of a TIFF that keep every pixel, as Pillow names them."""
 CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
 """Modes of Pillow that are converted first, and to which."""
 _SAMPLE_BITS = {"I": 32, "F": 32, "I;16": 16, "I;16B": 16, "I;16L": 16, "I;16N": 16}
@@ -103,7 +108,9 @@ def _facts_of(image: Image.Image, path: Path) -> ImageFacts:
     tagged = "exif" in image.info or image.format == "TIFF"  # else Pillow decodes a PNG for it
     rotated = tagged and image.getexif().get(ORIENTATION, 1) not in (0, 1)
     colours = _NAMES.get(image.mode.partition(";")[0], image.mode)
-    return ImageFacts(str(image.format), colours, bits, rotated, image.height)
+    coded = str(image.info.get("compression") if image.format == "TIFF" else image.format)
+    lossy = "" if coded in ("PNG", *_LOSSLESS) else coded
+    return ImageFacts(str(image.format), colours, bits, rotated, image.height, lossy)
 
 
 def _pixels_of(path: Path) -> Pixels:

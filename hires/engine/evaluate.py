@@ -39,7 +39,7 @@ from hires.engine.seen_outputs import (
 )
 from hires.parallel.context import Context
 from hires.parallel.halo import part
-from hires.parallel.loss import plain_loss, sample_losses
+from hires.parallel.loss import class_scores, plain_loss, sample_losses
 from hires.plan.graph import Graph, Rect
 from hires.plan.rules import TILED
 from hires.plan.validation import kind_of
@@ -116,15 +116,16 @@ class Evaluator:
         labels = torch.as_tensor(target, device=output.device)
         ignored = self._config.data.ignore
         [loss] = sample_losses(self._config.objective, output[None], labels[None], ignored)
-        made = output.argmax(0).masked_fill(broken_pixels(output), -1).flatten()
+        scores = class_scores(output[None])[0]
+        made = scores.argmax(0).masked_fill(broken_pixels(output), -1).flatten()
         labels = labels.flatten().expand(made.numel())
         if ignored is not None:
             counts = labels != ignored
             labels, made = labels[counts], made[counts]
             if not made.numel():
                 return [0, 0, 0.0]
-        columns = len(output) + 1  # the first one of pixels that are not finite
-        counts = torch.bincount(labels * columns + made + 1, minlength=len(output) * columns)
+        columns = len(scores) + 1  # the first one of pixels that are not finite
+        counts = torch.bincount(labels * columns + made + 1, minlength=len(scores) * columns)
         for key in counts.nonzero().flatten().tolist():
             self.counted.pixels[(sample, key // columns, key % columns - 1)] += int(counts[key])
         return [made.numel(), int((made == labels).sum()), float(loss) * made.numel()]
@@ -159,7 +160,7 @@ def summarised(
     """Returns the summary of what all ranks counted, and the rows of all samples in order."""
     kind, shape = kind_of(config, graph), graph.shape(graph.output)
     rows = evaluation_summary.by_sample(kind, counted.rows, len(source))
-    names = names_of_classes(source, shape[1])
+    names = names_of_classes(source, shape)
     totals = Counter[tuple[int, int]]()
     for (_, label, made), count in counted.pixels.items():
         totals[label, made] += count
@@ -196,12 +197,13 @@ def _error_sum(made: Tensor, wanted: Tensor) -> float:
 
 
 def _class_rows(loss: LossConfig, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
+    losses = sample_losses(loss, output, labels).double()
+    output = class_scores(output)
     # Equal scores: the lower class stands first, on every kind of device.
     own = output.gather(1, labels[:, None])
     lower = torch.arange(output.shape[1], device=output.device) < labels[:, None]
     places = ((output > own) | ((output == own) & lower)).sum(1)
     score, predicted = output.softmax(1).double().amax(1), output.argmax(1)
-    losses = sample_losses(loss, output, labels).double()
     broken = ~output.isfinite().all(1)
     places[broken], predicted[broken] = output.shape[1], -1
     columns = labels, predicted, places, losses, score

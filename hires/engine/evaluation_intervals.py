@@ -55,6 +55,7 @@ def overlap_intervals(
         table[image, 1, actual] += number
         if predicted >= 0:
             table[image, 2, predicted] += number
+    table = table[table[:, 1].any(1)]  # draws of images without labels would be shares of nothing
 
     def shares(sums: Floats) -> Floats:
         right, actual, predicted = sums.reshape(-1, 3, num_classes).transpose(1, 0, 2)
@@ -65,7 +66,7 @@ def overlap_intervals(
         return np.stack([right.sum(1) / actual.sum(1), *means], axis=1)
 
     names = ("top1_ci95", "mean_iou_ci95", "mean_dice_ci95")
-    found = intervals(table.reshape(num_images, -1), shares, SHARE)
+    found = intervals(table.reshape(len(table), -1), shares, SHARE)
     return dict(zip(names, found, strict=True))
 
 

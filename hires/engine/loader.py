@@ -225,6 +225,13 @@ def replica_samples(config: RunConfig, source: Data, step: int, replica: int) ->
     return indices[replica * share : (replica + 1) * share]
 
 
+def sample_names(config: RunConfig, replica: int, step: int) -> list[str]:
+    """Returns the names of a replica's images in a step, microbatch after microbatch."""
+    source = open_data(config)
+    samples = replica_samples(config, source, step, replica)
+    return [source.name(sample % len(source)) for sample in samples]
+
+
 def split_steps(order: Order, num_microbatches: int, steps: range) -> Iterator[list[int]]:
     """Yields the samples of each microbatch; those of a step have the same size."""
     for step in steps:

@@ -42,6 +42,7 @@ from hires.engine.seen_outputs import (
     seen_output,
 )
 from hires.parallel.context import Context
+from hires.parallel.loss import class_scores
 from hires.plan.graph import Graph
 from hires.plan.validation import kind_of
 
@@ -89,6 +90,7 @@ class Predictor:
         return counted
 
     def _class_rows(self, samples: range, output: Tensor) -> Iterator[list[float]]:
+        output = class_scores(output)
         shares, made = output.softmax(1).double(), output.argmax(1)
         made[~output.isfinite().all(1)] = -1
         every = self._config.predict.reduce == PROBABILITY
@@ -102,6 +104,7 @@ class Predictor:
             # As the reader of pairs takes floats: from black (0) to white (1).
             image = one.clamp(-2, 2).add_(2).div_(4).masked_fill_(~one.isfinite(), math.nan)
             return image.permute(1, 2, 0).float().cpu().numpy(), place
+        one = class_scores(one[None])[0]
         if self._config.predict.reduce == PROBABILITY:
             return one.softmax(0).float().cpu().numpy(), (slice(None), *place)
         dtype = class_type(len(one))
@@ -120,13 +123,13 @@ def maps_of(config: RunConfig, source: Data, graph: Graph, attempt: Path) -> Pre
     if kind == CLASSES:
         return None
     channels, *size = graph.shape(graph.output)[1:]
-    classes = names_of_classes(source, channels)
+    classes = names_of_classes(source, graph.shape(graph.output))
     if kind == IMAGES:
         form = MapKind([*size, channels], np.float32, "YXS")
     elif config.predict.reduce == PROBABILITY:
-        form = MapKind([channels, *size], np.float32, "CYX", classes)
+        form = MapKind([len(classes), *size], np.float32, "CYX", classes)
     else:
-        form = MapKind(size, class_type(channels), "YX", classes)
+        form = MapKind(size, class_type(len(classes)), "YX", classes)
     names = map(source.name, range(len(source)))
     return PredictionMaps(attempt / file_names.PREDICTIONS, names, form, config.predict.format)
 
@@ -146,7 +149,7 @@ def write_prediction(
     maps = maps_of(config, source, graph, own.folder)
     facts: dict[str, Any] = {"kind": kind, "images": len(ids), "reduce": config.predict.reduce}
     if maps is None:
-        names = names_of_classes(source, graph.shape(graph.output)[1])
+        names = names_of_classes(source, graph.shape(graph.output))
         heads, lines = _class_table(ids, rows, names)
         facts["not_finite"] = sum(row[0] < 0 for row in rows)
     else:

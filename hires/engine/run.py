@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import signal
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.epoch_lines import EPOCH_LINE
-from hires.core.errors import HiresError, LossError
+from hires.core.errors import HiresError
 from hires.core.learning_rate import learning_rate
 from hires.core.store import records
 from hires.core.store.files import append_line
@@ -31,12 +30,13 @@ from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
+from hires.engine.finite_loss import FiniteLoss
+from hires.engine.loader import sample_names
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
 from hires.engine.scalars import Scalars
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
-from hires.parallel.executor import StepResult
 from hires.plan import traffic
 from hires.plan.groups import groups
 
@@ -98,6 +98,8 @@ def run_steps(
     note("ready", **sizes, **engine.byte_counts())
     counted, log = records.counted_steps(config, saver.first), message_log(engine, config)
     late, see = LateGraphs(config), None if observer is None else observer.see
+    samples = functools.partial(sample_names, config, engine.context.replica)
+    finite = FiniteLoss(config, engine.context, samples)
     with _recorded(engine, log, metrics), comm.logged(log):
         for step in range(saver.first, config.steps):
             if validation is not None and validation.ends:
@@ -119,6 +121,8 @@ def run_steps(
                 scale |= {"loss_scale": result.loss_scale, "skipped": result.skipped}
             if result.grad_norm is not None:
                 scale["grad_norm"] = result.grad_norm
+            if result.unlabelled:
+                scale["unlabelled"] = result.unlabelled
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
             if observer is not None:
                 note(observer.line, step=step, **observer.drain().to_dict())
@@ -131,7 +135,7 @@ def run_steps(
             if engine.executor.scale is not None:
                 engine.executor.scale.require_progress()
             if not result.skipped:
-                _require_finite(config, step, result)
+                finite.require(step, result)
             if scalars is not None:
                 scalars.step(step, step_s, loss, scale)
             over = None if epochs is None else epochs.add(step, loss)
@@ -162,22 +166,6 @@ def run_steps(
     if config.task.name == "train":
         saver.require_saved()
     return done
-
-
-def _require_finite(config: RunConfig, step: int, result: StepResult) -> None:
-    """Raises a LossError if the loss of a step, or the norm of its gradients, is not finite."""
-    loss, lr = result.loss, config.optimizer.lr
-    if loss is not None and not math.isfinite(loss):
-        helps = f"a smaller optimizer.lr (now {lr}) helps"
-        if config.loss.ignore_index is not None:
-            helps += (
-                f", unless a microbatch has no label but "
-                f"loss.ignore_index={config.loss.ignore_index}: use fewer of them"
-            )
-        raise LossError(f"the loss is {loss} at step {step}; {helps}")
-    if not math.isfinite(result.grad_norm or 0.0):
-        why = f"the norm of all gradients is {result.grad_norm} at step {step}"
-        raise LossError(f"{why}; a smaller optimizer.lr (now {lr}) helps")
 
 
 def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_summary import Numbers
+from hires.core.evaluation_summary import Numbers, num_classes
 from hires.data.source import PairSource
 from hires.engine.loader import Data
 from hires.parallel.context import Context
@@ -72,11 +72,11 @@ class Observer(Protocol):
         ...
 
 
-def names_of_classes(source: Data, number: int) -> list[str]:
-    """Returns the names of the classes of an output of so many; none of images."""
+def names_of_classes(source: Data, shape: Sequence[int]) -> list[str]:
+    """Returns the names of the classes of an output of a shape; none of images."""
     if isinstance(source, PairSource):
         return []
-    return [*source.class_names, *map(str, range(source.num_classes, number))]
+    return [*source.class_names, *map(str, range(source.num_classes, num_classes(shape)))]
 
 
 def seen_output(

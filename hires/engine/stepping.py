@@ -25,7 +25,7 @@ from hires.comm.backends import rendezvous
 from hires.comm.torch_world import world_at
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import ConfigError, LossError
+from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
 from hires.core.registry import offer
 from hires.engine.build import (
@@ -36,6 +36,7 @@ from hires.engine.build import (
     place_tensors,
 )
 from hires.engine.device import HOST, open_device
+from hires.engine.finite_loss import FiniteLoss
 from hires.engine.given_targets import require_target
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.module_hooks import refuse_hooks
@@ -80,6 +81,9 @@ class Engine:
         tensors = {name: tensors[name] for name in sorted(names_of(contexts, tensors))}
         place_tensors(tensors, image_dtype(self.config), self.plan.graph)
         self._engine = assemble(self.config, contexts, tensors, [], device)
+        first = contexts[0].replica * (self.config.batch // self.config.parallel.replicas)
+        samples = [f"sample {first + i}" for i in range(self.config.batch - first)]
+        self._finite = FiniteLoss(self.config, contexts[0], lambda step: samples)
         self.steps = 0
         """Steps that were done."""
 
@@ -117,8 +121,8 @@ class Engine:
         own = [] if result.loss is None else [result.loss]
         every = [x for text in comm.gather_texts(json.dumps(own)) for x in json.loads(text)]
         loss = math.fsum(every) / len(every) if all(map(math.isfinite, every)) else math.nan
-        if not math.isfinite(loss) and not result.skipped:
-            raise LossError(f"the loss is not finite at step {self.steps}; lower optimizer.lr")
+        if not result.skipped:
+            self._finite.require(self.steps, result, loss)
         self.steps += 1
         return loss
 

@@ -38,6 +38,8 @@ class StepResult:
     """Results of a step on one rank, by microbatch of its replica."""
 
     losses: dict[int, Tensor] = field(default_factory=dict)  # on ranks that see the output
+    counts: dict[int, Tensor] = field(default_factory=dict)
+    """Whether a label of it counts, on one rank for each; nothing where each label does."""
     outputs: dict[int, Tensor] = field(default_factory=dict)  # of the network, if kept
     loss_scale: float | None = None  # of this step; None: losses are not scaled
     grad_norm: float | None = None  # before it was clipped; None: gradients are not clipped
@@ -47,6 +49,11 @@ class StepResult:
     def loss(self) -> float | None:
         """Mean of the losses; None on ranks that see no output."""
         return float(torch.stack([*self.losses.values()]).mean()) if self.losses else None
+
+    @property
+    def unlabelled(self) -> int:
+        """How many microbatches have no label that counts, over all ranks that have a number."""
+        return sum(not bool(one) for one in self.counts.values())
 
 
 class Executor:
@@ -166,6 +173,8 @@ class Executor:
             self._to_end(flight.outputs)
         if flight.loss is not None:
             self.result.losses[microbatch] = flight.loss.detach()
+        if flight.counts is not None and not slot.context.tile:
+            self.result.counts[microbatch] = flight.counts
         if slot.is_last and (self.keep_outputs or self.see is not None):
             output = flight.outputs[self.plan.graph.output].detach()
             if self.see is not None:

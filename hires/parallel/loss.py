@@ -2,7 +2,8 @@
 
 A loss is a function of a few sums over the output. For the mean of terms these are their sum and
 their number, with class weights the sum of the weights of the labels; for Dice the overlap and the
-size of each class. Ranks that hold parts of the output bring their sums together:
+size of each class. Where no label counts, the loss is 0 and has no gradient. Ranks that hold parts
+of the output bring their sums together:
 
     tile 0   its sums   \
                          + one sum of ranks = sums over the whole output -> loss on all of them
@@ -43,12 +44,8 @@ def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
         target = _labels(output, target)
     if keys.name == "custom":
         return _own_mean(keys, output, target)
-    if keys.name == "cross_entropy":
-        weight = None if keys.weights is None else output.new_tensor(keys.weights)
-        ignored = _NO_LABEL if keys.ignore_index is None else keys.ignore_index
-        return F.cross_entropy(
-            output, target, weight, ignore_index=ignored, label_smoothing=keys.label_smoothing
-        )
+    if keys.name == "cross_entropy" and not keys.may_ignore:
+        return F.cross_entropy(class_scores(output), target, label_smoothing=keys.label_smoothing)
     if keys.name in ("l1", "l2"):
         return (F.l1_loss if keys.name == "l1" else F.mse_loss)(output, target)
     return loss_of_sums(keys, sums_of_part(keys, output, target))
@@ -66,20 +63,37 @@ def sample_losses(
     return torch.stack(each)
 
 
-def loss_of(keys: LossConfig, output: Tensor, target: Tensor, context: Context) -> Tensor:
-    """Returns the loss of one microbatch, on every rank of the stage.
+def loss_of(
+    keys: LossConfig, output: Tensor, target: Tensor, context: Context
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the loss of one microbatch, on every rank of the stage, and whether a label counts.
 
-    Where the output lies in tiles or shards, the target is the same part of the whole target.
+    None: each does. Where the output lies in tiles or shards, the target is the same part of the
+    whole target.
     """
     graph = context.plan.graph
     if output.dtype != torch.float64:
         output = output.float()
-    if not divides_output(context):
-        return plain_loss(keys, output, target)
+    divides = divides_output(context)
+    if not (divides or keys.may_ignore):
+        return plain_loss(keys, output, target), None
     sums = sums_of_part(keys, output, target)
-    total = sums.detach().clone()
-    context.cursor.add_up(total, graph.output)
-    return loss_of_sums(keys, sums + (total - sums.detach()))
+    if divides:
+        total = sums.detach().clone()
+        context.cursor.add_up(total, graph.output)
+        sums = sums + (total - sums.detach())
+    # The sizes of all classes are twice the number of labels, those of a mean their weight.
+    counts = sums.detach()[sums.numel() // 2 :].sum() > 0 if keys.may_ignore else None
+    return loss_of_sums(keys, sums), counts
+
+
+def class_scores(output: Tensor) -> Tensor:
+    """Returns an output with a score for each class, (n, C, ...), two at least.
+
+    A single score is that of the second of two classes, whose first one has the score 0: so the
+    softmax of both is the sigmoid of the one.
+    """
+    return F.pad(output, [0, 0] * (output.dim() - 2) + [1, 0]) if output.shape[1] == 1 else output
 
 
 def divides_output(context: Context) -> bool:
@@ -131,15 +145,24 @@ def sums_of_part(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
 def loss_of_sums(keys: LossConfig, sums: Tensor) -> Tensor:
     """Returns the loss, a number, that follows from the sums over the whole output."""
     if keys.name != "dice":
-        return sums[0] / sums[1]
+        loss, is_empty = _quotient(sums[0], sums[1])
+        return loss.masked_fill(is_empty, 0)
     overlap, size = sums.view(2, -1)
-    one: Tensor = 1 - ((2 * overlap + keys.smooth) / (size + keys.smooth)).mean()
+    share, is_empty = _quotient(2 * overlap + keys.smooth, size + keys.smooth)
+    one: Tensor = 1 - share.masked_fill(is_empty, 1).mean()
     return one
+
+
+def _quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    # And where it is one of nothing; a gradient of 0 / 0 would be NaN there, whatever is filled in.
+    is_empty = below.detach() == 0
+    return above / below.masked_fill(is_empty, 1), is_empty
 
 
 def _cross_entropy_sums(
     keys: LossConfig, output: Tensor, labels: Tensor, counted: Tensor
 ) -> Tensor:
+    output = class_scores(output)
     weight = None if keys.weights is None else output.new_tensor(keys.weights)
     ignored = _NO_LABEL if keys.ignore_index is None else keys.ignore_index
     total = F.cross_entropy(

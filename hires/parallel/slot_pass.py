@@ -35,6 +35,8 @@ class Flight(NamedTuple):
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     loss: Tensor | None
+    counts: Tensor | None
+    """Whether a label of it counts; None: each does."""
 
 
 class SlotPass:
@@ -92,11 +94,11 @@ class SlotPass:
             leaves[INPUT] = images
         with torch.set_grad_enabled(plan.training), self._casting():
             outputs = self.module.forward(leaves)
-        loss = None
+        loss = counts = None
         if self.is_last and plan.training:
             assert target is not None
-            loss = loss_of(self.loss, outputs[plan.graph.output], target, self.context)
-        return Flight(inputs, outputs, loss)
+            loss, counts = loss_of(self.loss, outputs[plan.graph.output], target, self.context)
+        return Flight(inputs, outputs, loss, counts)
 
     def backward(self, flight: Flight, arrived: Arrived) -> dict[str, Tensor]:
         """Runs autograd from the stage's outputs; returns the gradients of its inputs."""

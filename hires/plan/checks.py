@@ -11,6 +11,7 @@ from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.predict_config import TIFF
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
+from hires.core.evaluation_summary import num_classes
 from hires.core.losses import CLASSES
 from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.store.provenance import cpu_flags
@@ -306,20 +307,13 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         problem = f"the network returns {describe(made)}"
     elif trains and not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif not trains and shape[1] == 1:  # argmax and softmax of one number are always 0 and 1
-        problem = (
-            f"the network returns {shape}, one number, from which no class follows; make it return "
-            f"a score for each class, two or more"
-        )
-    elif config.objective.compares == CLASSES and _classes_of(config, shape) < (
-        config.model.classes or 0
-    ):
+    elif config.objective.compares == CLASSES and num_classes(shape) < (config.model.classes or 0):
         classes, remedy = config.model.classes, _fewer_classes(config, shape[1])
         problem = f"the network returns {shape[1]} classes, the data has {classes}{remedy}"
-    elif trains and (weights := config.loss.weights) and len(weights) != shape[1]:
+    elif trains and (weights := config.loss.weights) and len(weights) != num_classes(shape):
         text = (
             f"loss.weights={weights} are {len(weights)} factors, and the network returns "
-            f"{shape[1]} classes; give one for each"
+            f"{num_classes(shape)} classes; give one for each"
         )
         return [Finding("error", "loss.weights", text)]
     else:
@@ -330,12 +324,6 @@ def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
         f"(loss=l1)"
     )
     return [Finding("error", "model", text)]
-
-
-def _classes_of(config: RunConfig, shape: list[int]) -> int:
-    # One score may be that of the second of two classes.
-    binary = config.objective.name in ("bce", "dice") and shape[1] == 1
-    return 2 if binary else shape[1]
 
 
 def _fewer_classes(config: RunConfig, classes: int) -> str:

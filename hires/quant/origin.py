@@ -18,8 +18,8 @@ from hires.core.errors import ConfigError
 from hires.core.store.naming import plain
 
 CALIBRATION, TRAINING, WEIGHTS = "calibration", "training", "weights"
-_OF_PIXELS = ("normalize", "mean", "std", "names", "prefetch")
-"""Keys of the data that choose no image."""
+_OF_PIXELS = ("normalize", "mean", "std", "prefetch")
+"""Keys of the data that choose no image, nor its class."""
 _DEEPEST = 4
 _LARGEST = 2.0**1000
 

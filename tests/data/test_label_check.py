@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import numpy as np
@@ -48,7 +49,35 @@ def test_sizes_ranges_and_broken_label_maps_are_listed(masks, capsys):
     assert f"masks/{third.name}: " in out
     assert "error 3 label maps that would end a run" in out
     code, out = check(capsys, masks, "data=masks", "data.classes=3", "data.ignore=7")
-    assert f"masks/{second.name}" not in out
+    assert f"masks/{second.name}: " not in out
+    assert "label maps without a label that counts" in out
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (255, ["data.ignore=255"]),
+        (0, ["loss=cross_entropy", "loss.ignore_index=0"]),
+        (2, ["loss=cross_entropy", "loss.weights=[1,1,0]"]),
+        (1, []),
+    ],
+)
+def test_label_maps_without_a_label_that_counts_are_listed(masks, capsys, value, words):
+    first, *_ = sorted((masks / "masks").iterdir())
+    Image.fromarray(np.full((24, 24), value, np.uint8)).save(first)
+    code, out = check(capsys, masks, "data=masks", "data.classes=3", *words, "--json")
+    assert code == 0, out
+    found = [one for one in json.loads(out)["findings"] if "label that counts" in one["text"]]
+    assert [one["files"] for one in found] == ([[f"masks/{first.name}"]] if words else [])
+
+
+def test_lossy_label_maps_are_listed(masks, capsys):
+    first, *_ = sorted((masks / "masks").iterdir())
+    Image.open(first).convert("L").save(first, format="JPEG")
+    code, out = check(capsys, masks, "data=masks", "data.classes=3", "data.max_pixels=99999")
+    assert code == 1
+    assert f"masks/{first.name}: a label map" in out
+    assert "JPEG" in out
 
 
 def test_rank_names_the_command_that_lists_all_bad_label_maps(masks, capsys):

@@ -14,14 +14,15 @@ from PIL import Image
 from hires.cli.data_keys import with_classes
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.data_config import DataConfig
+from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.evaluation_summary import PIXELS
 from hires.core.store import file_names, rundir
 from hires.data.augmented import AugmentedSource
 from hires.data.mask_shapes import make_masks
 from hires.data.masks import AugmentedMasks, MaskSource
-from hires.data.source import open_data
-from tests.helpers.layouts import config_of, plan_of
+from hires.data.source import open_data, step_indices
+from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.saved import attempt, losses
 
 SIZE = (16, 20)
@@ -135,7 +136,22 @@ def _cut(folder):
     path.write_bytes(path.read_bytes()[:60])
 
 
+def _jpeg(folder):
+    # 731 of 2304 labels were others, and a suffix says nothing.
+    with Image.open(folder / "masks" / "00004.png") as image:
+        image.convert("L").save(folder / "masks" / "00004.png", format="JPEG", quality=95)
+
+
+def _jpeg_in_tiff(folder):
+    path = folder / "masks" / "00004.tif"
+    with Image.open(path.with_suffix(".png")) as image:
+        image.convert("L").save(path, compression="jpeg")
+    path.with_suffix(".png").unlink()
+
+
 WRONG = [
+    (_jpeg, "JPEG.*write it anew"),
+    (_jpeg_in_tiff, "(?i)jpeg.*write it anew"),
     (_alone, "images/00004.png has no label map masks/00004"),
     (_small, r"00004.png: a label map of 8 x 20 pixels, and its image 00004.png has 16 x 20"),
     (_high, "holds the class 7, and data.classes=3; use data.classes=8, or data.ignore=7"),
@@ -149,6 +165,15 @@ def test_wrong_maps_are_named_with_the_remedy(folder, spoil, words):
     spoil(folder)
     with pytest.raises((ConfigError, RunError), match=words):
         source_of(folder).check(4, 10**6)
+
+
+@pytest.mark.parametrize("form", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "raw", "lzma"])
+def test_label_maps_of_other_compressions_keep_their_classes(folder, form):
+    wanted, path = stored(folder, 4), folder / "masks" / "00004.tif"
+    with Image.open(path.with_suffix(".png")) as image:
+        image.convert("L").save(path, compression=form)
+    path.with_suffix(".png").unlink()
+    assert np.array_equal(source_of(folder).labels(4, (0, 16), (0, 20)), wanted)
 
 
 def test_wrong_patterns_are_answered(folder):
@@ -202,10 +227,42 @@ def test_every_layout_learns_the_same_from_pixels(folder, tmp_path):
         assert facts["loss"] == pytest.approx(evaluated[0]["loss"], rel=1e-10)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.dist
+@pytest.mark.parametrize("layout", [{}, {"tiles": [2, 1]}, {"replicas": 2}, {"stages": 2}], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"name": "cross_entropy"},
+        {"name": "cross_entropy", "weights": [1.0, 2.0, 0.0], "label_smoothing": 0.1},
+        {"name": "bce"},
+        {"name": "dice", "smooth": 0.0},
+    ],
+    ids=str,
+)
+def test_a_microbatch_without_labels_adds_nothing_in_every_layout(folder, tmp_path, layout, loss):
+    # The loss was NaN, and a smaller learning rate was to help.
+    for number in range(0, 6, 2):
+        Image.fromarray(np.full(SIZE, 2, np.uint8)).save(folder / "masks" / f"{number:05d}.png")
+    parallel = {**layout, "microbatches": 2 // layout.get("replicas", 1)}
+    keys = {"parallel": parallel, "loss": loss, "validate": {"every": 4}}
+    data = {"name": "masks", "path": str(folder), "classes": 3, "shuffle": False}
+    data |= {"validation": 0.34} if loss.get("weights") else {"ignore": 2, "validation": 0.34}
+    config = training(folder, tmp_path, **keys, data=data)
+    answer = verified(tmp_path, **{**to_dict(config), "validate": {}})
+    assert answer["max_rel_err"] < 1e-10
+    path = rundir.create(config, plan_of(config).to_dict(), ["hires", "run"]).path
+    assert set(attempt(path)) == {0}
+    record = json.loads((path / file_names.RECORD).read_text())
+    assert record["loss"]["finite"]
+    numbers = [step_indices(step, 2, 4, 0, False) for step in range(4)]
+    names = [open_data(config).name(i) for step in numbers for i in step]
+    empty = sum(int(name[-5]) % 2 == 0 for name in names)
+    assert 0 < record["unlabelled_microbatches"] == empty < 8
+
+
 @pytest.mark.dist
 def test_loss_is_that_of_plain_torch(folder, tmp_path):
-    from tests.helpers.layouts import verified
-
     data = {"name": "masks", "path": str(folder), "classes": 3, "ignore": 2}
     keys = {"image": [16, 20], "data": data, "model": {**UNET, "classes": 3}}
     made = verified(tmp_path, **keys, parallel={"tiles": [2, 1]})

@@ -132,10 +132,30 @@ def test_sums_of_parts_make_the_loss_and_gradient_of_all_pixels(loss: LossConfig
     torch.testing.assert_close(plain_loss(loss, output, labels), wanted, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": "cross_entropy", "ignore_index": 3},
+        {"name": "cross_entropy", "weights": [1.0, 1.0, 1.0, 0.0], "label_smoothing": 0.2},
+        {"name": "bce", "ignore_index": 3},
+        {"name": "dice", "ignore_index": 3, "smooth": 0.0},
+        {"name": "dice", "ignore_index": 3},
+    ],
+)
+def test_loss_of_no_label_is_zero_and_so_is_its_gradient(values: dict[str, Any]):
+    output, labels = example()
+    nothing = torch.full_like(labels, 3)
+    loss = plain_loss(keys(**values), output, nothing)
+    assert loss.item() == 0
+    assert not torch.autograd.grad(loss, output)[0].any()
+    assert not sample_losses(keys(**values), output, nothing, 3).any()
+
+
 def test_one_score_is_that_of_the_second_class():
     output, labels = example(1)
     wanted = F.binary_cross_entropy_with_logits(output[:, 0], labels.double())
-    torch.testing.assert_close(plain_loss(keys(name="bce"), output, labels), wanted)
+    for name in ("bce", "cross_entropy"):
+        torch.testing.assert_close(plain_loss(keys(name=name), output, labels), wanted)
     likely = output.sigmoid()[:, 0]
     dice = 1 - (2 * (likely * labels).sum() + 1) / (likely.sum() + labels.sum() + 1)
     torch.testing.assert_close(plain_loss(keys(name="dice"), output, labels), dice)

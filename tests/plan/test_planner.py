@@ -226,15 +226,6 @@ def test_output_that_no_loss_takes(forward, expected):
     assert planned(forward, "infer", conv=conv).ok
 
 
-@pytest.mark.parametrize("task", ["evaluate", "predict"])
-def test_one_number_is_no_class(task):
-    # It was class 0 of every image, with a probability of 1.
-    conv = nn.Conv2d(3, 1, 1)
-    [(key, text)] = errors(planned(lambda n, x: n.conv(x).mean((2, 3)), task, conv=conv))
-    assert key == "model"
-    assert "returns [2, 1], one number, from which no class follows" in text
-
-
 def test_form_of_maps_is_for_maps():
     # It was ignored, and the run had another name.
     conv = nn.Conv2d(3, 5, 1)

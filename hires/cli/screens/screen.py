@@ -58,6 +58,8 @@ def print_record(record: dict[str, Any], run: StrPath = "") -> None:
         steps, scale = plural(skipped, "step"), value_text(record.get("loss_scale"))
         were = "was" if skipped == 1 else "were"
         print(f"fp16: {steps} overflowed and {were} skipped, the last loss scale is {scale}")
+    if without := count(record.get("unlabelled_microbatches")):
+        print(f"microbatches without a label that counts, which added nothing: {without}")
     if isinstance(record.get("prediction"), dict):
         print(f"{_predicted(record, Path(run))}\n")
     if run and (scales := _scales_of(record, Path(run))) is not None:

@@ -76,6 +76,9 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     names: list[str] | None = None
     """Names of the classes, in the order of their numbers; null: those of the data, which a run of
     files keeps here. Predictions with its weights have them, too."""
+    order: list[str] | None = None
+    """Names of the classes in the order of the network's outputs, to which labels are mapped by
+    name; null: those of ``weights=RUN``, else the order of the data."""
     normalize: str = choice("white", ("white", "dataset"))
     """What the network gets of a value v between 0 (black) and 1 (white): ``white``: 4 v - 2;
     ``dataset``: (v - mean) / deviation, both of each channel over the images to train with."""
@@ -115,6 +118,13 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     epoch to epoch, those of small ones come several times."""
     prefetch: int = number(2)
     """Microbatches that are read ahead."""
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes that outputs stand for; None: they have none but numbers."""
+        names = self.order or self.names
+        numbers = self.name == "masks" and names == [*map(str, range(len(names or ())))]
+        return None if numbers else names
 
     @property
     def crops(self) -> bool:

@@ -29,7 +29,8 @@ class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
     label_smoothing: float = number(0.0, most=1)
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
     ignore_index: int | None = None
-    """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count."""
+    """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count; a
+    microbatch without any other adds nothing, and ``record.json`` counts it."""
     smooth: float = number(1.0)
     """Of ``dice``: added to numerator and denominator of each class."""
     target: str | None = word()
@@ -44,6 +45,11 @@ class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
     def compares(self) -> str:
         """What an output is compared with: ``classes`` or ``images``."""
         return self.targets if self.name == "custom" else LOSSES[self.name].targets
+
+    @property
+    def may_ignore(self) -> bool:
+        """Whether there may be labels that do not count."""
+        return self.ignore_index is not None or 0 in (self.weights or ())
 
     def _check_more(self, check: Checks) -> None:
         if self.name == "custom" and (self.target is None or self.target.count(":") != 1):

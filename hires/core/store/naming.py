@@ -147,6 +147,7 @@ LATER: dict[str, Any] = {
     "data.outside": None,
     "data.groups": {},
     "data.detections": False,
+    "data.order": None,
     "quant.weights": "int8",
     "quant.linear": "static",
     "quant.observer": "entropy",

@@ -177,6 +177,9 @@ def _build(
         "lineage": _lineage(first),
         "failed_saves": _failed_saves(own),
         "loss": _loss(every),
+        "unlabelled_microbatches": sum(
+            line.get("unlabelled", 0) for ranks in every.values() for line in ranks.values()
+        ),
         **_scale(every, first),
         **_one_pass(own),
         **_validation(own, ended, config.validate.patience),

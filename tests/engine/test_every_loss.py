@@ -1,0 +1,146 @@
+"""Can what trains be evaluated while it trains, evaluated and predicted, with every loss?"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from hires.cli.data_keys import with_classes
+from hires.core.losses import LOSSES
+from hires.core.store import file_names, rundir
+from hires.data.source import open_data
+from hires.engine.build import whole_model
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.saved import attempt
+
+pytestmark = pytest.mark.dist
+
+UNET = {"model": {"name": "unet", "levels": 1, "width": 4}}
+RESNET = {"model": {"name": "resnet", "depth": 18}, "image": [32, 32]}
+
+
+def one_score(*lost):
+    """A loss of one score for two classes, of the user's."""
+    output, labels = lost
+    return F.softplus(output[:, 0] * (1 - 2 * labels)).mean()
+
+
+def with_network(net, **keys):
+    return {**net, "model": {**net["model"], **keys}}
+
+
+CASES = {
+    "masks, one score, cross-entropy": ("masks", with_network(UNET, classes=1), "cross_entropy"),
+    "masks, one score, bce": ("masks", with_network(UNET, classes=1), "bce"),
+    "masks, one score, dice": ("masks", with_network(UNET, classes=1), "dice"),
+    "masks, two scores, bce": ("masks", UNET, "bce"),
+    "classes, one score, cross-entropy": ("folder", with_network(RESNET, classes=1), "auto"),
+    "classes, one score, bce": ("folder", with_network(RESNET, classes=1), "bce"),
+    "classes, one score, custom": ("folder", with_network(RESNET, classes=1), "custom"),
+    "classes, two scores, dice": ("folder", RESNET, "dice"),
+    "grey images, l1": ("pairs", with_network(UNET, channels=1, scale=1), "l1"),
+    "grey images, l2": ("pairs", with_network(UNET, channels=1, scale=1), "l2"),
+    "images of two channels, l1": ("pairs", with_network(UNET, channels=2, scale=1), "l1"),
+    "grey images, larger": (
+        "pairs",
+        {"model": {"name": "edsr", "blocks": 1, "width": 4, "channels": 1, "scale": 2}},
+        "auto",
+    ),
+}
+
+
+def files(root, data, channels):
+    """Writes ten images of the kind."""
+    random = np.random.default_rng(0)
+    for number in range(10):
+        pixels = random.integers(0, 255, (32, 32, 3), np.uint8)
+        if data == "masks":
+            folders = {"images": pixels, "masks": (pixels[..., 0] > 127).astype(np.uint8)}
+        elif data == "folder":
+            folders = {("cat", "dog")[number % 2]: pixels}
+        else:
+            folders = {"pairs": pixels[..., :channels]}
+        for folder, values in folders.items():
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            if channels == 2:
+                tifffile.imwrite(root / folder / f"{number}.tif", values)
+            else:
+                Image.fromarray(values.squeeze()).save(root / folder / f"{number}.png")
+    return root
+
+
+def ran(tmp_path, **keys):
+    """Returns the folder of a run that ended."""
+    config = with_classes(config_of(**keys))
+    config = dataclasses.replace(config, results=str(tmp_path / config.task.name))
+    plan = plan_of(config)
+    assert plan.ok, plan.findings
+    path = rundir.create(config, plan.to_dict(), ["hires", "run"]).path
+    assert set(attempt(path)) == {0}
+    return path, config
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", CASES)
+def test_what_trains_is_evaluated_and_predicted(tmp_path, name):
+    data, net, loss = CASES[name]
+    channels = net["model"].get("channels", 3)
+    target = {"target": f"{__name__}:one_score"} if loss == "custom" else {}
+    keys = {
+        **net, "image": [16, 16] if net["model"]["name"] == "edsr" else [32, 32],
+        "batch": 2, "loss": {"name": loss, **target},
+        "data": {"name": data, "path": str(files(tmp_path / "data", data, channels)), "classes": 2},
+    }  # fmt: skip
+    keys["model"] = {"classes": None, **keys["model"]}
+    train, _ = ran(tmp_path, **keys, validate={"every": 2}, steps=4)
+    last = json.loads((train / file_names.RECORD).read_text())["validation"]["last"]
+    keys["data"]["split"] = "validation"
+    evaluated, config = ran(tmp_path, **keys, task={"name": "evaluate"}, weights=str(train))
+    found = json.loads((evaluated / "a0" / file_names.EVALUATION).read_text())
+    shared = [key for key in ("top1", "psnr", "loss", "mean_iou") if key in found]
+    assert [found[key] for key in shared] == pytest.approx([last[key] for key in shared])
+    predicted, _ = ran(tmp_path, **keys, task={"name": "predict"}, weights=str(train))
+    _require_like_torch(config, found, predicted / "a0", data)
+
+
+def _require_like_torch(config, found, predicted, data):
+    model, source = whole_model(config), open_data(config)
+    rows = [*csv.DictReader((predicted / "predictions.csv").read_text().splitlines())]
+    confusion = np.zeros((2, 2), int)
+    for number, row in enumerate(rows):
+        image = torch.from_numpy(source.window(number, (0, config.height), (0, config.width)))
+        with torch.no_grad():
+            [output] = model(image.double()[None])
+        if data == "pairs":
+            made = (output.clamp(-2, 2) + 2).numpy().transpose(1, 2, 0) / 4
+            written = tifffile.imread(predicted / row["file"]).reshape(made.shape)
+            assert np.allclose(written, made, atol=1e-6)
+            continue
+        chosen = (output[0] > 0).long() if len(output) == 1 else output.argmax(0)
+        if data == "masks":
+            labels = source.labels(number, (0, 32), (0, 32))
+            assert np.array_equal(tifffile.imread(predicted / row["file"]), chosen.numpy())
+        else:
+            labels = np.array(source.label(number))
+            assert (int(row["class"]), row["name"]) == (int(chosen), ("cat", "dog")[int(chosen)])
+        np.add.at(confusion, (labels, chosen.numpy()), 1)
+    assert data == "pairs" or found["confusion"] == confusion.tolist()
+
+
+def test_cases_have_every_loss():
+    named = {loss for _, _, loss in CASES.values()}
+    assert {*LOSSES} <= named
+
+
+def test_one_score_cannot_tell_three_classes(hires):
+    answer = hires("plan", "model=unet", "data.classes=3", "model.classes=1", "image=32")
+    assert answer.code == 2
+    assert "model.classes=1" in answer.err
