@@ -36,7 +36,7 @@ from hires.data.content import HAS_FILES
 from hires.plan.checks import check_colours, has_weights
 from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
-from hires.plan.memory import RankMemory, Room, rooms_of
+from hires.plan.memory import Room, rooms_of
 from hires.plan.partition import layer_starts
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
@@ -334,9 +334,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts)
         memory: list[dict[str, int]] = cached("memory", key)
-        names = set(RankMemory(0, 0, 0, 0, 0).to_dict())
-        whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
-        if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
+        if memory is None:
             if self._left_s <= 0:
                 raise LateError("no time is left for it; plan again, which uses what is kept")
             memory = self._process.footprint(config, plan)
