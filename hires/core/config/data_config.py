@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hires.core.config.value_checks import Checks, Section, choice, number, share, word
+from hires.core.config.value_checks import (
+    MOST_LABEL,
+    MOST_SEED,
+    MOST_STEPS,
+    Checks,
+    Section,
+    choice,
+    number,
+    share,
+    word,
+)
 
 
 @dataclass
@@ -22,13 +32,13 @@ class DataConfig(Section, key="data"):
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
     classes: int = number(10, least=1)
     """Of images that are made, and of ``masks``: number of classes."""
-    length: int = number(1024, least=1)
+    length: int = number(1024, least=1, most=MOST_STEPS)
     """Of images that are made: number of images."""
     images: str = word("images/*")
     """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
     masks: str = word("masks/*")
     """Of ``masks``: names of the label maps; the star is the name of the image."""
-    ignore: int | None = number(None)
+    ignore: int | None = number(None, most=MOST_LABEL)
     """Of ``masks``: the value of pixels that have no label."""
     level: int = number(0)
     """Of ``slide``: level of the pyramid; 0 is the finest."""
@@ -63,7 +73,7 @@ class DataConfig(Section, key="data"):
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
     place, another one in each epoch; else about the centre), or ``error``."""
-    max_pixels: int = number(2**28, least=1)
+    max_pixels: int = number(2**28, least=1, most=2**40)
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
@@ -81,7 +91,7 @@ class DataConfig(Section, key="data"):
     """Share of every class that ``data.split=validation`` is."""
     test: float = share(0.0, zero=True)
     """Share of every class that ``data.split=test`` is."""
-    split_seed: int = number(0)
+    split_seed: int = number(0, most=MOST_SEED)
     """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hires.core.config.value_checks import (
+    MOST_LABEL,
     Checks,
     Section,
     changed_names,
@@ -30,7 +31,7 @@ class LossConfig(Section, key="loss"):
     labels."""
     label_smoothing: float = number(0.0, most=1)
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
-    ignore_index: int | None = None
+    ignore_index: int | None = field(default=None, metadata={"most": MOST_LABEL})
     """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count."""
     smooth: float = number(1.0)
     """Of ``dice``: added to numerator and denominator of each class."""
