@@ -29,7 +29,7 @@ from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import DataContent, RunInputs, frozen_of
-from hires.core.store.network_weights import find_weights, require_fit
+from hires.core.store.network_weights import find_weights, require_fit, require_types
 from hires.core.store.own_module import module_digest
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
@@ -252,6 +252,10 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             built = self._process.networks[trace_key(config)].built
         how = _AS_QUANTISED if stored is not None else trained_network(config)
         require_fit(place.key, shapes, needed, built.tensors if built else (), how)
+        if stored is None:
+            types = self._process.weight_types(place.path) if place.is_pickle else place.dtypes()
+            params = self.traced(config).params.items()
+            require_types(place.key, types, {name: one.dtype for name, one in params})
         self._fitting.add(key)
 
     def _weights(self, config: RunConfig) -> str:
