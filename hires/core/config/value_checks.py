@@ -70,7 +70,8 @@ def number(
             raise ConfigError(f"{key}={value} must be {bound}{finite}")
 
     span = f"above {least}" if above else f"{least} or more"
-    span = span if most is None else f"{least} to {most}"
+    if most is not None:
+        span = f"above {least}, at most {most}" if above else f"{least} to {most}"
     metadata = {"check": check, "span": span, "most": most}
     return dataclasses.field(default=default, metadata=metadata)
 
