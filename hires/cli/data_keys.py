@@ -212,7 +212,7 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     facts = [files, vars(learnt.data), config.image, config.model.channels, config.seed]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     held = cached("statistics", key)
-    if not (isinstance(held, list) and len(held) == 2):
+    if held is None:
 
         def show(done: int, of: int) -> None:
             if done % 16 == 0:

@@ -10,7 +10,7 @@ import glob
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from hires.cli.screens.screen import print_activity
 from hires.core.config.data_config import DataConfig
@@ -141,9 +141,8 @@ def read_content(data: DataConfig) -> DataContent:
     """Returns what a folder of images holds; contents that were read before come from the cache."""
     place = f"{data.name} {data.split} {Path(data.path or '').expanduser().absolute()}"
     key = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    held = cached(_KNOWN, key)
-    pairs = held.items() if isinstance(held, dict) else ()
-    known = KnownFiles({name: (entry[0], entry[1]) for name, entry in pairs if _is_known(entry)})
+    held = cached(_KNOWN, key) or {}
+    known = KnownFiles({name: (marks, digest) for name, (marks, digest) in held.items()})
 
     def show(done: int, of: int) -> None:
         print_activity(f"reading the images: {done} of {of} ...")
@@ -158,13 +157,5 @@ def read_content(data: DataConfig) -> DataContent:
 
 
 def _digests_of(content: DataContent) -> dict[str, str] | None:
-    """Returns the digest of each file by its name; None: the cache holds none, or damaged ones."""
-    held = cached(_CONTENTS, content.digest[:32])
-    if not isinstance(held, dict) or not all(isinstance(one, str) for one in held.values()):
-        return None
-    return held
-
-
-def _is_known(entry: Any) -> bool:
-    """Whether an entry of the cache is the marks of a file with its digest."""
-    return isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)
+    """Returns the digest of each file by its name; None: the cache holds none."""
+    return cast("dict[str, str] | None", cached(_CONTENTS, content.digest[:32]))

@@ -29,14 +29,19 @@ from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import DataContent, RunInputs, frozen_of
-from hires.core.store.network_weights import WeightsPlace, find_weights, require_fit
+from hires.core.store.network_weights import (
+    WeightsPlace,
+    find_weights,
+    require_fit,
+    require_types,
+)
 from hires.core.store.own_module import module_digest
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
 from hires.plan.checks import check_colours, has_weights
 from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
-from hires.plan.memory import RankMemory, Room, rooms_of
+from hires.plan.memory import Room, rooms_of
 from hires.plan.partition import layer_starts
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
@@ -252,6 +257,10 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             built = self._process.networks[trace_key(config)].built
         how = _AS_QUANTISED if stored is not None else trained_network(config)
         require_fit(place.key, shapes, needed, built.tensors if built else (), how)
+        if stored is None:
+            types = self._process.weight_types(place.path) if place.is_pickle else place.dtypes()
+            params = self.traced(config).params.items()
+            require_types(place.key, types, {name: one.dtype for name, one in params})
         self._fitting.add(key)
 
     def _weights(self, config: RunConfig) -> tuple[WeightsPlace, str]:
@@ -335,9 +344,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts)
         memory: list[dict[str, int]] = cached("memory", key)
-        names = set(RankMemory(0, 0, 0, 0, 0).to_dict())
-        whole = isinstance(memory, list) and len(memory) == plan.ranks_per_replica
-        if not whole or not all(isinstance(one, dict) and set(one) == names for one in memory):
+        if memory is None:
             if self._left_s <= 0:
                 raise LateError("no time is left for it; plan again, which uses what is kept")
             memory = self._process.footprint(config, plan)

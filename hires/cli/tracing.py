@@ -2,7 +2,7 @@
 
 ``python -m hires.engine.footprint`` starts with the first request that the user's cache of answers
 does not hold, or before where one is likely. ``HIRES_CACHE=off`` leaves the cache alone; a damaged
-entry counts as absent.
+entry is made again.
 
     ~/.cache/hires/trace/HASH.json     graph of a network, with hashes of the files it came from
     ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
@@ -27,6 +27,7 @@ from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import RunInputs, digest, sha256_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
+from hires.plan.memory import machine_bytes
 from hires.plan.plan import Plan
 
 _END_S = 5.0  # of a process that gave no answer, to end by itself
@@ -68,11 +69,10 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
             if held is not None:
                 now = self._ask("building the network", {"build": to_dict(config)})
                 held = held if same_network(held, now) else None
-        if isinstance(held, dict) and same_sources(held.get("sources")):
-            with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError, AttributeError):
-                graph = Graph.from_dict(held["graph"])
-                self._note(key, held if now is None else _with_times(held, now))
-                return graph
+        if held is not None and same_sources(held["sources"]):
+            graph = Graph.from_dict(held["graph"])
+            self._note(key, held if now is None else _with_times(held, now))
+            return graph
         answer = self._ask("tracing the network", {"trace": to_dict(config)})
         if answer.get("sources") is not None:
             keep("trace", key, answer)
@@ -213,6 +213,7 @@ def trace_key(config: RunConfig) -> str:
     if config.model.name == "custom":
         # The user's function may draw what it builds; its module is looked up in these folders.
         facts += [config.seed, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+        facts.append(machine_bytes())  # with too little its graph is not compared
     return key_of(facts)
 
 

@@ -160,6 +160,10 @@ def build_rank(
         if plan.world > 1:
             max_all(0, patient=True)  # a disk may need longer than a message
     share_weights(contexts[0], {s: [tensors[n].data for n in sorted(chosen[s])] for s in chosen})
+    if weights is not None:
+        look = look_of(config, plan.graph, begins=True)
+        for name in sorted(tensors):
+            look(name, tensors[name])
     loaders = [slot_loader(config, context, source, steps, device) for context in contexts]
     engine = assemble(config, contexts, tensors, loaders, device, releases=not restores)
     engine.weights = None if weights is None else weights.place

@@ -6,7 +6,7 @@ tensors are looked at when they are read or made, and the kernels need not look 
 
     own tensor   weights=FILE  --look-->  recipe  --look-->  made tensor, cast  --look-->  kernels
 
-Training is not checked here: its loss shows that a tensor is not finite.
+A training is checked where it begins with ``weights``: later its loss shows such a tensor.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ def no_look(name: str, tensor: Tensor) -> None:
     """Looks at nothing, as in a training."""
 
 
-def look_of(config: RunConfig, graph: Graph) -> Look:
+def look_of(config: RunConfig, graph: Graph, begins: bool = False) -> Look:
     """Returns what refuses NaN, infinity and negative variances among tensors of an inference.
 
+    Those of a training only where it ``begins``, and what its precision cannot hold.
     A tensor of the network's own code that no layer multiplies by may hold infinity, as a mask.
     """
-    if config.task.name == "train":
+    if config.task.name == "train" and not begins:
         return no_look
+    low_type = config.autocast_type or config.image_type
+    most = torch.finfo(getattr(torch, low_type)).max
     source = _source(config)
     multiplied = {
         name for node in graph.nodes if facts_of(node.kind).multiplies for name in node.params
@@ -70,6 +73,8 @@ def look_of(config: RunConfig, graph: Graph) -> Look:
         )
         if isnan(low) or not (is_mask or (isfinite(low) and isfinite(high))):
             wrong = "is not finite"
+        elif name in multiplied and max(-low, high) > most:
+            wrong = f"overflows {low_type}, in which the network multiplies"
         elif end == _VARIANCE and low < 0:
             wrong = "is a variance, which is never negative"
         elif name in parts and recipe.get("make") is None:
@@ -127,6 +132,7 @@ def _remedy(tensor: Tensor) -> str:
     if tensor.dtype == torch.float16:
         return "fp16 holds no number above 65504: use precision=bf16 or fp32, or other weights"
     return (
-        "a training that diverged or a damaged file leaves such numbers: name an earlier "
-        "checkpoint, or make the file again"
+        f"a training that diverged, a damaged file, or numbers beyond "
+        f"{str(tensor.dtype).removeprefix('torch.')} leave such: name another file or an earlier "
+        f"checkpoint, or make the file again"
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import pickle
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -58,3 +63,14 @@ class OwnGradients(TorchFunctionMode):
                 if forward.__module__.partition(".")[0] != "torch":
                     self.functions[forward.__name__] = None
             ahead += [following for following, _ in function.next_functions]
+
+
+def generator_states() -> dict[int, bytes]:
+    """Returns the states of all generators of random numbers of Python and NumPy, by identity."""
+    kinds, states = (random.Random, np.random.Generator, np.random.RandomState), {}
+    shared = [random.random.__self__, np.random.rand.__self__]  # type: ignore[attr-defined]
+    for generator in [*gc.get_objects(), *shared]:
+        if issubclass(type(generator), kinds):
+            with contextlib.suppress(Exception):  # of the system, which have no state
+                states[id(generator)] = pickle.dumps(generator)
+    return states

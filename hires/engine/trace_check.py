@@ -14,6 +14,7 @@ refused, and a Function is tried out at several scales: at one of them it may ch
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from torch.nn.modules import module as modules
 from hires.comm import rehearsal
 from hires.core.errors import ConfigError
 from hires.engine.build import cast, cast_constants, contexts_of, named_tensors
-from hires.engine.module_modes import OwnGradients, SameRandomNumbers
+from hires.engine.module_modes import OwnGradients, SameRandomNumbers, generator_states
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
@@ -41,10 +42,10 @@ from hires.plan.plan import Plan, Stage
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-2}
 """Largest difference, relative to the largest value of a tensor, without a look at the noise."""
-FLOOR = 1e-4
-"""Tensors below this part of the largest of their kind are compared with that part."""
+FLOOR = {torch.float64: 1e-4, torch.float32: 1.0}
+"""Gradients below this part of the largest of all are compared with that part."""
 NOISE = 100
-"""Times the change that the last bit of every number makes, which is no difference either."""
+"""Times the rounding of its numbers a difference counts as such."""
 CHEAP = 5e8
 """Operations of a forward pass that take less than a second."""
 MOST = {torch.float64: 1e10, torch.float32: 5e10}
@@ -57,6 +58,8 @@ SCALES = (1e-3, 10.0, 1e3)
 """Of image, weights and gradient of the output, at which a Function of the user's is tried out."""
 LEAST_SIDE, LEAST_VALUES = 8, 16
 """Of an image that is made smaller, and of a channel that a batch norm normalises."""
+PIXELS = 2**13
+"""Of two images, if they have the operators: rounding adds up over more of them."""
 
 Tensors = dict[str, Tensor]
 Errors = dict[str, float]
@@ -158,6 +161,7 @@ def _shapes(graph: Graph, most: float) -> Iterator[list[int]]:
     work = sum(node.flops + PER_NUMBER * node.num_elements for node in graph.nodes)
     few = min(samples, 2)
     scale = math.sqrt(CHEAP * samples / (few * work))
+    scale = min(scale, math.sqrt(PIXELS / (few * height * width)))
     scale = max(scale, LEAST_SIDE / min(height, width))
     while scale < 1:
         step = next(step for step in (8, 16, 32) if scale * min(height, width) <= step or step > 16)
@@ -205,12 +209,21 @@ class _Trial:
             self.watch.note(output)
             return output
 
+        generators = generator_states()
         with self.watch:
             expected = self._computed(watched)
+        # Those that only choose between two ways change no number in most calls.
+        if any(generators.get(key, state) != state for key, state in generator_states().items()):
+            raise ConfigError(
+                "the network draws random numbers of Python or NumPy in its forward pass, which a "
+                "graph holds as they were when it was traced; draw them with torch and compute "
+                "with them, as x * torch.rand(len(x), 1, 1, 1).ge(0.1) does"
+            )
         if self.training and self.watch.hooks:
             raise ConfigError(_HOOK.format("a hook on a tensor (register_hook)"))
         again = {"output": self._computed(self.model, backward=False)["output"]}
-        self.changes = _errors(again, {"output": expected["output"]})["output"] > self.limit
+        scales = {"output": _size(expected["output"])}
+        self.changes = _errors(again, expected, scales)["output"] > self.limit
         return expected
 
     def of_graph(self) -> Tensors:
@@ -241,12 +254,12 @@ class _Trial:
             raise ConfigError(
                 f"a rank cannot run the network (on channels-last images): {error_line(error)}"
             ) from error
-        errors = _errors(found, expected)
-        if max(errors.values()) <= self.limit and not self.changes:
-            return
-        noise = _errors(self._perturbed(), expected)
-        allowed = {n: max(self.limit, min(NOISE * e, max(10 * e, 0.1))) for n, e in noise.items()}
-        worse = {n: e for n, e in errors.items() if self.changes or not e <= allowed[n]}
+        scales = self._scales(expected)
+        errors = _errors(found, expected, scales)
+        worse = {n: e for n, e in errors.items() if self.changes or not e <= self.limit}
+        if worse and not self.changes:
+            noise = self._rounding(expected, scales)
+            worse = {n: e for n, e in worse.items() if not e <= noise[n]}
         if worse:
             name = "output" if "output" in worse else max(worse, key=worse.__getitem__)
             raise ConfigError(self._message(name, found, expected))
@@ -308,13 +321,46 @@ class _Trial:
                     assigned[name], module._buffers[key] = buffer, self.tensors[name]
         return {name: assigned[name] for name in assigned.keys() & self.graph.updates.keys()}
 
-    def _perturbed(self) -> Tensors:
-        # What the module computes if the last bit of every number is another.
+    def _scales(self, expected: Tensors) -> Errors:
+        # Of each tensor: its largest value, or a part of the largest of all gradients.
+        sizes = {name: _size(tensor) for name, tensor in expected.items()}
+        gradients = {name for name in sizes if name.startswith("the gradient")}
+        floor = FLOOR[self.dtype] * max((sizes[name] for name in gradients), default=0.0)
+        return {n: max(size, floor) if n in gradients else size for n, size in sizes.items()}
+
+    def _rounding(self, expected: Tensors, scales: Errors) -> Errors:
+        """Returns the errors that are no difference of two networks.
+
+        The last bit of every number may matter much. And what is zero in mathematics, as the
+        gradient of a bias before a norm, is the rounding of one order of sums in the module and of
+        another one in the graph: that shrinks with the precision, and a difference does not.
+        """
+        values = {name: t.data for name, t in self.tensors.items()}
+        attributes = [(part, dict(vars(part))) for part in self.model.modules()]
+        eps = torch.finfo(self.dtype).eps
         for parameter in self.model.parameters():
             if parameter.is_floating_point():
-                last = torch.finfo(self.dtype).eps * torch.randn_like(parameter)
-                parameter.data.mul_(1 + last)
-        return self._computed(self.model)
+                bits = torch.randn(parameter.shape, generator=self.random).to(self.dtype)
+                parameter.data = parameter.data * (1 + eps * bits)
+        noise = _errors(self._computed(self.model), expected, scales)
+        allowed = {n: min(NOISE * e, max(10 * e, 0.1)) for n, e in noise.items()}
+        with contextlib.suppress(Exception):  # a network may compute in float64 itself
+            if self.dtype == torch.float64:
+                single = copy.copy(self)
+                cast(self.tensors.values(), torch.float32)
+                cast_constants(self.model, torch.float32)
+                shape = self.graph.input_shape
+                single.graph = trace(self.model, shape, self.training, torch.float32)
+                single.dtype = torch.float32
+                single.images, single.factor = self.images.float(), self.factor.float()
+                rough = _errors(single.of_graph(), single._computed(self.model), scales)
+                shrunk = NOISE * eps / torch.finfo(torch.float32).eps
+                allowed = {n: max(e, shrunk * rough[n]) for n, e in allowed.items()}
+        for part, before in attributes:
+            vars(part).update(before)
+        for name, tensor in self.tensors.items():
+            tensor.data = values[name]
+        return allowed
 
     def _spread(self, values: Tensor) -> None:
         # First weights that are all alike, as zeros, would hide gradients that pass through them.
@@ -351,17 +397,8 @@ class _Trial:
         return "please report it with the network: hires computes an operator of it differently"
 
 
-def _errors(found: Tensors, expected: Tensors) -> Errors:
-    # By tensor, relative to its largest value or to a part of the largest of its kind.
-    sizes = {name: _size(tensor) for name, tensor in expected.items()}
-    gradients = [size for name, size in sizes.items() if name.startswith("the gradient")]
-    floor = FLOOR * max(gradients, default=0.0)
-    errors = {}
-    for name, tensor in expected.items():
-        scale = max(sizes[name], floor if name.startswith("the gradient") else 0.0)
-        error = _size(_difference(found[name], tensor))
-        errors[name] = error / scale if scale else error
-    return errors
+def _errors(found: Tensors, expected: Tensors, scales: Errors) -> Errors:
+    return {n: _size(_difference(found[n], expected[n])) / (s or 1.0) for n, s in scales.items()}
 
 
 def _sample(tensor: Tensor, most: int = 2**20) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 
 from hires.core.errors import HiresError
+from hires.core.store.cache import mark_of
 from hires.core.store.files import append_line, cache_dir, make_folder
 from hires.core.store.provenance import processor_kind
 from hires.core.store.reading import Note, read_lines
@@ -63,7 +64,8 @@ def fastest(
     kept[key] = _measured(names, build)
     try:
         make_folder(path.parent)
-        append_line(path, {"what": what, "kernel": kept[key]}, locked=True)
+        line = {"what": what, "kernel": kept[key], "sha256": mark_of(what, kept[key])}
+        append_line(path, line, locked=True)
     except HiresError as error:
         log.debug("the choice of a kernel is not kept: %s", error)
     return kept[key]
@@ -106,8 +108,10 @@ def _kept(path: Path) -> dict[str, str]:
     notes: list[Note] = []
     kept: dict[str, str] = {}
     for line in read_lines(path, notes):
-        if isinstance(line.get("kernel"), str):
+        if line.get("sha256") == mark_of(line.get("what"), line.get("kernel")):
             kept.setdefault(json.dumps(line.get("what"), sort_keys=True), line["kernel"])
+        else:
+            log.warning("the choice of a kernel is made again: a line of %s has changed", path)
     for one in notes:
         log.debug("%s: %s", one.where, one.text)
     return kept

@@ -13,6 +13,7 @@ import yaml
 
 from hires.cli.choosing import LayoutSearch, explicit, given_keys, given_values
 from hires.core.errors import ConfigError
+from hires.core.store.cache import sealed
 from hires.core.store.choice_file import read_choice
 from hires.plan.memory import RankMemory
 from hires.plan.search.choice import Choice
@@ -161,7 +162,7 @@ def test_calibration_of_another_machine_is_refused(hires, tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HIRES_CACHE", "on")
     file = keep_calibration(dataclasses.replace(CALIBRATION, machine=this_machine()))
-    file.write_text(json.dumps(CALIBRATION.to_dict()))
+    file.write_text(sealed(CALIBRATION.to_dict(), file.name))
     answer = hires("plan", "--choose", *SMALL, "ranks=2")
     assert answer.code == 2
     assert "is of another machine or version: cpu a cpu (here " in answer.err

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hires.cli.planning import Planner
+from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.engine.build import whole_model
 from hires.engine.footprint import reply_to
@@ -115,3 +117,17 @@ def test_changed_file_is_refused_by_the_rank_that_reads_it(tmp_path):
 def test_weights_and_a_checkpoint_contradict_each_other():
     with pytest.raises(HiresError, match="both name what the network begins with"):
         config_of(weights="a.pt", checkpoint={"resume": "b"})
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64])
+def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path, suffix, dtype):
+    # They fitted, and the ranks failed.
+    config = config_of(precision={"name": "fp32"})
+    path = tmp_path / f"w{suffix}"
+    state = {n: t.clone() for n, t in whole_model(config).state_dict().items()}
+    state["fc.weight"] = torch.ones(state["fc.weight"].shape, dtype=dtype)
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    config.weights = str(path)
+    with TorchProcess() as process, pytest.raises(ConfigError, match=r"fc\.weight is \w+ there"):
+        Planner(process).plan(config, memory=False)

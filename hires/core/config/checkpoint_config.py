@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hires.core.config.value_checks import Section, choice, number, word
+from hires.core.config.value_checks import MOST_STEPS, Section, choice, number, word
 
 
 @dataclass
 class CheckpointConfig(Section, key="checkpoint"):
     """``checkpoint.*``: when a run saves its state, and where it resumes."""
 
-    every: int = number(0)
+    every: int = number(0, most=MOST_STEPS)
     """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
     backward pass computes again is ``memory.checkpoint``."""
     keep: int = number(2, least=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hires.core.config import library_options
 from hires.core.config.value_checks import (
+    MOST_STEPS,
     Checks,
     Section,
     choice,
@@ -41,7 +42,7 @@ class CommConfig(Section, key="comm"):
     visible: str = choice("own", ("own", "node"))
     """GPUs that a rank sees: its ``own`` only, or all of its ``node``, as CUDA IPC of some MPI
     libraries needs. It computes on its own either way."""
-    timeout_s: float = number(120.0, above=True)
+    timeout_s: float = number(120.0, above=True, most=MOST_STEPS)
     """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
     stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True

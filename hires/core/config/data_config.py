@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, Section, choice, number, share, word
+from hires.core.config.value_checks import (
+    MOST_LABEL,
+    MOST_SEED,
+    MOST_STEPS,
+    Checks,
+    Section,
+    choice,
+    number,
+    share,
+    word,
+)
 
 _MADE = ("classes", "length")
 _FILES = ("path", "split_file", "fit")
@@ -42,13 +52,13 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
     classes: int = number(10, least=1)
     """Of images that are made, and of ``masks``: number of classes."""
-    length: int = number(1024, least=1)
+    length: int = number(1024, least=1, most=MOST_STEPS)
     """Of images that are made: number of images."""
     images: str = word("images/*")
     """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
     masks: str = word("masks/*")
     """Of ``masks``: names of the label maps; the star is the name of the image."""
-    ignore: int | None = number(None)
+    ignore: int | None = number(None, most=MOST_LABEL)
     """Of ``masks``: the value of pixels that have no label."""
     level: int = number(0)
     """Of ``slide``: level of the pyramid; 0 is the finest."""
@@ -91,7 +101,7 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
     place, another one in each epoch; else about the centre), or ``error``."""
-    max_pixels: int = number(2**28, least=1)
+    max_pixels: int = number(2**28, least=1, most=2**40)
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
@@ -109,7 +119,7 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS):
     """Share of every class that ``data.split=validation`` is."""
     test: float = share(0.0, zero=True)
     """Share of every class that ``data.split=test`` is."""
-    split_seed: int = number(0)
+    split_seed: int = number(0, most=MOST_SEED)
     """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""

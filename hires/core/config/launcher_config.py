@@ -54,7 +54,7 @@ class ClusterConfig(Section, key="cluster"):
 
     name: str = word(HERE)
     """What the site is called; ``workstation`` is this machine."""
-    gpus: int | None = number(None)
+    gpus: int | None = number(None, most=1024)
     """GPUs of a node, which its ranks take in turn; unset: those that the job requests, or that
     this machine shows."""
     gpu_memory: Any = field(default=None, metadata=SIZE)

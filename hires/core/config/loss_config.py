@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from hires.core.config.value_checks import Checks, Section, choice, number, word
+from hires.core.config.value_checks import MOST_LABEL, Checks, Section, choice, number, word
 from hires.core.losses import CLASSES, IMAGES, LOSSES
 
 OWN_KEYS = {
@@ -28,9 +28,7 @@ class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
     labels."""
     label_smoothing: float = number(0.0, most=1)
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
-    ignore_index: int | None = None
-    """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count; a
-    microbatch without any other adds nothing, and ``record.json`` counts it."""
+from hires.core.config.value_checks import MOST_LABEL, Checks, Section, choice, number, word
     smooth: float = number(1.0)
     """Of ``dice``: added to numerator and denominator of each class."""
     target: str | None = word()

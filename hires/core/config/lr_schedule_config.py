@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hires.core.config.value_checks import Checks, Section, changed_keys, choice, number, share
+from hires.core.config.value_checks import (
+    MOST_STEPS,
+    Checks,
+    Section,
+    changed_keys,
+    choice,
+    number,
+    share,
+)
 
 OWN_KEYS = {
     "constant": (),
@@ -24,16 +32,16 @@ class LrScheduleConfig(Section, key="lr_schedule", own_keys=OWN_KEYS):
     ``cosine`` (falls to ``final`` along half a cosine) or ``one_cycle`` (rises to ``optimizer.lr``,
     then falls, both along half a cosine). It is a function of the step alone: a run that resumes
     goes on with it, and steps that fp16 skips count."""
-    warmup: int = number(0)
+    warmup: int = number(0, most=MOST_STEPS)
     """Steps before any of them in which the rate rises in a line to ``optimizer.lr``; the schedule
     begins behind them."""
     warmup_begin: float = share(1 / 3)
     """Share of ``optimizer.lr`` at which the warm-up begins."""
-    step_size: int = number(30, least=1)
+    step_size: int = number(30, least=1, most=MOST_STEPS)
     """Of ``step``: steps between two changes."""
     gamma: float = number(0.1)
     """Of ``step``: the factor of each change."""
-    steps: int | None = number(None, least=1)
+    steps: int | None = number(None, least=1, most=MOST_STEPS)
     """Of ``cosine`` and ``one_cycle``: number of the step, warm-up included, at which they end, and
     keep their last rate; unset: the run's ``steps``. A run of more steps that continues another
     with it unset is on another, longer curve from its first step on; set, on the same."""

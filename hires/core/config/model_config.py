@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.residual_depth import DEPTH, N
-from hires.core.config.value_checks import Checks, Section, choice, number
+from hires.core.config.value_checks import MOST_SEED, Checks, Section, choice, number
 from hires.core.errors import ConfigError
 
 IMAGES = ("images", "image_list")
@@ -26,6 +26,9 @@ OWN_KEYS = {
 that compare images (``RunConfig``) also ``scale``."""
 
 
+MOST_BLOCKS = 1000
+
+
 @dataclass
 class ModelConfig(Section, key="model", own_keys=OWN_KEYS):
     """``model=NAME``: the network."""
@@ -37,19 +40,19 @@ class ModelConfig(Section, key="model", own_keys=OWN_KEYS):
     depth: int = DEPTH
     """Layers of a ``resnet``: 18, 34, 50, 101 or 152; in place of ``model.n``, also those of a
     ``preact_resnet`` or ``mpi4dl_resnet``, 9n+2: 11, 20, 29, ..., 110."""
-    n: int = number(N, least=1)
+    n: int = number(N, least=1, most=MOST_BLOCKS)
     """Blocks per group of a ``preact_resnet`` or ``mpi4dl_resnet``, whose depth is 9n+2."""
     head: str = choice("pool", ("pool", "flatten"))
     """What the classifier of an ``mpi4dl_resnet`` reads: the average of the last map (``pool``) or,
     as in the original, of each of its windows of 8x8 (``flatten``), whose number follows the
     image."""
-    layers: int = number(18, least=1)
+    layers: int = number(18, least=1, most=MOST_BLOCKS)
     """Normal cells of an ``amoebanet``, a multiple of 3."""
     filters: int = number(208, least=1)
     """Filters of an ``amoebanet``, a multiple of 4: its stem has a quarter as many channels."""
-    levels: int = number(4, least=1)
+    levels: int = number(4, least=1, most=16)
     """Times a ``unet`` halves the image on its way down."""
-    blocks: int = number(16, least=1)
+    blocks: int = number(16, least=1, most=MOST_BLOCKS)
     """Residual blocks of an ``edsr``."""
     width: int = number(64, least=1)
     """Channels of a ``unet`` at full size, and of an ``edsr``."""
@@ -61,7 +64,7 @@ class ModelConfig(Section, key="model", own_keys=OWN_KEYS):
     2, 3 or 4."""
     res_scale: float = number(1.0, above=True)
     """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""
-    inputs: Any = None
+    inputs: Any = field(default=None, metadata={"most": MOST_SEED})
     """``custom`` only: how the network's ``forward`` takes the images: unset, as its first
     argument; a list of its arguments or a dict of them by name, in which ``images`` stands for
     (n, C, H, W) and ``image_list`` for a list of (C, H, W); or the name of one argument."""

@@ -47,7 +47,7 @@ class ParallelConfig(Section, key="parallel"):
     """Data-parallel copies of everything; the batch is divided among them."""
     stages: int = number(1, least=1)
     """Contiguous slices of the network, each on ranks of its own."""
-    tiles: Any = field(default_factory=lambda: [1, 1])
+    tiles: Any = field(default_factory=lambda: [1, 1], metadata={"most": 1024})
     """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
     each, as [[2,2],[1,2]]."""
     spatial_stages: int = number(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, Section, choice, number
+from hires.core.config.value_checks import MOST_STEPS, Checks, Section, choice, number
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
 
@@ -31,11 +31,11 @@ class PrecisionConfig(Section, key="precision"):
     """Type in which inference holds weights and images: ``auto`` (that of the precision, which may
     be named: ``fp16`` or ``bf16``), or ``fp32`` under autocast. Training holds them in fp32, or
     fp64 with ``precision=fp64``."""
-    loss_scale: Any = field(default=DYNAMIC, metadata={"check": _check_scale})
+    loss_scale: Any = field(default=DYNAMIC, metadata={"check": _check_scale, "most": 2**127})
     """Training in ``fp16``: the loss is multiplied by it, so that small gradients are no zeros:
     ``dynamic`` (65536 at first, halved with every step that overflows) or a fixed number. The
     optimiser skips a step whose gradients are not finite."""
-    scale_interval: int = number(2000, least=1)
+    scale_interval: int = number(2000, least=1, most=MOST_STEPS)
     """Steps without an overflow after which a ``dynamic`` loss scale is doubled."""
 
     def _check_more(self, check: Checks) -> None:

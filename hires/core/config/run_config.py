@@ -27,6 +27,8 @@ from hires.core.config.quant_config import QuantConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS, TaskConfig
 from hires.core.config.validate_config import ValidateConfig
 from hires.core.config.value_checks import (
+    MOST_SEED,
+    MOST_STEPS,
     SIZE,
     Checks,
     Section,
@@ -75,9 +77,9 @@ class EngineConfig(Section, key="engine"):
 class MeasureConfig(Section, key="measure"):
     """``measure.*``: which steps count."""
 
-    warmup: int = number(2)
+    warmup: int = number(2, most=MOST_STEPS)
     """Steps at the start that no table counts."""
-    steps: int | None = number(None, least=1)
+    steps: int | None = number(None, least=1, most=MOST_STEPS)
     """Steps after the warm-up that are counted; unset: all of them."""
     tensorboard: bool = False
     """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
@@ -96,16 +98,16 @@ class RunConfig(Section):
     """Ranks of the layout that ``parallel=auto`` or ``hires plan --choose`` chooses; unset: one for
     each GPU, or for each core that ``launcher.threads`` leave. A layout that is given has as many
     as its keys say."""
-    steps: int = number(12, least=1)
+    steps: int = number(12, least=1, most=MOST_STEPS)
     """Steps of the run, warm-up included."""
-    epochs: float | None = number(None, above=True)
+    epochs: float | None = number(None, above=True, most=MOST_STEPS)
     """Passes over the images of the data, in place of ``steps``, which follow from it: rounded up,
     so that each image was taken. Each pass has an order of its own, from ``seed``."""
     device: str = choice("auto", ("auto", "cpu", "cuda", "simulated"))
     """What ranks compute on: ``cpu``, ``cuda`` (NVIDIA GPUs), ``simulated`` (computes on the CPU
     and refuses what a GPU would) or ``auto``: ``cuda`` where ``cluster.gpus`` or the job's options
     name GPUs, or this machine shows some to a torch that is built for them; else ``cpu``."""
-    seed: int = number(0)
+    seed: int = number(0, most=MOST_SEED)
     """Seed of the weights, the synthetic data and the order of images."""
     weights: str | None = word()
     """What the network begins with in place of first weights from the seed: a run folder (its

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, Section, changed_keys, choice, number
+from hires.core.config.value_checks import MOST_STEPS, Checks, Section, changed_keys, choice, number
 from hires.core.errors import ConfigError
 
 EPOCH = "epoch"
@@ -33,7 +33,7 @@ def _check_every(key: str, value: Any) -> None:
 class ValidateConfig(Section, key="validate"):
     """``validate.*``: evaluations of a training on the images that it does not learn from."""
 
-    every: Any = field(default=None, metadata={"check": _check_every})
+    every: Any = field(default=None, metadata={"check": _check_every, "most": MOST_STEPS})
     """When a training is evaluated on ``data.split=validation``: after each ``epoch``, or after so
     many steps; also after its last one. Unset: never."""
     metric: str = choice(AUTO, (AUTO, *METRICS))
@@ -43,7 +43,7 @@ class ValidateConfig(Section, key="validate"):
     weights: str = choice("trained", ("trained", "ema"))
     """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
     ``optimizer.ema``). The best checkpoint has both."""
-    patience: int | None = number(None, least=1)
+    patience: int | None = number(None, least=1, most=MOST_STEPS)
     """Evaluations in a row without a better one after which the training ends; unset: it takes all
     its steps."""
     min_delta: float = number(0.0)

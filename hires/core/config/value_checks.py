@@ -27,6 +27,11 @@ _TYPES = (  # the first name that stands in the declared type counts
 )
 
 
+MOST = 2**20
+"""Of every whole number that does not name another limit: more of anything is a slip."""
+MOST_STEPS, MOST_LABEL, MOST_SEED = 10**9, 2**31 - 1, 2**63 - 1
+
+
 class Checks:
     """Runs checks one after the other and reports all that failed at once."""
 
@@ -63,12 +68,12 @@ def number(
         if not (least < value < math.inf if above else least <= value < math.inf):
             bound = f"above {least}" if above else f"at least {least}"
             raise ConfigError(f"{key}={value} must be {bound}{finite}")
-        if most is not None and value > most:
-            raise ConfigError(f"{key}={value} must be at most {most}")
 
     span = f"above {least}" if above else f"{least} or more"
-    span = span if most is None else f"{least} to {most}"
-    return dataclasses.field(default=default, metadata={"check": check, "span": span})
+    if most is not None:
+        span = f"above {least}, at most {most}" if above else f"{least} to {most}"
+    metadata = {"check": check, "span": span, "most": most}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def share(default: float | None, zero: bool = False) -> Any:
@@ -142,6 +147,18 @@ class Section:
             raise ConfigError(f"{key}={value!r} is unknown; choose one of {', '.join(choices)}")
         if "check" in field.metadata:
             field.metadata["check"](key, value)
+        _check_most(key, value, field.metadata.get("most"))
+
+
+def _check_most(key: str, value: Any, most: int | None) -> None:
+    """Refuses a number above a limit; ``most`` None: a whole number, in lists too, above MOST."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_most(key, item, most)
+    is_number = isinstance(value, int if most is None else (int, float))
+    limit = MOST if most is None else most
+    if is_number and not -limit <= value <= limit:
+        raise ConfigError(f"{key}={value} must be at most {limit}")
 
 
 def unread_keys(section: type[Section], name: str) -> set[str]:

@@ -262,8 +262,11 @@ def _loading(library: Path, environ: Mapping[str, str]) -> dict[str, str]:
     folder = cache_dir() / "mpi" / hashlib.sha256(str(library).encode()).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        link = folder / wanted
+        if link.is_symlink() and link.readlink() != library:
+            link.unlink(missing_ok=True)  # it has changed
         with contextlib.suppress(FileExistsError):  # also of another rank, just now
-            (folder / wanted).symlink_to(library)
+            link.symlink_to(library)
     except OSError as error:
         raise RunError(f"cannot link {library} in {folder}: {error}; set {LIBRARY}") from error
     paths = (str(folder), environ.get(_PATH, ""))

@@ -1,6 +1,7 @@
 """Keeps answers that cost seconds in the user's cache: ``~/.cache/hires/KIND/KEY.json``.
 
-``HIRES_CACHE=off`` leaves the cache alone; a damaged entry counts as absent.
+An entry carries a digest of what it holds and of its key; one that differs, or cannot be read, is
+made again, with a warning. ``HIRES_CACHE=off`` leaves the cache alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,29 @@ from typing import Any
 from hires.core.errors import HiresError
 from hires.core.store.files import cache_dir, write_atomically
 
+_HEAD, _MIDDLE, _END = '{"sha256": "', '", "values": ', "}"
+
+log = logging.getLogger(__name__)
+
 MOST_BYTES = 256 * 2**20
 """Size of all entries of one kind."""
 
 
 def cached(kind: str, key: str) -> Any:
-    """Returns an entry as plain values, or None if there is none that can be read."""
+    """Returns an entry as plain values, or None if there is none that is whole."""
+    if os.environ.get("HIRES_CACHE") == "off":
+        return None
     path = cache_dir() / kind / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError):
-        if os.environ.get("HIRES_CACHE") != "off":
-            values = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        values = unsealed(path.read_bytes(), key)
+        with contextlib.suppress(OSError):  # of a folder that can only be read
             os.utime(path)
-            return values
-    return None
+        return values
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("an entry of the cache is made again: %s (%s)", path, error)
+        return None
 
 
 def keep(kind: str, key: str, values: Any) -> None:
@@ -39,7 +51,7 @@ def keep(kind: str, key: str, values: Any) -> None:
     folder = cache_dir() / kind
     with contextlib.suppress(HiresError, OSError):  # a folder that cannot be written to stays empty
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{key}.json", json.dumps(values))
+        write_atomically(folder / f"{key}.json", sealed(values, key))
         stats = {entry: entry.stat() for entry in folder.glob("*.json")}
         oldest = sorted(stats, key=lambda entry: stats[entry].st_mtime_ns)
         size = sum(stat.st_size for stat in stats.values())
@@ -49,10 +61,28 @@ def keep(kind: str, key: str, values: Any) -> None:
             size -= stats[entry].st_size
 
 
+def sealed(values: Any, key: str) -> str:
+    """Returns values as JSON text with a digest of them and of their key."""
+    text = json.dumps(values)
+    return f"{_HEAD}{mark_of(text, key)}{_MIDDLE}{text}{_END}"
+
+
+def unsealed(data: bytes, key: str) -> Any:
+    """Returns the values of :func:`sealed`; ValueError: the bytes have changed."""
+    text = data.decode()[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
+    if data.decode() != f"{_HEAD}{mark_of(text, key)}{_MIDDLE}{text}{_END}":
+        raise ValueError("its bytes have changed, or another hires wrote it")
+    return json.loads(text)
+
+
+def mark_of(*facts: Any) -> str:
+    """Returns the digest of plain values."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
 def key_of(*facts: Any) -> str:
     """Returns the hash of some plain values, of torch's version and of hires' own code."""
-    text = json.dumps([facts, _versions()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return mark_of(facts, _versions())[:32]
 
 
 @functools.cache

@@ -310,6 +310,25 @@ def require_fit(
         )
 
 
+def require_types(key: str, held: Mapping[str, str], needed: Mapping[str, str]) -> None:
+    """Refuses tensors of another kind of numbers than the network's; ConfigError names them."""
+    wrong = [
+        f"{name} is {held[name]} there and {dtype} here"
+        for name, dtype in needed.items()
+        if name in held and _kind(held[name]) != _kind(dtype)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{key} holds other kinds of numbers than the network: {_first_of(wrong, _NAMED)}; "
+            f"name a file of real numbers, as a training writes"
+        )
+
+
+def _kind(dtype: str) -> str:
+    word = dtype.lower().removeprefix("b")  # safetensors' own names, as F8_E4M3, too
+    return next((kind for kind in ("f", "c") if word.startswith(kind)), "whole")
+
+
 def _first_of(names: Sequence[str], most: int | None, between: str = ", ") -> str:
     shown = names[:most]
     more = f"{between}and {len(names) - len(shown)} more" if len(names) > len(shown) else ""

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import provenance
+from hires.core.store.cache import sealed, unsealed
 from hires.core.store.file_names import CALIBRATION
 from hires.core.store.files import cache_dir, make_folder, write_atomically
-from hires.core.store.reading import read_json
+from hires.core.store.reading import read_bytes
 from hires.plan.operators.operator_families import PRODUCT
 from hires.plan.simulation.node_work import CONVOLUTIONS, NodeWork
 from hires.plan.simulation.simulate import Link, Network
@@ -188,7 +189,7 @@ def keep_calibration(calibration: Calibration) -> Path | None:
         return None
     path = kept_file(calibration.machine)
     make_folder(path.parent)
-    write_atomically(path, json.dumps(calibration.to_dict()) + "\n")
+    write_atomically(path, sealed(calibration.to_dict(), CALIBRATION))
     return path
 
 
@@ -201,11 +202,11 @@ def load_calibration() -> Calibration | None:
     if os.environ.get("HIRES_CACHE") == "off" or not path.exists():
         return None
     try:
-        values = read_json(path, needed=True)
+        data = read_bytes(path) or b""
     except RunError as error:
         raise ConfigError(f"{error}; run {COMMAND}") from None
     try:
-        calibration = calibration_from(values)
+        calibration = calibration_from(unsealed(data, CALIBRATION))
     except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"
         raise ConfigError(

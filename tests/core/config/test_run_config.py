@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -363,3 +365,27 @@ def test_optimiser_takes_its_own_keys(keys, expected):
 def test_length_is_set_once(keys, expected):
     with pytest.raises(ConfigError, match=expected):
         from_dict(keys)
+
+
+def whole_numbers(cls: Any, prefix: str = "") -> Iterator[str]:
+    """Yields every key that takes a whole number, of all sections."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from whole_numbers(hint, f"{key}.")
+        elif int in (hint, *typing.get_args(hint)):
+            yield key
+
+
+@pytest.mark.parametrize("key", [*whole_numbers(RunConfig), "image", "epochs", "comm.timeout_s"])
+def test_every_count_has_an_upper_limit(key):
+    # cluster.gpus=10000000000000000000 made `hires plan` hang.
+    with pytest.raises(ConfigError, match=rf"{key}=1\S+ must be at most \d+"):
+        from_dict(nested(key, 10**19))
+
+
+@pytest.mark.parametrize("key", ["tiles", "balance"])
+def test_counts_in_lists_have_an_upper_limit(key):
+    with pytest.raises(ConfigError, match=rf"parallel.{key}=1\S+ must be at most \d+"):
+        from_dict({"parallel": {key: [10**19, 1]}})

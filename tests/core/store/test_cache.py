@@ -16,12 +16,48 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "hires"
 
 
-def test_damaged_entry_counts_as_absent(cache):
+VALUES = {"nodes": [{"eps": 1e-05, "name": "norm"}], "none": None}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b"1e-05", b"1e-04"),
+        lambda data: data.replace(b"norm", b"nnrm"),
+        lambda data: data.replace(b"null", b"true"),
+        lambda data: data[:-2],
+        lambda data: data + b" ",
+        lambda data: b"",
+        lambda data: b"null",
+        lambda data: b'"text"',
+        lambda data: b"\xff" + data,
+        lambda data: b"[" * 200_000 + b"]" * 200_000,
+        lambda data: data.replace(data[15:20], b"00000"),
+    ],
+)
+def test_entry_that_has_changed_counts_as_absent_and_is_named(cache, caplog, damage):
     assert store.cached("memory", "key") is None
-    store.keep("memory", "key", [1])
-    assert store.cached("memory", "key") == [1]
-    (cache / "memory" / "key.json").write_text("[1")
+    store.keep("memory", "key", VALUES)
+    assert store.cached("memory", "key") == VALUES
+    assert not caplog.records
+    path = cache / "memory" / "key.json"
+    path.write_bytes(damage(path.read_bytes()))
     assert store.cached("memory", "key") is None
+    assert str(path) in caplog.text
+    store.keep("memory", "key", VALUES)
+    assert store.cached("memory", "key") == VALUES
+
+
+def test_entry_of_another_key_is_not_believed(cache):
+    store.keep("memory", "other", VALUES)
+    (cache / "memory" / "other.json").rename(cache / "memory" / "key.json")
+    assert store.cached("memory", "key") is None
+
+
+def test_entry_that_cannot_be_read_is_named(cache, caplog):
+    (cache / "memory" / "key.json").mkdir(parents=True)
+    assert store.cached("memory", "key") is None
+    assert "key.json" in caplog.text
 
 
 def test_cache_can_be_turned_off(cache, monkeypatch):
@@ -33,7 +69,7 @@ def test_cache_can_be_turned_off(cache, monkeypatch):
 
 
 def test_entries_that_were_not_used_for_longest_go_first(cache, monkeypatch):
-    monkeypatch.setattr(store, "MOST_BYTES", 250)
+    monkeypatch.setattr(store, "MOST_BYTES", 450)
     for number, name in enumerate("abc"):
         store.keep("memory", name, "x" * 98)
         os.utime(cache / "memory" / f"{name}.json", (number, number))
