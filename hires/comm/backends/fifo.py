@@ -67,7 +67,7 @@ class FifoWork:
         assert call is not None
         try:
             if broken is not None:
-                raise _not_begun(self.what, broken) from broken
+                raise CommError(f"{self.what} was not begun: {broken}") from broken
             call()
         except BaseException as error:  # its waiter raises it
             self._error = error
@@ -102,7 +102,7 @@ class Fifo:
             return
         try:
             if self._broken is not None:
-                raise _not_begun(what, self._broken) from self._broken
+                raise CommError(f"{what} was not begun: {self._broken}") from self._broken
             call(*args)
         except (ValueError, TypeError):
             raise
@@ -144,7 +144,3 @@ class Fifo:
                 if error is not None and not isinstance(error, ValueError | TypeError):
                     self._broken = self._broken or error
                 self._open.popleft()
-
-
-def _not_begun(what: str, broken: BaseException) -> CommError:
-    return CommError(f"{what} was not begun, since an earlier one failed: {broken}")
