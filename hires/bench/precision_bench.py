@@ -56,7 +56,7 @@ from hires.plan.planner import make_plan
 NUM_RANKS = 2
 LEAST_DB = 20.0
 """Of outputs in fp32 over their error; zero or doubled outputs have 0. In fewer bits the error of a
-network with drawn weights may be larger than its outputs, and `hires verify` bounds that of hires."""
+network with drawn weights may be larger than they are, and `hires verify` bounds that of hires."""
 MOST_CORES = 1.2
 """Cores that a row of one thread keeps busy, at most: threads of a library beside it do little."""
 Row = dict[str, Any]
