@@ -79,7 +79,7 @@ class Judge:
             return None
         own, twin = RankAnswer(), build(row.twin, self.rank, self.device)
         if runner is not None and twin is not None:
-            (value, _), (small, gradients) = _step(runner, False), _step(twin, True)
+            value, (small, gradients) = _step(runner)[0], _step(twin, keeps=True)
             expected = self._reference(row.twin.config)[1]
             largest = largest_values(expected)
             errors = {n: tensor_error(g, expected[n], n, largest) for n, g in gradients.items()}
@@ -90,13 +90,13 @@ class Judge:
         dist.all_gather_object(answers, own)
         deviation = None
         if self.rank == 0:
-            value, (small, gradients) = (
+            value, (small, expected) = (
                 self._reference(row.config)[0],
                 self._reference(row.twin.config),
             )
-            deviation = compare(answers, value, small, [*gradients])
-            errors = deviation.value, deviation.exact, deviation.gradient
-            log.info("%s: error %.1e, in float64 %.1e, of gradients %.1e", row.name, *errors)
+            deviation = compare(answers, value, small, [*expected])
+            shown = deviation.value, deviation.exact, deviation.gradient
+            log.info("%s: error %.1e, in float64 %.1e, of gradients %.1e", row.name, *shown)
         barrier()
         return deviation
 
@@ -104,7 +104,8 @@ class Judge:
         # What one process answers to the same microbatches.
         key = config.precision.name, config.batch, config.parallel.pieces
         if key not in self._expected:
-            value, gradients = _step(reference_steps(config), config.precision.name == "fp64")
+            keeps = config.precision.name == "fp64"
+            value, gradients = _step(reference_steps(config), keeps)
             assert value is not None
             self._expected[key] = value, gradients
         return self._expected[key]
@@ -142,7 +143,7 @@ def _value_error(values: list[Tensor], expected: Tensor) -> float:
     return error if math.isfinite(error) else math.inf  # NaN compares with nothing
 
 
-def _step(runner: Runner, keeps: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+def _step(runner: Runner, keeps: bool = False) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Runs one step; returns what this rank holds then, on the host; gradients if it ``keeps``."""
     runner.prepare()
     value = runner.step()

@@ -14,7 +14,8 @@ from torch import Tensor
 from hires.comm.dispatch import Dispatch
 from hires.core.errors import CommError
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def in_normal_mode(call: Callable[P, T]) -> Callable[P, T]:

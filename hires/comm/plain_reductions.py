@@ -33,6 +33,9 @@ REDUCED = (*_FLOATS, *_WHOLE, torch.bool, torch.complex128, torch.complex64)
 """Types that every backend reduces; the others only travel."""
 
 
+_Map = Callable[[Tensor], Tensor]
+
+
 class PlainReduction(NamedTuple):
     """A reduction as backends have it."""
 
@@ -79,6 +82,8 @@ def plain(given: Sequence[Tensor], output: Tensor, op: Any, num_ranks: int) -> P
         kind, terms = _OF_TRUTHS.get(kind, kind), [term.view(torch.uint8) for term in given]
         return PlainReduction(terms, output.view(torch.uint8), kind, [])
     # A sum of complex numbers is one of twice as many real ones.
+    convert: _Map
+    back: _Map
     reals = torch.view_as_real if dtype.is_complex else _same
     terms, result = [*map(reals, given)], reals(output)
     if name == ReduceOp.PREMUL_SUM:
@@ -92,9 +97,6 @@ def plain(given: Sequence[Tensor], output: Tensor, op: Any, num_ranks: int) -> P
     sent = [*map(convert, terms)]
     received = sent[0] if given[0] is output else convert(result)
     return PlainReduction(sent, received, kind, [lambda: result.copy_(back(received))])
-
-
-_Map = Callable[[Tensor], Tensor]
 
 
 def _same(tensor: Tensor) -> Tensor:
