@@ -143,8 +143,7 @@ def reference_steps(config: RunConfig) -> ModuleSteps:
 def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
     """Returns the network as a plain module with its first weights, convolutions channels_last.
 
-    In float64 it is as it is: oneDNN has no such kernels, and ATen's own for dilated convolutions
-    write beyond their memory with these weights.
+    In float64 it is as it is: oneDNN, for which convolutions are changed, has no such kernels.
     """
     model = whole_model(config)
     if config.precision.name == "fp64":

@@ -78,9 +78,6 @@ def bytes_of(tensor: Tensor) -> int:
     """Returns the size of a tensor; CommError: it is none, or its numbers lie in several."""
     if not isinstance(tensor, Tensor):
         raise CommError(f"{tensor!r:.60} is no tensor; give a torch.Tensor")
-    if tensor.__class__.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        kind = tensor.__class__.__name__
-        raise CommError(f"a {kind} has no memory of its own; send the plain tensor in it")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         layout = str(tensor.layout).removeprefix("torch.")
         kind = "nested" if tensor.is_nested else layout
