@@ -61,7 +61,6 @@ def failure(what: str, error: Exception, backend: str = "", number: int = -1) ->
         ended = error.ranks if isinstance(error, EndedError) else ()
         patience_s = ENDED_S if isinstance(error, EndedError) else PATIENCE_S
         why = check.reason(number, patience_s, ended)
-        check.ring.break_channel(number, f"{what} failed: {reason}")
     return CommError(f"{what} failed: {reason}" + (f"; {why}" if why else ""))
 
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from hires.comm.guarded_waits import failure
 from hires.comm.transport import transport
 from hires.core.errors import CommError, EndedError, PeerError
-from hires.core.ranks.call_records import CallRing
 
 
 class Check:
@@ -18,7 +17,6 @@ class Check:
 
     def __init__(self) -> None:
         self.asked: list[float] = []
-        self.ring = CallRing([])
 
     def reason(self, number: int, patience_s: float, ended: Sequence[int]) -> str:
         self.asked.append(patience_s)
