@@ -21,7 +21,14 @@ from typing import Any
 
 from hires import comm
 from hires.bench.bench_output import Result, Results
-from hires.bench.contestants import CLASSES, LEARNING_RATE, SINGLE, Contestant, model_config
+from hires.bench.contestants import (
+    CLASSES,
+    LEARNING_RATE,
+    SINGLE,
+    Contestant,
+    model_config,
+    with_twins,
+)
 from hires.bench.judge import Judge
 from hires.bench.layouts_table import measured_rows
 from hires.bench.runners import build
@@ -116,13 +123,14 @@ def _contestants(
             peers = (DDP,) if layout == "dp" else ()
             more: dict[str, Any] = {"baseline": SINGLE, "peers": peers}
             made.append(Contestant(f"{layout} {name}", what, config, plan, NUM_RANKS, **more))
-    return made
+    return with_twins(made)
 
 
 def run_training(world: World, spec: dict[str, Any]) -> Iterator[list[Result]]:
     """Yields the rows of ``spec``, whose values are plain, after each round, on a rank."""
     rows = [_row(values) for values in spec["rows"]]
-    plans = [row.plan for row in rows if row.plan is not None]
+    every = [*rows, *(row.twin for row in rows if row.twin is not None)]
+    plans = [row.plan for row in every if row.plan is not None]
     device = open_device(spec["device"], world.local_rank)
     backends = [*dict.fromkeys(name for plan in plans for name in joined_backends(plan))]
     backends.sort(key=lambda name: name != "gloo")  # what names no route takes the first
@@ -131,7 +139,7 @@ def run_training(world: World, spec: dict[str, Any]) -> Iterator[list[Result]]:
     rendezvous.torch_world(world, WAIT_S)
     arithmetic.prepare(rows[0].config, device, world.rank)
     group = comm.make_groups([[*range(world.size)]])[0]
-    judge = Judge(world.rank)
+    judge = Judge(world.rank, device)
     runners, deviations = {}, {}
     for row in rows:
         runners[row.name] = build(row, world.rank, device)
@@ -146,10 +154,12 @@ def run_training(world: World, spec: dict[str, Any]) -> Iterator[list[Result]]:
 def _plain(row: Contestant) -> dict[str, Any]:
     values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     plan = row.plan.to_dict() if row.plan is not None else None
-    return {**values, "config": to_dict(row.config), "plan": plan}
+    twin = _plain(row.twin) if row.twin is not None else None
+    return {**values, "config": to_dict(row.config), "plan": plan, "twin": twin}
 
 
 def _row(values: dict[str, Any]) -> Contestant:
     plan = Plan.from_dict(values["plan"]) if values["plan"] is not None else None
     config: RunConfig = from_dict(values["config"])
-    return Contestant(**{**values, "config": config, "plan": plan})
+    twin = _row(values["twin"]) if values["twin"] is not None else None
+    return Contestant(**{**values, "config": config, "plan": plan, "twin": twin})

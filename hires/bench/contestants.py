@@ -6,6 +6,7 @@ rows of torch's own that do the same work with the same weights, the same cut an
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,8 +18,9 @@ import yaml
 from hires.bench.bench_output import names_of, option
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, HiresError
 from hires.engine.device import DEVICES
+from hires.engine.verify_bounds import in_float64
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.hardware import CPU, CUDA, NCCL, require_gpus
@@ -36,6 +38,8 @@ CLASSES = 1000
 LEARNING_RATE = 0.0
 """It costs the same as any other, and the weights stay where all rows can be compared."""
 TASKS = ("train", "infer")
+SMALL_SIDES = (64, 128, 256)
+"""Pixels of the images of twins; below 64 the last maps of most networks are single pixels."""
 AUTO = "auto"
 SINGLE = "single"
 _ALWAYS = "one process"
@@ -97,6 +101,8 @@ class Contestant:
     """Keyword arguments of what builds it."""
     checked: bool = True
     """Whether its result must be that of one process; a bound computes something else."""
+    twin: Contestant | None = None
+    """Of one that is checked: the same on a small image in float64."""
 
     @property
     def not_run(self) -> str:
@@ -137,7 +143,33 @@ def line_up(options: LayoutsOptions, task: str) -> list[Contestant]:
     graph = trace_config(first)
     rows = [row for group in (_ALWAYS, *options.only) for row in _ROWS[group]]
     chosen = {row["name"]: row for row in rows if row.get("task", task) == task}
-    return [_contestant(row, base, graph, options) for row in chosen.values()]
+    return with_twins([_contestant(row, base, graph, options) for row in chosen.values()])
+
+
+def with_twins(rows: list[Contestant]) -> list[Contestant]:
+    """Returns rows with their twins, all on the smallest image that every layout can cut.
+
+    The first row is of one process and one microbatch.
+    """
+    height, width = rows[0].config.image
+    for side in SMALL_SIDES:
+        image = [min(height, side), min(width, side)]
+        with contextlib.suppress(HiresError):
+            return _twinned(rows, image)
+    return _twinned(rows, [height, width])
+
+
+def _twinned(rows: list[Contestant], image: list[int]) -> list[Contestant]:
+    graph = trace_config(in_float64(replace(rows[0].config, image=image)))
+    made = []
+    for row in rows:
+        config, plan = in_float64(replace(row.config, image=image)), None
+        if row.plan is not None:
+            plan = make_plan(config, graph)
+            plan.require_ok()
+        twin = replace(row, config=config, plan=plan) if row.checked else None
+        made.append(replace(row, twin=twin))
+    return made
 
 
 def model_config(name: str, flag: str = "--model") -> ModelConfig:

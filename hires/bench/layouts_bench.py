@@ -92,7 +92,7 @@ def run_race(
     device = open_device(rows[0].config.device, rank)
     arithmetic.prepare(rows[0].config, device, rank)
     log.info("building and checking %d rows on %d ranks", len(rows), num_ranks)
-    judge = Judge(rank)
+    judge = Judge(rank, device)
     runners, deviations = {}, {}
     for row in rows:
         runners[row.name] = build(row, rank, device)

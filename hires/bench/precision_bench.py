@@ -54,6 +54,9 @@ from hires.plan.checks import EMULATED, lacks_instructions
 from hires.plan.planner import make_plan
 
 NUM_RANKS = 2
+LEAST_DB = 20.0
+"""Of outputs in fp32 over their error; zero or doubled outputs have 0. In fewer bits the error of a
+network with drawn weights may be larger than they are, and `hires verify` bounds that of hires."""
 MOST_CORES = 1.2
 """Cores that a row of one thread keeps busy, at most: threads of a library beside it do little."""
 Row = dict[str, Any]
@@ -122,6 +125,8 @@ def _row(case: PrecisionCase, name: str, facts: dict[str, Any], samples: Samples
 
 def what_is_wrong(row: Row) -> str:
     """Returns why a row is not what its name says; empty if it is."""
+    if row["precision"] == "fp32" and not row["signal_db"] >= LEAST_DB:
+        return f"outputs of another network: {row['signal_db']:.0f} dB over their error"
     if not ran_as(row["precision"], row["kernels"]):
         return f"kernels of another type than {row['precision']}"
     if row["cores"] > MOST_CORES * (NUM_RANKS if row["who"] == TILES else 1):

@@ -141,8 +141,13 @@ def reference_steps(config: RunConfig) -> ModuleSteps:
 
 
 def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
-    """Returns the network as a plain module with its first weights, convolutions channels_last."""
+    """Returns the network as a plain module with its first weights, convolutions channels_last.
+
+    In float64 it is as it is: oneDNN, for which convolutions are changed, has no such kernels.
+    """
     model = whole_model(config)
+    if config.precision.name == "fp64":
+        return model
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -168,7 +173,8 @@ class PipelineSteps(Runner):
         self.inputs = [images] if rank == 0 else []
         self.target = target if rank == num_stages - 1 else None
         # With examples torch need not run the stage on uninitialised numbers to learn shapes.
-        takes, gives = _examples(plan, rank - 1), _examples(plan, rank)
+        dtype = images.dtype
+        takes, gives = _examples(plan, rank - 1, dtype), _examples(plan, rank, dtype)
         peer, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
         stage = PipelineStage(peer, rank, num_stages, place, input_args=takes, output_args=gives)
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
@@ -217,15 +223,16 @@ def crossing(plan: Plan, stage: int) -> list[str]:
     return list(dict.fromkeys(edge.value for edge in plan.edges if edge.source == stage))
 
 
-def _examples(plan: Plan, stage: int) -> tuple[Tensor, ...]:
+def _examples(plan: Plan, stage: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Returns tensors as they leave a stage; stage -1 is the data."""
     if stage < 0:
-        return (torch.empty(plan.graph.input_shape, memory_format=torch.channels_last),)
+        order = torch.channels_last
+        return (torch.empty(plan.graph.input_shape, dtype=dtype, memory_format=order),)
     shapes = [plan.graph.shape(value) for value in crossing(plan, stage)]
     wire = [[s[0], *s[2:], s[1]] if len(s) == 4 else s for s in shapes]
     if stage == len(plan.stages) - 1:
         wire = [plan.graph.shape(plan.graph.output)]
-    return tuple(torch.empty(shape, requires_grad=plan.training) for shape in wire)
+    return tuple(torch.empty(s, dtype=dtype, requires_grad=plan.training) for s in wire)
 
 
 def _placed(example: Example, device: RankDevice) -> Example:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
@@ -22,7 +23,7 @@ def require_members(ranks: Sequence[int], rank: int) -> None:
 def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | None = None) -> None:
     """Raises CommError where tensors are not one for each rank, all of the type of ``like``.
 
-    Without ``like`` they are of the type of the first.
+    This rank's has the size of ``like``. Without it they are of the type of the first.
     """
     if not isinstance(group, Group):
         raise wrong_argument(group, None, None)
@@ -34,6 +35,8 @@ def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | Non
         )
     for tensor in tensors:
         require_type(tensor, tensors[0] if like is None else like)
+    if like is not None and group.index >= 0:
+        require_size(tensors[group.index], like.nbytes, like)
 
 
 def require_none(tensors: Sequence[Tensor] | None, root: int) -> None:
@@ -59,7 +62,7 @@ def require_size(tensor: Tensor, num_bytes: int, like: Tensor) -> None:
     require_type(tensor, like)
     if tensor.nbytes != num_bytes:
         raise CommError(
-            f"a tensor of {tensor.nbytes} bytes in the place of {num_bytes} of all ranks"
+            f"a tensor of {tensor.nbytes} bytes in the place of {num_bytes}; give one of that size"
         )
 
 
@@ -72,9 +75,17 @@ def require_rows(tensor: Tensor, like: Tensor) -> None:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Returns the size of a tensor; CommError: it is none."""
+    """Returns the size of a tensor; CommError: it is none, or its numbers lie in several."""
     if not isinstance(tensor, Tensor):
         raise CommError(f"{tensor!r:.60} is no tensor; give a torch.Tensor")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        layout = str(tensor.layout).removeprefix("torch.")
+        kind = "nested" if tensor.is_nested else layout
+        kind = str(tensor.dtype) if tensor.is_quantized else kind
+        raise CommError(
+            f"a tensor that is {kind} has no numbers that lie one behind the other; "
+            "send to_dense(), dequantize() or the tensors in it"
+        )
     return tensor.nbytes
 
 
@@ -83,9 +94,7 @@ def message_bytes(tensor: Tensor, tag: int) -> int:
     # A send of 16 B takes a few microseconds, so the size and the tag are checked in one call.
     if tag.__class__ is not int or not 0 <= tag < RESERVED_TAGS:
         require_tag(tag)
-    if not isinstance(tensor, Tensor):
-        return bytes_of(tensor)  # raises
-    return tensor.nbytes
+    return bytes_of(tensor)
 
 
 def require_tag(tag: int) -> None:

@@ -190,10 +190,9 @@ def _post(call: Dispatch, tensor: Tensor, tag: int) -> tuple[Any, Sequence[Calla
 def _prepared(
     call: Dispatch, tensor: Tensor, tag: int
 ) -> tuple[Tensor, Sequence[Callable[[], Any]], int]:
-    number = _note_message(call, tag)
     if needs_none(call, tensor):
-        return tensor, (), number
+        return tensor, (), _note_message(call, tag)
     carriers = Carriers(call)
     sends = call.operation == logs.SEND
     carried = carriers.source(tensor) if sends else carriers.target(tensor)
-    return carried, carriers.after, number
+    return carried, carriers.after, _note_message(call, tag)

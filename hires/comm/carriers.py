@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import bisect
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 from hires.comm.dispatch import Dispatch
+from hires.core.errors import CommError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_normal_mode(call: Callable[P, T]) -> Callable[P, T]:
+    """Runs an operation outside of torch.inference_mode: no other thread may fill its tensors."""
+
+    @functools.wraps(call)
+    def run(*args: P.args, **named: P.kwargs) -> T:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return call(*args, **named)
+        return call(*args, **named)
+
+    return run
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor is contiguous, and neither lazily negated nor conjugated."""
-    return tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+    """Whether any thread may fill a tensor, contiguous, and neither negated nor conjugated."""
+    is_lazy = tensor.is_neg() or tensor.is_conj()
+    return tensor.is_contiguous() and not (is_lazy or tensor.is_inference())
 
 
 def needs_none(call: Dispatch, tensor: Tensor) -> bool:
@@ -21,8 +43,47 @@ def needs_none(call: Dispatch, tensor: Tensor) -> bool:
     return is_near and tensor.numel() > 1 and is_dense(tensor)
 
 
+def apart(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    """Returns dense tensors to send, copied where a target would overwrite them before.
+
+    CommError: two targets share memory.
+    """
+    spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in targets if one.nbytes)
+    if any(end > begin for (_, end), (begin, _) in itertools.pairwise(spans)):
+        raise CommError("two of the outputs share memory; give each rank one of its own")
+    ends = [end for _, end in spans]
+
+    def is_apart(begin: int, end: int) -> bool:
+        place = bisect.bisect_right(ends, begin)  # the first span that ends behind it
+        return place == len(spans) or spans[place][0] >= end
+
+    return [
+        one if is_apart(one.data_ptr(), one.data_ptr() + one.nbytes) else one.clone()
+        for one in sources
+    ]
+
+
 def _dense(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    return dense.clone() if dense.is_inference() else dense
+
+
+def _fill(tensor: Tensor, copy: Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.copy_(copy)
+
+
+def require_own_memory(tensor: Tensor) -> None:
+    """Raises CommError where numbers of a tensor to fill share memory."""
+    # Each number has a place of its own if every dim steps over all that the shorter steps reach.
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach and tensor.numel():
+            raise CommError(
+                "numbers of an output share memory, as those that were expanded or overlap; "
+                "give its contiguous() copy"
+            )
+        reach += stride * (size - 1)
 
 
 class Carriers:
@@ -51,6 +112,8 @@ class Carriers:
         staging = self._call.staging
         if tensor.requires_grad:
             tensor = tensor.detach()  # messages have no gradients, and may fill leaves
+        if writes:
+            require_own_memory(tensor)
         if self._call.reaches_cpu if tensor.is_cpu else tensor.device.type in staging.reaches:
             if is_dense(tensor):
                 # One number or none may have any stride, but a view as bytes needs stride 1.
@@ -58,11 +121,11 @@ class Carriers:
                 return tensor if size > 1 else tensor.view(-1).as_strided((size,), (1,))
             copy = _dense(tensor)
             if writes:
-                self.after.append(lambda: tensor.copy_(copy))
+                self.after.append(lambda: _fill(tensor, copy))
             return copy
         dense = _dense(tensor)
         if writes and dense is not tensor:
-            self.after.insert(0, lambda: tensor.copy_(dense))
+            self.after.insert(0, lambda: _fill(tensor, dense))
         staged = staging.of([dense])
         assert staged is not None
         if reads:

@@ -23,6 +23,7 @@ from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend_protocol import Members
 from hires.comm.backends.composed import Alone, Messages
 from hires.comm.operation_routes import Choice, route_of
+from hires.comm.plain_reductions import REDUCED
 from hires.comm.rehearsal import SilentBackend
 from hires.comm.staging import Staging
 from hires.comm.transport import NOT_JOINED, Group, transport
@@ -33,6 +34,7 @@ from hires.plan.routes import DIRECT, MESSAGE, OWN, Route
 from hires.plan.traffic import CALLED
 
 _MESSAGES = ("isend", "irecv")
+_REDUCES = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 
 
 @dataclass(eq=False, slots=True)
@@ -108,6 +110,10 @@ def _new_call(operation: int, group: Group, tensor: Tensor, key: tuple[Any, ...]
     method, choice, dtype, num_bytes, _, peer = key
     _require_usable(group, method in _MESSAGES, peer)
     device = tensor.device.type
+    if method in _REDUCES and dtype not in REDUCED:
+        raise CommError(f"{dtype} has no sums; convert the tensor, as by tensor.to(torch.int64)")
+    if device == "meta":
+        raise CommError("a tensor on meta has no memory; give one on cpu or on a GPU")
     if group.size == 1 and method not in _MESSAGES:
         route, handle = Route(transport.default), Members(group.ranks, 0, transport.timeout_s)
         function = getattr(Alone(), method)
@@ -117,8 +123,6 @@ def _new_call(operation: int, group: Group, tensor: Tensor, key: tuple[Any, ...]
     staging = transport.staging(route.backend, method, dtype)
     algorithm = MESSAGE if peer >= 0 and route.algorithm == OWN else route.algorithm
     is_staged = device not in staging.reaches
-    if is_staged and device == "meta":
-        raise CommError("a tensor on meta has no memory; give one on cpu or on a GPU")
     what, label = _words_of(operation, group, peer)
     made = Dispatch(
         function,

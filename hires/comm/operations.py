@@ -31,7 +31,14 @@ from hires.comm.argument_checks import (
 )
 from hires.comm.backends.composed import row_counts
 from hires.comm.calls import start
-from hires.comm.carriers import Carriers, is_dense, needs_none
+from hires.comm.carriers import (
+    Carriers,
+    apart,
+    in_normal_mode,
+    is_dense,
+    needs_none,
+    require_own_memory,
+)
 from hires.comm.dispatch import call_of
 from hires.comm.handles import Handle
 from hires.comm.operation_routes import Choice
@@ -43,6 +50,7 @@ UNEVEN = 0
 _NOTHING = torch.empty(0)
 
 
+@in_normal_mode
 def all_reduce(
     tensor: Tensor,
     op: Any = SUM,
@@ -72,6 +80,7 @@ def all_reduce(
     )
 
 
+@in_normal_mode
 def reduce(
     tensor: Tensor,
     dst: int,
@@ -85,6 +94,7 @@ def reduce(
     issued, size = clock(), bytes_of(tensor)
     call = call_of(logs.REDUCE, "reduce", group, backend, tensor, size)
     require_members(call.ranks, dst)
+    require_own_memory(tensor)
     is_root, is_sum = transport.rank == dst, is_plain(tensor.dtype, op)
     if is_sum and (is_root or call.keeps_terms) and needs_none(call, tensor):
         agreed = _sum_at(dst)
@@ -105,6 +115,7 @@ def _sum_at(root: int) -> tuple[int, Any]:
     return root, SUM
 
 
+@in_normal_mode
 def broadcast(
     tensor: Tensor,
     src: int,
@@ -117,12 +128,14 @@ def broadcast(
     issued, size = clock(), bytes_of(tensor)
     call = call_of(logs.BROADCAST, "broadcast", group, backend, tensor, size)
     require_members(call.ranks, src)
+    require_own_memory(tensor)  # on the root, too: all ranks refuse the same
     carriers = Carriers(call)
     sends = transport.rank == src
     carried = carriers.source(tensor) if sends else carriers.target(tensor)
     return start(call, (carried, src), carriers.after, async_op, issued, size, (tensor,), src)
 
 
+@in_normal_mode
 def all_gather(
     tensor_list: Sequence[Tensor],
     tensor: Tensor,
@@ -137,11 +150,12 @@ def all_gather(
     even = sum(part.nbytes for part in tensor_list) // among.size
     call = call_of(logs.ALL_GATHER, "all_gather", among, backend, tensor, even)
     carriers = Carriers(call)
-    source = carriers.source(tensor)
-    args = ([carriers.target(part) for part in tensor_list], source)
+    targets = [*map(carriers.target, tensor_list)]
+    args = (targets, *apart([carriers.source(tensor)], targets))
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, tensor_list)
 
 
+@in_normal_mode
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -156,11 +170,12 @@ def all_gather_into_tensor(
     call = call_of(logs.ALL_GATHER, method, group, backend, input_tensor, size)
     require_size(output_tensor, size * len(call.ranks), input_tensor)
     carriers = Carriers(call)
-    source = carriers.source(input_tensor)
-    args = (carriers.target(output_tensor), source)
+    target = carriers.target(output_tensor)
+    args = (target, *apart([carriers.source(input_tensor)], [target]))
     return start(call, args, carriers.after, async_op, issued, size, (output_tensor,))
 
 
+@in_normal_mode
 def reduce_scatter(
     output: Tensor,
     input_list: Sequence[Tensor],
@@ -176,12 +191,14 @@ def reduce_scatter(
     size = sum(part.nbytes for part in input_list)
     call = call_of(logs.REDUCE_SCATTER, "reduce_scatter", among, backend, output, size)
     carriers = Carriers(call)
-    sources = [*map(carriers.source, input_list)]
-    terms, carried, plain_op, after = plain(sources, carriers.target(output), op, among.size)
+    target = carriers.target(output)
+    sources = apart([*map(carriers.source, input_list)], [target])
+    terms, carried, plain_op, after = plain(sources, target, op, among.size)
     args, after = (carried, terms, plain_op), [*after, *carriers.after]
     return start(call, args, after, async_op, issued, size, (output,), words_of(op))
 
 
+@in_normal_mode
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
@@ -197,15 +214,18 @@ def reduce_scatter_tensor(
     bytes_of(output)
     call = call_of(logs.REDUCE_SCATTER, method, group, backend, output, size)
     require_size(input, output.nbytes * len(call.ranks), output)
-    if is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output):
+    is_quick = is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output)
+    if is_quick and input.untyped_storage().data_ptr() != output.untyped_storage().data_ptr():
         return start(call, (output, input, op), (), async_op, issued, size, (output,), op)
     carriers = Carriers(call)
-    source = carriers.source(input)
-    terms, carried, plain_op, after = plain([source], carriers.target(output), op, len(call.ranks))
+    target = carriers.target(output)
+    sources = apart([carriers.source(input)], [target])
+    terms, carried, plain_op, after = plain(sources, target, op, len(call.ranks))
     args, after = (carried, terms[0], plain_op), [*after, *carriers.after]
     return start(call, args, after, async_op, issued, size, (output,), words_of(op))
 
 
+@in_normal_mode
 def all_to_all(
     output_tensor_list: Sequence[Tensor],
     input_tensor_list: Sequence[Tensor],
@@ -217,15 +237,16 @@ def all_to_all(
     """Sends one tensor to each rank, and fills one from each; sizes may differ."""
     issued, among = clock(), transport.world if group is None else group
     require_one_each(input_tensor_list, among)
-    require_one_each(output_tensor_list, among, input_tensor_list[0])
+    require_one_each(output_tensor_list, among, input_tensor_list[among.index])
     size = sum(part.nbytes for part in input_tensor_list)
     call = call_of(logs.ALL_TO_ALL, "all_to_all", among, backend, input_tensor_list[0], UNEVEN)
     carriers = Carriers(call)
-    sources = [*map(carriers.source, input_tensor_list)]
-    args = ([*map(carriers.target, output_tensor_list)], sources)
+    targets = [*map(carriers.target, output_tensor_list)]
+    args = (targets, apart([*map(carriers.source, input_tensor_list)], targets))
     return start(call, args, carriers.after, async_op, issued, size, output_tensor_list)
 
 
+@in_normal_mode
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -251,11 +272,12 @@ def all_to_all_single(
     for tensor, parts in ((output, sizes[0]), (input, sizes[1])):
         row_counts(tensor, parts, len(call.ranks))
     carriers = Carriers(call)
-    source = carriers.source(input)
-    args = (carriers.target(output), source, *sizes)
+    target = carriers.target(output)
+    args = (target, *apart([carriers.source(input)], [target]), *sizes)
     return start(call, args, carriers.after, async_op, issued, size, (output,))
 
 
+@in_normal_mode
 def gather(
     tensor: Tensor,
     gather_list: Sequence[Tensor] | None = None,
@@ -275,6 +297,7 @@ def gather(
     if transport.rank == dst:
         require_one_each(gather_list or (), among, tensor)
         targets = [*map(carriers.target, gather_list or ())]
+        [source] = apart([source], targets)
     else:
         require_none(gather_list, dst)
     args = (source, targets, dst)
@@ -283,6 +306,7 @@ def gather(
     )
 
 
+@in_normal_mode
 def scatter(
     tensor: Tensor,
     scatter_list: Sequence[Tensor] | None = None,
@@ -298,13 +322,13 @@ def scatter(
     call = call_of(logs.SCATTER, "scatter", among, backend, tensor, UNEVEN)
     require_members(call.ranks, src)
     carriers = Carriers(call)
-    sources = None
+    sources, target = None, carriers.target(tensor)
     if transport.rank == src:
         require_one_each(scatter_list or (), among, tensor)
-        sources = [*map(carriers.source, scatter_list or ())]
+        sources = apart([*map(carriers.source, scatter_list or ())], [target])
     else:
         require_none(scatter_list, src)
-    args = (carriers.target(tensor), sources, src)
+    args = (target, sources, src)
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, (tensor,), src)
 
 

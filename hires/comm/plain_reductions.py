@@ -1,9 +1,13 @@
 """Brings reductions to what every backend has: plain operations on real numbers.
 
-AVG           the sum, divided afterwards; integers are rounded towards zero
+AVG           the sum of whole numbers is exact, and rounded towards zero; halves are summed in
+              fp32, others as parts of a power of two, so that it only overflows where the mean does
 PREMUL_SUM    the terms are multiplied first
+MIN, MAX      floats as whole numbers of the same order, as libraries lose NaN
 bool          as bytes of 0 and 1: a sum is an "or", a product an "and"
 complex       a sum of twice as many real numbers
+
+Sums and products of whole numbers wrap, as torch's own do.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hires.comm.backends.local_sums import HALVES
 from hires.core.errors import CommError
 
 ReduceOp = dist.ReduceOp
@@ -22,6 +27,13 @@ SUM = ReduceOp.SUM
 _BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _KINDS = (SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, *_BITS)
 _OF_TRUTHS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
+_FLOATS = (torch.float64, torch.float32, *HALVES)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+REDUCED = (*_FLOATS, *_WHOLE, torch.bool, torch.complex128, torch.complex64)
+"""Types that every backend reduces; the others only travel."""
+
+
+_Map = Callable[[Tensor], Tensor]
 
 
 class PlainReduction(NamedTuple):
@@ -54,39 +66,88 @@ def plain(given: Sequence[Tensor], output: Tensor, op: Any, num_ranks: int) -> P
     if is_plain(output.dtype, op):
         return PlainReduction([*given], output, op, [])
     dtype, name = output.dtype, getattr(op, "op", op)  # torch has two types of operations
-    factor = op.factor if name == ReduceOp.PREMUL_SUM else None
     scales = name in (ReduceOp.AVG, ReduceOp.PREMUL_SUM)
     kind = ReduceOp.SUM if scales else name
     if kind not in _KINDS:
         names = ", ".join(one.name for one in _KINDS)
         raise CommError(f"unknown reduction {op!r}; choose one of {names}, AVG, PREMUL_SUM")
-    is_bool, is_complex = dtype == torch.bool, dtype.is_complex
-    lacks_bits = kind in _BITS and (is_complex or dtype.is_floating_point)
-    lacks_order = is_complex and kind != ReduceOp.SUM
-    if lacks_bits or lacks_order or (is_bool and scales):
+    is_bool, is_float = dtype == torch.bool, dtype in _FLOATS
+    lacks_bits = kind in _BITS and (dtype.is_complex or is_float)
+    lacks_order = dtype.is_complex and kind != ReduceOp.SUM
+    lacks_factor = name == ReduceOp.PREMUL_SUM and not (dtype.is_complex or is_float)
+    if lacks_bits or lacks_order or lacks_factor or (is_bool and scales):
         word = str(name).rpartition(".")[2]
         raise CommError(f"{word} of {dtype} is not defined; reduce another type, or use SUM")
-    terms = [*given]
-    if factor is not None:
-        in_place = len(terms) == 1 and terms[0] is output
-        terms = [output.mul_(factor)] if in_place else [term * factor for term in terms]
-    then: list[Callable[[], Any]] = []
-    if name == ReduceOp.AVG:
-        then.append(_division(output, num_ranks))
     if is_bool:
-        kind = _OF_TRUTHS.get(kind, kind)
-        return PlainReduction(
-            [t.view(torch.uint8) for t in terms], output.view(torch.uint8), kind, then
-        )
-    if is_complex:
-        return PlainReduction([*map(_reals, terms)], _reals(output), kind, then)
-    return PlainReduction(terms, output, kind, then)
+        kind, terms = _OF_TRUTHS.get(kind, kind), [term.view(torch.uint8) for term in given]
+        return PlainReduction(terms, output.view(torch.uint8), kind, [])
+    # A sum of complex numbers is one of twice as many real ones.
+    convert: _Map
+    back: _Map
+    reals = torch.view_as_real if dtype.is_complex else _same
+    terms, result = [*map(reals, given)], reals(output)
+    if name == ReduceOp.PREMUL_SUM:
+        convert, back = _product(op.factor), _same
+    elif name == ReduceOp.AVG:
+        convert, back = _mean(num_ranks) if result.is_floating_point() else _whole_mean(num_ranks)
+    elif is_float and kind in (ReduceOp.MIN, ReduceOp.MAX):
+        convert, back = _order(kind == ReduceOp.MAX)
+    else:
+        return PlainReduction(terms, result, kind, [])
+    sent = [*map(convert, terms)]
+    received = sent[0] if given[0] is output else convert(result)
+    return PlainReduction(sent, received, kind, [lambda: result.copy_(back(received))])
 
 
-def _reals(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor)
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
-def _division(output: Tensor, num_ranks: int) -> Callable[[], Any]:
-    whole = not (output.dtype.is_floating_point or output.dtype.is_complex)
-    return lambda: output.div_(num_ranks, rounding_mode="trunc" if whole else None)
+def _product(factor: Any) -> _Map:
+    return lambda term: (term * factor).to(term.dtype)
+
+
+def _wide(term: Tensor) -> Tensor:
+    return term.float() if term.dtype in HALVES else term
+
+
+def _mean(num_ranks: int) -> tuple[_Map, _Map]:
+    # Parts by a power of two have the same digits, and a sum of them overflows only if it must.
+    share = 2.0 ** -(num_ranks - 1).bit_length()
+    return lambda term: _wide(term) * share, lambda total: total / (num_ranks * share)
+
+
+def _whole_mean(num_ranks: int) -> tuple[_Map, _Map]:
+    # The quotients and the remainders are summed: neither overflows.
+    def convert(term: Tensor) -> Tensor:
+        wide = term.long()
+        floor = wide.div(num_ranks, rounding_mode="floor")
+        return torch.stack((floor, wide - floor * num_ranks), -1)
+
+    def back(total: Tensor) -> Tensor:
+        floors, remainders = total.unbind(-1)
+        floor = floors + remainders // num_ranks
+        return floor + ((floor < 0) & (remainders % num_ranks > 0))
+
+    return convert, back
+
+
+def _order(is_max: bool) -> tuple[_Map, _Map]:
+    # Whole numbers in the order of the floats with these bits, and NaN beyond all of them:
+    #
+    #     floats    -inf   -1.0   -0.0   0.0   1.0   inf   nan
+    #     bits      negative: the larger the lower       positive: the larger the higher
+    def mirrored(bits: Tensor) -> Tensor:
+        info = torch.iinfo(bits.dtype)
+        return bits ^ ((bits >> info.bits - 1) & info.max)
+
+    def convert(term: Tensor) -> Tensor:
+        wide = _wide(term)
+        bits = mirrored(wide.view(torch.int64 if wide.itemsize == 8 else torch.int32))
+        info = torch.iinfo(bits.dtype)
+        return bits.masked_fill_(wide.isnan(), info.max if is_max else info.min)
+
+    def back(bits: Tensor) -> Tensor:
+        return mirrored(bits).view(torch.float64 if bits.itemsize == 8 else torch.float32)
+
+    return convert, back

@@ -16,14 +16,16 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hires.comm import message_log as logs
-from hires.comm.argument_checks import message_bytes, require_tag
+from hires.comm.argument_checks import bytes_of, message_bytes, require_tag
 from hires.comm.calls import carry_message, start_batch, start_message
+from hires.comm.carriers import in_normal_mode
 from hires.comm.dispatch import Dispatch, call_of
 from hires.comm.handles import Handle
 from hires.comm.operation_routes import Choice
 from hires.comm.transport import Group, transport
 
 
+@in_normal_mode
 def isend(
     tensor: Tensor,
     dst: int,
@@ -41,6 +43,7 @@ def isend(
     return start_message(call, tensor, tag, issued)
 
 
+@in_normal_mode
 def irecv(
     tensor: Tensor,
     src: int,
@@ -55,6 +58,7 @@ def irecv(
     return start_message(call, tensor, tag, issued)
 
 
+@in_normal_mode
 def send(
     tensor: Tensor,
     dst: int,
@@ -69,6 +73,7 @@ def send(
     carry_message(call, tensor, tag, issued)
 
 
+@in_normal_mode
 def recv(
     tensor: Tensor,
     src: int,
@@ -102,6 +107,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     return start_posts(p2p_op_list)
 
 
+@in_normal_mode
 def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     """The same with any tags, also those of messages of hires itself."""
     issued = clock()
@@ -120,5 +126,5 @@ def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
 
 def _call_of(one: P2POp) -> Dispatch:
     operation, method = (logs.RECV, "irecv") if one.op is irecv else (logs.SEND, "isend")
-    given = one.backend, one.tensor, one.tensor.nbytes, one.peer
+    given = one.backend, one.tensor, bytes_of(one.tensor), one.peer
     return call_of(operation, method, one.group, *given)

@@ -113,8 +113,15 @@ class SequenceCheck:
         """Keeps a call that begins, and returns its number.
 
         CommError: another rank has made a different call in its place; with ``every``, or if no
-        call of these facts came before and its library might end this process for it.
+        call of these facts came before and its library might end this process for it. Or an
+        earlier call of the channel failed.
         """
+        if channel.broken:
+            raise CommError(
+                f"{facts.operation} among {channel.name} was not begun, since the ranks may be at "
+                f"different calls after an error: {channel.broken}; end the program, or make a "
+                "new group"
+            )
         number = self.ring.note(channel, facts, agreed)
         if self._every or facts.may_abort:
             facts.may_abort = False
@@ -255,7 +262,9 @@ class SequenceCheck:
             other = RankCalls(first[0], [first[1:]], {call.channel: [call.number, []]})
             if text := first_difference({first[0]: other, self._rank: record}):
                 self._publish(number)
-                raise CommError(f"the ranks do not call the same operation: {text}")
+                why = f"the ranks do not call the same operation: {text}"
+                self.ring.break_channel(number, why)
+                raise CommError(why)
 
 
 def join_check(

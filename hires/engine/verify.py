@@ -190,10 +190,12 @@ def noise_of(
     config: RunConfig, device: RankDevice, reference: Tensors, draws: bool, lowers: bool = False
 ) -> Iterator[dict[str, float]]:
     """Yields by how much one process differs from itself, by ``kind/name``, after each rerun."""
-    noise, largest = dict.fromkeys(reference, 0.0), _largest(reference)
+    noise, largest = dict.fromkeys(reference, 0.0), largest_values(reference)
     for rerun in reruns(draws, lowers):
         again = reference_step(config, device, rerun)
-        errors = {name: _error(again[name], t, name, largest) for name, t in reference.items()}
+        errors = {
+            name: tensor_error(again[name], t, name, largest) for name, t in reference.items()
+        }
         outputs = (error for name, error in errors.items() if name.startswith("output/"))
         if rerun.ulps or max(outputs, default=0.0) <= SYMMETRIC:
             noise = {name: max(error, errors[name]) for name, error in noise.items()}
@@ -204,9 +206,9 @@ def own_errors(
     config: RunConfig, device: RankDevice, reference: Tensors, bounds: Bounds, scale: float
 ) -> dict[str, float]:
     """Returns the error of one process in the lowest precision of a run, by ``kind/name``."""
-    alone, largest = reference_step(lowest(config), device, scale=scale), _largest(reference)
+    alone, largest = reference_step(lowest(config), device, scale=scale), largest_values(reference)
     rest = largest, bounds
-    return {name: _error(alone[name], t, name, *rest) for name, t in reference.items()}
+    return {name: tensor_error(alone[name], t, name, *rest) for name, t in reference.items()}
 
 
 def reference_step(
@@ -330,7 +332,7 @@ def _compare(
     held: Tensors, reference: Tensors, engine: RankEngine, bounds: Bounds
 ) -> dict[str, float]:
     # The relative error of each tensor that this rank holds.
-    plan, errors, largest = engine.context.plan, dict[str, float](), _largest(reference)
+    plan, errors, largest = engine.context.plan, dict[str, float](), largest_values(reference)
     for name, tensor in held.items():
         tensor, expected = to_host(tensor), reference[name]
         if name.startswith("output/"):  # this rank has its tile or shard of it
@@ -339,17 +341,21 @@ def _compare(
             n0, n1, r0, r1, c0, c1 = context.held(plan.graph.output)
             expected = expected[n0:n1]
             expected = expected[:, :, r0:r1, c0:c1] if expected.dim() == 4 else expected
-        errors[name] = _error(tensor, expected, name, largest, bounds)
+        errors[name] = tensor_error(tensor, expected, name, largest, bounds)
     return errors
 
 
-def _error(
+def tensor_error(
     tensor: Tensor,
     expected: Tensor,
     name: str,
     largest: Mapping[str, float],
     bounds: Bounds = EXACT,
 ) -> float:
+    """Returns the largest error of a tensor ``kind/name``, over its largest expected value.
+
+    ``largest`` is that of each kind; infinite: the shapes differ, or it is NaN.
+    """
     if tensor.shape != expected.shape:
         return math.inf
     scale = max(_size(expected), bounds.floor * largest[name.split("/")[0]])
@@ -358,7 +364,7 @@ def _error(
     return error if error == error else math.inf
 
 
-def _largest(reference: Tensors) -> dict[str, float]:
+def largest_values(reference: Tensors) -> dict[str, float]:
     """Returns the largest value of each kind."""
     sizes = {name: _size(tensor) for name, tensor in reference.items()}
     each = {kind: [size for n, size in sizes.items() if n.startswith(f"{kind}/")] for kind in KINDS}

@@ -34,7 +34,7 @@ SAMPLES = {name: Samples(step_s, [1.5, 1.5, 1.5]) for name, step_s in STEP_S.ite
 
 
 def found(rows, **verdicts):
-    values = dict.fromkeys(SAMPLES, Deviation(1e-6, 1e-4, True)) | verdicts
+    values = dict.fromkeys(SAMPLES, Deviation(1e-6, 1e-12, 1e-12)) | verdicts
     made = measured_rows(rows, SAMPLES, values)
     options = {"model": "resnet18", "image": [48, 48], "batch": 1, "device": "cpu"}
     return {**origin("hires bench layouts"), **result_of(options, {"train": made})}
@@ -59,7 +59,7 @@ def test_torch_is_represented_by_its_fastest_row(rows):
 
 
 def test_wrong_row_is_red(rows):
-    answer = found(rows, dp=Deviation(0.2, 0.0, False))
+    answer = found(rows, dp=Deviation(0.2, 0.0, 0.0))
     assert found(rows)["ok"]
     assert not answer["ok"]
     assert not row_of(answer, "dp")["ok"]
@@ -90,7 +90,7 @@ def test_row_that_cannot_run_says_why_and_is_compared_with_nothing(rows):
         if row not in run
     ]
     samples = {row.name: SAMPLES[row.name] for row in run}
-    verdicts = dict.fromkeys(samples, Deviation(0.0, 0.0, True))
+    verdicts = dict.fromkeys(samples, Deviation(0.0, 0.0, 0.0))
     made = [*measured_rows(run, samples, verdicts), *map(row_not_run, left_out)]
     assert next(row for row in made if row["name"] == "dp")["beside_torch"] is None
     options = {"model": "resnet18", "image": [48, 48], "batch": 1, "device": "simulated"}

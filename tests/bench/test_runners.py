@@ -33,8 +33,8 @@ INF = float("inf")
     ],
 )
 def test_error_of_a_value_is_relative_to_the_largest(found, expected, error):
-    answers = [RankAnswer(None if v is None else torch.tensor(v), {}) for v in found]
-    verdict = compare(answers, RankAnswer(torch.tensor(expected), {}))
+    answers = [RankAnswer(None if v is None else torch.tensor(v), torch.ones(1)) for v in found]
+    verdict = compare(answers, torch.tensor(expected), torch.ones(1), [])
     assert verdict.value == pytest.approx(error, abs=1e-6)
     assert verdict.ok == (error < 1e-3)
 
@@ -42,26 +42,29 @@ def test_error_of_a_value_is_relative_to_the_largest(found, expected, error):
 @pytest.mark.parametrize(
     ("found", "error"),
     [
-        ([{"a": 2.0}, {"b": 1.0}], 0.0),  # two stages
-        ([{"a": 2.0, "b": 1.0}, {"a": 2.0, "b": 0.5}], 0.5),  # a tile has half of a sum
-        ([{"a": 2.0}], INF),  # nobody has a gradient of b
-        ([{"a": 2.0, "b": float("nan")}], INF),
+        ([{"a": 1e-12}, {"b": 0.0}], 1e-12),  # two stages
+        ([{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.5}], 0.5),  # a tile has half of a sum
+        ([{"a": 0.0}], INF),  # nobody has a gradient of b
     ],
 )
 def test_error_of_gradients_is_that_of_the_worst_parameter(found, error):
     value = torch.ones(1)
-    verdict = compare(
-        [RankAnswer(value, g) for g in found], RankAnswer(value, {"a": 2.0, "b": 1.0})
-    )
-    assert verdict.gradient == pytest.approx(error, abs=1e-6)
-    assert verdict.ok == (error < 0.02)
+    answers = [RankAnswer(value, value, gradients) for gradients in found]
+    verdict = compare(answers, value, value, ["a", "b"])
+    assert verdict.gradient == error
+    assert verdict.ok == (error < 1e-6)
 
 
-def test_noise_of_the_network_is_no_error():
-    value = torch.ones(1)
-    found, expected = RankAnswer(value, {"a": 1.1}), RankAnswer(value, {"a": 1.0})
-    assert not compare([found], expected).ok
-    assert compare([found], expected, noise=0.05).ok
+# A gradient of the other sign has the same norm.
+@pytest.mark.dist
+@pytest.mark.parametrize("factor", [0.0, 2.0, -1.0])
+def test_row_with_wrong_gradients_is_wrong(factor):
+    small = {"model": "preact_resnet11", "image": [32, 32], "batch": 2}
+    rows = line_up(LayoutsOptions(**small, device="cpu", only=("sp", "dp")), "train")
+    run = [row for row in rows if row.name in ("module", "tiles 2x1", "dp", "ddp")]
+    verdicts = run_ranks(device_jobs.rows_with_scaled_gradients, 2, PATIENCE_S, run, factor)
+    right = {name for name, verdict in verdicts.items() if verdict.ok}
+    assert right == {"module", "ddp"}  # those that are torch's own
 
 
 def test_rank_that_is_not_in_builds_nothing():

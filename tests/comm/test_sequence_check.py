@@ -270,20 +270,22 @@ def test_each_call_can_be_compared_before_it_begins():
             second.call(ROOTED, 1)
 
 
-def test_first_call_of_a_size_over_gloo_is_compared_before_gloo_could_end_the_process():
+def test_first_call_of_a_size_is_compared_before_gloo_could_end_the_process_or_mpi_be_wrong():
     def facts(num_bytes: int, route: str = "gloo") -> CallFacts:
         return CallFacts("all_reduce", num_bytes, "float32", route)  # of one rank, as in a run
 
     with ranks() as (first, second):
-        for route in ("gloo", "gloo:segmented:1MiB"):
+        for route in ("gloo", "gloo:segmented:1MiB", "mpi"):
             name = f"all ranks over {route}"
             first.call(facts(8, route), name=name)
             second.call(facts(8, route), name=name)
             first.call(facts(16, route), name=name)
             with pytest.raises(CommError, match=r"16 B float32 .* where rank 1 .* of 8 B"):
                 second.call(facts(8, route), name=name)
-        first.call(facts(8, "mpi"), name="mpi")
-        second.call(facts(16, "mpi"), name="mpi")  # an MPI reports it
+            with pytest.raises(CommError, match=r"(?s)was not begun.*8 B"):
+                second.call(facts(16, route), name=name)  # it would be paired with another call
+        first.call(facts(8, "shm"), name="shm")
+        second.call(facts(16, "shm"), name="shm")  # which reports it
         known = facts(8), facts(8)
         for rank, one in zip((first, second), known, strict=True):
             rank.call(one, name="again")

@@ -54,6 +54,8 @@ def reduced(terms: list[Tensor], op: Any) -> Tensor:
     kind, dtype = getattr(op, "op", op), terms[0].dtype
     if kind == ReduceOp.PREMUL_SUM:
         return sum(term * op.factor for term in terms)
+    if dtype.is_complex and kind == ReduceOp.AVG:  # a division of complex numbers rounds twice
+        return torch.view_as_complex(reduced([*map(torch.view_as_real, terms)], op))
     if kind == ReduceOp.AVG:
         total = sum(term for term in terms)
         whole = dtype in WHOLE

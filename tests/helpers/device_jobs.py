@@ -273,6 +273,24 @@ def bench_rows(rank, rows):
     return held, verdicts
 
 
+def rows_with_scaled_gradients(rank, rows, factor):
+    """Returns the verdicts on rows where the gradients of hires are multiplied by a factor."""
+    from hires.bench import layouts_bench, runners
+
+    plain = runners.HiresSteps.step
+
+    def wrong(self):
+        value = plain(self)
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        return value
+
+    runners.HiresSteps.step = wrong
+    [(_, verdicts)] = layouts_bench.run_race(rank, rows, 2, 1, 0)
+    return verdicts
+
+
 def assigned_numbers(world: World) -> tuple[str, list[float]]:
     """Returns the type and the numbers of a parameter, after others have taken their place."""
     device = open_device("simulated", 0)

@@ -136,7 +136,7 @@ class Composed:
         """Sends each rank its rows."""
         size = len(self.members(group).ranks)
         outputs = rows_of(output, output_split_sizes, size)
-        inputs = rows_of(apart(input, output), input_split_sizes, size)
+        inputs = rows_of(input, input_split_sizes, size)
         return self._exchange(outputs, inputs, group, async_op)
 
     def gather(
@@ -254,10 +254,3 @@ def row_counts(tensor: Tensor, sizes: list[int] | None, num_ranks: int) -> list[
 
 def _at(place: int, tensor: Tensor, none: list[None]) -> list[Tensor | None]:
     return [*none[:place], tensor, *none[place + 1 :]]
-
-
-def apart(given: Tensor, taken: Tensor) -> Tensor:
-    """Returns a tensor to send, or its copy where it shares memory with that to receive."""
-    begin, other = given.data_ptr(), taken.data_ptr()
-    meet = begin < other + taken.nbytes and other < begin + given.nbytes
-    return given.clone() if meet else given

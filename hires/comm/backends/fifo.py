@@ -107,7 +107,7 @@ class Fifo:
         except (ValueError, TypeError):
             raise
         except BaseException as error:
-            self._broken = error
+            self._broken = self._broken or error
             raise
         finally:
             self._turn.release()

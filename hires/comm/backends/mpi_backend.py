@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend_protocol import SUM
-from hires.comm.backends.composed import apart
 from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
 from hires.comm.backends.mpi_types import REDUCTIONS, reduction
 from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
@@ -163,7 +162,7 @@ class MpiBackend(MpiWorld):
     ) -> MpiWork | None:
         """Fills a tensor with those of all ranks."""
         among, comm = self._members(group)
-        size, input_tensor = input_tensor.nbytes, apart(input_tensor, output_tensor)
+        size = input_tensor.nbytes
         if output_tensor.nbytes > PIECE_BYTES:
             parts = [*output_tensor.view(len(among.ranks), -1).unbind(0)]
             return self.all_gather(parts, input_tensor, group, async_op)
@@ -195,7 +194,6 @@ class MpiBackend(MpiWorld):
         if input.nbytes > PIECE_BYTES:
             return super().reduce_scatter_tensor(output, input, op, group, async_op)
         among, comm = self._members(group)
-        input = apart(input, output)
         kind, operation = self._reduction(output.dtype, op)
         [given], [taken], count = self._pieces(input), self._pieces(output), output.numel()
         parts = (given, count, kind), (taken, count, kind)  # counts are those of one rank

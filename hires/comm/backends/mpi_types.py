@@ -25,6 +25,8 @@ TYPES = {
 }
 HALVES = (torch.float16, torch.bfloat16)
 """Types without a counterpart: they travel as 16 bits, and the operation is ours."""
+SMALL = (torch.int16, torch.int8, torch.uint8)
+"""Types of which Open MPI's sums do not wrap, and MPICH 4.0 takes 255 for -1: these are ours."""
 REDUCTIONS: dict[Any, tuple[str, str, Callable[..., Tensor]]] = {
     dist.ReduceOp.SUM: ("SUM", "LOR", torch.add),
     dist.ReduceOp.MAX: ("MAX", "LOR", torch.maximum),
@@ -34,7 +36,8 @@ REDUCTIONS: dict[Any, tuple[str, str, Callable[..., Tensor]]] = {
     dist.ReduceOp.BOR: ("BOR", "LOR", torch.bitwise_or),
     dist.ReduceOp.BXOR: ("BXOR", "LXOR", torch.bitwise_xor),
 }
-"""Of numbers, of truth values, and of two tensors of halves."""
+"""Of numbers, of truth values, and of two tensors where the operation is ours."""
+_BITS = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
 
 
 @functools.cache
@@ -44,8 +47,8 @@ def reduction(mpi: Any, dtype: torch.dtype, op: Any) -> tuple[MPI.Datatype, MPI.
         raise ValueError(f"MPI has no reduction {op} of {dtype}")
     if dtype in HALVES:
         return mpi.UINT16_T, _our_operation(mpi, dtype, op)
-    if dtype == torch.uint8 and op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):
-        return mpi.UINT8_T, _our_operation(mpi, dtype, op)  # MPICH 4.0 takes 255 for -1
+    if dtype in SMALL and op not in _BITS:
+        return getattr(mpi, TYPES[dtype]), _our_operation(mpi, dtype, op)
     numbers, truths, _ = REDUCTIONS[op]
     return getattr(mpi, TYPES[dtype]), getattr(mpi, truths if dtype == torch.bool else numbers)
 

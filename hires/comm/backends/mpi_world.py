@@ -29,7 +29,7 @@ from hires.comm.backends.backend_protocol import (
 from hires.comm.backends.composed import Composed
 from hires.comm.backends.mpi_meeting import MpiMeeting
 from hires.comm.backends.mpi_progress import Progress
-from hires.comm.backends.mpi_types import HALVES
+from hires.comm.backends.mpi_types import HALVES, SMALL
 from hires.comm.backends.rank_cores import have_a_core_each
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
@@ -114,11 +114,11 @@ class MpiWorld(Composed):
     def reaches(self, method: str, dtype: torch.dtype | None) -> bool:
         """Whether the library reads the memory of GPUs in an operation: never tried on a GPU.
 
-        Sums of halves are ours, in the host's memory.
+        Sums of halves and of small whole numbers are ours, in the host's memory.
         """
         if method in _OF_MESSAGES:
             return self._gpus.messages
-        is_ours = method in _SUMS and dtype in HALVES
+        is_ours = method in _SUMS and dtype in (*HALVES, *SMALL)
         return self._gpus.collectives and bool(method) and not is_ours
 
     def get_rank(self) -> int:

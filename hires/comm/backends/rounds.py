@@ -9,7 +9,7 @@ round k + 1, so all have read what was written in round k.
                      all have met              all have met
 
     arrived[r]       rounds to which rank r has come
-    given[2][r]      bytes that rank r gives in all to the operation of a round
+    given[2][r]      bytes that rank r gives in all to the operation of a round, and its kind
     slots[2][r]      its piece
     sums[2][r]       its share of a sum of pieces
     parts[2][r][s]   bytes that rank r gives to rank s in all
@@ -35,6 +35,8 @@ SLOT_BYTES = 2**19
 """Longest piece: so long that to meet costs little, so short that it stays in a core's cache."""
 ALL_SLOTS_BYTES = 2**24
 """Memory for the slots of one group."""
+KINDS = 2**8
+"""Kinds of operations that ranks tell apart, beside the bytes that each gives."""
 WHOLE_BYTES = 2**14
 """Up to this size every rank sums all terms: to divide a sum among ranks needs another round."""
 
@@ -60,6 +62,8 @@ class Rounds:
         parts = begin + self._sums + 2 * num_ranks * self._part_bytes
         self._parts = memory[parts:].cast("q")
         self._number = 0  # of the last round
+        self.kind = 0
+        """What the ranks must agree on in the operation that they come to, as a number."""
         self._terms: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
 
     def barrier(self) -> None:
@@ -203,7 +207,8 @@ class Rounds:
     def _next(self, total: int) -> tuple[int, int]:
         # The number of the next round, and the address of its slots.
         number = self._number + 1
-        self._counters.values[(1 + number % 2) * self._num_ranks + self._index] = total
+        place = (1 + number % 2) * self._num_ranks + self._index
+        self._counters.values[place] = total * KINDS + self.kind
         return number, self._begin + number % 2 * self._num_ranks * self._slot_bytes
 
     def _meet(self, number: int) -> None:
@@ -214,10 +219,15 @@ class Rounds:
     def _most(self, number: int, wanted: Sequence[tuple[int, int]]) -> int:
         # What the rank that gives most gives in all, when all have met.
         row = (1 + number % 2) * self._num_ranks
-        given = [self._counters.values[row + rank] for rank in self._members]
+        words = [self._counters.values[row + rank] for rank in self._members]
+        given = [word // KINDS for word in words]
         for rank, size in wanted:
             if given[rank] != size:
                 raise self.mismatch(rank, given[rank], size)
+        for rank, word in enumerate(words):
+            if word % KINDS != self.kind:
+                names = f"ranks {self._ranks[rank]} and {self._ranks[self._index]}"
+                raise PeerError(f"{names} are in operations of another name, type or reduction")
         return max(given)
 
     def mismatch(self, member: int, given: int, expected: int) -> PeerError:

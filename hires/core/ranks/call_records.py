@@ -32,8 +32,9 @@ MOST_CHANNELS = 32_768
 """Channels of messages that a rank counts in; its messages with further tags are not kept."""
 MOST_FRAMES = 40
 """Frames that are searched for the caller."""
-ABORTS = "gloo"
-"""The backend whose collectives end the process that gets more bytes than it expects."""
+UNCHECKED = ("gloo", "mpi")
+"""Backends whose collectives compare nothing: gloo ends the process that gets more bytes than it
+expects, and an MPI may return wrong numbers."""
 _PRIME, _MASK = 1_000_003, 2**61 - 1
 
 
@@ -41,7 +42,7 @@ class CallFacts:
     """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it.
 
     ``may_abort``: until the first call was compared, that of a library which ends the process of a
-    rank whose size differs, before it can report anything.
+    rank whose size differs, or returns wrong numbers, before it can report anything.
     """
 
     __slots__ = (
@@ -52,7 +53,7 @@ class CallFacts:
         self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
         # Of what all agree on; Python's own hash differs between processes.
         is_message = operation in ("send", "recv")
-        self.may_abort = not is_message and route.partition(":")[0] == ABORTS
+        self.may_abort = not is_message and route.partition(":")[0] in UNCHECKED
         kind = "" if is_message else f"{operation} {route}"
         self.code = zlib.crc32(f"{kind} {num_bytes} {dtype}".encode())
         self._last: Any = None
@@ -91,13 +92,17 @@ def agreed_text(agreed: Any) -> str:
 
 
 class CallChannel:
-    """A communicator, or one way between two ranks, as one rank counts its calls."""
+    """A communicator, or one way between two ranks, as one rank counts its calls.
 
-    __slots__ = ("count", "hash", "members", "name")
+    ``broken``: why a call of it failed, so that the ranks may no longer be at the same call.
+    """
+
+    __slots__ = ("broken", "count", "hash", "members", "name")
 
     def __init__(self, name: str, members: Sequence[int]) -> None:
         self.name, self.members = name, tuple(members)
         self.count = self.hash = 0
+        self.broken = ""
 
 
 class KeptCall(NamedTuple):
@@ -221,6 +226,12 @@ class CallRing:
         )  # fmt: skip
         self.total = total + 1
         return total
+
+    def break_channel(self, number: int, why: str) -> None:
+        """Keeps that a collective failed among its ranks."""
+        raw = self._ring[number & (KEPT_CALLS - 1)]
+        if raw is not None and raw[2].operation not in ("send", "recv"):
+            raw[0].broken = raw[0].broken or why
 
     def record(
         self, rank: int, waits_in: int = -1, since_s: float = 0.0, has_left: bool = False
