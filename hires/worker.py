@@ -24,7 +24,7 @@ from hires.core.errors import PREEMPTED, HiresError, RunError
 from hires.core.ranks import heartbeat, meeting
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
-from hires.core.store import edits, file_names, frozen, records
+from hires.core.store import edits, file_names, frozen, records, trust
 from hires.core.store.files import append_line
 from hires.data.source import open_data
 from hires.engine import arithmetic
@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reference", help="device of that process, if not this rank's")
     options = parser.parse_args(argv)
     hold_preemption()
+    trust.keep_folders_private()
     world = None
     try:
         world = from_environment()
@@ -88,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = None) -> int:
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
+    trust.refuse_untrusted(run_dir)
     edits.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited

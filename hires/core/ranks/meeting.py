@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hires.core.errors import CommError, ConfigError
 from hires.core.ranks.world import World
-from hires.core.store import file_names
+from hires.core.store import file_names, trust
 from hires.core.store.files import cannot_write
 
 VARIABLE = "HIRES_SECRET"
@@ -105,10 +105,11 @@ def private_folder() -> Path:
     """Returns the folder that this user alone can enter; CommError: another user has made it."""
     user, runtime = os.geteuid(), os.environ.get("XDG_RUNTIME_DIR", "")
     folder = TMP / f"hires-{user}"
-    if runtime and _is_safe(Path(runtime), user):
+    is_there = Path(runtime).is_absolute() and Path(runtime).is_dir()
+    if is_there and not trust.distrust_parent(Path(runtime)):
         folder = Path(runtime) / "hires"
-    elif not _is_safe(TMP, user):
-        raise CommError(f"other users may rename what is in {TMP}; let it have mode 1777")
+    elif why := trust.distrust_parent(TMP):
+        raise CommError(f"ranks meet in {TMP}, which {why}; let it have mode 1777")
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(0o700)
@@ -122,16 +123,6 @@ def private_folder() -> Path:
             f"remove it, or name a folder of your own with XDG_RUNTIME_DIR"
         )
     return folder
-
-
-def _is_safe(folder: Path, user: int) -> bool:
-    # Whether others can neither replace nor rename what this user has in a folder.
-    try:
-        facts = folder.stat()
-    except OSError:
-        return False
-    is_open = facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid in (0, user) and not is_open
 
 
 @contextlib.contextmanager
