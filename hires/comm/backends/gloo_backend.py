@@ -101,13 +101,14 @@ class GlooBackend(Composed):
         store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
         index = ranks.index(self._rank)
         # To connect may take no longer than to join, however patient the group is later.
+        gloo: Any = dist.ProcessGroupGloo
         options: Any = datetime.timedelta(seconds=min(timeout_s, self._join_s))
         if self._is_local:  # no other machine needs to reach these ranks
-            patience, options = options, dist.ProcessGroupGloo._Options()
+            patience, options = options, gloo._Options()
             options._timeout = patience
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+            options._devices = [gloo.create_device(hostname=_LOOPBACK)]
         with rendezvous.named_absence(store, ranks, index):
-            library = dist.ProcessGroupGloo(store, index, len(ranks), options)
+            library = gloo(store, index, len(ranks), options)
         library._set_default_timeout(datetime.timedelta(seconds=timeout_s))
         _libraries.add(library)
         return GlooGroup(ranks, index, timeout_s, library)

@@ -98,7 +98,7 @@ def memory_name(*texts: str) -> str:
     return meeting.proof(last.secret, "memory", *texts).hex()
 
 
-class _SignedStore(dist.Store):
+class _SignedStore(_library.Store):  # type: ignore[misc]
     """Adds a proof of the ranks' secret to what it keeps; CommError: a value has another one."""
 
     def __init__(self, whole: Any, secret: str, where: str) -> None:
@@ -187,8 +187,8 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
         whole = whole.clone()  # its timeout is the caller's
     else:
         left_s = datetime.timedelta(seconds=max(0.0, until - time.monotonic()))
-        place = world.address, world.port, None, serves, left_s
-        whole = _library.TCPStore(*place, wait_for_workers=False, multi_tenant=True)
+        facts = world.address, world.port, None, serves, left_s
+        whole = _library.TCPStore(*facts, wait_for_workers=False, multi_tenant=True)
         if serves:  # a rank of the next world may connect before this one leaves
             _served[:] = [whole]
     # It may outlive the world, and the next one must not read what this one has left.

@@ -60,7 +60,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> World:
         )
     names = {field: name for field, name in _NAMES.items() if field != "address"}
     numbers = {field: number_of(name, environ[name]) for field, name in names.items()}
-    return World(address=environ[_NAMES["address"]], **numbers)
+    return World(address=environ[_NAMES["address"]], secret="", **numbers)
 
 
 _NAMES = {
