@@ -22,10 +22,10 @@ from hires.core import log as logs
 from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.ranks import heartbeat
+from hires.core.ranks import heartbeat, meeting
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
-from hires.core.store import edits, file_names, frozen, records
+from hires.core.store import edits, file_names, frozen, records, trust
 from hires.core.store.files import append_line
 from hires.data.source import open_data
 from hires.engine import arithmetic
@@ -66,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reference", help="device of that process, if not this rank's")
     options = parser.parse_args(argv)
     hold_preemption()
+    trust.keep_folders_private()
     world = None
     try:
         world = from_environment()
@@ -89,10 +90,12 @@ def main(argv: list[str] | None = None) -> int:
 def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = None) -> int:
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
+    trust.refuse_untrusted(run_dir)
     edits.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **asdict(binding))
+    world = meeting.with_secret(world, file_names.attempt_dir(run_dir, world.attempt))
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with heartbeat.beat(run_dir, world.attempt, world.rank, comm.activity, timeout_s):
         plan = Plan.from_dict(records.read_plan(run_dir))
@@ -102,7 +105,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         device = open_device(plan.device, world.local_rank)
         arithmetic.prepare(config, device, world.rank)
         meter = PeakMeter(config, device)
-        shared, wait_s = has_memory(plan), timeout_s + TRANSPORT_GRACE_S
+        shared, wait_s = has_memory(plan), config.comm.timeout_s + TRANSPORT_GRACE_S
         comm.init(
             joined_backends(plan),
             world=world,
@@ -121,7 +124,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
             _note_compiled(metrics, world, compile_regions(engine, config))
             other = open_device(reference, world.local_rank) if reference else device
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt), other)
-            comm.barrier()
+            comm.max_all(0, patient=True)  # rank 0 may compute once more to judge
         else:
             code = run_attempt(run_dir, config, plan, world, meter, device)
         comm.shutdown()

@@ -34,7 +34,7 @@ from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LateError, RunError
 from hires.core.python_command import module_command
-from hires.core.ranks import mpi_library, mpi_starter, ports
+from hires.core.ranks import meeting, mpi_library, mpi_starter, ports
 from hires.core.ranks.world import World
 
 TORCHRUN = "torchrun"
@@ -186,7 +186,8 @@ def _place(task: dict[str, Any]) -> World:
         outer = tuple(DIALECTS[TORCHRUN].outer.split())
         for name in [name for name in os.environ if name.startswith(outer)]:
             del os.environ[name]
-    world = World(*numbers, task["address"], task["port"], 0)
+    secret = meeting.secret_of_environment()
+    world = World(*numbers, task["address"], task["port"], 0, secret)
     if world.local_size == world.size:
         loopback = "lo" if sys.platform == "linux" else "lo0"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

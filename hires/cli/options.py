@@ -16,7 +16,7 @@ from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, gro
 from hires.cli.main import VERBS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
-from hires.core.store import file_names
+from hires.core.store import file_names, trust
 
 CONF = "HIRES_CONF"
 """Environment variable that stands in for ``--config-dir``."""
@@ -89,6 +89,10 @@ class Parser(argparse.ArgumentParser):
                 joined.append(word)
         args = self.parse_intermixed_args(joined)
         args.argv = [*self.prog.split(), *words]
+        for name, variable in (("trust_owner", trust.TRUST), ("shared", trust.SHARED)):
+            if getattr(args, name, False):
+                os.environ[variable] = "1"  # also of ranks, and of jobs
+        trust.keep_folders_private()
         if getattr(args, "config_dir", "") is None:
             args.config_dir = os.environ.get(CONF) or None
         if getattr(args, "config_dir", None) is not None:
@@ -211,6 +215,13 @@ CONFIG_DIR = option(
 CONTINUE = flag(
     "--continue",
     "begin where a run that differs in its steps only was saved before this command, not at step 0",
+)
+TRUST_OWNER = flag(
+    "--trust-owner",
+    "execute run folders that other users own or may write to: these decide which code runs",
+)
+SHARED = flag(
+    "--shared", "let groups write into new folders, as far as the umask of this shell does"
 )
 AFTER = tuple(
     option(

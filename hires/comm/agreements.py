@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hires.comm import message_log as logs
-from hires.comm.guarded_waits import guard, waiting
+from hires.comm.guarded_waits import waiting
 from hires.comm.plain_reductions import ReduceOp
 from hires.comm.transport import has_streams, transport
 from hires.core.errors import CommError
@@ -45,7 +45,7 @@ def compare_starts(*facts: str) -> None:
 def patient_group() -> Any:
     """Returns the group of all ranks with a timeout long enough for slow disks."""
     patience = datetime.timedelta(seconds=max(transport.timeout_s, PATIENCE_S))
-    return guard(lambda: transport.backend.new_group(timeout=patience), "the group of all ranks")
+    return waiting(lambda: transport.backend.new_group(timeout=patience), "the group of all ranks")
 
 
 def gather_texts(

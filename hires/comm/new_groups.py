@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hires.comm.agreements import gather_texts
 from hires.comm.algorithms.algorithm_group import open_algorithms
-from hires.comm.backends import counters, host_memory, rank_cores, shared
+from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, shared
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.rehearsal import SilentBackend, SilentMemory
@@ -158,6 +158,7 @@ def _share_memory(group: Group, mail_bytes: int, spins: int) -> SharedMemory | S
         group.index,
         shared.num_bytes(group.size, mail_bytes),
         f"the exchange of ranks {group.ranks[0]} to {group.ranks[-1]}",
+        rendezvous.memory_name("group", str(group.ranks), str(group.number)),
     )
     limit_s = transport.timeout_s
     return SharedMemory(memory, group.ranks, group.index, limit_s, mail_bytes, spins)

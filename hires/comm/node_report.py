@@ -29,9 +29,9 @@ from hires import comm
 from hires.comm.backends import rendezvous
 from hires.core import log as logs
 from hires.core.errors import HiresError
-from hires.core.ranks import network
+from hires.core.ranks import meeting, network
 from hires.core.ranks.world import World, from_environment
-from hires.core.store import provenance, records
+from hires.core.store import file_names, provenance, records
 from hires.core.store.files import cannot_write, write_atomically, write_rate
 
 SUM_BYTES = 2**22  # of the tensor that is summed over the network
@@ -50,6 +50,7 @@ def main() -> int:
     try:
         records.require_seen(folder)
         write_atomically(folder / f"facts-rank{world.rank:04d}.json", json.dumps(facts(folder)))
+        world = meeting.with_secret(world, file_names.attempt_dir(folder, world.attempt))
         comm.init(world=world, timeout_s=records.read_config(folder).comm.timeout_s)
         report = meet(folder, world)
         write_atomically(folder / f"met-rank{world.rank:04d}.json", json.dumps(report))

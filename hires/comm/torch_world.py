@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import functools
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +17,11 @@ from hires.comm.backends import rendezvous
 from hires.comm.process_group import HiresProcessGroup
 from hires.comm.transport import transport
 from hires.core.errors import ConfigError
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 from hires.plan.tuning_table import TuningTable
+
+_numbers: collections.Counter[str] = collections.Counter()  # of places that ranks told
 
 
 def create(
@@ -52,7 +57,6 @@ def create(
     if "nccl" in names:  # its groups are those of torch's default group, which is this one
         raise ConfigError("backend nccl cannot carry torch's own default group; use nccl_direct")
     world = world_at(options.store, options.group_rank, options.group_size)
-    rendezvous.use(world, options.store)
     comm.init(
         names,
         world=world,
@@ -70,17 +74,31 @@ def _leave() -> None:
     comm.shutdown()
 
 
-def world_at(store: Any, rank: int, size: int) -> World:
-    """Returns this rank among those that share a store; all of them call it."""
-    # Launchers name local ranks differently, so the ranks of a machine are counted here.
-    place = f"{socket.gethostname()} {_boot()}"
-    store.set(f"hires/place/{rank}", place)
-    places = [store.get(f"hires/place/{other}").decode() for other in range(size)]
-    here = [other for other, its in enumerate(places) if its == place]
+def world_at(store: Any, rank: int, size: int, words: str = "") -> World:
+    """Returns this rank among those that share a store; all of them call it, and meet after that.
+
+    Where the launcher says that all its ranks are on this machine, the store is left alone: another
+    user may write into it. ``words`` tell these ranks from others of the launcher.
+    """
     # The address of the environment, if it has one: a library may choose its network by it.
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     port_number = int(port) if port.isdecimal() and int(port) else 1
-    return World(rank, size, here.index(rank), len(here), address, port_number, 0)
+    secret, total = meeting.secret_of_environment(), os.environ.get("WORLD_SIZE", "")
+    if total and total == os.environ.get("LOCAL_WORLD_SIZE") and address and port:
+        world = World(rank, size, rank, size, address, port_number, 0, secret)
+    else:
+        # Launchers name local ranks differently, so the ranks of a machine are counted here. No
+        # text names a file: by other ones a stranger can only keep these ranks from meeting here.
+        place, signed = f"{socket.gethostname()} {_boot()}", rendezvous.signed(store, secret)
+        _numbers[words] += 1
+        keys = [f"hires/place {_numbers[words]}/{other}" for other in range(size)]
+        signed.set(keys[rank], f"{secrets.token_hex(16)} {place}")
+        texts = [signed.get(key).decode() for key in keys]
+        here = [other for other, text in enumerate(texts) if text.partition(" ")[2] == place]
+        numbers = rank, size, here.index(rank), len(here)
+        world, words = World(*numbers, address, port_number, 0, secret), f"{words} {texts}"
+    rendezvous.use(world, store, words)
+    return world
 
 
 @functools.cache

@@ -6,6 +6,7 @@ names no place where they could meet; then rank 0 chooses one, and MPI itself pa
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import ConfigError
-from hires.core.ranks import mpi_library, mpi_starter, ports
+from hires.core.ranks import meeting, mpi_library, mpi_starter, ports
 from hires.core.ranks.world import World, from_environment, number_of
 
 
@@ -30,7 +31,8 @@ def world_here(backends: Sequence[str], environ: Mapping[str, str] = os.environ)
         # A program may set RANK and WORLD_SIZE alone: all ranks are on one machine then.
         alone = {"LOCAL_RANK": environ.get("RANK", ""), "HIRES_ATTEMPT": "0"}
         alone["LOCAL_WORLD_SIZE"] = environ.get("WORLD_SIZE", "")
-        return from_environment({**alone, **environ})
+        world = from_environment({**alone, **environ})
+        return dataclasses.replace(world, secret=meeting.secret_of_environment())
     if "mpi" in backends:
         _choose_library(name, environ)
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
@@ -41,7 +43,8 @@ def world_here(backends: Sequence[str], environ: Mapping[str, str] = os.environ)
                 "rank 0 listens; set them, or let its MPI carry messages, too: backends=('mpi',)"
             )
         address, port = _meeting_place(numbers.rank)
-    return World(*numbers, address, number_of("MASTER_PORT", port), 0)
+    secret = meeting.secret_of_environment()
+    return World(*numbers, address, number_of("MASTER_PORT", port), 0, secret)
 
 
 def _choose_library(starter: str, environ: Mapping[str, str]) -> None:

@@ -156,8 +156,7 @@ class _Tiles:
         size = len(self.ranks)
         store: Any = dist.distributed_c10d._get_default_store()
         own = rendezvous.part(store, f"hires tiles {self.ranks}")
-        world: World = world_at(own, self.index, size)
-        rendezvous.use(world, own)
+        world: World = world_at(own, self.index, size, f"tiles {self.ranks}")
         comm.init(
             joined_backends(plan),
             world=world,

@@ -275,9 +275,8 @@ def _join(plan: Plan, rank: int, size: int) -> World:
     store: Any = torch._C._distributed_c10d.HashStore()
     if dist.is_initialized():
         store = rendezvous.part(dist.distributed_c10d._get_default_store(), "hires engine")
-    world = world_at(store, rank, size)
+    world = world_at(store, rank, size, "engine")
     if not comm.is_initialized():
-        rendezvous.use(world, store)
         shared, algorithms = has_memory(plan), stage_algorithms(plan)
         comm.init(joined_backends(plan), world=world, shared_memory=shared, algorithms=algorithms)
     return world

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.named_weights import path_of_weights, run_of_weights
-from hires.cli.options import JSON, Parser, chosen, named_runs, option
+from hires.cli.options import JSON, TRUST_OWNER, Parser, chosen, named_runs, option
 from hires.cli.screens.screen import print_notes
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
@@ -18,7 +18,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
-from hires.core.store import checkpoints, records
+from hires.core.store import checkpoints, records, trust
 from hires.core.store.files import make_folder
 from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size
@@ -42,6 +42,7 @@ PARSER = Parser(
     option(
         "--out", "DIR|FILE", "folder to write, or file of the network (unset: RUN.onnx or .pt2)"
     ),
+    TRUST_OWNER,
     JSON,
     more="onnx and exported write the network of one run with its latest weights (RUN/best: of\n"
     "its best evaluation, RUN/ema: running means), in fp32 or fp64, for any number of images of\n"
@@ -140,6 +141,7 @@ def _of_inference(weights: str) -> tuple[RunConfig, Path]:
             f"{weights} is not of a run, whose config says which network it is; name a run, as RUN "
             f"or RUN/{BEST}"
         )
+    trust.refuse_untrusted(run)
     config = records.read_config(run)
     if config.precision.name == INT8:
         raise ConfigError(

@@ -13,14 +13,22 @@ import yaml
 
 from hires.cli.compose.choices import config_keys
 from hires.cli.earlier_runs import EarlierRuns, begin
-from hires.cli.options import CONTINUE, Parser, chosen, named_runs, option
+from hires.cli.options import (
+    CONTINUE,
+    SHARED,
+    TRUST_OWNER,
+    Parser,
+    chosen,
+    named_runs,
+    option,
+)
 from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count
 from hires.cli.verbs.verb_status import repeats as lacking
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 from hires.core.registry import offer
-from hires.core.store import attempts, campaign, frozen, records, rundir
+from hires.core.store import attempts, campaign, frozen, records, rundir, trust
 from hires.core.store.file_names import last_number
 from hires.core.store.naming import COSMETIC, plain
 from hires.launcher.interface import FrozenRun, SubmitOptions, launcher_of
@@ -54,6 +62,8 @@ PARSER = Parser(
         default="failed,lost",
     ),
     CONTINUE,
+    TRUST_OWNER,
+    SHARED,
     option(
         "--set",
         "KEY=VALUE",
@@ -90,6 +100,7 @@ def main(args: Namespace) -> int:
     by_path = {state.path: state for state in ended if state.path}
     for path, state in by_path.items():  # all are checked before the first one starts
         try:
+            trust.refuse_untrusted(path)
             config = records.read_config(path)
             records.read_plan(path)
         except HiresError as error:  # an older hires wrote it, or it is damaged

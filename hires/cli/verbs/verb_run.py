@@ -16,7 +16,16 @@ from hires.cli.data_keys import DataSize, with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.learnt_images import learnt_images
 from hires.cli.main import MULTIRUN
-from hires.cli.options import AFTER, CONTINUE, JSON, Parser, composing, flag
+from hires.cli.options import (
+    AFTER,
+    CONTINUE,
+    JSON,
+    SHARED,
+    TRUST_OWNER,
+    Parser,
+    composing,
+    flag,
+)
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.screens.show_scales import auto_lines_of
@@ -48,6 +57,8 @@ PARSER = Parser(
     *composing(),
     flag("--again", "run even if it is complete already"),
     CONTINUE,
+    TRUST_OWNER,
+    SHARED,
     flag(
         "--dry-run",
         "plan, write the run folder and its scripts, and start nothing (sweep writes none)",

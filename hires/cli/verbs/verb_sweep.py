@@ -17,6 +17,8 @@ from hires.cli.options import (
     AFTER,
     CONTINUE,
     JSON,
+    SHARED,
+    TRUST_OWNER,
     Parser,
     composing,
     flag,
@@ -101,6 +103,8 @@ PARSER = Parser(
     flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
     flag("--again", "run what is complete already, too"),
     CONTINUE,
+    TRUST_OWNER,
+    SHARED,
     flag("--dry-run", "plan and show, write no run folder or script (run writes them)"),
     JSON,
 )

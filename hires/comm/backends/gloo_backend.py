@@ -36,6 +36,7 @@ each sends 2 (n - 1) / n of twice the bytes; between fewer it sends less where a
 _EXIT_S = 2.0
 """Longest wait at exit for threads whose connections were broken."""
 _NEVER_SENT = _FIRST_SIZED + _SIZES * _NUM_SIZED
+_LOOPBACK = "127.0.0.1"
 _libraries: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -56,7 +57,8 @@ class GlooBackend(Composed):
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; RuntimeError: a rank does not come within ``timeout_s``."""
         self._store = rendezvous.store(world, timeout_s, "gloo")
-        self._rank = world.rank
+        self._rank, self._join_s = world.rank, timeout_s
+        self._is_local = world.local_size == world.size
         self._all = self._group([*range(world.size)], timeout_s)
 
     def is_initialized(self) -> bool:
@@ -98,8 +100,16 @@ class GlooBackend(Composed):
             return GlooGroup(ranks, -1, timeout_s, None)
         store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
         index = ranks.index(self._rank)
-        patience = datetime.timedelta(seconds=timeout_s)
-        library = dist.ProcessGroupGloo(store, index, len(ranks), patience)
+        # To connect may take no longer than to join, however patient the group is later.
+        gloo: Any = dist.ProcessGroupGloo
+        options: Any = datetime.timedelta(seconds=min(timeout_s, self._join_s))
+        if self._is_local:  # no other machine needs to reach these ranks
+            patience, options = options, gloo._Options()
+            options._timeout = patience
+            options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+        with rendezvous.named_absence(store, ranks, index):
+            library = gloo(store, index, len(ranks), options)
+        library._set_default_timeout(datetime.timedelta(seconds=timeout_s))
         _libraries.add(library)
         return GlooGroup(ranks, index, timeout_s, library)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 from hires.comm.backends.counters import supported
 from hires.core.errors import CommError, RunError
@@ -49,36 +49,40 @@ def require_one_machine(world: World, backend: str) -> None:
 
 
 def share(
-    exchange: Callable[[str], list[str]], index: int, num_bytes: int, what: str
+    exchange: Callable[[str], list[str]], index: int, num_bytes: int, what: str, name: str
 ) -> memoryview:
     """Returns memory of zeros that some ranks share; ``exchange`` returns the texts of all of them.
 
     The first makes a file, all map it, then its name goes: nothing is left behind even if a rank is
-    killed later.
+    killed later. ``name`` is the same on all of them, and follows from their secret alone
+    (``rendezvous.memory_name``): no path is ever taken from another process.
 
     Raises:
         CommError: there is no room, or a rank does not see the file; all ranks raise the same one.
     """
-    memory, name, problem = memoryview(b""), "", ""
+    memory, problem = memoryview(b""), ""
     with contextlib.ExitStack() as stack:
         if index == 0:
             try:
-                name = str(stack.enter_context(memory_files.memory_file(num_bytes, what)))
-            except RunError as error:
+                handle = stack.enter_context(memory_files.memory_file(name, num_bytes, what))
+                memory = _map(handle, num_bytes)
+            except (RunError, OSError) as error:
                 problem = str(error)
-        if name := exchange(name)[0]:
+        if not (problem := exchange(problem)[0]) and index > 0:
             try:
-                memory = _map(Path(name), num_bytes)
-            except OSError as error:
+                handle = memory_files.open_file(name)
+                stack.callback(os.close, handle)
+                memory = _map(handle, num_bytes)
+            except (OSError, ValueError) as error:
                 problem = (
-                    f"{what}: {name} is not visible to all ranks ({error.strerror}); ranks in "
-                    f"containers must share /dev/shm (--ipc), or use gloo or mpi"
+                    f"{what}: its file in {memory_files.folder()} is not visible to all ranks "
+                    f"({error}); ranks in containers must share /dev/shm (--ipc), or use gloo or "
+                    f"mpi"
                 )
         if problems := [*filter(None, exchange(problem))]:
             raise CommError(problems[0])
     return memory
 
 
-def _map(path: Path, num_bytes: int) -> memoryview:
-    with path.open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), num_bytes))
+def _map(handle: int, num_bytes: int) -> memoryview:
+    return memoryview(mmap.mmap(handle, num_bytes))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hires.comm.backends import rendezvous
 from hires.comm.backends.backend_protocol import (
     JOINT_TAG,
     MEETING_TAG,
@@ -63,6 +64,8 @@ class MpiWorld(Composed):
 
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; CommError: mpi4py finds no library, or not that of the launcher."""
+        if world.local_size == world.size:  # all ranks have come: MPI waits without a limit
+            rendezvous.store(world, timeout_s, "mpi")
         self._mpi = mpi = mpi_library.load()
         self._buffer = mpi.buffer.fromaddress
         mpi_library.start(mpi)

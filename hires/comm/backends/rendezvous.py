@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import contextlib
 import datetime
 import hashlib
+import hmac
 import itertools
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hires.core.errors import CommError, PeerError
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 
+log = logging.getLogger(__name__)
+
 _library: Any = torch._C._distributed_c10d
-_stores: dict[World, Any] = {}
+_meetings: dict[World, _Meeting] = {}
+_given: dict[World, tuple[Any, str]] = {}
 _served: list[Any] = []  # the last one, as long as no other is served: another rank may be early
-_meetings: collections.Counter[tuple[str, int, int]] = collections.Counter()  # of a world
+_worlds: collections.Counter[tuple[str, int, int]] = collections.Counter()  # at one address
+_POLL_S = 0.01
 
 
 class GroupNumbers:
@@ -40,24 +53,23 @@ class GroupNumbers:
 def store(world: World, timeout_s: float, name: str) -> Any:
     """Returns the part of the world's store that belongs to ``name``.
 
-    Rank 0 serves it at the address of the world, unless torchrun does; RuntimeError: a rank does
-    not come within ``timeout_s``.
+    Ranks of one machine have a file in a folder that no other user can enter. Else rank 0 serves it
+    at the address of the world, unless torchrun does, and every text carries a proof of the world's
+    secret, if it has one. CommError: a rank does not come within ``timeout_s``, or a text is of
+    nobody who has the secret.
     """
-    if world not in _stores:
-        patience, serves = datetime.timedelta(seconds=timeout_s), world.rank == 0
-        whole = _library.TCPStore(
-            world.address,
-            world.port,
-            world.size,
-            serves and not agent_serves(world),
-            patience,
-            multi_tenant=True,
-        )
-        if serves and world.size > 1:
-            # A rank of the next world may connect before this one leaves.
-            _served[:] = [whole]
-        use(world, whole)
-    return part(_stores[world], name)
+    if world not in _meetings:
+        until = time.monotonic() + timeout_s
+        whole, words = _given.pop(world, (None, ""))
+        if world.size == 1:
+            made = _Meeting(_library.HashStore(), secrets.token_hex(16))
+        elif world.local_size == world.size:
+            made = _meet_here(world, words, until)
+        else:
+            made = _meet_between(world, whole, until)
+        made.store.set_timeout(datetime.timedelta(seconds=timeout_s))
+        _meetings[world] = made
+    return part(_meetings[world].store, name)
 
 
 def agent_serves(world: World, environ: Mapping[str, str] = os.environ) -> bool:
@@ -67,12 +79,171 @@ def agent_serves(world: World, environ: Mapping[str, str] = os.environ) -> bool:
     return serves and place == (world.address, str(world.port))
 
 
-def use(world: World, whole: Any) -> None:
-    """Makes the ranks of a world meet at a store that they share already."""
+def use(world: World, whole: Any, words: str = "") -> None:
+    """Makes the ranks of a world of several machines meet at a store that they share already.
+
+    Those of one machine meet without it. ``words`` tell the world from others at its address.
+    """
+    _given[world] = whole, words
+
+
+def signed(whole: Any, secret: str, where: str = "torch's address") -> Any:
+    """Returns a store whose values carry proofs of a secret; an empty one: it stays as it is."""
+    return _SignedStore(whole, secret, where) if secret else whole
+
+
+def memory_name(*texts: str) -> str:
+    """Returns the name of a file that ranks of this machine share, which only they can compute."""
+    *_, last = _meetings.values()
+    return meeting.proof(last.secret, "memory", *texts).hex()
+
+
+class _SignedStore(_library.Store):  # type: ignore[misc]
+    """Adds a proof of the ranks' secret to what it keeps; CommError: a value has another one."""
+
+    def __init__(self, whole: Any, secret: str, where: str) -> None:
+        super().__init__()
+        self._whole, self._secret, self._where = whole, secret, where
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Keeps a value."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._whole.set(key, meeting.proof(self._secret, key, data) + data)
+
+    def get(self, key: str) -> bytes:
+        """Returns a value, as soon as it is there."""
+        signed = bytes(self._whole.get(key))
+        own, data = signed[: meeting.PROOF_BYTES], signed[meeting.PROOF_BYTES :]
+        if not hmac.compare_digest(own, meeting.proof(self._secret, key, data)):
+            raise CommError(
+                f"{key!r} in the store at {self._where} carries no proof of the ranks' secret: "
+                f"another program has written there, or {meeting.VARIABLE} differs between ranks"
+            )
+        return data
+
+    # The library calls these for what they are of this class alone.
+
+    def wait(self, *args: Any) -> None:
+        """Waits for keys."""
+        self._whole.wait(*args)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._whole.check(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a counter, which carries no proof: torch counts in it whether ranks came."""
+        return int(self._whole.add(key, amount))
+
+    def delete_key(self, key: str) -> bool:
+        """Removes a key."""
+        return bool(self._whole.delete_key(key))
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Sets the longest wait."""
+        self._whole.set_timeout(timeout)
+
+
+@dataclass
+class _Meeting:
+    """Where the ranks of a world meet, and a secret that is new for it."""
+
+    store: Any
+    secret: str
+    ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+
+def _meet_here(world: World, words: str, until: float) -> _Meeting:
+    facts = world.secret, words, world.address, str(world.port), str(world.size)
+    name = meeting.proof("name", *facts).hex()
+    while True:
+        with contextlib.ExitStack() as ends:
+            if world.rank == 0:
+                secret = ends.enter_context(meeting.held(name, until))
+            else:
+                secret = _found(name, world, until)
+            path = meeting.private_folder() / secret / "store"
+            whole = _library.FileStore(str(path), -1)
+            with contextlib.suppress(ValueError):  # a rank may find the one before this
+                _roll_call(whole, world, until)
+                return _Meeting(whole, secret, ends.pop_all())
+        time.sleep(_POLL_S)
+
+
+def _found(name: str, world: World, until: float) -> str:
+    while not (secret := meeting.found(name)):
+        if time.monotonic() > until:
+            raise PeerError(
+                f"rank 0 has not come in time to the meeting of {world.size} ranks in "
+                f"{meeting.private_folder()}; ranks in containers must share that folder"
+            )
+        time.sleep(_POLL_S)
+    return secret
+
+
+def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
+    serves = world.rank == 0 and not agent_serves(world)
+    if whole is not None:
+        whole = whole.clone()  # its timeout is the caller's
+    else:
+        left_s = datetime.timedelta(seconds=max(0.0, until - time.monotonic()))
+        facts = world.address, world.port, None, serves, left_s
+        whole = _library.TCPStore(*facts, wait_for_workers=False, multi_tenant=True)
+        if serves:  # a rank of the next world may connect before this one leaves
+            _served[:] = [whole]
     # It may outlive the world, and the next one must not read what this one has left.
     place = world.address, world.port, world.size
-    _meetings[place] += 1
-    _stores[world] = part(whole, f"hires, {world.size} ranks, world {_meetings[place]}")
+    _worlds[place] += 1
+    whole = part(whole, f"hires, {world.size} ranks, world {_worlds[place]}")
+    where = f"{world.address}:{world.port}"
+    if not world.secret and world.rank == 0:
+        log.warning(
+            "ranks of several machines meet at %s without a secret: who reaches that port can "
+            "disturb them. Set %s to the same random text on all; shared memory is used within "
+            "each machine only",
+            where,
+            meeting.VARIABLE,
+        )
+    calls = _roll_call(signed(whole, world.secret, where), world, until)
+    # New for each world: what a stranger has read in an earlier one proves nothing.
+    secret = world.secret and meeting.proof(world.secret, "world", calls).hex()
+    return _Meeting(signed(whole, secret, where), secret)
+
+
+def _roll_call(whole: Any, world: World, until: float) -> str:
+    # Returns random texts of all ranks, once all have come. A ValueError: this one's is not among
+    # them, so the meeting is over, or of others.
+    own, keys = secrets.token_hex(16), [f"rank {rank}" for rank in range(world.size)]
+
+    def take(key: str) -> str:
+        whole.set_timeout(datetime.timedelta(seconds=max(0.001, until - time.monotonic())))
+        try:
+            return str(whole.get(key).decode())
+        except RuntimeError:
+            absent = [key for key in keys if not whole.check([key])] or [key]
+            raise PeerError(f"{', '.join(absent)} has not come in time") from None
+
+    whole.set(keys[world.rank], own)
+    if world.rank == 0:
+        whole.set("all", json.dumps([own, *map(take, keys[1:])]))
+    text = take("all")
+    if json.loads(text)[world.rank] != own:
+        raise ValueError(f"another rank {world.rank} has met there")
+    return text
+
+
+@contextlib.contextmanager
+def named_absence(whole: Any, ranks: Sequence[int], index: int) -> Iterator[None]:
+    """Names the ranks of a group that did not come, if the block fails; PeerError."""
+    keys = [f"at {rank}" for rank in ranks]
+    whole.set(keys[index], "")
+    try:
+        yield
+    except RuntimeError as error:
+        absent = [rank for rank, key in zip(ranks, keys, strict=True) if not whole.check([key])]
+        if not absent:
+            raise
+        raise PeerError(f"rank {', '.join(map(str, absent))} has not come in time") from error
 
 
 def part(whole: Any, name: str) -> Any:
@@ -80,7 +251,7 @@ def part(whole: Any, name: str) -> Any:
     return _library.PrefixStore(name, whole)
 
 
-def texts(meeting: Any, num_ranks: int, index: int) -> Callable[[str], list[str]]:
+def texts(whole: Any, num_ranks: int, index: int) -> Callable[[str], list[str]]:
     """Returns a function that exchanges texts of some ranks, in a part of a store for them alone.
 
     The first rank collects the texts and hands them out together, so that a call costs each other
@@ -90,19 +261,26 @@ def texts(meeting: Any, num_ranks: int, index: int) -> Callable[[str], list[str]
 
     def exchange(text: str) -> list[str]:
         number = next(rounds)
-        own = part(meeting, f"texts {number}")
+        own = part(whole, f"texts {number}")
         if index == 0:
-            others = [own.get(str(rank)).decode() for rank in range(1, num_ranks)]
+            others = [_get(own, str(rank), rank) for rank in range(1, num_ranks)]
             own.set("all", json.dumps([text, *others]))
             for rank in range(1, num_ranks):
                 own.delete_key(str(rank))
             if number:  # the others are here, so they have read what came before
-                part(meeting, f"texts {number - 1}").delete_key("all")
+                part(whole, f"texts {number - 1}").delete_key("all")
         else:
             own.set(str(index), text)
-        return list(json.loads(own.get("all")))
+        return list(json.loads(_get(own, "all", 0)))
 
     return exchange
+
+
+def _get(own: Any, key: str, member: int) -> str:
+    try:
+        return str(own.get(key).decode())
+    except RuntimeError as error:
+        raise PeerError(f"member {member} of the group did not answer in time") from error
 
 
 def file_store(path: Path, size: int) -> Any:
@@ -117,6 +295,10 @@ def torch_world(world: World, timeout_s: float) -> None:
     dist.init_process_group("gloo", None, patience, world.size, rank, own)
 
 
+@atexit.register
 def leave() -> None:
-    """Leaves the stores of this process."""
-    _stores.clear()
+    """Leaves the meetings of this process; what rank 0 made for them goes."""
+    for one in _meetings.values():
+        one.ends.close()
+    _meetings.clear()
+    _given.clear()

@@ -323,7 +323,13 @@ class ShmBackend:
         store = rendezvous.part(self._store, f"{group.number} {kind}")
         exchange = rendezvous.texts(store, len(group.ranks), group.index)
         what = f"the memory for {kind} of ranks {group.ranks[0]} to {group.ranks[-1]}"
-        return host_memory.share(exchange, group.index, num_bytes, what)
+        return host_memory.share(
+            exchange,
+            group.index,
+            num_bytes,
+            what,
+            rendezvous.memory_name(self.name, str(group.number), kind),
+        )
 
 
 @functools.cache

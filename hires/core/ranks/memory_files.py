@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hires.core.errors import RunError
+from hires.core.ranks.meeting import open_own
 from hires.core.units import size
 
 FOLDER = Path("/dev/shm")  # a file system in memory
@@ -39,8 +40,10 @@ def free_bytes() -> int:
 
 
 @contextlib.contextmanager
-def memory_file(num_bytes: int, what: str) -> Iterator[Path]:
+def memory_file(name: str, num_bytes: int, what: str) -> Iterator[int]:
     """Makes a file of zeros that only this user may read, and removes its name at the end.
+
+    Yields its handle. Others open it with :func:`open_file`, by a name that no stranger can guess.
 
     Raises:
         RunError: there is no room; ``what`` needs it.
@@ -50,15 +53,20 @@ def memory_file(num_bytes: int, what: str) -> Iterator[Path]:
             remove_left_behind()
             if (free := free_bytes()) < num_bytes:
                 raise _no_room(num_bytes, what, f"{size(free)} free")
-            handle, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder())
+            handle = open_own(_PREFIX + name, os.O_RDWR | os.O_CREAT | os.O_EXCL, folder())
             stack.callback(os.close, handle)
-            stack.callback(Path(name).unlink, missing_ok=True)
+            stack.callback((folder() / (_PREFIX + name)).unlink, missing_ok=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
             # Allocated, not only sized: a full file system raises here, instead of SIGBUS later.
             os.posix_fallocate(handle, 0, num_bytes)
         except OSError as error:
             raise _no_room(num_bytes, what, error.strerror or str(error)) from None
-        yield Path(name)
+        yield handle
+
+
+def open_file(name: str) -> int:
+    """Opens the file of a name; OSError: there is none, or another user could have made it."""
+    return open_own(_PREFIX + name, os.O_RDWR, folder())
 
 
 def left_behind() -> list[Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hires.core.errors import ConfigError
 
@@ -29,6 +29,8 @@ class World:
     port: int
     attempt: int
     """Which attempt of the run: the records go to ``a<attempt>``."""
+    secret: str = field(default="", repr=False)
+    """What only its ranks have; empty: nothing (:mod:`hires.core.ranks.meeting`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -58,7 +60,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> World:
         )
     names = {field: name for field, name in _NAMES.items() if field != "address"}
     numbers = {field: number_of(name, environ[name]) for field, name in names.items()}
-    return World(address=environ[_NAMES["address"]], **numbers)
+    return World(address=environ[_NAMES["address"]], secret="", **numbers)
 
 
 _NAMES = {

@@ -18,7 +18,7 @@ from typing import Any
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, launch_file, provenance, reading
+from hires.core.store import file_names, launch_file, provenance, reading, trust
 from hires.core.store.file_names import StrPath, attempt_dir, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.reading import Note, Notes, Values
@@ -166,6 +166,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
         RunError: the folder cannot be written.
     """
     path = Path(path)
+    trust.refuse_untrusted(path)
     reproduce = reproduce_line_of(path) if argv is None else launch_file.reproduce_line(argv)
     last = last_number(path)
     for number in itertools.count(0 if last is None else last + 1):

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hires.core.errors import ConfigError, HiresError, RunError
-from hires.core.store import provenance
+from hires.core.store import provenance, trust
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import Note, Values, read_json
 
@@ -230,7 +230,12 @@ def cache_dir() -> Path:
     """Returns the folder of this user for what can be made again."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     # The standard says to ignore a relative path.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "hires"
+    base = base if base.is_absolute() else Path.home() / ".cache"
+    folder = base / "hires"
+    for path, why in ((base, trust.distrust_parent(base)), (folder, trust.distrust(folder))):
+        if why:
+            raise ConfigError(f"{path} {why}; name a folder of your own with XDG_CACHE_HOME")
+    return folder
 
 
 def holder_of(path: Path) -> Values | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import edits, file_names, frozen, launch_file, reading
+from hires.core.store import edits, file_names, frozen, launch_file, reading, trust
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
@@ -123,6 +123,7 @@ def refreeze(path: Path, config: RunConfig) -> None:
 
     An EditedError: the frozen files, or those of the network, were edited since.
     """
+    trust.refuse_untrusted(path)
     edits.require_unchanged(path)
     _check_same_config(path, config)
     text, before = _config_text(config), frozen.read(path)
@@ -214,6 +215,7 @@ def _freeze(
     With ``planned``, the files of a run that starts later, there is none, and its number is 0.
     """
     path, attempt = run_path(config, inputs), 0
+    trust.refuse_untrusted(path)
     checked = {
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from hires.core import log, streams
 from hires.core.errors import HiresError
-from hires.core.store import attempts, records, rundir
+from hires.core.store import attempts, records, rundir, trust
 from hires.launcher.interface import launcher_of
 from hires.launcher.local import local_launcher
 from hires.launcher.local.local_launcher import say
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
         return 0 if folder.startswith("-") else 2
     log.setup()
+    trust.keep_folders_private()
     try:
         if attempt:
             number, module = int(attempt[0]), (attempt[1:] or [local_launcher.RANK])[0]

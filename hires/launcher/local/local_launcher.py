@@ -13,7 +13,7 @@ from typing import Any
 from hires.core import units
 from hires.core.errors import ConfigError, EditedError, RunError
 from hires.core.ranks import ports
-from hires.core.store import attempts, edits, file_names, frozen, provenance, records
+from hires.core.store import attempts, edits, file_names, frozen, provenance, records, trust
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import printable
@@ -53,6 +53,7 @@ def launch(
     ``aloud`` the steps, and how it ended, are printed; why it failed goes to stderr.
     """
     run_dir = Path(run_dir).absolute()
+    trust.refuse_untrusted(run_dir)
     own, started = Attempt(run_dir, attempt), provenance.now()
     if (why := edited(run_dir)) is not None:
         end = _write_end(own, Outcome("failed", why, reason="edited"), started, not args)

@@ -30,7 +30,7 @@ from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import mpi_library
 from hires.core.ranks.mpi_starter import Starter, numbers, require_program
-from hires.core.store import file_names, provenance, records
+from hires.core.store import file_names, provenance, records, trust
 from hires.core.store.reading import text
 from hires.launcher.ranks import control_channel, spawn
 from hires.launcher.ranks.places import RankPlace, RankPlaces
@@ -210,6 +210,8 @@ def main() -> int:
 
 def run(run_dir: Path, attempt: int) -> int:
     """Runs the rank until it and the connection to the supervisor have ended; returns its code."""
+    trust.refuse_untrusted(run_dir)
+    trust.keep_folders_private()
     facts = control_channel.read(file_names.attempt_dir(run_dir, attempt), _FILE_S)
     own = numbers(facts["starter"], os.environ)
     if own.size != facts["size"]:

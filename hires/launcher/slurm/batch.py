@@ -27,7 +27,7 @@ from pathlib import Path
 
 from hires.core import log, streams
 from hires.core.errors import INTERRUPTED, PREEMPTED, HiresError, RunError
-from hires.core.store import file_names, rundir
+from hires.core.store import file_names, rundir, trust
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import read_array
 from hires.core.store.files import cannot_write
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None, module: str = BATCH) -> int:
         say("usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT] | ARRAY_DIR [INDEX]")
         return 2
     log.setup()
+    trust.keep_folders_private()
     number = int(words[1]) if words[1:] else None
     try:
         job = allocation.current()

@@ -20,6 +20,7 @@ that SIGTERM up to SIGTERM_S before the supervisor does.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from dataclasses import replace
 from typing import Any
 
 from hires.core.errors import PREEMPTED
+from hires.core.ranks import meeting
 from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import Outcome
@@ -74,13 +76,17 @@ class Supervisor:
     def run(self) -> Outcome:
         """Returns how the world ended, when no process of it is left; RunError: it never began."""
         self.job.note("launch_started", port=self.port, **provenance.myself())
+        secret = self.job.folder / file_names.SECRET
         try:
+            meeting.write_secret(secret)
             self._group.begin(self._is_interrupted)
             spawn.release()
             end = self._watch()
             self._feed()
         finally:
             self._group.kill()
+            with contextlib.suppress(OSError):
+                secret.unlink(missing_ok=True)
         return replace(end, exit_codes={r.rank: r.code for r in self.ranks if r.code is not None})
 
     def _watch(self) -> Outcome:

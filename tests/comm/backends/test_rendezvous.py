@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import collections
-from types import SimpleNamespace
+import stat
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
 from hires.comm.backends import rendezvous
+from hires.core.errors import CommError
+from hires.core.python_command import code_command
 from hires.core.ranks.world import World
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.thread_ranks import run_threads
 
 
@@ -25,18 +29,41 @@ def test_texts_leave_only_the_last_answer_in_the_store():
     assert store.num_keys() == 1
 
 
-def test_worlds_one_after_the_other_leave_one_server(monkeypatch: pytest.MonkeyPatch):
-    made = []
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    rendezvous.leave()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "hires"
 
-    def serve(*_: object, **__: object) -> object:
-        made.append(object())
-        return made[-1]
 
-    library = SimpleNamespace(TCPStore=serve, PrefixStore=lambda name, whole: (name, whole))
-    monkeypatch.setattr(rendezvous, "_library", library)
-    for name, empty in (("_stores", {}), ("_served", []), ("_meetings", collections.Counter())):
-        monkeypatch.setattr(rendezvous, name, empty)
-    for port in (1024, 1025, 1026):
-        rendezvous.store(World(0, 2, 0, 2, "127.0.0.1", port, 0), 1.0, "gloo")
+def meet(rank: int) -> list[str]:
+    whole = rendezvous.store(World(rank, 3, rank, 3, "127.0.0.1", 1, 0), PATIENCE_S, "one")
+    return rendezvous.texts(whole, 3, rank)(f"of {rank}")
+
+
+def test_ranks_of_one_machine_meet_again_and_leave_nothing(folder):
+    for _ in range(2):  # the same world, as of processes that join again
+        assert run_threads(meet, 3) == [["of 0", "of 1", "of 2"]] * 3
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert [*folder.iterdir()]
         rendezvous.leave()
-    assert rendezvous._served == made[-1:]
+        assert not [*folder.iterdir()]
+
+
+def test_what_a_killed_rank_left_goes_at_the_next_meeting(folder):
+    code = "import os; from hires.core.ranks import meeting; "
+    code += "made = meeting.held('one', 0); made.__enter__(); os._exit(0)"
+    subprocess.run(code_command(code), check=True)
+    left = {*folder.iterdir()}
+    assert left
+    run_threads(meet, 3)
+    assert not left & {*folder.iterdir()}
+    rendezvous.leave()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_did_not_come_are_named_in_time(folder, rank):
+    with pytest.raises(CommError, match=f"rank {1 - rank}.* not come"):
+        rendezvous.store(World(rank, 2, rank, 2, "127.0.0.1", 1, 0), 0.3, "one")
+    rendezvous.leave()
+    assert not [*folder.iterdir()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import random
-import threading
 from pathlib import Path
 
 import pytest
@@ -30,11 +29,9 @@ def _memory(monkeypatch):
     monkeypatch.setattr(attach, "CHUNK_BYTES", 1024)
 
 
-def join(backends: list[ShmBackend], monkeypatch) -> None:
+def join(backends: list[ShmBackend]) -> None:
     """Joins a world of threads."""
-    shared = dist.HashStore()
-    shared.set_timeout(datetime.timedelta(seconds=60))
-    monkeypatch.setattr(rendezvous, "store", lambda *_: shared)
+    rendezvous.leave()
     run_threads(lambda rank: backends[rank].join(world(rank), 60.0), RANKS)
 
 
@@ -43,9 +40,9 @@ def world(rank: int, local_size: int = RANKS) -> World:
 
 
 @pytest.fixture(params=[ShmBackend, CmaBackend])
-def backends(request, monkeypatch):
+def backends(request):
     made = [request.param() for _ in range(RANKS)]
-    join(made, monkeypatch)
+    join(made)
     yield made
     for one in made:
         one.destroy_process_group()
@@ -222,41 +219,36 @@ def test_ranks_of_several_machines_and_other_processors_are_refused(kind, monkey
         kind().join(world(0), 60.0)
 
 
-def refused(kind: type[ShmBackend], pattern: str, monkeypatch) -> None:
+def refused(kind: type[ShmBackend], pattern: str) -> None:
     class Refused(kind):
         def join(self, world, timeout_s):
             with pytest.raises(CommError, match=pattern):
                 super().join(world, timeout_s)
 
-    join([Refused() for _ in range(RANKS)], monkeypatch)
+    join([Refused() for _ in range(RANKS)])
 
 
 def test_memory_that_may_not_be_read_is_refused_by_all_ranks(monkeypatch, tmp_path):
     scope = tmp_path / "ptrace_scope"
     monkeypatch.setattr(attach, "YAMA", scope)
     monkeypatch.setattr(attach, "_reader", lambda: lambda *_: -1)
-    refused(CmaBackend, r"--cap-add=SYS_PTRACE.*or use shm", monkeypatch)
+    refused(CmaBackend, r"--cap-add=SYS_PTRACE.*or use shm")
     scope.write_text("2\n")
     why = r"ptrace_scope is 2; set kernel.yama.ptrace_scope=1, or use shm"
-    refused(CmaBackend, why, monkeypatch)
+    refused(CmaBackend, why)
     monkeypatch.setattr(attach, "_reader", lambda: None)
-    refused(CmaBackend, "no process_vm_readv; use shm", monkeypatch)
+    refused(CmaBackend, "no process_vm_readv; use shm")
 
 
 def test_full_shared_memory_is_named_by_all_ranks(monkeypatch):
     monkeypatch.setattr(memory_files, "free_bytes", lambda: 1000)
     why = r"KiB of shared memory in .*: 1000 B free; free some there"
-    refused(ShmBackend, why, monkeypatch)
+    refused(ShmBackend, why)
 
 
 def test_file_that_another_container_does_not_see_is_named_by_all_ranks(monkeypatch):
-    maps, lock, made = host_memory._map, threading.Lock(), []
+    def unseen(name: str) -> int:
+        raise FileNotFoundError(2, "No such file or directory")
 
-    def unseen(path: Path, num_bytes: int) -> memoryview:
-        with lock:
-            made.append(path)
-            is_first = made.count(path) == 1
-        return maps(path if is_first else path.with_name("elsewhere"), num_bytes)
-
-    monkeypatch.setattr(host_memory, "_map", unseen)
-    refused(ShmBackend, "is not visible to all ranks", monkeypatch)
+    monkeypatch.setattr(memory_files, "open_file", unseen)
+    refused(ShmBackend, "is not visible to all ranks")

@@ -23,8 +23,8 @@ def old(path, age_s=3600.0):
 
 
 def test_file_is_of_zeros_for_this_user_and_its_name_goes(folder):
-    with memory_files.memory_file(5000, "a test") as path:
-        assert path.parent == folder
+    with memory_files.memory_file("one", 5000, "a test"):
+        [path] = folder.iterdir()
         assert path.read_bytes() == bytes(5000)
         assert path.stat().st_mode & 0o777 == 0o600
     assert not list(folder.iterdir())
@@ -33,7 +33,7 @@ def test_file_is_of_zeros_for_this_user_and_its_name_goes(folder):
 def test_what_does_not_fit_is_refused_before_anything_is_written(folder):
     need = memory_files.free_bytes() + 1
     told = r"a test needs .* free; .*comm\.shared_memory=false"
-    with pytest.raises(RunError, match=told), memory_files.memory_file(need, "a test"):
+    with pytest.raises(RunError, match=told), memory_files.memory_file("one", need, "a test"):
         pass
     assert not list(folder.iterdir())
 
@@ -44,7 +44,7 @@ def test_disk_that_is_full_all_the_same_leaves_no_file(folder, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", full)
     told = "No space left on device"
-    with pytest.raises(RunError, match=told), memory_files.memory_file(10, "a test"):
+    with pytest.raises(RunError, match=told), memory_files.memory_file("one", 10, "a test"):
         pass
     assert not list(folder.iterdir())
 
@@ -57,7 +57,8 @@ def test_only_what_certainly_was_left_is_removed(folder):
     link = folder / "hires-mail-link"
     link.symlink_to(other)
     os.mkfifo(folder / "hires-mail-pipe")
-    with memory_files.memory_file(10, "a test") as path:
+    path = folder / "hires-mail-one"
+    with memory_files.memory_file("one", 10, "a test"):
         os.utime(path, (0, 0))  # its maker lives, however old it is
         assert not dead.exists()
         dead = old(folder / "hires-mail-c")

@@ -1,0 +1,184 @@
+"""Lets the ranks of a world meet where no other user can: a secret, and a private folder.
+
+The ranks of one machine find each other in a folder that this user alone can enter:
+
+    XDG_RUNTIME_DIR/hires, else /tmp/hires-UID             mode 700, owner checked
+      meet-NAME     secret of a meeting; rank 0 holds a lock on it while it lives
+      SECRET        folder of that meeting, with its store
+
+NAME follows from what all ranks have: the secret of a run, or address and port of their world. What
+a killed rank 0 left behind is known by its lock being free. Between machines no folder is private,
+so texts carry a proof of the secret (:func:`proof`), and so do the names of files that ranks share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from hires.core.errors import CommError, ConfigError
+from hires.core.ranks.world import World
+from hires.core.store import file_names, trust
+from hires.core.store.files import cannot_write
+
+VARIABLE = "HIRES_SECRET"
+"""Variable with the secret of programs that are no run, on several machines."""
+FEWEST_LETTERS = 16
+PROOF_BYTES = 32
+TMP = Path("/tmp")  # on a local disk, whatever TMPDIR is
+_PREFIX = "meet-"
+_POLL_S, _SEEN_S = 0.01, 10.0
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def proof(secret: str, *texts: str | bytes) -> bytes:
+    """Returns what only those can compute who have the secret."""
+    parts = [text.encode() if isinstance(text, str) else text for text in texts]
+    sizes = ",".join(str(len(part)) for part in parts).encode()
+    return hmac.digest(secret.encode(), b"\0".join([sizes, *parts]), "sha256")
+
+
+def secret_of_environment() -> str:
+    """Returns the secret that the user has set, or an empty one; ConfigError: it is too short."""
+    secret = os.environ.get(VARIABLE, "")
+    if secret and len(secret) < FEWEST_LETTERS:
+        raise ConfigError(
+            f"{VARIABLE} has {len(secret)} letters, which can be guessed; use {FEWEST_LETTERS} or "
+            f"more, as `openssl rand -hex 16` prints, the same on all machines"
+        )
+    return secret
+
+
+def write_secret(path: Path) -> None:
+    """Writes a new secret, for this user alone; RunError: it cannot."""
+    try:
+        path.unlink(missing_ok=True)
+        handle = open_own(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, path.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(16))
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def with_secret(world: World, folder: Path) -> World:
+    """Returns the world of ranks that a supervisor started, with the secret in an attempt's folder.
+
+    CommError: it is missing, or another user could know it.
+    """
+    path, until = folder / file_names.SECRET, time.monotonic() + _SEEN_S
+    while world.size > 1:  # file servers show new files late
+        try:
+            with os.fdopen(open_own(path.name, os.O_RDONLY, folder)) as file:
+                return replace(world, secret=file.read(1024))
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or time.monotonic() > until:
+                raise CommError(
+                    f"the secret of the ranks cannot be read from {path}: "
+                    f"{error.strerror or error}; start the run with `hires run` or its launch.sh"
+                ) from None
+        time.sleep(_POLL_S)
+    return world
+
+
+def open_own(name: str, flags: int, folder: Path) -> int:
+    """Opens a file of a folder; OSError: it is a link, not this user's, or open to others."""
+    handle = os.open(folder / name, flags | _OPEN, 0o600)
+    facts = os.fstat(handle)
+    kind, rights = stat.S_ISREG(facts.st_mode), stat.S_IMODE(facts.st_mode) & 0o077
+    if kind and facts.st_uid == os.geteuid() and not rights:
+        return handle
+    os.close(handle)
+    raise PermissionError(0, f"it must be a file of user {os.geteuid()} alone, of mode 600")
+
+
+def private_folder() -> Path:
+    """Returns the folder that this user alone can enter; CommError: another user has made it."""
+    user, runtime = os.geteuid(), os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = TMP / f"hires-{user}"
+    is_there = Path(runtime).is_absolute() and Path(runtime).is_dir()
+    if is_there and not trust.distrust_parent(Path(runtime)):
+        folder = Path(runtime) / "hires"
+    elif why := trust.distrust_parent(TMP):
+        raise CommError(f"ranks meet in {TMP}, which {why}; let it have mode 1777")
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(0o700)
+        facts = folder.lstat()
+    except OSError as error:
+        raise CommError(f"ranks cannot meet in {folder}: {error.strerror}") from None
+    if facts.st_uid != user or not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077:
+        raise CommError(
+            f"ranks meet in {folder}, which must be a folder of user {user} of mode 700 and is of "
+            f"user {facts.st_uid}, {stat.filemode(facts.st_mode)}: another user may have made it; "
+            f"remove it, or name a folder of your own with XDG_RUNTIME_DIR"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def held(name: str, until_s: float) -> Iterator[str]:
+    """Yields a new secret that other processes of this user find under a name, on rank 0.
+
+    CommError: another process holds the name, until so late by the monotonic clock.
+    """
+    folder, secret = private_folder(), secrets.token_hex(16)
+    while _remove_left_behind(folder, name):
+        if time.monotonic() > until_s:
+            raise CommError(
+                "another program of this user meets at the same address and port; choose another "
+                "MASTER_PORT"
+            )
+        time.sleep(_POLL_S)
+    handle, temporary = tempfile.mkstemp(dir=folder)  # of mode 600
+    path = folder / f"{_PREFIX}{name}"
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        os.write(handle, secret.encode())
+        (folder / secret).mkdir(0o700)
+        Path(temporary).rename(path)
+        yield secret
+    finally:
+        for left in (path, Path(temporary)):
+            left.unlink(missing_ok=True)
+        shutil.rmtree(folder / secret, ignore_errors=True)
+        os.close(handle)
+
+
+def found(name: str) -> str:
+    """Returns the secret under a name, or an empty one if no process that lives holds it."""
+    with contextlib.suppress(FileNotFoundError):
+        handle = open_own(f"{_PREFIX}{name}", os.O_RDONLY, private_folder())
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.read(handle, 64).decode()
+        finally:
+            os.close(handle)
+    return ""
+
+
+def _remove_left_behind(folder: Path, name: str) -> bool:
+    # Removes what killed processes left; returns whether one that lives holds the name.
+    for path in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            handle = open_own(path.name, os.O_RDONLY, folder)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(handle).st_nlink:  # else removed by another, and maybe made anew
+                    shutil.rmtree(folder / os.read(handle, 64).decode(), ignore_errors=True)
+                    path.unlink(missing_ok=True)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(handle)
+    return (folder / f"{_PREFIX}{name}").exists()

@@ -1,0 +1,183 @@
+"""Other users of the machine play strangers where ranks meet: they read, set, delete and flood."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import CommError
+from hires.core.python_command import code_command
+from hires.core.ranks import meeting, ports
+from tests.comm.test_store_attack import listening
+
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
+]
+STRANGER = 65534
+needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
+LIMIT_S = 90
+RANK = """
+import sys, time, torch
+import hires.comm as dist
+backends, timeout_s, pause_s = sys.argv[1].split(","), float(sys.argv[2]), float(sys.argv[3])
+try:
+    dist.init(backends, timeout_s=timeout_s)
+    print("joined", flush=True)
+    time.sleep(pause_s)
+    for backend in backends:
+        group, total = dist.new_group(), torch.ones(3)
+        dist.all_reduce(total, group=group, backend=backend)
+        assert total.tolist() == [2.0] * 3
+    dist.max_all(0, patient=True)
+    dist.shutdown()
+except dist.CommError as error:
+    print(f"CommError: {error}", flush=True)
+    sys.exit(1)
+"""
+STRANGER_CODE = """
+import datetime, os, sys, time
+import torch.distributed as dist
+os.setgroups([])
+os.setgid({user})
+os.setuid({user})
+way, port = sys.argv[1], int(sys.argv[2])
+while True:
+    try:
+        wait = datetime.timedelta(seconds=1)
+        store = dist.TCPStore("127.0.0.1", port, None, False, wait, wait_for_workers=False)
+        break
+    except RuntimeError:
+        time.sleep(0.1)
+print("connected", flush=True)
+for number in range(10**6):
+    if way == "flood":
+        store.set(f"{{number}}" * 20, "0" * 1000)
+        continue
+    for key in store.list_keys():
+        if way == "set":
+            store.set(key, '["x", "x"]')
+        else:
+            store.delete_key(key)
+"""
+
+
+class Processes:
+    """Ranks of a program of a user's own, and what they printed."""
+
+    def __init__(self, tmp_path: Path, port: int, local_size: int, *args: object) -> None:
+        self.all = []
+        for rank in range(2):
+            numbers = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank % local_size}
+            numbers |= {"LOCAL_WORLD_SIZE": local_size, "MASTER_PORT": port, "HIRES_ATTEMPT": 0}
+            environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}}
+            environ |= {"MASTER_ADDR": "127.0.0.1", "XDG_RUNTIME_DIR": str(tmp_path)}
+            environ |= {"HIRES_SECRET": "0123456789abcdef", "OMP_NUM_THREADS": "1"}
+            environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+            command = code_command(RANK, *map(str, args))
+            self.all.append(
+                subprocess.Popen(
+                    command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            )
+
+    def end(self) -> list[tuple[int, str]]:
+        """Returns their exit codes and outputs; none is left."""
+        try:
+            texts = [one.communicate(timeout=LIMIT_S)[0].decode() for one in self.all]
+            return [(one.returncode, text) for one, text in zip(self.all, texts, strict=True)]
+        finally:
+            for one in self.all:
+                one.kill()
+                one.wait()
+
+
+def stranger(way: str, port: int) -> subprocess.Popen[bytes]:
+    """Starts a stranger that does one thing to what it finds in the store at a port."""
+    code = code_command(STRANGER_CODE.format(user=STRANGER), way, str(port))
+    return subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/")
+
+
+def test_ranks_of_one_machine_listen_on_its_loopback_alone_and_serve_no_store(tmp_path):
+    with ports.reserve(0) as port:
+        ranks = Processes(tmp_path, port, 2, "gloo,shm", LIMIT_S, 1)
+        for rank in ranks.all:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == b"joined\n"
+        assert listening(ranks.all)  # gloo's own
+        rows = [
+            line.split()
+            for file in ("/proc/net/tcp", "/proc/net/tcp6")
+            for line in Path(file).read_text().splitlines()[1:]
+        ]
+        own = {f"{number:04X}" for number in listening(ranks.all)}
+        addresses = {row[1].split(":")[0] for row in rows if row[1].split(":")[1] in own}
+        loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
+        assert addresses == {loopback}
+        assert port not in listening(ranks.all)
+        assert [code for code, _ in ranks.end()] == [0, 0]
+    assert not [*tmp_path.glob("hires/*")]
+
+
+@needs_users
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [("set", "no proof of the ranks' secret"), ("delete", "time|proof"), ("flood", "")],
+)
+def test_stranger_at_the_store_between_machines(tmp_path, way, words):
+    """It may end the start, in time and by name, and it may do nothing else."""
+    with ports.reserve(0) as port:
+        other = stranger(way, port)
+        try:
+            ranks = Processes(tmp_path, port, 1, "gloo", 15, 1)
+            ends = ranks.end()
+            assert other.poll() is None or other.returncode
+        finally:
+            other.kill()
+            output, _ = other.communicate()
+    assert b"connected" in output
+    if way == "flood":
+        assert [code for code, _ in ends] == [0, 0]
+    else:
+        assert any(code == 1 and re.search(words, text) for code, text in ends)
+        assert all(code in (0, 1) for code, _ in ends)
+
+
+@needs_users
+@pytest.mark.parametrize("kind", ["folder", "link", "open"])
+def test_folder_that_a_stranger_made_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "hires"
+    if kind == "link":
+        (tmp_path / "other").mkdir(0o700)
+        folder.symlink_to(tmp_path / "other")
+    else:
+        folder.mkdir(0o700)
+        folder.chmod(0o770 if kind == "open" else 0o700)
+        os.chown(folder, STRANGER if kind == "folder" else os.geteuid(), -1)
+    with pytest.raises(CommError, match=r"hires.*mode 700.*XDG_RUNTIME_DIR"):
+        meeting.private_folder()
+
+
+def test_folder_in_tmp_is_used_where_the_runtime_folder_is_not_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "TMP", tmp_path / "tmp")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    runtime.chmod(0o777)  # where any user may replace what is in it
+    for place in (runtime, tmp_path / "none"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+        folder = meeting.private_folder()
+        assert folder.parent == tmp_path / "tmp"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (tmp_path / "tmp").chmod(0o777)
+    with pytest.raises(CommError, match="1777"):
+        meeting.private_folder()

@@ -1,0 +1,151 @@
+"""What another user could have written is never executed, and new folders are for one user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hires.core.errors import ConfigError
+from hires.core.python_command import module_command
+from hires.core.store import files, trust
+from tests.helpers.commands import hires
+
+STRANGER = 65534
+needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
+NETWORK = """
+from pathlib import Path
+from torch import nn
+Path({witness!r}).write_text("executed")
+def build():
+    return nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+"""
+KEYS = ("model=custom", "model.target=planted:build", "model.classes=10", "image=16", "batch=2")
+
+
+@pytest.fixture(autouse=True)
+def _own_variables(monkeypatch):
+    monkeypatch.delenv(trust.TRUST, raising=False)
+    monkeypatch.delenv(trust.SHARED, raising=False)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """Returns a run that can be executed again; its network leaves the file ``witness``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    witness = tmp_path / "witness"
+    (tmp_path / "planted.py").write_text(NETWORK.format(witness=str(witness)))
+    saved = "checkpoint.at_end=always"
+    hires(tmp_path, "run", *KEYS, "steps=1", "measure.warmup=0", "task=train", saved)
+    [config] = tmp_path.glob("results/*/*/config.yaml")
+    witness.unlink()
+    return config.parent
+
+
+def everybody(run: Path) -> None:
+    run.chmod(0o777)
+
+
+def a_group(run: Path) -> None:
+    run.chmod(0o775)
+    os.chown(run, -1, STRANGER)
+
+
+def its_config(run: Path) -> None:
+    (run / "config.yaml").chmod(0o666)
+
+
+def its_owner(run: Path) -> None:
+    os.chown(run, STRANGER, -1)
+
+
+OPENINGS = (everybody, pytest.param(a_group, marks=needs_users), its_config)
+OPENINGS = (*OPENINGS, pytest.param(its_owner, marks=needs_users))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_folder_that_others_may_write_to_is_read_and_never_executed(run, tmp_path, opening):
+    opening(run)
+    witness, before = tmp_path / "witness", {*run.iterdir()}
+    name = f"default/{run.name}"
+    saved = ("steps=1", "measure.warmup=0", "task=train", "checkpoint.at_end=always")
+    for words in (
+        ("run", *KEYS, *saved, "--again"),
+        ("retry", name, "--state", "done"),
+        ("export", name, "--to", "exported"),
+    ):
+        _, told = hires(tmp_path, *words, code=None)
+        assert "--trust-owner" in told
+        assert str(run) in told
+        if words[0] == "run":  # a command that names the network itself traces it
+            witness.unlink(missing_ok=True)
+    for module in ("hires.launcher.local", "hires.worker"):
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "HIRES_ATTEMPT": "0"}
+        done = subprocess.run(
+            module_command(module, str(run)),
+            env={**os.environ, **rank},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "--trust-owner" in done.stdout + done.stderr
+    assert not witness.exists()
+    assert {*run.iterdir()} == before
+    for words in (("show", name), ("list", "runs"), ("status",)):
+        hires(tmp_path, *words)
+    hires(tmp_path, "export", name, "--to", "exported", "--trust-owner")
+    assert witness.exists()
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o700, False), (0o775, False), (0o757, True)])
+def test_private_group_of_the_owner_may_write(tmp_path, mode, is_refused):
+    user = pwd.getpwuid(os.geteuid())
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    if mode & 0o020 and trust._group(user.pw_gid) != user.pw_name:
+        pytest.skip("this user has no private group")
+    os.chown(folder, -1, user.pw_gid)
+    if is_refused:
+        with pytest.raises(ConfigError, match="every user"):
+            trust.refuse_untrusted(folder)
+    else:
+        trust.refuse_untrusted(folder)
+
+
+def test_cache_that_others_may_write_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert files.cache_dir() == tmp_path / "hires"
+    for folder in (tmp_path / "hires", tmp_path):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        with pytest.raises(ConfigError, match=r"every user.*XDG_CACHE_HOME"):
+            files.cache_dir()
+        folder.chmod(0o1777 if folder == tmp_path else 0o755)
+    assert files.cache_dir() == tmp_path / "hires"
+
+
+@pytest.mark.parametrize(("words", "mode"), [((), 0o755), (("--shared",), 0o775)])
+def test_new_folders_are_for_one_user_unless_shared(tmp_path, words, mode):
+    subprocess.run(
+        module_command("hires", "run", "image=32", "model=resnet18", "--dry-run", *words),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        umask=0o002,
+        capture_output=True,
+        check=True,
+        timeout=300,
+    )
+    [config] = tmp_path.glob("results/*/*/config.yaml")
+    for path in (config.parent, config.parent.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(config.stat().st_mode) == mode & 0o666
