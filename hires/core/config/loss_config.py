@@ -28,7 +28,9 @@ class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
     labels."""
     label_smoothing: float = number(0.0, most=1)
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
-from hires.core.config.value_checks import MOST_LABEL, Checks, Section, choice, number, word
+    ignore_index: int | None = field(default=None, metadata={"most": MOST_LABEL})
+    """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count; a
+    microbatch without any other adds nothing, and ``record.json`` counts it."""
     smooth: float = number(1.0)
     """Of ``dice``: added to numerator and denominator of each class."""
     target: str | None = word()
