@@ -3,7 +3,7 @@ r"""Gives a process streams and a home on which its work does not depend.
 stdout, stderr closed           /dev/null takes their numbers, before a data file gets them
 the reader has gone, disk full  what cannot be written is dropped, and the work goes on
 a character that has no code    is written with its number, as \xe9
-no HOME, no entry of the user   a private folder below the temporary one, and the user's number
+no HOME, no entry of the user   the private folder of its user, and the user's number
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import getpass
 import io
 import os
 import select
-import stat
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +86,6 @@ def _name_user() -> None:
     try:
         Path.home()
     except RuntimeError:
-        os.environ["HOME"] = _private_folder()
+        from hires.core.ranks.meeting import private_folder
 
-
-def _private_folder() -> str:
-    path = Path(tempfile.gettempdir(), f"hires-home-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(0o700)
-    found = path.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-        return str(path)
-    return tempfile.mkdtemp(prefix="hires-home-")  # somebody else has made the other
+        os.environ["HOME"] = str(private_folder())
