@@ -21,7 +21,7 @@ pixel of the coarser one at each way."""
 
 def map_of(folder, slide, **keys):
     """Returns the run folder of a prediction of a slide, or of a region of it, as one image."""
-    data = {"name": "slide", "path": str(slide), "cut": "whole", "classes": 4}
+    data = {"name": "slide", "path": str(slide), "cut": "whole"}
     net = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "batch": 1}
     region = keys.pop("region", None)
     return made(folder, prediction(**net, **keys, data={**data, "region": region}))

@@ -411,8 +411,12 @@ def test_comparison_that_would_take_minutes_is_left_out_with_a_note(monkeypatch)
 
 
 def test_networks_of_hires_are_their_graphs():
-    for name in ("preact_resnet", "unet", "edsr"):
-        keys = {"n": 1, "levels": 2, "width": 4, "blocks": 2}
+    networks = {
+        "preact_resnet": {"n": 1},
+        "unet": {"levels": 2, "width": 4},
+        "edsr": {"width": 4, "blocks": 2},
+    }
+    for name, keys in networks.items():
         config = RunConfig(image=[32, 24], batch=2, model=ModelConfig(name, classes=3, **keys))
         model = build_model(config.model, 0).to_empty(device="cpu")
         for parameter in model.parameters():

@@ -178,8 +178,8 @@ def test_an_output_that_should_be_zero_and_is_not_is_wrong(bounds):
     # All of its kind are zero, so there is no scale that the error could be relative to.
     zeros, held = torch.zeros(3), torch.tensor([0.0, 5.0, 0.0])
     largest = {"output": 0.0}
-    assert verify._error(held, zeros, "output/0", largest, bounds) == 5
-    assert verify._error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
+    assert verify.tensor_error(held, zeros, "output/0", largest, bounds) == 5
+    assert verify.tensor_error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
 
 
 @pytest.mark.dist
