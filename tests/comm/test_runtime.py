@@ -14,6 +14,7 @@ from hires.comm.backends.attach import _pieces
 from hires.core.errors import CommError
 from hires.core.ranks.mailbox_limits import MAIL_BYTES, SLOTS
 from tests.helpers.comm_jobs import (
+    absent_from_patience,
     agreement_of_rank,
     gather_of_rank,
     labels_of_rank,
@@ -74,6 +75,11 @@ def test_shares_of_a_sum_cover_every_number_once(sizes: list[int], num_ranks: in
 def test_silent_peer_is_named_within_the_timeout():
     told, _ = run_ranks(silent_peer, 2)
     assert "a receive from rank 1" in told
+
+
+def test_patience_with_slow_disks_does_not_wait_an_hour_for_a_rank_that_does_not_come(tmp_path):
+    error, _ = run_ranks(absent_from_patience, 2, str(tmp_path / "over"), timeout_s=60)
+    assert "rank 1" in error
 
 
 def test_shared_memory_gathers_keep_their_order_when_ranks_are_late():

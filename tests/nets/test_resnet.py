@@ -11,6 +11,7 @@ from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace
 
+SMALL = {"resnet": {"depth": 18}, "preact_resnet": {"n": 1}}
 PUBLISHED = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 
 
@@ -52,14 +53,14 @@ def test_preact_resnet_has_the_published_parameters(n, millions):
 @pytest.mark.parametrize("size", [(32, 32), (75, 61), (33, 128)])
 @pytest.mark.parametrize("name", ["resnet", "preact_resnet"])
 def test_output_does_not_depend_on_the_image_size(name, size):
-    model = build_model(ModelConfig(name=name, depth=18, n=1, classes=7, channels=4), seed=0)
+    model = build_model(ModelConfig(name=name, **SMALL[name], classes=7, channels=4), seed=0)
     assert model(torch.empty(2, 4, *size, device="meta")).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", ["resnet", "preact_resnet"])
 def test_network_returns_logits(name):
     # A softmax before the cross-entropy trains to a loss that never gets small.
-    model = build_model(ModelConfig(name=name, depth=18, n=1, classes=7), seed=0)
+    model = build_model(ModelConfig(name=name, **SMALL[name], classes=7), seed=0)
     graph = trace(model, [2, 3, 32, 32], training=True)
     assert graph.nodes[-1].kind == "linear"
     assert not {"softmax", "log_softmax"} & {node.kind for node in graph.nodes}
@@ -68,7 +69,7 @@ def test_network_returns_logits(name):
 @pytest.mark.parametrize("name", ["resnet", "preact_resnet"])
 def test_first_outputs_are_of_the_size_of_ones(name):
     # He's first values keep the signal's size through the layers, so that training can begin.
-    model = build_model(ModelConfig(name=name, depth=18, n=2, classes=10), seed=0)
+    model = build_model(ModelConfig(name=name, **SMALL[name], classes=10), seed=0)
     materialise(model, list(model.state_dict()), seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
