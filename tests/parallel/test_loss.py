@@ -182,7 +182,7 @@ def test_each_sample_has_its_own_loss():
     [
         ({"name": "focal"}, "loss='focal' is unknown; choose one of auto, cross_entropy, bce"),
         ({"name": "l2", "ignore_index": 3}, "loss.ignore_index=3 is for loss=cross_entropy or bce"),
-        ({"name": "dice", "weights": [1.0]}, "loss.weights=.* is for loss=cross_entropy, not"),
+        ({"name": "dice", "weights": [1.0]}, "loss.weights=.* is for loss=cross_entropy or auto"),
         ({"weights": [1.0, -1.0]}, "loss.weights=.* must be one factor for each class, 0 or more"),
         ({"label_smoothing": 2.0}, "loss.label_smoothing=2.0 must be at most 1"),
         ({"name": "custom"}, "loss.target=None must name a function"),

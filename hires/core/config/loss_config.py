@@ -8,8 +8,8 @@ from hires.core.config.value_checks import MOST_LABEL, Checks, Section, choice, 
 from hires.core.losses import CLASSES, IMAGES, LOSSES
 
 OWN_KEYS = {
-    "auto": LOSSES["cross_entropy"].keys,
     **{name: loss.keys for name, loss in LOSSES.items()},
+    "auto": LOSSES["cross_entropy"].keys,
 }
 
 

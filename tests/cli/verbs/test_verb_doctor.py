@@ -40,7 +40,7 @@ def test_check_of_a_gpu_is_the_benchmark(hires, monkeypatch):
     assert seen == [["gpu", "--json"]]
 
 
-@pytest.mark.parametrize("words", [["device=cpu"], ["--config-dir", "."], ["--nodes", "2"]])
+@pytest.mark.parametrize("words", [["device=cpu"], ["--cfg", "job"], ["--nodes", "2"]])
 def test_check_of_a_gpu_takes_no_keys(hires, monkeypatch, words):
     monkeypatch.setattr(verb_doctor, "bench", lambda _: 0)
     answer = hires("doctor", "--gpu", *words)
