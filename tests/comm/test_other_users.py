@@ -8,6 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,9 +74,18 @@ for number in range(10**6):
 class Processes:
     """Ranks of a program of a user's own, and what they printed."""
 
-    def __init__(self, tmp_path: Path, port: int, local_size: int, *args: object) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        port: int,
+        local_size: int,
+        *args: object,
+        before_rank_1: Callable[[], object] = lambda: None,
+    ) -> None:
         self.all = []
         for rank in range(2):
+            if rank:
+                before_rank_1()
             numbers = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank % local_size}
             numbers |= {"LOCAL_WORLD_SIZE": local_size, "MASTER_PORT": port, "HIRES_ATTEMPT": 0}
             environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}}
@@ -135,19 +146,32 @@ def test_stranger_at_the_store_between_machines(tmp_path, way, words):
     """It may end the start, in time and by name, and it may do nothing else."""
     with ports.reserve(0) as port:
         other = stranger(way, port)
+        assert other.stdout is not None
         try:
-            ranks = Processes(tmp_path, port, 1, "gloo", 15, 1)
-            ends = ranks.end()
+            # The ranks meet in moments: the stranger is at the store of rank 0 before rank 1 comes.
+            come = other.stdout.readline
+            ends = Processes(tmp_path, port, 1, "gloo", 15, 1, before_rank_1=come).end()
             assert other.poll() is None or other.returncode
         finally:
             other.kill()
-            output, _ = other.communicate()
-    assert b"connected" in output
+            other.communicate()
     if way == "flood":
         assert [code for code, _ in ends] == [0, 0]
     else:
         assert any(code == 1 and re.search(words, text) for code, text in ends)
         assert all(code in (0, 1) for code, _ in ends)
+
+
+def test_listener_that_never_answers_is_named_in_time(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ranks = Processes(tmp_path, silent.getsockname()[1], 1, "gloo", 3, 0)
+        first = ranks.all.pop(0)  # a stranger has its port
+        first.kill()
+        first.communicate()
+        begun = time.monotonic()
+        [(code, text)] = ranks.end()
+    assert (code, time.monotonic() - begun < LIMIT_S) == (1, True)
+    assert "has not answered in time" in text
 
 
 @needs_users

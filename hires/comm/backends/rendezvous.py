@@ -12,7 +12,9 @@ import itertools
 import json
 import logging
 import os
+import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +35,7 @@ _meetings: dict[World, _Meeting] = {}
 _given: dict[World, tuple[Any, str]] = {}
 _served: list[Any] = []  # the last one, as long as no other is served: another rank may be early
 _worlds: collections.Counter[tuple[str, int, int]] = collections.Counter()  # at one address
-_POLL_S = 0.01
+_POLL_S, _SPARE_S = 0.01, 1.0
 
 
 class GroupNumbers:
@@ -186,9 +188,7 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
     if whole is not None:
         whole = whole.clone()  # its timeout is the caller's
     else:
-        left_s = datetime.timedelta(seconds=max(0.0, until - time.monotonic()))
-        facts = world.address, world.port, None, serves, left_s
-        whole = _library.TCPStore(*facts, wait_for_workers=False, multi_tenant=True)
+        whole = _connected(world, serves, until)
         if serves:  # a rank of the next world may connect before this one leaves
             _served[:] = [whole]
     # It may outlive the world, and the next one must not read what this one has left.
@@ -208,6 +208,31 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
     # New for each world: what a stranger has read in an earlier one proves nothing.
     secret = world.secret and meeting.proof(world.secret, "world", calls).hex()
     return _Meeting(signed(whole, secret, where), secret)
+
+
+def _connected(world: World, serves: bool, until: float) -> Any:
+    # torch waits without limit for the first answer of what accepts a connection there.
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    left_s = max(0.0, until - time.monotonic())
+    facts = world.address, world.port, None, serves, datetime.timedelta(seconds=left_s)
+
+    def connect() -> None:
+        try:
+            answers.put(_library.TCPStore(*facts, wait_for_workers=False, multi_tenant=True))
+        except (RuntimeError, ValueError) as error:
+            answers.put(error)
+
+    threading.Thread(target=connect, name="connect", daemon=True).start()
+    try:
+        answer = answers.get(timeout=left_s + _SPARE_S)  # torch's own error comes first
+    except queue.Empty:
+        raise PeerError(
+            f"{world.address}:{world.port} accepts connections and has not answered in time: rank "
+            f"0 is stopped, or another program listens there"
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _roll_call(whole: Any, world: World, until: float) -> str:

@@ -227,14 +227,23 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
 
 
 def cache_dir() -> Path:
-    """Returns the folder of this user for what can be made again."""
+    """Returns the folder of this user for what can be made again, made if it can be.
+
+    ConfigError: another user may write there.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     # The standard says to ignore a relative path.
     base = base if base.is_absolute() else Path.home() / ".cache"
     folder = base / "hires"
+    with contextlib.suppress(OSError):  # of a home that can only be read
+        for path in (base, folder):
+            path.mkdir(0o700, parents=True, exist_ok=True)
     for path, why in ((base, trust.distrust_parent(base)), (folder, trust.distrust(folder))):
         if why:
-            raise ConfigError(f"{path} {why}; name a folder of your own with XDG_CACHE_HOME")
+            raise ConfigError(
+                f"{path} {why}: let it be yours with `chmod go-w {path}`, or name a folder of your "
+                f"own with XDG_CACHE_HOME"
+            )
     return folder
 
 

@@ -23,7 +23,7 @@ _DECIDES = (file_names.CONFIG, file_names.PLAN, file_names.FROZEN)
 
 def refuse_untrusted(folder: StrPath) -> None:
     """Raises a ConfigError if another user could have written what a run folder executes."""
-    if os.environ.get(TRUST):
+    if _is_set(TRUST):
         return
     for path in (Path(folder), *(Path(folder) / name for name in _DECIDES)):
         if why := distrust(path):
@@ -43,7 +43,7 @@ def distrust(path: Path) -> str:
         return f"belongs to user {_user(facts.st_uid)} and you are {_user(os.geteuid())}"
     if facts.st_mode & stat.S_IWOTH:
         return "may be written by every user"
-    if facts.st_mode & stat.S_IWGRP and not (_is_private(facts.st_gid) or os.environ.get(SHARED)):
+    if facts.st_mode & stat.S_IWGRP and not (_is_private(facts.st_gid) or _is_set(SHARED)):
         return f"may be written by group {_group(facts.st_gid)}"
     return ""
 
@@ -60,8 +60,12 @@ def distrust_parent(folder: Path) -> str:
 
 def keep_folders_private() -> None:
     """Makes the files of this process, and of those that it starts, writable by its user alone."""
-    if not os.environ.get(SHARED):
+    if not _is_set(SHARED):
         os.umask(os.umask(0o077) | 0o022)
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0") not in ("", "0")
 
 
 def _is_private(group: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
@@ -12,7 +13,7 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
-from hires.core.store import files, trust
+from hires.core.store import cache, files, trust
 from tests.helpers.commands import hires
 
 STRANGER = 65534
@@ -132,6 +133,27 @@ def test_cache_that_others_may_write_to_is_refused(tmp_path, monkeypatch):
             files.cache_dir()
         folder.chmod(0o1777 if folder == tmp_path else 0o755)
     assert files.cache_dir() == tmp_path / "hires"
+
+
+@needs_users
+def test_cache_that_hires_makes_is_not_refused_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    os.chown(tmp_path, -1, STRANGER)
+    tmp_path.chmod(0o2775)  # new folders have the group of strangers
+    mask = os.umask(0o002)
+    try:
+        cache.keep("kind", "key", 1)
+        assert cache.cached("kind", "key") == 1
+    finally:
+        os.umask(mask)
+
+
+@pytest.mark.parametrize(("variable", "refuses"), [("0", True), ("", True), ("1", False)])
+def test_variable_that_is_zero_trusts_nobody(tmp_path, monkeypatch, variable, refuses):
+    monkeypatch.setenv(trust.TRUST, variable)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError) if refuses else contextlib.nullcontext():
+        trust.refuse_untrusted(tmp_path)
 
 
 @pytest.mark.parametrize(("words", "mode"), [((), 0o755), (("--shared",), 0o775)])
