@@ -45,6 +45,9 @@ TOLERANCE = 1e-10
 """In float64, relative to the largest value of each tensor."""
 MOST = 0.4
 """In any precision."""
+ZERO = 1e-6
+"""A tensor whose largest float64 value is below this part of the largest of its kind is zero but
+for rounding, as the gradient of a bias before a norm: its error is a part of the largest, too."""
 
 
 class Bounds(NamedTuple):
@@ -57,8 +60,7 @@ class Bounds(NamedTuple):
     """... but not by more than this."""
     floor: float
     """A tensor whose largest value is below this part of the largest of its kind is compared with
-    that part: the gradient of a bias before a norm is zero but for rounding, and so is its
-    error."""
+    that part."""
     lost: float = math.inf
     """Tensors in which one process differs by more are not judged."""
 
