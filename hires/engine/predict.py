@@ -103,7 +103,7 @@ class Predictor:
         if self._kind == IMAGES:
             # As the reader of pairs takes floats: from black (0) to white (1).
             image = one.clamp(-2, 2).add_(2).div_(4).masked_fill_(~one.isfinite(), math.nan)
-            return image.permute(1, 2, 0).float().cpu().numpy(), place
+            return image.permute(1, 2, 0).float().cpu().numpy(), (*place, slice(None))
         one = class_scores(one[None])[0]
         if self._config.predict.reduce == PROBABILITY:
             return one.softmax(0).float().cpu().numpy(), (slice(None), *place)

@@ -41,6 +41,7 @@ from hires.engine.verify_bounds import (
     KINDS,
     LOWERED,
     TOLERANCE,
+    ZERO,
     Bounds,
     bounds_of,
     coarsest,
@@ -357,11 +358,13 @@ def tensor_error(
 ) -> float:
     """Returns the largest error of a tensor ``kind/name``, over its largest expected value.
 
-    ``largest`` is that of each kind; infinite: the shapes differ, or it is NaN.
+    ``largest`` is that of each kind, over which the error of a zero is (:data:`ZERO`). Infinite:
+    the shapes differ, or it is NaN.
     """
     if tensor.shape != expected.shape:
         return math.inf
-    scale = max(_size(expected), bounds.floor * largest[name.split("/")[0]])
+    size, most = _size(expected), largest[name.split("/")[0]]
+    scale = most if size < ZERO * most else max(size, bounds.floor * most)
     # Where all of a kind are zero, so is the scale, and an error is one all the same.
     error = _size(tensor.double() - expected.double()) / (scale or 1.0)
     return error if error == error else math.inf

@@ -19,8 +19,10 @@ together sqrt(k e / 3). Twice that for the largest number:
 
     B = 4 u sqrt(2 d) + 2 sqrt(k u sqrt(d) / 5)
 
-Sums over pixels, samples and ranks are in fp32 and only average these errors. Gradients that are
-summed in a lower type are rounded once more for each rank, which d counts as one operator.
+Sums over pixels, samples and ranks are in fp32 and average these errors. But a sum of N pixels, as
+the mean of a batch norm, may round each of its partial sums: N operators more of u = 2^-24, which
+count in fp32 alone. Gradients that are summed in a lower type are rounded once more for each rank,
+which d counts as one operator.
 
 ``MOST`` bounds both: a gradient that is averaged over two tiles, not summed, is wrong by 0.5. Where
 one process in the same precision is off by more than half of that (batch norms of a few pixels,
@@ -45,6 +47,9 @@ TOLERANCE = 1e-10
 """In float64, relative to the largest value of each tensor."""
 MOST = 0.4
 """In any precision."""
+ZERO = 1e-6
+"""A tensor whose largest float64 value is below this part of the largest of its kind is zero but
+for rounding, as the gradient of a bias before a norm: its error is a part of the largest, too."""
 
 
 class Bounds(NamedTuple):
@@ -57,8 +62,7 @@ class Bounds(NamedTuple):
     """... but not by more than this."""
     floor: float
     """A tensor whose largest value is below this part of the largest of its kind is compared with
-    that part: the gradient of a bias before a norm is zero but for rounding, and so is its
-    error."""
+    that part."""
     lost: float = math.inf
     """Tensors in which one process differs by more are not judged."""
 
@@ -89,8 +93,10 @@ def bounds_of(config: RunConfig, graph: Graph) -> Bounds:
         return BITWISE
     if name == "fp64":
         return EXACT
-    unit, (steps, kinks) = 2.0 ** -SIGNIFICANT_BITS[name], longest_way(graph)
-    steps, kinks = steps + 1, kinks + 1  # the messages of sums; the loss
+    unit, (rounded, kinks) = 2.0 ** -SIGNIFICANT_BITS[name], longest_way(graph)
+    samples, _, height, width = graph.input_shape
+    summed = samples * height * width * (2.0 ** -SIGNIFICANT_BITS["fp32"] / unit) ** 2
+    steps, kinks = rounded + 1 + summed, kinks + 1  # the messages of sums; the loss
     forward = 4 * unit * math.sqrt(steps)
     crossed = 2 * math.sqrt(kinks * unit * math.sqrt(steps) / 5)
     backward = 4 * unit * math.sqrt(2 * steps) + crossed

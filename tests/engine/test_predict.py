@@ -210,6 +210,20 @@ def test_every_format_holds_the_numbers_of_the_tiff_in_every_layout(tmp_path, fo
     assert all(one.shares.shape == (20, 12) and len(one.names) == 4 for one in shown)
 
 
+@pytest.mark.dist
+def test_zarr_holds_images_as_a_tiff_does(tmp_path):
+    # A part of an image had no place in its colours, and every such prediction failed.
+    keys = {**EDSR, "image": [11, 9]}
+    paths = [
+        made(tmp_path, prediction(**keys, predict={"format": form})) for form in ("zarr", "tiff")
+    ]
+    run_ranks(run_folders, 1, [*map(str, paths)])
+    folder, tiff = (p / "a0" / table_of(p)[0]["file"] for p in paths)
+    shape = (22, 18, 3)
+    read = ZarrFolder(folder, shape, map_chunks(shape, "YXS"), np.float32).read((slice(None),) * 3)
+    assert read.tobytes() == tifffile.imread(tiff).tobytes()
+
+
 def zarr_of(path):
     """Returns the probabilities of a map of four classes, 20 x 12 pixels."""
     shape = (4, 20, 12)

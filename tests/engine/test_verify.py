@@ -182,6 +182,25 @@ def test_an_output_that_should_be_zero_and_is_not_is_wrong(bounds):
     assert verify.tensor_error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
 
 
+@pytest.mark.parametrize("bounds", [EXACT, LOWERED])
+def test_zero_but_for_rounding_is_compared_with_the_largest_of_its_kind(bounds):
+    # A bias before a norm made a network NOT equal where its rounding was luckier in one process.
+    largest = {"gradients": 1.0}
+    zero, tiny = torch.tensor([3e-14, 0.0]), torch.tensor([1e-5, 0.0])
+    assert verify.tensor_error(zero + 1e-12, zero, "gradients/bias", largest, bounds) < 1e-10
+    assert verify.tensor_error(zero + 1e-9, zero, "gradients/bias", largest, bounds) > 1e-10
+    assert verify.tensor_error(tiny * (1 + 2e-4), tiny, "gradients/bias", largest, bounds) > 1e-6
+
+
+@pytest.mark.dist
+def test_bias_before_a_norm_of_a_large_map_is_equal(tmp_path: Path):
+    model = {"name": "custom", "target": "tests.helpers.library_jobs:biased", "classes": 10}
+    for seed in (0, 1):
+        tiles = {"tiles": [2, 1]}
+        answer = verified(tmp_path, image=224, batch=8, model=model, parallel=tiles, seed=seed)
+        assert answer["ok"], answer
+
+
 @pytest.mark.dist
 def test_network_that_takes_views_of_maps_runs_as_in_plain_torch(tmp_path: Path):
     # One process gets images in the usual order of memory, in which the view is possible.

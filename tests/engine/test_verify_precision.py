@@ -61,6 +61,14 @@ def test_layout_is_within_the_bound(precision: str, tmp_path):
 
 
 @pytest.mark.dist
+def test_long_sums_of_a_norm_in_fp32_are_within_the_bound(tmp_path):
+    # torch adds the pixels of a channels-last map one by one, those of a usual one in pairs.
+    model = {"name": "custom", "target": "tests.helpers.library_jobs:biased", "classes": 10}
+    answer = verified(tmp_path, model=model, image=64, batch=4, precision={"name": "fp32"})
+    assert answer["ok"], answer
+
+
+@pytest.mark.dist
 @pytest.mark.parametrize("gradients", ["together", "early"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_messages_of_another_type_are_within_its_bound(dtype: str, gradients: str, tmp_path):
