@@ -37,7 +37,8 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the record and the metrics lines of a run."""
-    hires(folder, "run", *TINY, *words, "--json")
+    own = any(word.startswith("model=") for word in words)
+    hires(folder, "run", *(TINY[2:] if own else TINY), *words, "--json")
     [record_file] = folder.glob("results/*/*/record.json")
     lines = (record_file.parent / "a0" / "metrics.jsonl").read_text().splitlines()
     return json.loads(record_file.read_text()), [json.loads(line) for line in lines]

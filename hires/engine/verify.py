@@ -220,9 +220,6 @@ def reference_step(
     The loss is multiplied by the ``scale``, and the gradients divided by it.
     """
     model, training = device.place_module(whole_model(config)), config.task.name == "train"
-    with torch.no_grad():  # operators round as if their weights were moved, too
-        for parameter in filter(torch.is_floating_point, model.parameters()):
-            parameter.copy_(rerun.moved(parameter))
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
     replicas = range(config.parallel.replicas)
     microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]

@@ -2,9 +2,9 @@
 
 One draw shows too little: rounding errors add up or cancel by chance, and in a network that
 amplifies them (14 layers of sin(5 y + 1)) the luck of one draw is a factor of ten. So several runs
-move pixels and parameters, each in random directions and by more ulps than the one before, as the
-operators of a layout are off by several ulps of their own; others change the order of the samples,
-and with it that of all sums over them.
+move the pixels, each in random directions and by more ulps than the one before, as the operators of
+a layout are off by several ulps of their own; others change the order of the samples, and with it
+that of all sums over them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Rerun(NamedTuple):
     """What a repeated step changes."""
 
     ulps: int = 0
-    """Each pixel and each parameter is moved by so many, up or down at random."""
+    """Each pixel is moved by so many, up or down at random."""
     in_float32: bool = False
     """Whether the ulps are those of float32."""
     shift: int | None = None
     """The samples are reversed and then rotated by so many."""
 
-    def moved(self, numbers: Tensor) -> Tensor:
-        """Returns images, or a parameter, with all elements moved, in their own type."""
+    def moved(self, images: Tensor) -> Tensor:
+        """Returns images (n, C, H, W) whose pixels are moved, in their own type."""
         if not self.ulps:
-            return numbers
-        pixels = numbers.float() if self.in_float32 else numbers
+            return images
+        pixels = images.float() if self.in_float32 else images
         generator = torch.Generator().manual_seed(self.ulps)
-        up = torch.rand(pixels.shape, generator=generator).to(numbers.device) < 0.5
+        up = torch.rand(pixels.shape, generator=generator).to(images.device) < 0.5
         towards = torch.where(up, torch.inf, -torch.inf).to(pixels.dtype)
         for _ in range(self.ulps):
             pixels = torch.nextafter(pixels, towards)
-        return pixels.to(numbers)
+        return pixels.to(images)
 
     def order(self, num_samples: int) -> Tensor:
         """Returns the place in the batch of each sample, (n,)."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.store.file_names import SECRET, attempt_dir
 from tests.helpers import api_jobs, disagreements
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
@@ -81,6 +82,11 @@ def test_rank_that_begins_with_other_backends_or_another_plan_is_named_on_all(
 def test_nodes_with_different_plans_end_with_the_rank_that_differs(tmp_path: Path):
     """Each node reads the plan itself, and ranks of two plans would wait for each other."""
     folders = [make(tmp_path, parallel={"tiles": tiles}) for tiles in ([2, 1], [1, 2])]
+    for folder in folders:  # as a supervisor writes it
+        attempt_dir(folder, 0).mkdir(exist_ok=True)
+        secret = attempt_dir(folder, 0) / SECRET
+        secret.touch(0o600)
+        secret.write_text("of both nodes")
     for error in run_ranks(disagreements.own_folders, 2, [str(folder) for folder in folders]):
         assert error.startswith("rank 1 has begun with backends gloo; ")
         assert "all ranks need the same" in error
