@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hires.comm.dispatch import Dispatch
 from hires.core.errors import CommError
@@ -48,6 +49,8 @@ def apart(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
 
     CommError: two targets share memory.
     """
+    if any(isinstance(one, FakeTensor) for one in sources):
+        return [*sources]  # of a rehearsal, which has no memory
     spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in targets if one.nbytes)
     if any(end > begin for (_, end), (begin, _) in itertools.pairwise(spans)):
         raise CommError("two of the outputs share memory; give each rank one of its own")
