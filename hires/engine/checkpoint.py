@@ -353,7 +353,11 @@ def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
             chosen = checkpoint
             damaged = damaged[: there.index(checkpoint)]
             break
-    result = f"{chosen.path} is used" if chosen else "there is no other, so it begins at step 0"
+    result = (
+        f"{chosen.path} is used"
+        if chosen
+        else "there is no other to go on from: it begins at step 0"
+    )
     if chosen is None and there and config.checkpoint.source:
         result = "checkpoint.resume names no other one; name a whole one, or its run folder"
     for problem_text in problems:

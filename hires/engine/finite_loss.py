@@ -57,7 +57,7 @@ class FiniteLoss:
         own = (every[m * size : (m + 1) * size] for m in microbatches)
         names = [*dict.fromkeys(itertools.chain(*own))]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return f", of {', '.join(names[:_NAMED])}{more}"
+        return f", of the images {', '.join(names[:_NAMED])}{more}"
 
     def _cause(self) -> str:
         config, losses = self._config, self._losses

@@ -36,13 +36,13 @@ def ended(tmp_path, **keys):
 def test_large_steps_are_the_cause_where_they_are(tmp_path):
     said = ended(tmp_path, optimizer={"lr": 1e150})
     assert "a smaller optimizer.lr (now 1e+150) helps" in said
-    assert re.search(r"at step [1-9], of \d", said)
+    assert re.search(r"at step [1-9], of the images \d", said)
 
 
 @pytest.mark.dist
 def test_first_step_is_not_blamed_on_the_learning_rate(tmp_path):
     said = ended(tmp_path, loss={"name": "custom", "target": f"{__name__}:always_broken"})
-    assert "at step 0, of 0, 1;" in said
+    assert "at step 0, of the images 0, 1;" in said
     assert "optimizer.lr is not the cause" in said
     assert f"loss.target={__name__}:always_broken" in said
 
@@ -52,7 +52,7 @@ def test_first_step_is_not_blamed_on_the_learning_rate(tmp_path):
 def test_only_the_samples_of_the_microbatch_are_named(tmp_path, parallel):
     keys = {"loss": {"name": "custom", "target": f"{__name__}:broken_for_class_3"}}
     said = ended(tmp_path, **keys, parallel=parallel, optimizer={"lr": 1e-9})
-    assert "at step 1, of 3;" in said
+    assert "at step 1, of the images 3;" in said
 
 
 def test_loop_of_the_users_names_samples_too():

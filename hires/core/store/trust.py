@@ -18,7 +18,13 @@ from hires.core.store.file_names import StrPath
 
 TRUST, SHARED = "HIRES_TRUST_OWNER", "HIRES_SHARED"
 """Variables that stand for ``--trust-owner`` and ``--shared``, also in jobs and on other nodes."""
-_DECIDES = (file_names.CONFIG, file_names.PLAN, file_names.FROZEN)
+_DECIDES = (
+    file_names.CONFIG,
+    file_names.PLAN,
+    file_names.FROZEN,
+    file_names.LAUNCH_SCRIPT,
+    file_names.JOB_SCRIPT,
+)
 
 
 def refuse_untrusted(folder: StrPath) -> None:
@@ -31,6 +37,13 @@ def refuse_untrusted(folder: StrPath) -> None:
             if path.stat().st_uid == os.geteuid():
                 remedy = f"; `chmod -R go-w {folder}` keeps them out{remedy}"
             raise ConfigError(f"{path} {why}, who could run code as you{remedy}")
+    parent = Path(folder).absolute().parent
+    if why := distrust_parent(parent):
+        raise ConfigError(
+            f"{parent} {why}, who could put another run in the place of {Path(folder).name}; "
+            f"`chmod go-w {parent}` keeps them out; if that is meant, add --trust-owner ({TRUST}=1 "
+            f"for scripts)"
+        )
 
 
 def distrust(path: Path) -> str:
