@@ -21,7 +21,7 @@ from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 from hires.plan.tuning_table import TuningTable
 
-_numbers: collections.Counter[str] = collections.Counter()  # of places that ranks told
+_numbers: collections.Counter[str] = collections.Counter()  # meetings so far
 
 
 def create(

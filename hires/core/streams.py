@@ -1,4 +1,4 @@
-r"""Gives a process streams and a home on which its work does not depend.
+r"""Makes a process independent of its standard streams and of its user's home.
 
 stdout, stderr closed           /dev/null takes their numbers, before a data file gets them
 the reader has gone, disk full  what cannot be written is dropped, and the work goes on
@@ -51,7 +51,7 @@ class _Output(io.FileIO):
         while done < len(view):
             try:
                 count = super().write(view[done:])
-                if count is None:  # somebody made the file nonblocking
+                if count is None:  # the file is nonblocking, and its pipe is full
                     select.select([], [self], [], 1.0)
                 done += count or 0
             except OSError:

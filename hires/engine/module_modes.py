@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 import random
+import unittest.mock
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,29 @@ class OwnGradients(TorchFunctionMode):
                 if forward.__module__.partition(".")[0] != "torch":
                     self.functions[forward.__name__] = None
             ahead += [following for following, _ in function.next_functions]
+
+
+@contextlib.contextmanager
+def entropy_reads() -> Iterator[list[str]]:
+    """Yields a list that names what a block seeds from the system, as a new generator does."""
+    reads: list[str] = []
+    read, seed = os.urandom, random.Random.seed
+
+    def noted_read(size: int) -> bytes:
+        reads.append("os.urandom")
+        return read(size)
+
+    def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None:
+            reads.append("random.Random()")
+        seed(generator, a, version)
+
+    # The first is what SystemRandom, secrets and NumPy's unseeded generators call.
+    with (
+        unittest.mock.patch.object(random, "_urandom", noted_read),
+        unittest.mock.patch.object(random.Random, "seed", noted_seed),
+    ):
+        yield reads
 
 
 def generator_states() -> dict[int, bytes]:

@@ -27,7 +27,12 @@ from torch.nn.modules import module as modules
 from hires.comm import rehearsal
 from hires.core.errors import ConfigError
 from hires.engine.build import cast, cast_constants, contexts_of, named_tensors
-from hires.engine.module_modes import OwnGradients, SameRandomNumbers, generator_states
+from hires.engine.module_modes import (
+    OwnGradients,
+    SameRandomNumbers,
+    entropy_reads,
+    generator_states,
+)
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
@@ -210,10 +215,11 @@ class _Trial:
             return output
 
         generators = generator_states()
-        with self.watch:
+        with self.watch, entropy_reads() as reads:
             expected = self._computed(watched)
         # Those that only choose between two ways change no number in most calls.
-        if any(generators.get(key, state) != state for key, state in generator_states().items()):
+        states = generator_states().items()
+        if reads or any(generators.get(key, state) != state for key, state in states):
             raise ConfigError(
                 "the network draws random numbers of Python or NumPy in its forward pass, which a "
                 "graph holds as they were when it was traced; draw them with torch and compute "

@@ -44,7 +44,7 @@ def test_error_of_a_value_is_relative_to_the_largest(found, expected, error):
     [
         ([{"a": 1e-12}, {"b": 0.0}], 1e-12),  # two stages
         ([{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.5}], 0.5),  # a tile has half of a sum
-        ([{"a": 0.0}], INF),  # nobody has a gradient of b
+        ([{"a": 0.0}], INF),  # no rank has a gradient of b
     ],
 )
 def test_error_of_gradients_is_that_of_the_worst_parameter(found, error):

@@ -294,6 +294,10 @@ def test_rounding_is_told_from_a_difference_on_large_images_too(monkeypatch):
         lambda: np.random.rand,
         lambda: np.random.default_rng().random,
         lambda: random.Random().random,
+        # Made anew in each call, from the randomness of the system.
+        lambda: lambda: np.random.default_rng().random(),
+        lambda: lambda: random.Random().random(),
+        lambda: random.SystemRandom().random,
     ],
 )
 def test_draw_that_rarely_changes_anything_is_refused_every_time(draws):

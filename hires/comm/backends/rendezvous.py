@@ -57,8 +57,8 @@ def store(world: World, timeout_s: float, name: str) -> Any:
 
     Ranks of one machine have a file in a folder that no other user can enter. Else rank 0 serves it
     at the address of the world, unless torchrun does, and every text carries a proof of the world's
-    secret, if it has one. CommError: a rank does not come within ``timeout_s``, or a text is of
-    nobody who has the secret.
+    secret, if it has one. CommError: a rank does not come within ``timeout_s``, or a text
+    carries no proof of the secret.
     """
     if world not in _meetings:
         until = time.monotonic() + timeout_s
