@@ -30,10 +30,11 @@ def hires(folder: Path, *words: str) -> int:
 
 @pytest.fixture(scope="session")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder in which sixteen real runs were made; three of them failed."""
+    """Returns the folder in which sixteen real runs were made; some of them failed."""
     folder = tmp_path_factory.mktemp("real")
     layouts = "parallel=single,sp,pp,sp+pp"
-    assert hires(folder, "sweep", *RUN, "image=32,48", layouts, "precision=fp32") == 0
+    # Two points fail: deep stages leave one value per channel at 32x32.
+    assert hires(folder, "sweep", *RUN, "image=32,48", layouts, "precision=fp32") == 1
     assert hires(folder, "sweep", *RUN, "image=32", "parallel=single,sp", "precision=bf16") == 0
     assert hires(folder, "sweep", *RUN, "image=32", "parallel=sp+gems,dp", "task=train,infer") == 0
     # These fail: a learning rate that makes the loss no number.

@@ -11,7 +11,7 @@ from typing import Any, cast
 import yaml
 
 from hires.cli.compose.choices import conf_dir, config_keys, groups
-from hires.cli.compose.idle_keys import require_keys_of_task
+from hires.cli.compose.idle_keys import require_read_keys
 from hires.cli.compose.overrides import checked, is_key, parsed
 from hires.core.config.residual_depth import settle
 from hires.core.config.run_config import RunConfig, from_dict
@@ -45,7 +45,7 @@ def config_of(values: dict[str, Any], words: Sequence[str] = ()) -> RunConfig:
     """
     settle(values["model"], {word.lstrip("+").partition("=")[0] for word in words})
     config = from_dict(values)
-    require_keys_of_task(config)
+    require_read_keys(config, words)
     launcher_of(config)  # refuses an unknown launcher.name
     config.parallel.name = config.parallel.label
     # Ranks may start elsewhere, so folders that are read become absolute paths.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
-from hires.core.config.run_config import MemoryConfig, RunConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
-from hires.core.config.value_checks import changed_names
+from hires.core.config.value_checks import Section, changed_keys
 from hires.core.errors import ConfigError
 from hires.plan.plan import Finding
 
@@ -31,21 +33,61 @@ def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
         yield Finding("note", "steps", text)
 
 
-def require_keys_of_task(config: RunConfig) -> None:
-    """Raises ConfigError if a config of another task sets keys that ``task=train`` alone reads."""
-    task = config.task.name
-    if task == "train":
-        return
-    sections = (config.optimizer, config.lr_schedule, config.augment)
-    words = [f"{name}={value}" for section in sections for name, value in changed_names(section)]
-    if config.data.balance:
-        words.append("data.balance=true")
-    if task in ONE_PASS and not config.data.shuffle:
-        words.append("data.shuffle=false")
-    if config.memory.checkpoint != MemoryConfig.checkpoint:
-        words.append(f"memory.checkpoint={config.memory.checkpoint}")
-    if words:
-        raise ConfigError(
-            f"task={task} does not read {', '.join(words)}, as task=train does; leave "
-            f"{'it' if len(words) == 1 else 'them'} out"
-        )
+def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
+    """Raises ConfigError with the keys that a config sets, or ``words`` type, and no code reads.
+
+    A default that is typed counts, too: one point of a sweep over the key would have it.
+    """
+    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    problems = list[str]()
+    for section in _sections(config):
+        pairs = [one for one in _pairs(section) if _name(section, one[0]) in typed]
+        problems += section.unread(pairs)
+    for is_read, needs, keys in _readers(config):
+        if is_read:
+            continue
+        found = [
+            f"{name}={value}"
+            for section in _sections(config)
+            for key, value in _pairs(section)
+            if (name := _name(section, key)) in keys or section._key in keys
+            if name in typed or key in {*dict(changed_keys(section))}
+        ]
+        if found:
+            them = "it" if len(found) == 1 else "them"
+            problems.append(f"{', '.join(found)} needs {needs}; leave {them} out")
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _readers(config: RunConfig) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+    """Yields whether sections and keys are read, and what reads them."""
+    task, data = config.task.name, config.data
+    keys = ("data.balance", "memory.checkpoint", "measure.tensorboard", "loss.weights")
+    keys = (*keys, "loss.ignore_index", "optimizer", "lr_schedule", "augment")
+    yield task == "train", "task=train", keys
+    keys = ("loss.label_smoothing", "loss.smooth")
+    yield task in ("train", "evaluate"), "task=train or task=evaluate", keys
+    needs = f"a task other than {' and '.join(ONE_PASS)}, which take images in their order"
+    yield task not in ONE_PASS, needs, ("data.shuffle",)
+    keys = ("data.groups", "data.detections", "data.outside")
+    outlines = "*" in (data.labels or "")
+    yield outlines, "outlines, as data.labels=annotations/*.geojson", keys
+    yield data.cut == "patches", "data.cut=patches", ("data.stride",)
+    divided = (data.split != "all" or config.validates) and data.split_file is None
+    needs = "images that are divided by it: data.split or validate.every, without data.split_file"
+    yield divided, needs, ("data.validation", "data.test", "data.split_seed")
+
+
+def _sections(config: RunConfig) -> list[Section]:
+    values = [getattr(config, one.name) for one in dataclasses.fields(config)]
+    return [value for value in values if isinstance(value, Section)]
+
+
+def _pairs(section: Section) -> list[tuple[str, Any]]:
+    fields = dataclasses.fields(cast(Any, section))
+    return [(one.name, getattr(section, one.name)) for one in fields]
+
+
+def _name(section: Section, key: str) -> str:
+    return section._key if key == "name" else f"{section._key}.{key}"

@@ -118,13 +118,14 @@ class Section:
         for field in dataclasses.fields(typing.cast(Any, self)):
             check(self._check_field, field)
         self._check_more(check)
-        check.problems += self._unread()
+        check.problems += self.unread(changed_keys(self))
         check.done()
 
-    def _unread(self) -> Iterator[str]:
+    def unread(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:
+        """Yields what is wrong with those among keys and their values that its name ignores."""
         name, section = getattr(self, "name", ""), self._key
         foreign = unread_keys(type(self), name)
-        for key, value in changed_keys(self):
+        for key, value in pairs:
             if key in foreign:
                 readers = [other for other, keys in self._own_keys.items() if key in keys]
                 own = ", ".join(f"{section}.{one}" for one in self._own_keys[name])
