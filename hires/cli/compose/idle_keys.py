@@ -47,7 +47,7 @@ def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
         if is_read:
             continue
         found = [
-            f"{name}={value}"
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}"
             for section in _sections(config)
             for key, value in _pairs(section)
             if (name := _name(section, key)) in keys or section._key in keys
@@ -68,7 +68,7 @@ def _readers(config: RunConfig) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield task == "train", "task=train", keys
     keys = ("loss.label_smoothing", "loss.smooth")
     yield task in ("train", "evaluate"), "task=train or task=evaluate", keys
-    needs = f"a task other than {' and '.join(ONE_PASS)}, which take images in their order"
+    needs = "task=train or task=infer, which may take images in another order"
     yield task not in ONE_PASS, needs, ("data.shuffle",)
     keys = ("data.groups", "data.detections", "data.outside")
     outlines = "*" in (data.labels or "")

@@ -18,13 +18,14 @@ from hires.core.config.value_checks import (
     word,
 )
 
-_MADE = ("classes", "length")
-_FILES = ("path", "split_file", "fit")
+_SHARES = ("validation", "test", "split_seed")
+_MADE = ("classes", "length", *_SHARES)
+_FILES = ("path", "split_file", "fit", *_SHARES)
 OWN_KEYS = {
     "synthetic": _MADE,
     "textures": _MADE,
     "hard": _MADE,
-    "digits": ("fit",),
+    "digits": ("fit", *_SHARES),
     "cifar10": ("path", "fit"),
     "folder": _FILES,
     "images": _FILES,

@@ -45,6 +45,17 @@ from hires.nets import NETS
         ("task=evaluate data.balance=true", "data.balance", "task=train"),
         ("task=predict data.shuffle=false", "data.shuffle", "task=train"),
         ("task=infer memory.checkpoint=block", "memory.checkpoint", "task=train"),
+        ("model=resnet18 model.width=64", "model.width", "model.depth"),
+        ("optimizer=adam optimizer.momentum=0.9", "optimizer.momentum", "optimizer.betas"),
+        ("task=infer optimizer.lr=0.001", "optimizer.lr", "task=train"),
+        ("task=evaluate measure.tensorboard=true", "measure.tensorboard", "task=train"),
+        ("task=evaluate loss.weights=[1,2]", "loss.weights", "task=train"),
+        ("task=predict loss.label_smoothing=0.1", "loss.label_smoothing", "task=evaluate"),
+        ("data=slide data.groups={_0:tumor}", "data.groups", "data.labels"),
+        ("data=slide data.labels=labels.csv data.outside=normal", "data.outside", "geojson"),
+        ("data=slide data.cut=whole data.stride=8", "data.stride", "data.cut=patches"),
+        ("data=folder data.test=0.2", "data.test", "data.split"),
+        ("data=cifar10 data.split=train data.split_seed=3", "data.split_seed", "data.path"),
         ("task=train predict.reduce=probability", "predict.reduce", "task=predict"),
     ],
 )
@@ -64,6 +75,9 @@ def test_a_key_that_nothing_reads_is_refused_with_those_that_are_read(words, key
         "model=custom model.target=mine:net model.scale=3 data=pairs",
         "task=infer model.depth=18 data.shuffle=false",
         "data=masks data.classes=3 data.ignore=255",
+        "task=evaluate loss.label_smoothing=0.1 data.split=test data.test=0.2",
+        "data=folder validate.every=epoch data.validation=0.2 data.split_seed=1",
+        "data=slide data.labels=annotations/*.geojson data.groups={_0:tumor} data.outside=normal",
     ],
 )
 def test_keys_that_are_read_are_taken(words):
