@@ -8,7 +8,7 @@ cifar10   whole records, labels from 0 to 9
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +36,7 @@ def check_masks(path: str, config: RunConfig, sized: bool, progress: Progress) -
     index, masks = mask_pairs(data, path)
     report, faults = DataReport(path, "masks", {}), list[str]()
     occurs: collections.Counter[int] = collections.Counter()
-    ignored = {data.ignore, config.objective.ignore_index}
-    ignored |= {label for label, one in enumerate(config.loss.weights or ()) if not one}
+    ignored = {data.ignore, *config.objective.ignored}
     unlabelled = list[str]()
     for image, mask in zip(checked_images(index.paths, config), masks, strict=True):
         report.images.append(replace(image, path=inside(root, image.path)))
@@ -139,6 +138,23 @@ def check_cifar10(path: str, config: RunConfig, sized: bool, progress: Progress)
     if faults:
         report.findings.append(DataFinding(ERROR, "files that would end a run", faults))
     return report
+
+
+def uncounted_classes(report: DataReport, config: RunConfig) -> Iterator[DataFinding]:
+    """Yields the classes of images, not of pixels, whose label the loss ignores."""
+    if report.data in ("folder", "slide", "cifar10"):
+        names = config.data.order or [*dict.fromkeys(map(_class_of_part, report.classes))]
+        found = [
+            names[label] for label in sorted(config.loss.ignored) if label in range(len(names))
+        ]
+        if found:
+            text = "classes whose label does not count (loss.ignore_index, loss.weights)"
+            text += ": a training learns nothing from their images"
+            yield DataFinding(WARNING, text, found)
+
+
+def _class_of_part(name: str) -> str:
+    return name.rpartition("/")[2]  # train/cat
 
 
 CHECKS = {"masks": check_masks, "slide": check_slides, "cifar10": check_cifar10}

@@ -44,7 +44,7 @@ def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
         target = _labels(output, target)
     if keys.name == "custom":
         return _own_mean(keys, output, target)
-    if keys.name == "cross_entropy" and not keys.may_ignore:
+    if keys.name == "cross_entropy" and not keys.ignored:
         return F.cross_entropy(class_scores(output), target, label_smoothing=keys.label_smoothing)
     if keys.name in ("l1", "l2"):
         return (F.l1_loss if keys.name == "l1" else F.mse_loss)(output, target)
@@ -75,7 +75,7 @@ def loss_of(
     if output.dtype != torch.float64:
         output = output.float()
     divides = divides_output(context)
-    if not (divides or keys.may_ignore):
+    if not (divides or keys.ignored):
         return plain_loss(keys, output, target), None
     sums = sums_of_part(keys, output, target)
     if divides:
@@ -83,7 +83,7 @@ def loss_of(
         context.cursor.add_up(total, graph.output)
         sums = sums + (total - sums.detach())
     # The sizes of all classes are twice the number of labels, those of a mean their weight.
-    counts = sums.detach()[sums.numel() // 2 :].sum() > 0 if keys.may_ignore else None
+    counts = sums.detach()[sums.numel() // 2 :].sum() > 0 if keys.ignored else None
     return loss_of_sums(keys, sums), counts
 
 

@@ -71,6 +71,23 @@ def test_label_maps_without_a_label_that_counts_are_listed(masks, capsys, value,
     assert [one["files"] for one in found] == ([[f"masks/{first.name}"]] if words else [])
 
 
+@pytest.mark.parametrize("part", ["", "train/"])
+def test_classes_that_never_count_are_listed(tmp_path, capsys, part):
+    for one in ("train/", "val/") if part else ("",):
+        for name in ("cat", "dog", "eel"):
+            (tmp_path / one / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8), (len(one), ord(name[0]), 9)).save(
+                tmp_path / one / name / f"{name}.png"
+            )
+    words = [tmp_path, "data=folder", f"data.split={'train' if part else 'all'}", "--json"]
+    loss = ["loss=cross_entropy", "loss.ignore_index=0", "loss.weights=[1,1,0]"]
+    for keys, listed in ([], []), (loss, [["cat", "eel"]]):
+        code, out = check(capsys, *words, *keys)
+        assert code == 0, out
+        found = [one for one in json.loads(out)["findings"] if "does not count" in one["text"]]
+        assert [one["files"] for one in found] == listed
+
+
 def test_lossy_label_maps_are_listed(masks, capsys):
     first, *_ = sorted((masks / "masks").iterdir())
     Image.open(first).convert("L").save(first, format="JPEG")

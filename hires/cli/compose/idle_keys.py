@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
 from hires.core.config.run_config import RunConfig
@@ -60,23 +60,30 @@ def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
         raise ConfigError("; ".join(problems))
 
 
-def _readers(config: RunConfig) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+def _readers(config: RunConfig) -> Iterator[tuple[bool, str, Collection[str]]]:
     """Yields whether sections and keys are read, and what reads them."""
     task, data = config.task.name, config.data
-    keys = ("data.balance", "memory.checkpoint", "measure.tensorboard", "loss.weights")
-    keys = (*keys, "loss.ignore_index", "optimizer", "lr_schedule", "augment")
-    yield task == "train", "task=train", keys
-    keys = ("loss.label_smoothing", "loss.smooth")
-    yield task in ("train", "evaluate"), "task=train or task=evaluate", keys
-    needs = "task=train or task=infer, which may take images in another order"
-    yield task not in ONE_PASS, needs, ("data.shuffle",)
-    keys = ("data.groups", "data.detections", "data.outside")
-    outlines = "*" in (data.labels or "")
-    yield outlines, "outlines, as data.labels=annotations/*.geojson", keys
+    learning: tuple[str, ...] = (
+        "optimizer",
+        "lr_schedule",
+        "augment",
+        "data.balance",
+        "memory.checkpoint",
+    )
+    learning += ("measure.tensorboard", "loss.weights", "loss.ignore_index")
+    losses = ("loss.label_smoothing", "loss.smooth")
+    outlines = ("data.groups", "data.detections", "data.outside")
+    shares = ("data.validation", "data.test", "data.split_seed")
+    orders = "task=train or task=infer, which may take images in another order"
+    parts = "images that are divided by it: data.split or validate.every, without data.split_file"
+    divides = (data.split != "all" or config.validates) and data.split_file is None
+    yield task == "train", "task=train", learning
+    yield task in ("train", "evaluate"), "task=train or task=evaluate", losses
+    yield task not in ONE_PASS, orders, ("data.shuffle",)
+    labels = "outlines, as data.labels=annotations/*.geojson"
+    yield "*" in (data.labels or ""), labels, outlines
     yield data.cut == "patches", "data.cut=patches", ("data.stride",)
-    divided = (data.split != "all" or config.validates) and data.split_file is None
-    needs = "images that are divided by it: data.split or validate.every, without data.split_file"
-    yield divided, needs, ("data.validation", "data.test", "data.split_seed")
+    yield divides, parts, shares
 
 
 def _sections(config: RunConfig) -> list[Section]:

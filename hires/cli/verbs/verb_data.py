@@ -115,8 +115,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from hires.data.data_check import check_data
-    from hires.data.label_check import CHECKS
+    from hires.data.data_check import check_data, sorted_findings
+    from hires.data.label_check import CHECKS, uncounted_classes
 
     config, path, words = RunConfig(), args.path, args.overrides
     if "=" in path and not Path(path).exists():  # the words of a run, with data.path
@@ -142,6 +142,7 @@ def _check(args: argparse.Namespace) -> int:
     else:
         report = check_data(path, config, data, "image" in keys, progress)
     print_activity("")
+    report.findings = sorted_findings([*report.findings, *uncounted_classes(report, config)])
     if args.json:
         print(json.dumps(_facts(report), indent=2))
     else:

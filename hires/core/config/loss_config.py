@@ -47,9 +47,10 @@ class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
         return self.targets if self.name == "custom" else LOSSES[self.name].targets
 
     @property
-    def may_ignore(self) -> bool:
-        """Whether there may be labels that do not count."""
-        return self.ignore_index is not None or 0 in (self.weights or ())
+    def ignored(self) -> set[int]:
+        """Labels that do not count."""
+        unweighted = {label for label, factor in enumerate(self.weights or ()) if not factor}
+        return unweighted if self.ignore_index is None else {*unweighted, self.ignore_index}
 
     def _check_more(self, check: Checks) -> None:
         if self.name == "custom" and (self.target is None or self.target.count(":") != 1):
