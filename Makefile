@@ -9,7 +9,7 @@ JOBS ?= 2
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-mpi test-slurm test-browser check lint docs bench clean
+.PHONY: help run test test-mpi test-slurm test-browser test-faults check lint docs bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -46,6 +46,9 @@ lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test-faults: $(INSTALLED)  ## show that the tests catch the faults of tests/faults; ARGS="plan" for one part
+	$(BIN)/python tests/faults/run_faults.py $(ARGS)
 
 docs: $(INSTALLED)  ## write the pages that come from the code, then build the documentation into build/site
 	for page in keys verbs libraries operators; do $(BIN)/hires list $$page --markdown >docs/$$page.md || exit; done
