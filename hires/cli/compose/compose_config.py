@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ _YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
     """Returns the config of one run; ``config_dir`` adds choices to those of ``conf/``."""
-    return config_of(Composer(config_dir).composed(overrides)[0], overrides)
+    composer = Composer(config_dir) if config_dir else _composer()
+    return config_of(composer.composed(overrides)[0], overrides)
 
 
 def config_of(values: dict[str, Any], words: Sequence[str] = ()) -> RunConfig:
@@ -107,7 +109,6 @@ class Composer:
         if words not in self._bases:
             from hydra import compose as hydra_compose
             from hydra import initialize_config_dir
-            from hydra.core.config_store import ConfigStore
             from omegaconf import open_dict
 
             overrides = list(words)
@@ -117,7 +118,7 @@ class Composer:
                     path = self._extra / f"{word.lstrip('+').replace('=', '/', 1)}.yaml"
                     if path.is_file():
                         read_mapping(path)
-            ConfigStore.instance().store(name="schema", node=RunConfig)
+            _keep_schema()
             with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
                 config = hydra_compose("config", overrides, return_hydra_config=True)
             choices = dict(config.hydra.runtime.choices)
@@ -152,6 +153,19 @@ class Composer:
         example = "" if default == "null" else f", as {field}={default}"
         must_be = f"{field if word else 'it'} must be {type_words}{example}"
         return f"{where}{word or key} has the wrong type: {must_be}"
+
+
+@functools.cache
+def _composer() -> Composer:
+    """Returns one for all commands of this process that name no folder of choices."""
+    return Composer()
+
+
+@functools.cache
+def _keep_schema() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=RunConfig)  # takes 0.05 s
 
 
 def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:

@@ -18,14 +18,13 @@ from hires.core.config.value_checks import (
     word,
 )
 
-_SHARES = ("validation", "test", "split_seed")
-_MADE = ("classes", "length", *_SHARES)
-_FILES = ("path", "split_file", "fit", *_SHARES)
+_MADE = ("classes", "length")
+_FILES = ("path", "split_file", "fit")
 OWN_KEYS = {
     "synthetic": _MADE,
     "textures": _MADE,
     "hard": _MADE,
-    "digits": ("fit", *_SHARES),
+    "digits": ("fit",),
     "cifar10": ("path", "fit"),
     "folder": _FILES,
     "images": _FILES,

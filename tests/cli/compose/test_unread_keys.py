@@ -55,7 +55,6 @@ from hires.nets import NETS
         ("data=slide data.labels=labels.csv data.outside=normal", "data.outside", "geojson"),
         ("data=slide data.cut=whole data.stride=8", "data.stride", "data.cut=patches"),
         ("data=folder data.test=0.2", "data.test", "data.split"),
-        ("data=cifar10 data.split=train data.split_seed=3", "data.split_seed", "data.path"),
         ("task=train predict.reduce=probability", "predict.reduce", "task=predict"),
     ],
 )
