@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import hires
+import hires.comm
 from hires.core.errors import LossError
 from tests.helpers.saved import attempt, make
 
@@ -55,9 +55,10 @@ def test_only_the_samples_of_the_microbatch_are_named(tmp_path, parallel):
     assert "at step 1, of the images 3;" in said
 
 
-def test_loop_of_the_users_names_samples_too():
+def test_loop_of_the_users_names_samples_too(request):
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
     keys = {"image": [8, 8], "batch": 4, "parallel": {"microbatches": 2}}
+    request.addfinalizer(hires.comm.shutdown)
     engine = hires.Engine(net, keys)
     images = torch.zeros(4, 3, 8, 8)
     images[3, 0, 0, 0] = torch.nan
