@@ -9,7 +9,7 @@ JOBS ?= 2
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-mpi test-slurm test-browser test-faults check lint docs bench clean
+.PHONY: help run test test-all test-mpi test-slurm test-browser test-faults check lint docs bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -25,8 +25,11 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 	$(BIN)/hires run campaign=quickstart data=folder data.path=$(IMAGES) model=resnet18 image=256 \
 	    parallel=sp+gems precision=bf16 batch=8 steps=12 $(ARGS)
 
-test: $(INSTALLED)  ## run the tests, JOBS=2 at a time; ARGS='-m slow' runs the slow ones
+test: $(INSTALLED)  ## run the tests that guard a promise, JOBS=2 at a time
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: networks of libraries, random programs, 4096 ranks
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and not gpu and not slurm and not browser" $(ARGS)
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
 	bash scripts/install_mpi.sh
