@@ -1,46 +1,46 @@
-#!/usr/bin/env python3
-"""Checks everything of hires that needs a GPU, from a checkout, with nothing installed but torch.
+"""Checks hires on a machine with an NVIDIA GPU, and prints one table.
 
-    python3 scripts/gpu_check.py --out results/gpu/NAME      on a machine with an NVIDIA GPU
-    python3 scripts/gpu_check.py --only runs --runs DIR      runs that were frozen elsewhere, there
-    python3 scripts/gpu_check.py --device simulated          a rehearsal of the script itself
+    .venv/bin/python scripts/gpu_check.py [FOLDER]       what each part printed is kept in FOLDER
 
-Needs torch 2.11 or newer, built for CUDA, with numpy and safetensors; neither a network nor an
-installation. It is ``hires bench gpu``: hires/bench/gpu_bench.py describes its sections.
+Parts: the tests marked ``gpu`` (layouts beside one process, NCCL, predicted memory, int8 kernels),
+and layouts beside torch's own. A part that fails ends none of the others.
 """
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
-NEEDED = ("torch", "numpy", "safetensors")
-TORCH = (2, 11)
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 1200
+PARTS = {
+    "tests": ("-m", "pytest", "-m", "gpu", "-q", "-n", "0", "tests"),
+    "layouts": ("-m", "hires", "bench", "layouts", "--device", "cuda", "--model", "resnet50"),
+}
 
 
 def main() -> int:
-    """Returns the exit code: 0 all passed, 1 a check failed, 2 it cannot run here."""
-    root = str(Path(__file__).resolve().parents[1])
-    # The ranks that the check starts are processes of their own, which find hires there, too.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    sys.path[0] = root
-    try:
-        for name in NEEDED:
-            __import__(name)
-    except ModuleNotFoundError as error:
-        print(f"{error}; install {', '.join(NEEDED)}", file=sys.stderr)
-        return 2
-    import torch
-
-    if tuple(map(int, torch.__version__.split(".")[:2])) < TORCH:
-        needed = ".".join(map(str, TORCH))
-        print(f"torch {torch.__version__} is too old; install {needed} or newer", file=sys.stderr)
-        return 2
-    from hires.bench.gpu_bench import BENCHMARK
-
-    return BENCHMARK.main(sys.argv[1:], "python3 scripts/gpu_check.py")
+    """Runs all parts; returns 1 if one failed."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "gpu-check")
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = False
+    for name, words in PARTS.items():
+        began_s, output = time.monotonic(), folder / f"{name}.txt"
+        with output.open("w", encoding="utf-8") as file:
+            try:
+                command = [sys.executable, *words]
+                how = {"cwd": ROOT, "stdout": file, "stderr": file, "timeout": LIMIT_S}
+                code = subprocess.run(command, check=False, **how).returncode
+            except subprocess.TimeoutExpired:
+                code = 124
+        failed |= code != 0
+        state = "ok" if code == 0 else f"FAILED ({code})"
+        last = output.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+        print(f"{name:10} {state:14} {time.monotonic() - began_s:6.0f} s  {output}: {last}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

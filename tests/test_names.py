@@ -16,7 +16,6 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 OTHER_MEANING = {
     "cli/compose/choices.py": "conf/config.yaml",  # of conf/, which is Hydra's
     "cli/compose/compose_config.py": "config.yaml",
-    "bench/plan_bench.py": "plan.json",  # the heading of a column
 }
 
 

@@ -1,16 +1,13 @@
 """Measures messages through every library, beside raw ones: ``hires bench comm``.
 
 Latency, bandwidth, bandwidth both ways and every collective, blocking and not, with all backends
-and algorithms of hires.comm and raw libraries in turns, every result checked. With --replay it
-measures recorded mixes of operations; a file of YAML holds one, as
-``calls: [{operation: all_reduce, bytes: 1MiB, count: 4}]``. Exit codes: 0 done, 1 a rank failed or
-a result is wrong, 2 bad options.
+and algorithms of hires.comm and raw libraries in turns, every result checked. Exit codes: 0 done,
+1 a rank failed or a result is wrong, 2 bad options.
 
 Examples:
   hires bench comm --quick
   hires bench comm --only all_reduce,latency --sizes 16..1MiB --out results/comm
-  hires bench comm --replay moe,dlrm --table table.json
-  hires bench comm --train --image 224 --table table.json
+  hires bench comm --table table.json
 """
 
 from __future__ import annotations
@@ -21,8 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.bench.bench_output import Benchmark, Result, Results, names_of, option
-from hires.bench.comm_aims import judged
-from hires.bench.comm_files import write_files
 from hires.bench.comm_tables import facts, tables
 from hires.bench.message_operations import BENCHED
 from hires.bench.sweep import (
@@ -52,8 +47,8 @@ QUICK_SIZES = (16, 1 << 10, 1 << 16, 1 << 20, 1 << 24)
 NOTES = """\
 The sample of a call is its slowest rank; all ranks leave a fence together before it. Libraries run
 in turns, in another order every round. A size is what a rank gives. Bandwidths: nccl-tests,
-PERFORMANCE.md. `raw:c` is a loop in C, `raw:mpi4py` and `raw:gloo` are the libraries without hires,
-`table` is hires.comm with `comm=mix`."""
+PERFORMANCE.md. `raw:mpi4py` and `raw:gloo` are the libraries without hires, `table`
+is hires.comm with `comm=mix`."""
 
 
 FINE, COARSE = "fine", "coarse"
@@ -93,14 +88,6 @@ class CommOptions(WorldOptions):
         FINE, "fine: the table as it is; coarse: one backend for each operation", parse=one_grain
     )
     quick: bool = option(False, "few sizes, a tenth of the time")
-    replay: tuple[str, ...] = option(
-        "", "files or names of recorded mixes, instead of the sweep", parse=words_of
-    )
-
-    train: bool = option(False, "train a network over each setting, instead of the sweep")
-    model: str = option("resnet50", "network of --train")
-    image: int = option(224, "pixels of --train")
-    batch: int = option(2, "images of --train, of each replica")
 
     def __post_init__(self) -> None:
         if TABLE in self.ways and not self.table:
@@ -119,7 +106,7 @@ class CommOptions(WorldOptions):
 
 
 def measure(options: CommOptions, former: Result | None) -> Results:
-    """Yields all rows after each cell, or all mixes after each."""
+    """Yields all rows after each cell."""
     if options.quick:
         sizes = QUICK_SIZES if options.sizes == CommOptions.sizes else options.sizes
         short_s = options.seconds / 10
@@ -131,44 +118,26 @@ def measure(options: CommOptions, former: Result | None) -> Results:
     shown = {key: [*value] if isinstance(value, tuple) else value for key, value in shown.items()}
     if table is not None:  # the file may hold another one the next time
         shown["table_digest"] = table.digest
-    if options.train:
-        from hires.bench.comm_training import train
-
-        what = options.model, options.image, options.batch, options.table
-        yield from train(options, *what, options.has_mpi)
-        return
-    if options.replay:
-        from hires.bench.comm_replay import replay
-
-        yield from replay(options, options.replay, options.entered, shown, table)
-        return
     modes = [mode == "blocking" for mode in options.modes]
     cells = cells_of(options.only, options.sizes, options.dtypes, modes)
     rows = former_rows(former, shown)
-    yield from (
-        result_of(shown, rows, table) for _ in sweep(options, cells, options.entered, rows, table)
-    )
+    yield from (result_of(shown, rows) for _ in sweep(options, cells, options.entered, rows, table))
     if rows:
-        yield result_of(shown, rows, table)
+        yield result_of(shown, rows)
 
 
-def result_of(
-    shown: dict[str, Any], rows: list[dict[str, Any]], table: TuningTable | None
-) -> Result:
-    """Returns the rows, their wrong results, and the aims with their measured values."""
+def result_of(shown: dict[str, Any], rows: list[dict[str, Any]]) -> Result:
+    """Returns the rows and their wrong results."""
     bad = wrong(rows)
     return {
         "ok": not bad,
         "options": shown,
         "wrong": bad,
-        "aims": judged(rows, table),
         "rows": rows,
     }
 
 
-BENCHMARK = Benchmark(
-    "comm", __doc__, CommOptions, measure, tables, NOTES, facts, resumes=True, finish=write_files
-)
+BENCHMARK = Benchmark("comm", __doc__, CommOptions, measure, tables, NOTES, facts, resumes=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 gloo, mpi, shm ...      hires.comm with ``backend=`` that route, also mpi:segmented:4MiB
 table                   hires.comm as a tuning table chooses
 raw:gloo                torch.distributed itself
-raw:mpi4py, raw:c       the MPI library, through mpi4py and from a loop in C
+raw:mpi4py              the MPI library, through mpi4py
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from hires.bench.message_race import (
     race_cell,
     timed,
 )
-from hires.bench.raw_mpi import CompiledLoop, RawMpi
+from hires.bench.raw_mpi import RawMpi
 from hires.bench.sweep import (
     BASELINES,
     PEER_SUM,
-    RAW_C,
     RAW_GLOO,
     RAW_MPI4PY,
     TABLE,
@@ -46,7 +45,7 @@ from hires.engine.device import open_device
 from hires.plan.routes import Route, parse_route
 from hires.plan.tuning_table import TuningTable
 
-NEED_MPI = ("mpi", RAW_MPI4PY, RAW_C)
+NEED_MPI = ("mpi", RAW_MPI4PY)
 WAIT_S = 120.0
 
 
@@ -116,15 +115,12 @@ def join(world: World, ways: Sequence[str], table: TuningTable | None, device: s
 def contestants(ways: Sequence[str], agreed: RaceWorld) -> dict[str, Bind]:
     """Returns what binds each way to the buffers of a cell."""
     raw = None
-    if any(way in (RAW_MPI4PY, RAW_C) for way in ways):
+    if RAW_MPI4PY in ways:
         with cast(MpiBackend, transport.backends["mpi"]).calls:
             raw = RawMpi()
     made: dict[str, Bind] = {}
     for way in ways:
-        if way == RAW_C:
-            assert raw is not None
-            made[way] = _compiled(CompiledLoop(raw))
-        elif way == RAW_MPI4PY:
+        if way == RAW_MPI4PY:
             assert raw is not None
             made[way] = _python(raw, agreed)
         elif way == PEER_SUM:
@@ -168,15 +164,6 @@ def _python(raw: RawMpi, agreed: RaceWorld) -> Bind:
     def begin(buffers: BenchBuffers, blocking: bool) -> Block | None:
         call = raw.bind(buffers, blocking)
         return None if call is None else _alone(timed(call, own))
-
-    return begin
-
-
-def _compiled(loop: CompiledLoop) -> Bind:
-    def begin(buffers: BenchBuffers, blocking: bool) -> Block:
-        if loop.problem:
-            raise NotImplementedError(loop.problem)
-        return _alone(lambda times: loop.block(buffers, blocking, times))
 
     return begin
 

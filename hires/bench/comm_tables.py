@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hires.bench import layouts_table
 from hires.bench.bench_noise import noise_facts
 from hires.bench.bench_output import BenchTable, Result
 from hires.bench.message_operations import BARRIER, BENCHED
@@ -17,13 +16,7 @@ Row = dict[str, Any]
 
 
 def tables(result: Result) -> list[BenchTable]:
-    """Returns one table for each operation, mode, type and number of ranks, and the aims."""
-    if "tasks" in result:
-        return layouts_table.tables(result)
-    if "mixes" in result:
-        from hires.bench.comm_replay import mix_tables
-
-        return mix_tables(result)
+    """Returns one table for each operation, mode, type and number of ranks."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in result["rows"]:
         mode = "" if row["blocking"] else ", issued and waited for"
@@ -36,23 +29,11 @@ def tables(result: Result) -> list[BenchTable]:
     best = [_fastest(row) for row in result["rows"] if row["blocking"] and _measured(row)]
     note = "The fastest way of all, raw libraries included."
     made.append(BenchTable("Fastest", best, note))
-    reached = [
-        {"aim": aim["aim"], "measured": aim["measured"] or "-", "state": _state(aim)}
-        for aim in result["aims"]
-    ]
-    return [*made, BenchTable("Against aims", reached)]
-
-
-def _state(aim: Mapping[str, Any]) -> str:
-    if aim["ok"] is None:
-        return "too noisy" if aim["measured"] else "not measured"
-    return "ok" if aim["ok"] else "MISSED"
+    return made
 
 
 def facts(result: Result) -> list[str]:
     """Returns what stands above the tables."""
-    if "rows" not in result:
-        return []
     options = result["options"]
     number = sum(one["count"] for row in result["rows"] for one in _measured(row).values())
     wrong = result["wrong"]

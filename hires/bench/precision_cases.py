@@ -10,7 +10,6 @@ from typing import Any
 
 from hires.bench.bench_output import names_of, option
 from hires.bench.contestants import CLASSES, model_config
-from hires.bench.halo_bench import pixels_of
 from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, from_dict
@@ -31,6 +30,15 @@ PEERS = {
     OPENVINO: ("fp32", "bf16", INT8),
 }
 """Other libraries, and the precisions that they run."""
+
+
+def pixels_of(flag: str, text: str) -> tuple[int, ...]:
+    """Returns whole numbers with commas between."""
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ConfigError(f"{flag} {text} must be numbers with commas between, as 512,1024")
+    return tuple(dict.fromkeys(map(int, text.split(","))))
+
+
 MADE = ("textures", "hard", "digits")
 """Values of ``--data`` that need no folder."""
 UNET_CLASSES = 2

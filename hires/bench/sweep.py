@@ -31,7 +31,7 @@ from hires.plan.tuning_table import TuningTable
 AUTO = "auto"
 TABLE = "table"
 """The way that a tuning table chooses."""
-BASELINES = RAW_GLOO, RAW_MPI4PY, RAW_C = ("raw:gloo", "raw:mpi4py", "raw:c")
+BASELINES = RAW_GLOO, RAW_MPI4PY = ("raw:gloo", "raw:mpi4py")
 """The libraries without hires."""
 PEER_SUM = str(Route("cma", SHARES))
 """The sum of gradients in a training step, which no table can name for other operations."""

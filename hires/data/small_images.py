@@ -6,7 +6,7 @@
 
 Source:
     E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (CC BY 4.0), as
-    in scikit-learn (BSD); ``scripts/make_digits.py`` makes the file. A. Krizhevsky, "Learning
+    in scikit-learn (BSD): the 1797 images of ``load_digits()``, as bytes. A. Krizhevsky, "Learning
     multiple layers of features from tiny images", 2009, and its page, "Binary version".
 """
 

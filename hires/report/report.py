@@ -18,7 +18,6 @@ from hires.report import summaries
 from hires.report.frames import load
 from hires.report.plots import base as figures
 from hires.report.plots import style
-from hires.report.plots.backends import read_benches
 from hires.report.plots.base import Plot, PlotData
 from hires.report.read.runs import Run
 
@@ -82,8 +81,6 @@ def write_report(
         tables, data = summaries.summaries(frames), PlotData(frames)
         plots: list[Plot] = []
         if {"html", *figures.FORMATS} & set(formats):
-            roots = dict.fromkeys(path.parent.parent for path in paths)
-            data.benches = [b for root in roots for b in read_benches(root, frames.notes)]
             plots = figures.draw(data, inches)
         for form in (form for form in summaries.FORMATS if form in formats):
             files = {table.name: summaries.encoded(table, form) for table in tables}

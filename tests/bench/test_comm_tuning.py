@@ -109,8 +109,8 @@ def test_tables_fit_a_narrow_screen(monkeypatch, capsys):
 
 
 def test_baselines_are_no_routes():
-    with pytest.raises(ConfigError, match="raw:c is no route"):
-        routes_of("--routes", "gloo,raw:c")
+    with pytest.raises(ConfigError, match="raw:gloo is no route"):
+        routes_of("--routes", "gloo,raw:gloo")
     with pytest.raises(ConfigError, match=r"route 'gluo'"):
         routes_of("--routes", "gluo")
 

@@ -23,7 +23,7 @@ def whole(source, i, size):
 
 
 def test_digits_are_those_of_scikit_learn():
-    # scripts/make_digits.py of scikit-learn 1.9.1: 1797 images, load_digits().target.
+    # Of scikit-learn 1.9.1: 1797 images, load_digits().target.
     source = opened(name="digits")
     assert len(source) == 1797
     assert [source.label(i) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hires.bench.message_operations import BENCHED, BenchBuffers, bind
 from hires.bench.message_race import BenchCell, RacePlan, RaceWorld, race_cell, timed
-from hires.bench.raw_mpi import CompiledLoop, RawMpi
+from hires.bench.raw_mpi import RawMpi
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 
@@ -28,10 +28,7 @@ def raw_libraries(world: World, with_mpi: bool) -> Iterator[dict[str, Any]]:
     ways: dict[str, Any] = {"gloo": gloo}
     if with_mpi:
         raw = RawMpi()
-        loop = CompiledLoop(raw)
-        assert not loop.problem
         ways["mpi4py"] = lambda buffers, blocking: timed(raw.bind(buffers, blocking), agreed)
-        ways["c"] = lambda buffers, blocking: lambda times: loop.block(buffers, blocking, times)
     for name in BENCHED:
         for blocking in (True, False):
             yield race_cell(

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hires.bench.nccl_direct_check import wrong_results
 from hires.comm.backends.nccl_direct import NcclDirectBackend
 from hires.comm.backends.nccl_library import NcclLibrary
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
+from tests.helpers.nccl_direct_check import wrong_results
 
 SOURCE = Path(__file__).with_name("fake_nccl.c")
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from tests.helpers.slurm_arrays import (
     steps,
     wait_for_step,
 )
-from tests.helpers.slurm_runs import FIVE, LONG, REPOSITORY, TINY, ask, until
+from tests.helpers.slurm_runs import FIVE, LONG, TINY, ask, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -224,17 +222,6 @@ def test_two_commands_at_once_submit_a_point_once(runs):
     runs.jobs += [str(json.loads(ends[n][0])["job"]) for n in (0, 1) if codes[n] == 0]
     assert sorted(codes) == [0, 1], ends
     assert f"job {runs.jobs[0]} has it as attempt a0" in "".join(map(str, ends))
-
-
-@pytest.mark.slow
-def test_many_points_are_planned_submitted_asked_about_and_cancelled(runs):
-    words = [str(REPOSITORY / "scripts" / "measure_sweep.py"), "--points", "24", "--run", "2"]
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    assert "arrays of [24] elements, 24 points" in done.stdout
-    assert "plan and submit: " in done.stdout
 
 
 def test_points_follow_the_run_whose_weights_they_begin_with(runs):

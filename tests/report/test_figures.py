@@ -32,12 +32,11 @@ def plots(tmp_path_factory):
     return drawn(*sized_campaign(tmp_path_factory.mktemp("results")))
 
 
-def test_campaign_has_every_plot_but_that_of_a_benchmark(plots):
+def test_campaign_has_every_plot(plots):
     with_figure = {name for name, plot in plots.items() if plot.figure is not None}
     assert with_figure == OF_RANKS | {
         "throughput_by_layout", "throughput_by_image", "precision_error",
     }  # fmt: skip
-    assert "hires bench simulate" in plots["links"].missing
     assert "memory refused no image" in plots["largest_image"].missing
     assert "no layout" in plots["throughput_by_ranks"].missing  # each is one point, and no line
 
@@ -108,7 +107,7 @@ def test_one_run_has_its_own_plots_and_a_line_for_the_others(tmp_path):
     found = drawn(report_run(tmp_path))
     without = {name for name, plot in found.items() if plot.figure is None}
     assert without == ALWAYS | {
-        "precision_error", "traffic", "tile_grid", "links", "message_costs",
+        "precision_error", "traffic", "tile_grid", "message_costs",
     }  # fmt: skip
     assert all(found[name].missing for name in without)
 
@@ -171,18 +170,6 @@ def test_limits_and_batches_have_panels_of_their_own(tmp_path):
     _, titles = fit_plot(run, WHAT | {"limit": "20MiB"}, WHAT | {"precision": "bf16"})
     assert len(titles) == 2
     assert any("limit 20MiB" in title for title in titles)
-
-
-def test_links_of_a_benchmark_are_drawn(tmp_path):
-    found = PlotData(frames.load([report_run(tmp_path)]))
-    link = {"latency_s": 5e-5, "bytes_per_s": 2.0**31}
-    found.benches = [{"host": "h", "network": {"near": link, "far": link}}]
-    plot = {p.name: p for p in figures.draw(found)}["links"]
-    assert plot.figure is not None
-    assert "gloo within a node (h) 50 us and 2048 MiB/s" in plot.caption
-    assert "model from two measured numbers" in plot.caption
-    assert "measured on h" in " ".join(text.get_text() for text in plot.figure.texts)
-    assert all(line.get_marker() == "None" for a in plot.figure.axes for line in a.get_lines())
 
 
 def test_runs_of_one_precision_are_drawn_beside_each_other(tmp_path):

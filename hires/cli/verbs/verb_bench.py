@@ -17,21 +17,14 @@ from hires.core.registry import offer
 
 BENCHMARKS = {
     "layouts": "tiles, pipeline and replicas beside one process and torch's own",
-    "plan": "time and memory to plan and prove up to 4096 ranks",
-    "parity": "random layouts against one process in float64",
-    "networks": "public networks in several layouts against one process in float64",
-    "int8": "networks in 8 bits in several layouts against one process, bit by bit",
-    "comm": "messages through every backend and raw libraries, a sweep or recorded mixes",
-    "halo": "halo exchanges of ResNet and AmoebaNet by backend, beside plain copies",
-    "gpu": "all that needs a GPU: parity, precisions, streams, memory and speed on one",
+    "comm": "messages through every backend and raw libraries",
     "precision": "inference in fp32, bf16 and int8 beside torch, eager and compiled",
     "calibrate": "operators and links of this machine, for predicted step times",
     "choose": "layouts that hires plan --choose lists, predicted beside measured",
-    "simulate": "plans simulated: beside runs on this machine, and beside the thesis's ratios",
 }
 PARSER = Parser(
     "bench",
-    ("hires bench layouts --help", "hires bench plan"),
+    ("hires bench layouts --help", "hires bench comm --quick"),
     option("name", "NAME", f"one of {', '.join(BENCHMARKS)}", BENCHMARKS),
     option("rest", "...", "options of the benchmark", nargs=argparse.REMAINDER),
     more="`hires bench NAME --help` shows the benchmark's own options.\n\n"

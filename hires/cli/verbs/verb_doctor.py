@@ -29,41 +29,27 @@ PARSER = Parser(
     (
         "hires doctor                             this machine",
         "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
-        "hires doctor --gpu                       everything that needs a GPU, tried on one",
         "hires doctor --calibrate                 measures operators and links, to predict steps",
         "hires doctor --calibrate model=unet image=256 batch=8    and the layers of this network",
         "hires doctor --json",
     ),
     *composing(),
     number("--nodes", "machines that runs are to use (launcher.nodes)"),
-    flag("--gpu", "run `hires bench gpu`, up to eight minutes, instead of the checks"),
     flag("--calibrate", "measure this machine for predicted step times, up to two minutes"),
     number("--patience", "seconds that the job may wait and take", default=600),
     JSON,
 )
 
 
-BENCHMARKS = {
-    "gpu": ("tries this machine's GPU", "`hires bench gpu --device NAME` tries another device"),
-    "calibrate": ("measures this machine", "`hires bench calibrate --help` lists its own options"),
-}
-"""What is run instead of the checks -> what it does, and how it takes more."""
-
-
 def main(args: Namespace) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
-    if args.gpu and args.calibrate:
-        raise ConfigError("--gpu and --calibrate measure at once; leave one of the two out")
-    for name, why in BENCHMARKS.items():
-        if getattr(args, name):
-            keys = args.overrides if name == "calibrate" else []
-            if args.overrides != keys or args.config_dir or args.cfg or args.nodes is not None:
-                raise ConfigError(
-                    f"`hires doctor --{name}` {why[0]} and takes no "
-                    f"{'keys, ' if name != 'calibrate' else ''}--config-dir, --cfg or --nodes; "
-                    f"{why[1]}"
-                )
-            return bench([name, *(["--json"] if args.json else []), *keys])
+    if args.calibrate:
+        if args.config_dir or args.cfg or args.nodes is not None:
+            raise ConfigError(
+                "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
+                "or --nodes; `hires bench calibrate --help` lists its own options"
+            )
+        return bench(["calibrate", *(["--json"] if args.json else []), *args.overrides])
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         from hires.cli.compose.compose_config import compose

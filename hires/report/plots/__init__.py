@@ -1,7 +1,6 @@
 """Plots of a report: each file draws one or more and registers them under ``@plot``."""
 
 from hires.report.plots import (  # noqa: F401
-    backends,
     choice_front,
     confusion_maps,
     learning_curve,

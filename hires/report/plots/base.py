@@ -113,7 +113,6 @@ class PlotData:
     """Everything that plots are drawn from."""
 
     frames: Frames
-    benches: Sequence[dict[str, object]] = ()  # records of benchmarks
 
     @functools.cached_property
     def runs(self) -> list[DrawnRun]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hires.bench import thesis
 from hires.cli.compose.choices import experiments, groups
 from hires.cli.compose.compose_config import Composer
 from hires.cli.sweep.axes import axes_of, stored_sweep
@@ -19,6 +18,7 @@ from hires.core.errors import ConfigError
 from hires.core.published import FIGURES, TABLE_2_1_RUN
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
+from hires.plan.partition import layer_starts
 from tests.cli.conftest import SMALL as SMALL_RUN
 
 NAMES = [name for name in experiments() if name.startswith("fig")]
@@ -92,7 +92,17 @@ def test_one_gpu_beside_the_tiles_has_half_of_the_modules(name):
     for points in sweep_of(name, ON_CPU)[:2]:
         cut = {(p.config.model.n, tuple(p.config.parallel.balance or ())) for p in points}
         for n, balance in cut - {(n, ()) for n, _ in cut}:
-            assert list(balance) == thesis.equal_modules(_graph(n), 2)
+            assert list(balance) == equal_modules(_graph(n))
+
+
+def equal_modules(graph: Graph) -> list[int]:
+    """Returns the layers of two stages with as many modules each, as MPI4DL cuts."""
+    layers = [graph.nodes[start].layer.split(".") for start in layer_starts(graph)]
+    ends = [next((i for i, n in enumerate(path) if n.isdecimal()), 0) for path in layers]
+    modules = [".".join(path[: end + 1]) for path, end in zip(layers, ends, strict=True)]
+    order = list(dict.fromkeys(modules))
+    first = sum(order.index(module) < len(order) // 2 for module in modules)
+    return [first, len(modules) - first]
 
 
 def _graph(n: int) -> Graph:

@@ -29,7 +29,7 @@ def test_options_are_the_benchmarks(hires, monkeypatch):
 
 @pytest.mark.slow
 def test_exit_code_is_the_benchmarks(python):
-    assert python("-m", "hires", "bench", "simulate", "--timeout", "0").code == 2
+    assert python("-m", "hires", "bench", "comm", "--timeout", "0").code == 2
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])

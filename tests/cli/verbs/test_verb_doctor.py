@@ -33,21 +33,6 @@ def test_failing_check_exits_1_with_its_remedy(hires, monkeypatch):
     )
 
 
-def test_check_of_a_gpu_is_the_benchmark(hires, monkeypatch):
-    seen = []
-    monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 1)
-    assert hires("doctor", "--gpu", "--json").code == 1
-    assert seen == [["gpu", "--json"]]
-
-
-@pytest.mark.parametrize("words", [["device=cpu"], ["--cfg", "job"], ["--nodes", "2"]])
-def test_check_of_a_gpu_takes_no_keys(hires, monkeypatch, words):
-    monkeypatch.setattr(verb_doctor, "bench", lambda _: 0)
-    answer = hires("doctor", "--gpu", *words)
-    assert answer.code == 2
-    assert "`hires bench gpu --device NAME`" in answer.err
-
-
 def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypatch):
     seen = []
     monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 0)
@@ -58,9 +43,6 @@ def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypat
     answer = hires("doctor", "--calibrate", "--nodes", "2")
     assert answer.code == 2
     assert "`hires doctor --calibrate` measures this machine and takes no --config" in answer.err
-    answer = hires("doctor", "--calibrate", "--gpu")
-    assert answer.code == 2
-    assert "leave one of the two out" in answer.err
 
 
 def test_doctor_says_whether_and_when_the_machine_was_calibrated(tmp_path, monkeypatch):

@@ -2,8 +2,6 @@
 
 import pytest
 
-from hires.bench.simulate_bench import network_of, source_words
-from hires.core.errors import ConfigError
 from hires.plan.event import JOINT, POSTS, Event
 from hires.plan.program import events
 from hires.plan.routes import parse_route
@@ -14,7 +12,7 @@ from hires.plan.table_rules import Case
 from hires.plan.traffic import Operation
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.simulated import equal_costs
-from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
+from tests.helpers.small_plans import LAYOUTS, plan_of
 
 
 def table_of(plan, seconds):
@@ -51,26 +49,6 @@ def test_route_that_was_not_measured_takes_the_link():
     empty = MeasuredSeconds(TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo"}))
     bare = simulate(plan, costs, Network(near, near))
     assert simulate(plan, costs, MeasuredNetwork(near, near, measured=empty)) == bare
-
-
-def test_run_is_simulated_with_what_its_table_has_measured(tmp_path):
-    config, bare = config_of(), Network(Link(0.1), Link(0.1))
-    assert network_of(config, "cpu", bare) is bare  # the table that ships has measured nothing
-    path = tmp_path / "table.json"
-    config.comm.table = str(path)
-    with pytest.raises(ConfigError, match="no such file"):
-        network_of(config, "cpu", bare)
-    points = ["send 2 2 cpu bytes 8 gloo:message 0.001"]
-    TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo", "points": points}).write(
-        path
-    )
-    network = network_of(config, "cpu", bare)
-    event = Event("send", 1, 0, (2,), "float32", route=parse_route("gloo:message"))
-    assert network.message_s(0, 1, 8, event) == (0.0, 0.001)
-    plan = plan_of(**LAYOUTS["pp"])
-    plan.table = {"name": str(path), "digest": "0123456789"}
-    assert isinstance(network, MeasuredNetwork)
-    assert source_words(plan, network) == f"table {path} 01234567"  # its sends go by gloo alone
 
 
 def test_form_of_a_plan_takes_what_its_backend_does():
