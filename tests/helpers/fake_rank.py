@@ -3,7 +3,7 @@
 HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
 ok, meet (prints where), short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores
 SIGTERM), stopped (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then
-hangs), hub (waits on the others and reports when one is gone), port N (says for N starts that its
+hangs), leaves (starts a child, then behaves well), hub (waits on the others and reports when one is gone), port N (says for N starts that its
 port is taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N
 (exits with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save,
 fail, do nothing and finish), listener (dies of SIGUSR2), nan (its loss is no number), lost (fails
@@ -105,10 +105,19 @@ def full(here, run_dir, argument):
     ok(here, run_dir, argument)
 
 
+def leaves(here, run_dir, argument):
+    _start_child(run_dir)
+    ok(here, run_dir, argument)
+
+
 def parent(here, run_dir, argument):
+    _start_child(run_dir)
+    time.sleep(60)
+
+
+def _start_child(run_dir):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     (run_dir / "child.pid").write_text(str(child.pid))
-    time.sleep(60)
 
 
 def hub(here, run_dir, argument):
@@ -254,6 +263,7 @@ _BEHAVIOURS = {
     "deaf": deaf,
     "stopped": stopped,
     "full": full,
+    "leaves": leaves,
     "parent": parent,
     "hub": hub,
     "late": late,

@@ -76,3 +76,11 @@ def test_entries_that_were_not_used_for_longest_go_first(cache, monkeypatch):
     store.cached("memory", "b")
     store.keep("memory", "d", "x" * 98)
     assert sorted(path.stem for path in (cache / "memory").iterdir()) == ["b", "d"]
+
+
+def test_key_changes_with_the_code_and_with_torch(monkeypatch):
+    keys = {store.key_of("graph", 1), store.key_of("graph", 2)}
+    for versions in (["2.13", [["a.py", 1, 1]]], ["2.14", [["a.py", 1, 1]]], ["2.14", []]):
+        monkeypatch.setattr(store, "_versions", lambda versions=versions: versions)
+        keys.add(store.key_of("graph", 1))
+    assert len(keys) == 5

@@ -178,7 +178,7 @@ def test_folder_of_another_name_is_none(tmp_path):
     assert checkpoints.whole_checkpoints(tmp_path) == ([], [])
 
 
-def test_tidying_removes_what_crashes_left_and_all_but_the_latest(tmp_path):
+def test_tidying_removes_what_crashes_left_and_all_but_the_latest_and_the_best(tmp_path):
     for step in (2, 4, 6):
         save(tmp_path, step)
     save(tmp_path, 1, attempt=1)
@@ -186,6 +186,10 @@ def test_tidying_removes_what_crashes_left_and_all_but_the_latest(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir()
     checkpoints.tidy(tmp_path)
     assert steps_of(tmp_path) == [1, 6, 4, 2]
+    checkpoints.write_best(tmp_path, checkpoints.Best(4, "top1", 0.5))
+    checkpoints.tidy(tmp_path, keep=2)
+    assert steps_of(tmp_path) == [1, 6, 4]
+    (tmp_path / "checkpoints" / "best.json").unlink()
     checkpoints.tidy(tmp_path, keep=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "step000001",

@@ -268,3 +268,9 @@ def test_rank_that_built_another_network_is_refused(tmp_path):
         with pytest.raises(EditedError, match="the first values of weight are not those"):
             edits.require_built(planned, built_network({"weight": other}, False), tmp_path)
     assert planned.other_tensors(replace(planned, tensors=built(weight=rounded).tensors), True)
+
+
+def test_each_input_beside_the_config_makes_another_run(config):
+    names = ("table", "weights", "scales", "loss")
+    inputs = [RunInputs(), *(RunInputs(**{name: "0123"}) for name in names)]
+    assert len({rundir.run_path(config, one) for one in inputs}) == len(inputs)

@@ -114,6 +114,13 @@ def test_children_of_a_rank_are_stopped_too(fake_world, launch):
     assert gone([int(child.read_text())])
 
 
+def test_child_that_a_rank_leaves_behind_ends_with_it(fake_world, launch):
+    run = fake_world("leaves")
+    assert launch(run).state == "done"
+    time.sleep(0.1)
+    assert not alive([int((run.path / "child.pid").read_text())])
+
+
 def test_rank_without_all_its_steps_means_failed(fake_world, launch):
     run = fake_world("ok", "short")
     outcome = launch(run)

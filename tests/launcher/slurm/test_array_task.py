@@ -390,3 +390,21 @@ def test_wrong_words_are_told(submitted, cluster, words, told, tmp_path):
     )
     assert done.returncode in (1, 2)
     assert told in done.stdout
+
+
+def test_arrays_share_the_limit_of_their_command(tmp_path, cluster):
+    (cluster / "sbatch").write_text(
+        f'#!/bin/sh\nfor word; do case "$word" in *.sbatch) grep array= "$word";; esac; done '
+        f">> {cluster}/arrays; echo 7\n"
+    )
+    wanted = []
+    for minutes in (10, 20):
+        launcher = LauncherConfig(name="slurm", minutes=minutes)
+        for seed in range(4):
+            config = RunConfig(seed=seed, results=str(tmp_path / "results"), launcher=launcher)
+            config.campaign = f"of-{minutes}"
+            argv = ("hires", "run")
+            wanted.append(FrozenRun(rundir.freeze(config, {"world": 1}, argv), argv, config))
+    assert all(one.job for one in job_arrays.submit_all(wanted, SubmitOptions(["hires"], limit=3)))
+    lines = (cluster / "arrays").read_text().splitlines()
+    assert lines == ["#SBATCH --array=0-3%2", "#SBATCH --array=0-3%1"]

@@ -31,10 +31,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         tool.write_text(
             f"#!/bin/sh\n"
             f'for word; do printf "%s\\n" "$word"; done >> {folder}/{name}.words\n'
+            f"echo $SLURM_BITSTR_LEN > {folder}/{name}.letters\n"
             f"cat {folder}/{name}.out; cat {folder}/{name}.err >&2; exit {code}\n"
         )
         tool.chmod(0o755)
 
+    make.letters = lambda name: (folder / f"{name}.letters").read_text()
     make.words = lambda name: (folder / f"{name}.words").read_text().splitlines()
     return make
 
@@ -131,6 +133,7 @@ def test_elements_that_wait_are_understood_where_slurm_lists_them_together(slurm
     assert set(answers) == {"9_5", "9_9", "9_12", "9_16", "9_20"}
     assert set(answers.values()) == {JobStatus("pending", "JobArrayTaskLimit")}
     assert slurm.words("squeue")[-2] == "--jobs=9"
+    assert slurm.letters("squeue") == "0\n"  # lists of tasks are not cut after 64 characters
 
 
 def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_array(slurm):
