@@ -1,11 +1,13 @@
-"""Do the accuracies follow from what was counted?"""
+"""Accuracies follow from what was counted, and learning rates are those of torch."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
+from hires.core.config.run_config import from_dict
 from hires.core.errors import RunError
 from hires.core.evaluation_summary import (
     CLASSES,
@@ -17,6 +19,8 @@ from hires.core.evaluation_summary import (
     summary,
     wilson,
 )
+from hires.core.learning_rate import CURVES, learning_rate
+from tests.helpers.plain_training import torch_rates
 
 LABELS, MADE = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 0, -1]
 
@@ -80,15 +84,13 @@ def test_parts_of_a_sample_are_added_whatever_their_order():
     )
 
 
-@pytest.mark.parametrize("rows", [[[0, 1, 1, 0, 0, 0]], [[0, 1, 1, 0, 0, 0], [2, 1, 1, 0, 0, 0]]])
-def test_sample_that_no_rank_saw_is_named(rows):
-    with pytest.raises(RunError, match="no rank evaluated sample 1 of 3"):
-        by_sample(CLASSES, rows, 3)
-
-
-def test_sample_that_two_ranks_counted_is_named():
+def test_sample_that_no_rank_or_two_ranks_counted_is_named():
+    row = [0, 1, 1, 0, 0, 0]
+    for rows in ([row], [row, [2, *row[1:]]]):
+        with pytest.raises(RunError, match="no rank evaluated sample 1 of 3"):
+            by_sample(CLASSES, rows, 3)
     with pytest.raises(RunError, match="sample 0 was evaluated 2 times"):
-        by_sample(CLASSES, [[0, 1, 1, 0, 0, 0]] * 2, 1)
+        by_sample(CLASSES, [row] * 2, 1)
 
 
 def test_interval_of_a_share_is_wilsons():
@@ -111,3 +113,53 @@ def test_units_that_agree_narrow_the_interval_of_a_difference():
     ends = [paired_difference(0, 0, total)[1] for total in (100, 1000, 10000)]
     assert ends == pytest.approx([0.0272, 0.00277, 0.000277], rel=0.01)
     assert paired_difference(500, 500, 1000)[1] == pytest.approx(0.0619, rel=0.01)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "constant": {"name": "constant"},
+    "warm-up": {"name": "constant", "warmup": 5},
+    "step": {"name": "step", "step_size": 7, "gamma": 0.3},
+    "step behind a warm-up": {"name": "step", "step_size": 4, "warmup": 3, "warmup_begin": 0.01},
+    "cosine": {"name": "cosine", "final": 1e-4},
+    "cosine behind a warm-up": {"name": "cosine", "warmup": 6},
+    "cosine of a longer run": {"name": "cosine", "steps": 60},
+    "one cycle": {"name": "one_cycle", "rise": 0.25, "first_divisor": 10.0},
+    "one cycle behind a warm-up": {"name": "one_cycle", "warmup": 2, "last_divisor": 50.0},
+    "one cycle without a rise": {"name": "one_cycle", "rise": 0.01},
+}
+
+
+def config_with(length: int = 30, **schedule: Any) -> Any:
+    """Returns a config with a schedule."""
+    return from_dict({"steps": length, "optimizer": {"lr": 0.1}, "lr_schedule": schedule})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rates_are_those_of_torch(case: str):
+    config = config_with(**CASES[case])
+    ours = [learning_rate(config, step) for step in range(config.steps)]
+    assert ours == pytest.approx(torch_rates(config), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_rate_is_a_number_in_every_step_of_every_length(name: str):
+    for steps in range(1, 12):
+        config = from_dict(
+            {"steps": steps, "measure": {"warmup": 0}, "lr_schedule": {"name": name}}
+        )
+        assert all(0 <= learning_rate(config, step) <= 0.005 for step in range(steps + 3))
+
+
+def test_rate_of_a_replica_is_multiplied_by_their_number():
+    keys = {"optimizer": {"lr": 0.1, "scale_lr": True}, "parallel": {"replicas": 4}}
+    assert learning_rate(from_dict({**keys, "batch": 8}), 0) == pytest.approx(0.4)
+
+
+def test_longer_run_is_on_another_curve_unless_its_length_is_given():
+    short, long = config_with(20, name="cosine"), config_with(30, name="cosine")
+    assert learning_rate(short, 10) != learning_rate(long, 10)
+    short, long = (config_with(n, name="cosine", steps=20) for n in (20, 30))
+    assert [learning_rate(short, k) for k in range(20)] == [
+        learning_rate(long, k) for k in range(20)
+    ]
+    assert learning_rate(long, 29) == pytest.approx(0.0, abs=1e-15)

@@ -1,0 +1,316 @@
+"""A config holds what was written, and each wrong value is refused with its key and a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
+from hires.cli.compose.choices import config_keys
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.library_options import LIBRARIES, OPTIONS, libraries, variables
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.errors import ConfigError
+
+
+def config(**flat: Any) -> RunConfig:
+    """Returns the config of dotted keys, whose dots are written as ``__``."""
+    return from_dict(nested({key.replace("__", "."): value for key, value in flat.items()}))
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """``{"a": {"b": value}}`` for ``a.b``."""
+    values: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return values
+
+
+@pytest.mark.parametrize("copy", [json, yaml])
+def test_config_survives_plain_values(copy):
+    original = RunConfig(
+        image=[75, 61],
+        model=ModelConfig("custom", target="a.b:c", args={"width": 3, "deep": {"er": [1.5, None]}}),
+        parallel=ParallelConfig(tiles=[2, 3], stages=2, balance=[1, 4]),
+    )
+    dump, load = getattr(copy, "safe_dump", json.dumps), getattr(copy, "safe_load", json.loads)
+    assert from_dict(load(dump(to_dict(original)))) == original
+    assert from_dict({}) == RunConfig()
+    site = config(cluster__environment={"NCCL_IB_DISABLE": 1})
+    assert site.cluster.environment == {"NCCL_IB_DISABLE": "1"}
+    assert from_dict(to_dict(site)) == site
+    lr = config(optimizer__lr=1).optimizer.lr
+    assert (lr, type(lr)) == (1.0, float)  # a whole number is a number
+    unset = {"model.classes": None, "data.path": None, "parallel.balance": None}
+    assert from_dict(nested(unset)) == RunConfig()
+
+
+def test_defaults_are_not_shared():
+    one = RunConfig()
+    one.parallel.tiles[0] = 5
+    one.model.args["x"] = 1
+    assert (RunConfig().parallel.tiles, RunConfig().model.args) == ([1, 1], {})
+
+
+TENSORRT = {"engine.compile": "tensorrt"}
+GRIDS = [[2, 2], [1, 2]]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    # Names that there are not.
+    ({"imagee": 1}, "unknown key imagee; choose one of augment, batch, campaign, checkpoint"),
+    ({"parallel.tile": 1}, "unknown key parallel.tile; choose one of balance, directions"),
+    ({"output": "boxes"}, "unknown key output; did you mean model.output?"),
+    ({"precision.name": "fp8"}, "precision='fp8' is unknown; choose one of fp64, fp32, tf32"),
+    ({"parallel.schedule": "dapple"}, "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
+    ({"task.name": "test"}, "task='test' is unknown; choose one of train, infer"),
+    ({"lr_schedule.name": "x"}, "lr_schedule='x' is unknown; choose one of constant"),
+    # Values of another type.
+    ({"batch": "8"}, "batch='8' must be a whole number"),
+    ({"batch": 8.0}, "batch=8.0 must be a whole number"),
+    ({"batch": True}, "batch=True must be a whole number"),
+    ({"batch": None}, "batch=None must be a whole number"),
+    ({"optimizer.lr": "fast"}, "optimizer.lr='fast' must be a number"),
+    ({"data.shuffle": 1}, "data.shuffle=1 must be true or false"),
+    ({"campaign": 5}, "campaign=5 must be text"),
+    ({"parallel.balance": [1.5]}, "parallel.balance[0]=1.5 must be a whole number"),
+    ({"model.args": [1]}, "model.args=[1] must be keys and values, as {width:64}"),
+    ({"parallel": "sp"}, "parallel must hold keys, not 'sp'"),
+    # Numbers outside of their range; no comparison with nan is true.
+    ({"batch": 0}, "batch=0 must be at least 1"),
+    ({"steps": -1}, "steps=-1 must be at least 1"),
+    ({"seed": -1}, "seed=-1 must be at least 0"),
+    ({"parallel.directions": 3}, "parallel.directions=3 must be at most 2"),
+    ({"launcher.port": 70000}, "launcher.port=70000 must be at most 65535"),
+    ({"launcher.minutes": 525601}, "launcher.minutes=525601 must be at most 525600"),
+    ({"optimizer.lr": float("nan")}, "optimizer.lr=nan must be at least 0, and finite"),
+    ({"optimizer.momentum": float("inf")}, "optimizer.momentum=inf must be at least 0, and finite"),
+    ({"comm.timeout_s": 0.0}, "comm.timeout_s=0.0 must be above 0, and finite"),
+    ({"lr_schedule.name": "one_cycle", "lr_schedule.rise": 1.5}, "lr_schedule.rise=1.5 must be a"),
+    ({"cluster.memory": "much"}, "cluster.memory='much' is no size"),
+    ({"cluster.memory": 4096}, "cluster.memory=4096 has no unit; write cluster.memory=4096GiB"),
+    ({"comm.options": {"eager_limit": "much"}}, "eager_limit='much' must be a size, as 64KiB"),
+    ({"comm.options": {"eager_limit": float("nan")}}, "eager_limit=nan must be a size"),
+    ({"comm.options": {"cuda_ipc": "yes"}}, "comm.options.cuda_ipc='yes' must be true or false"),
+    ({"comm.options": {"nccl_channels": True}}, "nccl_channels=True must be a whole number"),
+    ({"comm.options": {"cuda_ip": True}}, "cuda_ip is unknown; did you mean cuda_ipc"),
+    # Text that a line of a script, a folder or a command line does not hold.
+    ({"comm.options": {"nccl_algorithm": "Ring\nTree"}}, "must be text on one line"),
+    *(
+        ({f"launcher.{key}": value}, f"launcher.{key}=")
+        for key in ("partition", "account", "qos", "interface")
+        for value in ("a\nb", "", "a\x00")
+    ),
+    ({"cluster.partition": "a\nb"}, "cluster.partition="),
+    ({"cluster.modules": ["a\nb"]}, "cluster.modules="),
+    ({"cluster.options": {"mem;x": 1}}, "'mem;x': write an option of sbatch in small letters"),
+    ({"cluster.options": {"-mem": 1}}, "'-mem': write an option"),
+    ({"cluster.options": {"comment": "a\nb"}}, "cluster.options.comment="),
+    ({"cluster.options": {"gres": ["gpu"]}}, "must be text, a number, or true"),
+    ({"cluster.options": {"nodes": 3}}, "options.nodes is written by hires; it follows from launc"),
+    ({"cluster.options": {"wait": True}}, "options.wait cannot be used: sbatch would return after"),
+    ({"cluster.options": {"no-requeue": True}}, "options.no-requeue cannot be used: a job that"),
+    ({"cluster.environment": {"A B": 1}}, "'A B', which is no name of a variable"),
+    ({"cluster.environment": {"A": [1]}}, "cluster.environment.A="),
+    ({"launcher.name": "mpirun", "launcher.hosts": ["-x"]}, "launcher.hosts has '-x', which is no"),
+    ({"launcher.hosts": ["n1"]}, "launcher.hosts=n1 is for launcher=mpirun"),
+    # Keys that do not go together.
+    ({"parallel.tiles": 4}, "parallel.tiles=4 must be [rows, cols], each at least 1, as [2,2]"),
+    ({"parallel.tiles": [2, 0]}, "parallel.tiles=[2, 0] must be [rows, cols], each at least 1"),
+    ({"parallel.tiles": [[2, 2], 3]}, "parallel.tiles=[[2, 2], 3] must be [rows, cols]"),
+    (
+        {"parallel.tiles": GRIDS},
+        "is more than parallel.stages=1; use at most 1, or parallel.stages",
+    ),
+    (
+        {"parallel.tiles": GRIDS, "parallel.stages": 4, "parallel.spatial_stages": 3},
+        "parallel.tiles=[[2, 2], [1, 2]] holds 2 grids for parallel.spatial_stages=3",
+    ),
+    ({"parallel.balance": [3, 4]}, "must hold one positive number for each of the 1 stages"),
+    ({"parallel.spatial_stages": 2}, "is more than parallel.stages=1; use at most 1"),
+    ({"quant.percentile": 99.0}, "quant.percentile=99 is for quant.observer=percentile, not"),
+    ({"lr_schedule.name": "cosine", "lr_schedule.gamma": 0.5}, "gamma=0.5 is for lr_schedule=step"),
+    ({"lr_schedule.warmup_begin": 0.5}, "warmup_begin=0.5 needs lr_schedule.warmup"),
+    ({"steps": 30, "lr_schedule.warmup": 30}, "leaves no step of steps=30"),
+    ({"optimizer.momentum": 0.0, "optimizer.nesterov": True}, "nesterov=True needs a momentum"),
+    ({"optimizer.name": "adamw", "optimizer.betas": [0.9, 1.0]}, "two numbers from 0 to below"),
+    ({"optimizer.name": "adam", "optimizer.betas": [0.9]}, "betas=[0.9] must be two numbers"),
+    ({"epochs": 2, "steps": 30}, "epochs=2 and steps=30 both set the length; leave one out"),
+    ({"epochs": 1, "task.name": "predict"}, "epochs=1: task=predict takes each image"),
+    ({"steps": 2, "measure.warmup": 2}, "use steps=3 or more"),
+    ({"steps": 4, "measure.warmup": 1, "measure.steps": 4}, "4 measured steps; use steps=5"),
+    ({"data.name": "pairs", "loss.name": "cross_entropy"}, "loss=cross_entropy needs classes"),
+    (TENSORRT, "engine.compile=tensorrt is for inference"),
+    ({**TENSORRT, "task.name": "infer", "precision.name": "fp64"}, "use precision=fp32 or lower"),
+    *(
+        ({"model.name": "custom", "model.target": target}, "model=custom needs model.target=")
+        for target in (None, "package.module", "a:b:c")
+    ),
+    ({"checkpoint.every": -1}, "checkpoint.every=-1"),
+    ({"checkpoint.resume": ""}, "checkpoint.resume=''"),
+]
+
+
+@pytest.mark.parametrize(("keys", "text"), REFUSED, ids=[str(keys)[:60] for keys, _ in REFUSED])
+def test_wrong_value_is_refused_with_its_key_and_a_remedy(keys, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        from_dict(nested(keys))
+
+
+def test_all_that_is_wrong_is_reported_at_once():
+    wrong = {"image": -1, "batch": 0, "parallel.stages": 0, "parallel.halo.fuse": 0}
+    wrong |= {"parallel.schedule": "gpip", "parallel.directions": 3, "task.name": "x"}
+    wrong |= {"cluster.gpus": -1, "cluster.cores": 0}
+    with pytest.raises(ConfigError) as caught:
+        from_dict(nested(wrong))
+    for key in ("image=-1", "batch=0", "parallel.stages=0", "parallel.halo.fuse=0", "task='x'"):
+        assert key in str(caught.value)
+    for key in ("schedule='gpip'", "directions=3", "cluster.gpus=-1", "cluster.cores=0"):
+        assert key in str(caught.value)
+    with pytest.raises(ConfigError, match="the config must hold keys, not 3"):
+        from_dict(3)  # type: ignore[arg-type]
+
+
+def whole_numbers(cls: Any, prefix: str = "") -> Iterator[str]:
+    """Yields every key that takes a whole number, of all sections."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from whole_numbers(hint, f"{key}.")
+        elif int in (hint, *typing.get_args(hint)):
+            yield key
+
+
+def test_every_count_has_an_upper_limit():
+    # cluster.gpus=10000000000000000000 made `hires plan` hang.
+    for key in (*whole_numbers(RunConfig), "image", "epochs", "comm.timeout_s"):
+        with pytest.raises(ConfigError, match=rf"{key}=1\S+ must be at most \d+"):
+            from_dict(nested({key: 10**19}))
+    for key in ("tiles", "balance"):
+        with pytest.raises(ConfigError, match=rf"parallel.{key}=1\S+ must be at most \d+"):
+            from_dict({"parallel": {key: [10**19, 1]}})
+    assert config(launcher__minutes=525600).launcher.minutes == 525600  # the limit itself is valid
+
+
+def test_campaign_is_one_plain_folder():
+    odd = (
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "-x",
+        "a/b",
+        "/",
+        "nul\0",
+        "two\nlines",
+        "\x1b[31mred",
+        "tab\t",
+    )
+    for name in (*odd, "turned\u202e", "half \ud800", "\u2028", "\x7f"):
+        with pytest.raises(
+            ConfigError, match="use a plain name on one line, without '/'"
+        ) as caught:
+            RunConfig(campaign=name)
+        assert str(caught.value).isprintable()
+    for name in ("x" * 201, "ä" * 101):  # 300 letters ended in a traceback
+        with pytest.raises(ConfigError, match="use a name of at most 200"):
+            RunConfig(campaign=name)
+    for name in ("x" * 200, "ä" * 100, "日本 1.", "a b'$(c)"):
+        assert RunConfig(campaign=name).campaign == name
+
+
+def test_image_is_one_number_or_two():
+    for image, size in ((32, [32, 32]), ([48, 64], [48, 64]), ((1, 7), [1, 7])):
+        made = RunConfig(image=image)
+        assert [made.height, made.width] == from_dict(to_dict(made)).image == size
+    for image in (0, -3, True, 1.5, "64", None, [], [1], [1, 2, 3], [8, 0], [8, True]):
+        with pytest.raises(ConfigError, match=r"a whole number of pixels or \[height,width\]"):
+            RunConfig(image=image)
+
+
+def test_tiles_say_how_many_stages_are_spatial():
+    assert ParallelConfig().spatial_stages == 0
+    assert ParallelConfig(tiles=[1, 2]).spatial_stages == 1
+    assert ParallelConfig(tiles=[1, 2], stages=3, spatial_stages=2).spatial_stages == 2
+    assert dataclasses.replace(ParallelConfig(tiles=[1, 2]), stages=3).spatial_stages == 1
+    # conf/parallel/sp+gems.yaml says spatial_stages: 1; two grids were refused for that.
+    assert ParallelConfig(tiles=GRIDS, stages=3, spatial_stages=1).spatial_stages == 2
+    parallel = ParallelConfig(tiles=GRIDS, stages=4, local_dp=2)
+    assert parallel.grids == [[2, 2], [1, 2], [1, 1], [1, 1]]
+    assert parallel.shards == [1, 1, 2, 2]
+
+
+def test_loss_follows_from_network_and_data_unless_it_is_named():
+    for keys, loss in (
+        ({}, "cross_entropy"),
+        ({"model.name": "edsr"}, "l1"),
+        ({"data.name": "pairs"}, "l1"),
+        ({"loss.name": "l1"}, "l1"),
+        ({"model.name": "edsr", "loss.name": "cross_entropy"}, "cross_entropy"),
+    ):
+        made = from_dict(nested(keys))
+        assert made.objective.name == loss
+        assert made.target_size == ((448, 448) if loss == "l1" else None)
+
+
+def test_launcher_goes_before_the_cluster():
+    site = {"mpi": "mpich", "srun_mpi": "pmix", "interface": "ib0"}
+    made = config(cluster=site, launcher__name="slurm")
+    assert (made.mpi, made.srun_mpi, made.interface) == ("mpich", "pmix", "ib0")
+    own = {"name": "slurm", "mpi": "openmpi", "srun_mpi": "pmi2", "interface": "eth0"}
+    made = config(cluster=site, launcher=own)
+    assert (made.mpi, made.srun_mpi, made.interface) == ("openmpi", "pmi2", "eth0")
+    assert config(launcher__name="slurm").mpi == "srun"
+    assert config(launcher__name="mpirun").mpi == "openmpi"
+    assert LauncherConfig(name="mpirun", hosts=["n1", "10.0.0.2"]).num_nodes == 2
+
+
+def test_each_library_gets_its_own_variables():
+    assert variables({"cuda_ipc": True, "registration_cache": True}, ["mvapich"]) == {
+        "MV2_CUDA_IPC": "1",
+        "MVP_CUDA_IPC": "1",
+        "MV2_USE_LAZY_MEM_UNREGISTER": "1",
+        "MVP_USE_LAZY_MEM_UNREGISTER": "1",
+    }
+    assert variables({"cuda_ipc": False}, ["openmpi", "nccl"]) == {
+        "UCX_TLS": "^cuda_ipc",
+        "OMPI_MCA_btl_smcuda_use_cuda_ipc": "0",
+        "NCCL_P2P_DISABLE": "1",
+    }
+    # What a library does by itself is not set: UCX would lose all transports but the named one.
+    assert variables({"cuda_ipc": True}, ["openmpi"]) == {"OMPI_MCA_btl_smcuda_use_cuda_ipc": "1"}
+    assert libraries(["gloo"], "openmpi") == ()
+    assert libraries(["nccl", "mpi"], "srun") == LIBRARIES  # which MPI that is, the job shows
+    mixed = {"backend": "gloo", "backends": ["mpi"], "options": {"cuda_ipc": False}}
+    made = config(comm=mixed, launcher={"name": "mpirun", "mpi": "mvapich"})
+    assert made.library_variables == {"MV2_CUDA_IPC": "0", "MVP_CUDA_IPC": "0"}
+    sizes = config(comm={"backend": "nccl", "options": {"nccl_buffer": "8MiB"}})
+    assert sizes.library_variables == {"NCCL_BUFFSIZE": "8388608"}
+    assert from_dict(to_dict(sizes)) == sizes
+    for option in OPTIONS.values():
+        for word in (w for library in LIBRARIES for w in getattr(option, library).split()):
+            assert re.fullmatch(r"[A-Z][A-Za-z0-9_]*(=[^|\s]*\|[^|\s]*)?", word), word
+
+
+def test_every_key_has_a_sentence_its_choices_and_its_unit():
+    units = {"_s": "econds", ".minutes": "minutes", ".memory": "its unit", ".limit": "its unit"}
+    for key in config_keys().values():
+        assert len(key.meaning) >= 12, key.name
+        assert key.meaning.endswith("."), key.name
+        explained = [name for name in key.choices or () if f"`{name}`" in key.meaning]
+        assert len(explained) >= len(key.choices or ()) - 1, key.name
+        for ending, unit in units.items():
+            is_time = key.name.endswith(ending) and not key.name.endswith("_per_s")
+            assert not is_time or unit in key.meaning, key.name
