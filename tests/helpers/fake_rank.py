@@ -1,15 +1,17 @@
 """A rank without torch: it follows the variable HIRES_FAKE_RANKS, so that launchers can be tested.
 
 HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
-ok, meet (prints where), short (one step missing), exit N, raise, kill, segv, hang, deaf (ignores
-SIGTERM), stopped (SIGSTOP), full (fills the disk, then behaves well), parent (starts a child, then
-hangs), leaves (starts a child, then behaves well), hub (waits on the others and reports when one is gone), port N (says for N starts that its
-port is taken), late (fails, then takes its time), way (makes way when SIGUSR2 asks for it), way N
-(exits with a code then), saver, breaker, ignorer, finisher (asked by SIGUSR2 to make way they save,
-fail, do nothing and finish), listener (dies of SIGUSR2), nan (its loss is no number), lost (fails
-after a step), picky TEXT (fails if the run's name holds the text), once N (hangs in the first
-attempt of seed N), shows NAME (prints a variable, also as C code reads it), orphan (kills its
-launcher, once), interrupt N (sends Ctrl-C to process N, then hangs).
+
+    ok, meet (prints where), short (one step missing), nan (its loss is no number), exit N, raise,
+    kill, segv, hang, deaf (ignores SIGTERM), stopped (SIGSTOP), lost (fails after a step)
+    leaves (starts a child, then behaves well), parent (starts a child, then hangs)
+    hub (waits on the others and reports when one is gone), late (fails, then takes its time)
+    full (fills the disk, then behaves well), port N (says for N starts that its port is taken)
+    way (saves when SIGUSR2 asks for it), way N (exits with a code then)
+    saver, breaker, ignorer, finisher (on SIGUSR2 they save, fail, do nothing and finish)
+    listener (dies of SIGUSR2), interrupt N (sends Ctrl-C to process N, then hangs)
+    picky TEXT (fails if the run's name holds the text), once N (hangs in the first attempt of seed
+    N), shows NAME (prints a variable, also as C code reads it), orphan (kills its launcher, once)
 """
 
 import contextlib

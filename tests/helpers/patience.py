@@ -12,9 +12,14 @@ PATIENCE_S = 200.0
 T = TypeVar("T")
 
 
-def until(answer: Callable[[], T], what: str = "an answer", pause_s: float = 0.02) -> T:
+def until(
+    answer: Callable[[], T],
+    what: str = "an answer",
+    pause_s: float = 0.02,
+    patience_s: float = PATIENCE_S,
+) -> T:
     """Returns the answer as soon as it is true."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (found := answer()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(pause_s)

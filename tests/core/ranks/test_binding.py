@@ -1,4 +1,4 @@
-"""Which cores and which GPU does a rank keep to?"""
+"""Which cores and which GPU a rank keeps to, found without importing torch."""
 
 from __future__ import annotations
 
@@ -67,15 +67,12 @@ def test_ranks_are_unbound_where_cores_are_too_few(machine, name, ranks, threads
         assert found.cores == list(range(8))
 
 
-def test_binding_can_be_left_out(machine):
-    assert not binding.bind(rank_of(0, 4), config(bind="none")).bound
-    assert machine == []
-
-
-def test_system_that_refuses_leaves_the_rank_free(machine, monkeypatch):
+def test_rank_is_free_where_binding_is_off_or_refused(machine, monkeypatch):
     def refuse(pid, cores):
         raise PermissionError
 
+    assert not binding.bind(rank_of(0, 4), config(bind="none")).bound
+    assert machine == []
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     found = binding.bind(rank_of(0, 2), config())
     assert (found.bound, found.cores) == (False, list(range(8)))
@@ -200,19 +197,19 @@ def test_job_without_cores_beside_its_gpu_uses_what_it_has(card, monkeypatch):
     assert shares(2) == [([0, 4], None), ([1, 5], None)]
 
 
-def test_run_on_cores_takes_no_notice_of_gpus(card):
+def test_rank_that_sees_one_gpu_alone_keeps_to_its_cores(card, monkeypatch):
     card("0000:07:00.0", 0, 1)
     card("0000:c1:00.0", 1, 0)
-    assert binding.bind(rank_of(0, 2), config("slurm")).cores == [0, 1, 4, 5]
-
-
-def test_rank_that_sees_one_gpu_alone_keeps_to_its_cores(card):
-    card("0000:07:00.0", 0, 1)
-    card("0000:c1:00.0", 1, 0)
+    assert binding.bind(rank_of(0, 2), config("slurm")).cores == [0, 1, 4, 5]  # no run on a GPU
     given = config("slurm", gpus=2)
     given.device = "cuda"
     bound = binding.bind(rank_of(1, 2), given)
     assert (bound.devices, bound.cores, bound.numa_node) == ("1", [0, 1, 4, 5], 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    given = config()
+    given.device, given.cluster.gpus = "cuda", None
+    bound = [binding.bind(rank_of(rank, 2), given) for rank in range(2)]
+    assert [one.cores for one in bound] == [[2, 6], [3, 7]]  # both have the one GPU
 
 
 def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(card, monkeypatch):
@@ -230,10 +227,41 @@ def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(card, monke
     assert [one.cores for one in bound] == [[0, 1, 4], [2, 5]]
 
 
-def test_ranks_that_share_the_one_gpu_here_keep_to_its_cores(card, monkeypatch):
-    card("0000:07:00.0", 0, 1)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    given = config()
-    given.device, given.cluster.gpus = "cuda", None
-    bound = [binding.bind(rank_of(rank, 2), given) for rank in range(2)]
-    assert [one.cores for one in bound] == [[2, 6], [3, 7]]
+def test_visible_gpus_are_counted_as_cuda_counts_them():
+    for visible, expected in (
+        ("", []),
+        ("1", ["1"]),
+        ("2, 0", ["2", "0"]),
+        ("-1", []),
+        ("0,-1,1", ["0"]),
+        ("NoDevFiles", []),
+        ("GPU-8a1b,MIG-3c/1/0", ["GPU-8a1b", "MIG-3c/1/0"]),
+    ):
+        assert gpus.visible_gpus(4, {"CUDA_VISIBLE_DEVICES": visible}) == expected
+    assert gpus.visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2"]
+    assert gpus.visible_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2", "0"]
+
+
+def test_cards_without_a_driver_are_found(tmp_path, monkeypatch):
+    facts = {"gpu": ("0x10de", "0x030200"), "sound": ("0x10de", "0x040300")}
+    facts |= {"other": ("0x8086", "0x030000")}
+    for name, (vendor, kind) in facts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    monkeypatch.setattr(gpus, "_PCI", tmp_path)
+    assert gpus.cards() == 1
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "none")
+    assert gpus.driver() is None
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\nGCC version:"
+    (tmp_path / "version").write_text(text)
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    assert gpus.driver() == "570.86.15"
+
+
+def test_installed_torch_is_read_as_text():
+    found = gpus.installed_torch()
+    assert found is not None
+    assert found.version[0].isdigit()
+    cpu = gpus.torch_of("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip = '6'\n")
+    assert cpu == ("2.13.0+cpu", None)

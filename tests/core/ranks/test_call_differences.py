@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import pytest
-
 from hires.core.ranks.call_differences import explanation, first_difference
 from hires.core.ranks.call_records import (
     KEPT_CALLS,
@@ -18,8 +16,14 @@ from hires.core.ranks.call_records import (
 )
 
 SITE = "test_call_differences.py"
+
+
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
+
+
 OVER_MPI = CallFacts("all_reduce", 4096, "float32", "mpi")
+
+
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
 
 
@@ -65,19 +69,16 @@ def test_other_tag_of_a_message_is_named_on_both_sides():
     assert "sends tag" not in explanation(stuck(ring_of((back, receives, None)), ring))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_roots_reductions_sizes_types_and_routes_must_agree():
+    for one, other in (
         ((ROOTED, 0), (ROOTED, 1)),
         ((SUM, "ReduceOp.SUM"), (SUM, "ReduceOp.MAX")),
         ((SUM, None), (CallFacts("all_reduce", 8192, "float32", "gloo"), None)),
         ((SUM, None), (CallFacts("all_reduce", 4096, "float64", "gloo"), None)),
         ((SUM, None), (CallFacts("all_reduce", 4096, "float32", "gloo:segmented:1KiB"), None)),
-    ],
-)
-def test_roots_reductions_sizes_types_and_routes_must_agree(one: tuple, other: tuple):
-    assert first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *other))))
-    assert not first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *one))))
+    ):
+        assert first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *other))))
+        assert not first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *one))))
 
 
 def test_reduction_that_equals_a_root_is_not_taken_for_it():
@@ -98,7 +99,7 @@ def test_opposite_orders_on_two_backends_are_named():
     assert text.endswith("they make these calls in different orders")
 
 
-def test_absent_rank_is_told_apart():
+def test_rank_that_has_not_come_is_named_with_what_it_does():
     a, b = ring_of(("gloo", SUM, None), ("gloo", SUM, None)), ring_of(("gloo", SUM, None))
     waiting, computing = a.record(0, 1, 2.0), b.record(1, -1, 3.0)
     text = explanation({0: waiting, 1: computing})

@@ -1,13 +1,150 @@
-"""The secret of a run's ranks is read only where no other user could know or have made it."""
+"""Ranks meet at a port, an address and in files that no other program or user has."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from hires.core.errors import CommError
-from hires.core.ranks import meeting
-from hires.core.ranks.world import World
+from hires.core.errors import CommError, ConfigError, RunError
+from hires.core.ranks import meeting, memory_files, network, ports
+from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names
+
+ROOT = Path(__file__).parents[3]
+WORLD = World(1, 4, 1, 4, "127.0.0.1", 29500, 2)
+
+
+def test_world_is_read_from_the_environment_and_back():
+    environ = WORLD.to_environment()
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["HIRES_ATTEMPT"]) == ("1", "4", "2")
+    assert from_environment(environ) == WORLD
+    for name in environ:
+        left = {key: value for key, value in environ.items() if key != name}
+        with pytest.raises(ConfigError, match=rf"{name} is not set: .*launch\.sh"):
+            from_environment(left)
+    for name, value, text in (
+        ("RANK", "one", "RANK='one' must be a number"),
+        ("RANK", "4", "RANK=4 must be 0 to WORLD_SIZE-1=3"),
+        ("LOCAL_WORLD_SIZE", "5", "LOCAL_WORLD_SIZE=5 do not fit"),
+        ("MASTER_PORT", "70000", "MASTER_PORT=70000 must be 1 to 65535"),
+        ("HIRES_ATTEMPT", "-1", "HIRES_ATTEMPT=-1 must be 0 or more"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            from_environment({**environ, name: value})
+
+
+def chosen(port):
+    with ports.reserve(port) as number:
+        return number
+
+
+def test_free_port_is_chosen_and_rank_0_may_listen_at_it():
+    with ports.reserve(0) as port, socket.create_server(("127.0.0.1", port)):
+        pass
+    with ports.reserve(port) as same:
+        assert same == port
+
+
+def test_nobody_else_gets_the_port_by_chance():
+    """Two runs that meet at one port talk to each other's ranks before either notices."""
+    with ports.reserve(0) as port:
+        for _ in range(200):
+            with ports.reserve(0) as other:
+                assert other != port
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("choice", ["0", "own"])
+def test_two_launchers_never_have_one_port(choice):
+    """Both may bind it as long as nobody listens; ranks of one run would then join the other."""
+    own = chosen(0) if choice == "own" else 0
+    code = (
+        "from hires.core.ranks import ports\n"
+        f"with ports.reserve({own}) as port: print(port, flush=True); input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        try:
+            port = int(other.stdout.readline())
+            with pytest.raises(ports.PortTakenError, match="is taken"):
+                chosen(port)
+            other.communicate("\n", timeout=60)
+        finally:
+            other.kill()
+    assert chosen(port) == port
+
+
+def test_port_that_is_taken_or_not_permitted_is_named_with_the_remedy(monkeypatch):
+    for address in ("127.0.0.1", "0.0.0.0"):
+        with socket.create_server((address, 0)) as server:
+            port = server.getsockname()[1]
+            with pytest.raises(ConfigError, match=rf"launcher\.port={port} is taken; .*port=0"):
+                chosen(port)
+
+    def refuse(port):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(ports, "_try_to_listen", refuse)
+    with pytest.raises(ConfigError, match=r"port=80 cannot be used \(Permission denied\)"):
+        chosen(80)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_port_taken_on_the_other_kind_of_address_counts():
+    server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    with server, pytest.raises(ConfigError, match="is taken"):
+        chosen(server.getsockname()[1])
+
+
+def test_port_whose_last_connection_is_still_closing_is_free():
+    """A run that has just ended leaves its port in TIME_WAIT; the next may use it at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        peer, _ = server.accept()
+        peer.close()  # whoever closes first waits
+        client.close()
+    assert chosen(port) == port
+
+
+def test_log_shows_whether_the_port_was_taken(tmp_path):
+    log = tmp_path / "rank0000.log"
+    assert not ports.was_taken(log)
+    for text, taken in (
+        ("... failed to bind ... (errno: 98 - Address already in use).\n", True),
+        ("DistNetworkError: port: 29500, useIpv6: false, code: -98, name: EADDRINUSE\n", True),
+        ("ValueError: something else\n", False),
+    ):
+        log.write_text(text)
+        assert ports.was_taken(log) is taken
+
+
+def test_every_interface_with_an_address_leads_to_itself():
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):  # it has no address
+            address = network.address_of(name)
+            assert network.address_of(network.interface_towards(address) or "") == address
+    assert network.own_address_towards("127.0.0.1") == "127.0.0.1"
+    assert network.is_loopback("127.0.1.1")
+    assert not network.is_loopback("10.0.0.1")
+    assert network.interface_towards("no-such-host.invalid") is None
+    with pytest.raises(OSError, match=r".+"):
+        network.address_of("none7")
 
 
 def test_secret_that_others_may_read_is_not_believed(tmp_path):
@@ -22,3 +159,62 @@ def test_secret_that_others_may_read_is_not_believed(tmp_path):
     path.symlink_to("other")
     with pytest.raises(CommError, match="cannot be read from"):
         meeting.with_secret(world, tmp_path)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory_files, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def old(path, age_s=3600.0):
+    path.write_bytes(b"x")
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_file_is_of_zeros_for_this_user_and_its_name_goes(folder):
+    with memory_files.memory_file("one", 5000, "a test"):
+        [path] = folder.iterdir()
+        assert path.read_bytes() == bytes(5000)
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert not list(folder.iterdir())
+
+
+def test_memory_that_is_full_leaves_no_file(folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    need = memory_files.free_bytes() + 1
+    text = r"a test needs .* free; .*comm\.shared_memory=false"
+    with pytest.raises(RunError, match=text), memory_files.memory_file("one", need, "a test"):
+        pass
+    assert not list(folder.iterdir())
+    monkeypatch.setattr(fcntl, "flock", full)
+    with (
+        pytest.raises(RunError, match="No space left on device"),
+        memory_files.memory_file("one", 10, "a test"),
+    ):
+        pass
+    assert not list(folder.iterdir())
+
+
+def test_only_what_certainly_was_left_is_removed(folder):
+    dead, young, other = (
+        old(folder / name, age_s)
+        for name, age_s in (("hires-mail-a", 3600.0), ("hires-mail-b", 1.0), ("hires-data", 3600.0))
+    )
+    link = folder / "hires-mail-link"
+    link.symlink_to(other)
+    os.mkfifo(folder / "hires-mail-pipe")
+    path = folder / "hires-mail-one"
+    with memory_files.memory_file("one", 10, "a test"):
+        os.utime(path, (0, 0))  # its maker lives, however old it is
+        assert not dead.exists()
+        dead = old(folder / "hires-mail-c")
+        assert memory_files.left_behind() == [dead]
+        memory_files.remove_left_behind()
+        assert path.exists()
+    assert young.exists()
+    assert other.exists()
+    assert link.is_symlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -89,23 +90,17 @@ def test_library_that_is_chosen_already_stays(home: Path):
     assert mpi_library.variables("openmpi", program(home), chosen) == {}
 
 
-@pytest.mark.parametrize(
-    ("starter", "name", "fits"),
-    [
+def test_library_of_another_mpi_than_the_starter_is_refused(monkeypatch):
+    for starter, name, fits in (
         ("openmpi", "Open MPI v4.1.4, package: Debian OpenMPI", True),
         ("openmpi", "MPICH Version: 4.0.2", False),
-        ("mpich", "MPICH Version: 4.0.2", True),
         ("mpich", "Open MPI v5.0.1", False),
         ("mvapich", "MVAPICH Version: 3.0, MPICH ABI", True),
         ("srun", "MPICH Version: 4.0.2", True),
-    ],
-)
-def test_library_of_another_mpi_than_the_starter_is_refused(monkeypatch, starter, name, fits):
-    monkeypatch.setattr(mpi_library, "probe", lambda environ: Facts(name, "3.1", None))
-    if fits:
-        mpi_library.require(starter, "mpirun", {})
-    else:
-        with pytest.raises(RunError, match=r"each would be alone; set launcher\.mpi to"):
+    ):
+        monkeypatch.setattr(mpi_library, "probe", lambda environ, n=name: Facts(n, "3.1", None))
+        refusal = pytest.raises(RunError, match=r"each would be alone; set launcher\.mpi to")
+        with contextlib.nullcontext() if fits else refusal:
             mpi_library.require(starter, "mpirun", {})
 
 

@@ -1,4 +1,4 @@
-"""Is every program that starts many ranks told the same things, in its own words?"""
+"""Each program that starts many ranks gets the same facts, in its own words."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from hires.core.ranks import mpi_starter
 from hires.core.ranks.mpi_starter import Host, Numbers, numbers
 
 HOSTS = [Host("n1", 3), Host("n2", 2)]
+
+
 AGENT = f"{sys.executable} -P -m hires.launcher.ranks.agent"
 
 
@@ -37,59 +39,43 @@ def line(hosts=HOSTS, in_slurm=False, **keys) -> str:
     return shlex.join(mpi_starter.starter(config(**keys), hosts, in_slurm).words)
 
 
-@pytest.mark.parametrize(
-    ("mpi", "expected"),
-    [
-        ("openmpi", "mpirun -np 5 --bind-to none --host n1:3,n2:2 -x HIRES_X -x PATH"),
-        ("mpich", "mpirun -n 5 -bind-to none -genvall -hosts n1:3,n2:2"),
-        ("mvapich", "mpirun_rsh -export -np 5 n1 n1 n1 n2 n2 MV2_ENABLE_AFFINITY=0"),
-        (
-            "srun",
-            "srun --mpi=none --ntasks=5 --overlap --export=ALL --cpu-bind=none --input=none "
-            "--kill-on-bad-exit=0 --distribution=arbitrary --nodelist=n1,n1,n1,n2,n2",
-        ),
-    ],
-)
-def test_command_line_of_every_dialect(mpi, expected):
-    assert line(mpi=mpi) == f"{expected} {AGENT}"
+COMMANDS = {
+    "openmpi": "mpirun -np 5 --bind-to none --host n1:3,n2:2 -x HIRES_X -x PATH",
+    "mpich": "mpirun -n 5 -bind-to none -genvall -hosts n1:3,n2:2",
+    "mvapich": "mpirun_rsh -export -np 5 n1 n1 n1 n2 n2 MV2_ENABLE_AFFINITY=0",
+    "srun": "srun --mpi=none --ntasks=5 --overlap --export=ALL --cpu-bind=none --input=none "
+    "--kill-on-bad-exit=0 --distribution=arbitrary --nodelist=n1,n1,n1,n2,n2",
+    "torchrun": "torchrun --standalone --nproc-per-node=5 --max-restarts=0 --no-python",
+}
 
 
-def test_command_line_of_torchrun():
-    expected = "torchrun --standalone --nproc-per-node=5 --max-restarts=0 --no-python"
-    assert line(name="torchrun", hosts=[Host("localhost", 5)]) == f"{expected} {AGENT}"
+@pytest.mark.parametrize("starter", COMMANDS)
+def test_command_line_of_every_starter(starter):
+    keys = {"name": "torchrun"} if starter == "torchrun" else {"mpi": starter}
+    hosts = [Host("localhost", 5)] if starter == "torchrun" else HOSTS
+    assert line(hosts=hosts, **keys) == f"{COMMANDS[starter]} {AGENT}"
 
 
-def test_hydra_starts_through_slurm_inside_a_job():
+def test_words_of_the_user_and_of_slurm_are_passed_on(monkeypatch):
     assert " -bootstrap slurm " in line(mpi="mpich", in_slurm=True)
-
-
-def test_type_of_pmi_and_further_words_are_passed_on():
     assert " --mpi=pmix " in line(mpi="srun", srun_mpi="pmix")
     own = ["--mca", "btl_tcp_if_include", "ib 0; touch oops"]
     assert f" --mca btl_tcp_if_include 'ib 0; touch oops' {AGENT}" in line(mpi_options=own)
-
-
-def test_program_that_is_named_is_taken():
     assert line(mpirun="/opt/my mpi/mpirun").startswith("'/opt/my mpi/mpirun' -np 5 ")
-
-
-def test_program_of_the_dialect_is_preferred_to_one_of_any(monkeypatch):
+    with pytest.raises(RunError, match=r"no mpirun_rsh here.*launcher.mpi=mvapich"):
+        mpi_starter.require_program(mpi_starter.starter(config(mpi="mvapich"), HOSTS))
+    # The program of a dialect goes before one of any.
     monkeypatch.setattr(mpi_starter.shutil, "which", lambda name: f"/usr/bin/{name}")
     assert line(mpi="openmpi").startswith("mpirun.openmpi ")
     assert line(mpi="mpich").startswith("mpiexec.hydra ")
 
 
-def test_open_mpi_runs_as_root_only_if_it_is_told_to(monkeypatch):
+def test_open_mpi_runs_as_root_only_if_it_is_allowed_to(monkeypatch):
     starter = mpi_starter.starter(config(), HOSTS)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert starter.environment({"A": "1"})["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert starter.environment({"A": "1"}) == {"A": "1"}
-
-
-def test_missing_program_is_named_with_what_would_help():
-    with pytest.raises(RunError, match=r"no mpirun_rsh here.*launcher.mpi=mvapich"):
-        mpi_starter.require_program(mpi_starter.starter(config(mpi="mvapich"), HOSTS))
 
 
 def test_hosts_share_the_ranks_evenly():
@@ -98,45 +84,21 @@ def test_hosts_share_the_ranks_evenly():
     assert mpi_starter.hosts_of(config(), 5) == [Host("localhost", 5)]
 
 
-@pytest.mark.parametrize(
-    ("starter", "environ"),
-    [
-        ("torchrun", {"RANK": "4", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
-        (
-            "openmpi",
-            {
-                "OMPI_COMM_WORLD_RANK": "4",
-                "OMPI_COMM_WORLD_SIZE": "5",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-        ),
-        (
-            "mpich",
-            {"PMI_RANK": "4", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        ),
-        (
-            "mvapich",
-            {
-                "MV2_COMM_WORLD_RANK": "4",
-                "MV2_COMM_WORLD_SIZE": "5",
-                "MV2_COMM_WORLD_LOCAL_RANK": "1",
-                "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-        ),
-        (
-            "srun",
-            {
-                "SLURM_PROCID": "4",
-                "SLURM_STEP_NUM_TASKS": "5",
-                "SLURM_LOCALID": "1",
-                "SLURM_STEP_TASKS_PER_NODE": "3,2",
-                "SLURM_NODEID": "1",
-            },
-        ),
-    ],
-)
-def test_every_starter_has_its_own_words_for_the_same_numbers(starter, environ):
+FOUR = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+NUMBERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "openmpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in FOUR),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "mvapich": tuple(f"MV2_COMM_WORLD_{name}" for name in FOUR),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+}
+
+
+@pytest.mark.parametrize("starter", NUMBERS)
+def test_every_starter_has_its_own_variables_for_the_same_numbers(starter):
+    environ = dict(zip(NUMBERS[starter], ("4", "5", "1", "2"), strict=True))
+    if starter == "srun":
+        environ |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1"}
     assert numbers(starter, environ) == Numbers(4, 5, 1, 2)
     for name in environ:
         left = {key: value for key, value in environ.items() if key != name}

@@ -1,22 +1,33 @@
-"""Does one process at a time hold a lock, and does a dead one keep nobody out?"""
+"""Files are written whole, locks are held by one process, and what is read is bounded."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import hires
 from hires.core.errors import RunError
-from hires.core.store import files, provenance
+from hires.core.store import file_names, files, provenance, reading
+from hires.core.store.files import append_line
+from hires.core.store.reading import read_lines
 from tests.helpers.patience import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
+
 
 _HOLD = """
 import sys, time
@@ -26,6 +37,8 @@ with files.lock(Path(sys.argv[1]), "the test"):
     print("held", flush=True)
     time.sleep(50)
 """
+
+
 _COUNT = """
 import sys, time
 from pathlib import Path
@@ -59,15 +72,15 @@ def holder(tmp_path):
     process.communicate()
 
 
+def held(folder: Path):
+    return files.lock(folder / "lock", "the test")
+
+
 def test_second_is_refused_with_the_process_named(tmp_path, holder):
     with pytest.raises(RunError, match=f"process {holder.pid} on ") as caught, held(tmp_path):
         pass
     assert "the test is under way already" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-
-
-def held(folder: Path):
-    return files.lock(folder / "lock", "the test")
 
 
 def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
@@ -96,37 +109,32 @@ def test_another_process_of_the_same_number_is_not_the_holder(tmp_path):
         assert "which is gone" in note
 
 
-@pytest.mark.parametrize(
-    "text", ['{"pid": 1, "host": "elsewhere", "time": "then"}', "", "[]", "\0\1"]
-)
-def test_lock_of_another_host_or_a_damaged_one_stays(tmp_path, text):
-    (tmp_path / "lock").write_text(text)
-    with pytest.raises(RunError, match="if it is gone for sure, remove"), held(tmp_path):
-        pass
-    assert (tmp_path / "lock").read_text() == text
+def test_lock_of_another_host_or_a_damaged_one_stays(tmp_path):
+    for text in ('{"pid": 1, "host": "elsewhere", "time": "then"}', "", "[]", "\0\1"):
+        (tmp_path / "lock").write_text(text)
+        with pytest.raises(RunError, match="if it is gone for sure, remove"), held(tmp_path):
+            pass
+        assert (tmp_path / "lock").read_text() == text
 
 
-def test_lock_is_gone_after_an_error(tmp_path):
+def test_lock_is_released_unless_another_process_took_it(tmp_path):
     with pytest.raises(ZeroDivisionError), held(tmp_path):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
-
-
-def test_lock_that_somebody_removed_and_took_is_left_alone(tmp_path):
     with held(tmp_path):
         (tmp_path / "lock").write_text('{"pid": 1, "host": "elsewhere"}')
     assert (tmp_path / "lock").exists()
 
 
 def test_never_two_at_once(tmp_path):
-    """All find the lock of a dead process first; whoever comes second must not remove the new."""
+    """All find the lock of a dead process first; the second must not remove the new lock."""
     (tmp_path / "lock").write_text(
         json.dumps({**provenance.myself(), "pid": 2**22 + 1, "birth": 1})
     )
     processes = [start(_COUNT, tmp_path / "lock", tmp_path / "inside") for _ in range(4)]
-    told = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+    counts = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
-    assert sum(map(int, told)) > 0
+    assert sum(map(int, counts)) > 0
     assert not list(tmp_path.iterdir())
 
 
@@ -166,7 +174,7 @@ def test_patience_is_for_each_holder(tmp_path, monkeypatch, turns):
         assert now_s == 10
 
 
-def test_only_who_is_alone_ends_an_unfinished_line(tmp_path):
+def test_only_a_locked_append_ends_an_unfinished_line(tmp_path):
     """Half of a line that another process writes is visible for a moment."""
     path = tmp_path / "lines.jsonl"
     path.write_text('{"half": ')
@@ -175,3 +183,147 @@ def test_only_who_is_alone_ends_an_unfinished_line(tmp_path):
     path.write_text('{"half": ')
     files.append_line(path, {"a": 1}, locked=True)
     assert path.read_text() == '{"half": \n{"a": 1}\n'
+
+
+def test_lines_of_many_writers_do_not_mix(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    filler = "x" * 3000
+
+    def write(rank):
+        for number in range(20):
+            append_line(path, {"rank": rank, "number": number, "filler": filler})
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = read_lines(path)
+    assert {(line["rank"], line["number"]) for line in lines} == {
+        (rank, number) for rank in range(8) for number in range(20)
+    }
+    assert len(lines) == 160
+
+
+def test_full_disk_leaves_no_half_file_and_is_explained(tmp_path, monkeypatch):
+    with pytest.raises(RunError, match="cannot write /dev/full: No space left on device; free"):
+        files.append_line("/dev/full", {"step": 1})
+    path = tmp_path / "record.json"
+    files.write_atomically(path, "old")
+    with pytest.raises(RunError, match="UTF-8"):
+        files.write_atomically(path, "new \udc80")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(RunError, match="No space left"):
+            files.write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
+    # A disk may fill up in the middle of a write, which then says so by its count only.
+    write = os.write
+    monkeypatch.setattr(files.os, "write", lambda fd, data: write(fd, data[:5]))
+    with pytest.raises(RunError, match="No space left"):
+        files.append_line(tmp_path / "metrics.jsonl", {"step": 1})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 200), st.lists(st.text(), min_size=1, max_size=5))
+def test_lines_before_a_torn_one_are_read(tmp_path_factory, cut, texts):
+    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
+    for text in texts:
+        append_line(path, {"text": text})
+    data = path.read_bytes()[:cut]
+    path.write_bytes(data)
+    read = read_lines(path)
+    assert read == [{"text": text} for text in texts[: len(read)]]
+    assert data.count(b"\n") <= len(read) <= data.count(b"\n") + 1
+
+
+def test_first_bytes_of_a_large_file_are_read(tmp_path):
+    path, notes = tmp_path / "events.jsonl", []
+    path.write_bytes(b'{"a": 1}\n{"a": \n7\n\xff\n{"a": 2}\n')
+    assert [line["a"] for line in reading.read_lines(path, notes)] == [1, 2]
+    assert notes[0].text == "3 torn lines left out"
+    path.write_bytes(b'{"a": 1}\n' + b"x" * 3 * file_names.MIB)
+    assert reading.read_bytes(path, first=9) == b'{"a": 1}\n'
+    path.rename(tmp_path / "exit.json")
+    with pytest.raises(RunError, match=r"3\.0 MiB, more than the 1 MiB that are read"):
+        reading.read_json(tmp_path / "exit.json")
+
+
+def test_missing_file_is_worth_a_note_only_where_it_is_needed(tmp_path):
+    notes = []
+    assert reading.read_json(tmp_path / "record.json", notes) == {}
+    assert notes == []
+    reading.read_json(tmp_path / "plan.json", notes, needed=True)
+    assert [note.text for note in notes] == ["No such file or directory"]
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(RunError, match=r"plan\.json is damaged .*run the experiment again"):
+        reading.read_json(tmp_path / "plan.json")
+
+
+def test_yaml_executes_nothing_and_does_not_grow(tmp_path):
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)]
+    for text, why in (
+        ("a: [", "damaged"),
+        ("- 1", "it holds no keys"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: &x [*x]\nb: *y", "damaged"),
+        ("\n".join(lines), "aliases"),
+        ("[" * 50_000, "levels deep"),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        notes = []
+        assert reading.read_yaml(tmp_path / "config.yaml", notes) == {}
+        assert why in notes[0].text
+
+
+def test_text_shows_nothing_invisible_and_ends():
+    assert reading.text("a\nb\x1b[31m\u202ec\ud800") == "a b\ufffd[31m\ufffdc\ufffd"
+    assert reading.text("x" * 10_000_000, 5) == "xxxxx... (10000000 characters)"
+    assert reading.text(7) is None
+
+
+def git(folder, *args):
+    who = ["-c", "user.name=x", "-c", "user.email=x@y", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *who, *args], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_git_commit_is_of_this_code_only(tmp_path):
+    """A virtual environment inside another repository must not lend that one's commit."""
+    package = tmp_path / "pkg"
+    installed = tmp_path / ".venv/lib/pkg"
+    for folder in (package, installed):
+        folder.mkdir(parents=True)
+        (folder / "x.py").write_text("")
+    assert provenance._git_commit(package) is None
+    git(tmp_path, "init")
+    git(tmp_path, "add", "pkg")
+    git(tmp_path, "commit", "-m", "one")
+    provenance._git_commit.cache_clear()
+    commit = provenance._git_commit(package)
+    assert commit is not None
+    assert len(commit) == 40
+    assert provenance._git_commit(installed) is None
+    (package / "x.py").write_text("edited")
+    provenance._git_commit.cache_clear()
+    assert provenance._git_commit(package) == f"{commit}-dirty"
+
+
+def test_this_process_lives_and_its_facts_are_known_without_torch():
+    facts = provenance.collect()
+    assert facts["hires"] == hires.__version__
+    assert facts["python"].startswith("3.")
+    assert facts["hardware"]["cores"] >= 1
+    assert facts["hardware"]["memory"] > 2**28
+    assert datetime.fromisoformat(provenance.now()).utcoffset() == timedelta(0)
+    assert provenance.lives(provenance.myself()) is True
+    assert provenance.lives({**provenance.myself(), "space": "pid:[1]"}) is None
+    assert provenance.lives({"host": socket.gethostname(), "pid": 1}) is None

@@ -1,4 +1,4 @@
-"""Does a run hold what it was planned from, and is an edit of it seen?"""
+"""A run holds what it was planned from, and an edit of it is seen before it runs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ def net(tmp_path) -> Path:
     return tmp_path / "net.py"
 
 
-def test_run_of_hires_own_network_and_images_keeps_its_name(config):
-    assert rundir.create(config, PLAN, ARGV).path == rundir.run_path(config)
-    assert rundir.run_path(config, RunInputs()) == rundir.run_path(config)
-
-
 def test_other_source_is_another_run_wherever_it_lies(config, net, tmp_path):
     before = RunInputs((source(net, "relu"),))
     after = RunInputs((source(net, "gelu"),))
@@ -54,9 +49,12 @@ def test_other_source_is_another_run_wherever_it_lies(config, net, tmp_path):
     assert frozen.network_changes(more, after) == "net.py changed and blocks.py is gone"
 
 
-def test_other_images_are_another_run(config):
-    one, other = (RunInputs(data=DataContent(f"{n}" * 64, 3, 100, "")) for n in (1, 2))
-    assert rundir.run_path(config, one) != rundir.run_path(config, other)
+def test_each_input_beside_the_config_makes_another_run(config):
+    inputs = [RunInputs(data=DataContent(f"{n}" * 64, 3, 100, "")) for n in (1, 2)]
+    inputs += [RunInputs(**{name: "0123"}) for name in ("table", "weights", "scales", "loss")]
+    paths = [rundir.run_path(config, one) for one in (RunInputs(), *inputs)]
+    assert paths[0] == rundir.run_path(config) == rundir.create(config, PLAN, ARGV).path
+    assert len({*paths}) == 7
 
 
 def test_what_was_frozen_is_read_back(config, net):
@@ -123,15 +121,6 @@ def test_keys_that_change_nothing_are_frozen_anew(config):
     assert records.read_config(run).comm.timeout_s == 600
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"files": 3}', '{"config": 1, "series": 2}'])
-def test_run_of_an_older_hires_is_not_compared(config, text):
-    run = rundir.create(config, PLAN, ARGV)
-    file = run.path / "frozen.json"
-    file.unlink() if text is None else file.write_text(text)
-    (run.path / "plan.json").write_text(json.dumps({**PLAN, "more": 1}))
-    edits.require_unchanged(run)
-
-
 @pytest.mark.parametrize("writes", range(4))
 def test_process_killed_while_it_replaces_the_files_leaves_none_that_was_edited(
     config, monkeypatch, writes
@@ -163,17 +152,14 @@ def test_process_killed_while_it_replaces_the_files_leaves_none_that_was_edited(
     assert frozen.read(run).replaced == {}
 
 
-def test_file_that_a_file_server_shows_late_was_not_edited(config, monkeypatch):
+def test_file_shown_late_was_not_edited_and_one_too_large_was(config, monkeypatch):
     run = rundir.create(config, PLAN, ARGV)
     plan = run.path / "plan.json"
     new = plan.read_text()
     plan.write_text("old")
-    monkeypatch.setattr(edits.time, "sleep", lambda _: plan.write_text(new))
-    edits.require_unchanged(run)
-
-
-def test_file_too_large_to_be_read_was_edited(config):
-    run = rundir.create(config, PLAN, ARGV)
+    with monkeypatch.context() as patch:  # a file server shows what another node has replaced
+        patch.setattr(edits.time, "sleep", lambda _: plan.write_text(new))
+        edits.require_unchanged(run)
     with (run.path / "config.yaml").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(EditedError):
@@ -224,22 +210,30 @@ def test_network_built_on_another_machine_is_the_same_run(config, net):
     weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
     sources = (source(net, "relu"),)
 
-    def made(weight: torch.Tensor, machine: str = "here", constant: float = 1.0) -> RunInputs:
+    def inputs_of(weight: torch.Tensor, machine: str = "here", constant: float = 1.0) -> RunInputs:
         constants = built(c=torch.tensor([constant])).tensors
         network = replace(built(weight=weight), machine=machine, constants=constants)
         return RunInputs(sources, built=network)
 
-    first = rundir.create(config, PLAN, ARGV, made(weight))
+    first = rundir.create(config, PLAN, ARGV, inputs_of(weight))
     rounded = weight * (1 + 2**-22)
-    for same in made(weight), made(rounded, "there"), made(weight, "there", 1 + 2**-22):
+    for same in (
+        inputs_of(weight),
+        inputs_of(rounded, "there"),
+        inputs_of(weight, "there", 1 + 2**-22),
+    ):
         assert rundir.create(config, PLAN, ARGV, same).path == first.path
-    assert frozen.read(first).inputs == made(weight)  # what was planned first
+    assert frozen.read(first).inputs == inputs_of(weight)  # what was planned first
     held = frozen.read(first)
-    others = made(rounded), made(weight, constant=1 + 2**-22), made(weight + 1, "there")
+    others = (
+        inputs_of(rounded),
+        inputs_of(weight, constant=1 + 2**-22),
+        inputs_of(weight + 1, "there"),
+    )
     runs = [rundir.create(config, PLAN, ARGV, other).path for other in others]
     assert len({first.path, *runs}) == 4
     assert runs == [rundir.run_path(config, other) for other in others]
-    assert rundir.run_path(config, made(weight + 1 + 2**-22, "elsewhere")) == runs[2]
+    assert rundir.run_path(config, inputs_of(weight + 1 + 2**-22, "elsewhere")) == runs[2]
     longer = replace(config, steps=500)
     continues = [frozen.frozen_of(longer, {}, one).continues(held) for one in (*others, same)]
     assert continues == [False, False, False, True]
@@ -268,9 +262,3 @@ def test_rank_that_built_another_network_is_refused(tmp_path):
         with pytest.raises(EditedError, match="the first values of weight are not those"):
             edits.require_built(planned, built_network({"weight": other}, False), tmp_path)
     assert planned.other_tensors(replace(planned, tensors=built(weight=rounded).tensors), True)
-
-
-def test_each_input_beside_the_config_makes_another_run(config):
-    names = ("table", "weights", "scales", "loss")
-    inputs = [RunInputs(), *(RunInputs(**{name: "0123"}) for name in names)]
-    assert len({rundir.run_path(config, one) for one in inputs}) == len(inputs)

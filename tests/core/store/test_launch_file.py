@@ -1,4 +1,7 @@
-import shlex
+"""launch.sh starts the run again, whatever the names in it."""
+
+from __future__ import annotations
+
 import subprocess
 import sys
 
@@ -111,10 +114,3 @@ def test_launch_script_stops_when_the_run_fails(tmp_path, monkeypatch):
     done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=False)
     words = python_command.module_command("hires.launcher.local")[1:]
     assert (done.returncode, done.stdout) == (7, f"{' '.join(words)} {tmp_path}\n")
-
-
-def test_launch_script_says_what_made_it():
-    text = launch_file.render(["hires", "run", "a b"])
-    assert "# It was made by: hires run 'a b'\n" in text
-    assert "@" not in text.replace('"$@"', "")
-    assert shlex.split(text, comments=True)

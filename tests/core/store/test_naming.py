@@ -1,4 +1,6 @@
-"""Is a run the same run exactly if it computes and measures the same, and is its name safe?"""
+"""A run is the same run exactly if it computes and measures the same, and cached answers, too."""
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -12,12 +14,15 @@ from hypothesis import strategies as st
 
 from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
+from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.errors import ConfigError
+from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir
+from hires.core.store.own_module import module_digest
 from tests.helpers.new_runs import ARGV, PLAN
 
 ROOT = Path(__file__).parents[3]
@@ -32,38 +37,36 @@ def test_cosmetic_keys_do_not_change_the_run(config):
     assert naming.run_name(replace(config, campaign="x", results="y")) == run.name
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_is_computed_or_measured_changes_the_run(config):
+    own = {"name": "custom", "target": "a.b:unet", "args": {"width": 3}}
+    begun = CheckpointConfig(resume="/elsewhere", every=1)
+    changes = [
+        {},
         {"seed": 1},
         {"steps": 13},
         {"launcher": LauncherConfig(threads=2)},
+        {"launcher": LauncherConfig(mpi="mpich")},
+        {"launcher": LauncherConfig(bind="none")},
+        {"cluster": ClusterConfig(name="ours")},
         {"parallel": ParallelConfig(name="sp", tiles=[2, 1])},
         {"precision": PrecisionConfig("bf16")},
-        {"model": ModelConfig(name="custom", target="a.b:unet", args={"width": 3})},
-    ],
-)
-def test_what_is_computed_or_measured_changes_the_run(config, change):
-    assert naming.run_name(replace(config, **change)) != naming.run_name(config)
-
-
-@pytest.mark.parametrize("change", [{"every": 7}, {"keep": 5}, {"resume": "never"}])
-def test_saving_makes_no_other_run(config, change):
-    saved = replace(config, checkpoint=CheckpointConfig(**change))
-    assert naming.run_name(saved) == naming.run_name(config)
-
-
-def test_run_is_called_as_before_there_were_checkpoints(config):
-    older = naming.plain(config)
-    del older["checkpoint"]
-    assert naming.identity(older) == naming.identity(naming.plain(config))
-
-
-def test_run_that_begins_with_another_one_is_another_run(config):
-    begun = replace(config, checkpoint=CheckpointConfig(resume="/elsewhere", every=1))
-    assert naming.run_name(begun) != naming.run_name(config)
-    again = replace(config, checkpoint=CheckpointConfig(resume="/elsewhere", every=2))
-    assert naming.run_name(again) == naming.run_name(begun)
+        {"model": ModelConfig(**own)},
+        {"comm": CommConfig(backend="mpi")},
+        {"comm": CommConfig(backend="mpi", options={"cuda_ipc": True})},
+        {"checkpoint": begun},
+    ]
+    assert len({naming.run_name(replace(config, **change)) for change in changes}) == len(changes)
+    again = {"checkpoint": replace(begun, every=2)}
+    assert naming.run_name(replace(config, **again)) == naming.run_name(
+        replace(config, checkpoint=begun)
+    )
+    for saving in ({"every": 7}, {"keep": 5}, {"resume": "never"}):
+        saved = replace(config, checkpoint=CheckpointConfig(**saving))
+        assert naming.run_name(saved) == naming.run_name(config)
+    here = ClusterConfig(memory="1GiB", options={"mem": 0})
+    assert naming.run_name(replace(config, cluster=here)) == naming.run_name(config)
+    far = [ClusterConfig(name="ours", partition=name, options={"mem": 0}) for name in ("a", "b")]
+    assert len({naming.run_name(replace(config, cluster=one)) for one in far}) == 1
 
 
 def test_hash_does_not_depend_on_process_or_order(config):
@@ -87,7 +90,7 @@ def test_plain_values_only_in_model_args(config):
     assert records.read_config(rundir.create(tuples, PLAN, ARGV)).model.args == {"f": [1, 2]}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.dictionaries(
         st.text(st.characters(codec="utf-8"), max_size=8),
@@ -122,25 +125,97 @@ def naming_letters():
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-"
 
 
+def test_model_labels():
+    for keys, label in (
+        ({"depth": 101}, "resnet101"),
+        ({"name": "preact_resnet", "n": 12}, "preact_resnet110"),
+        ({"name": "amoebanet"}, "amoebanet18_208"),
+        ({"name": "unet", "upsample": "nearest"}, "unet4_64_nearest"),
+        ({"name": "edsr", "scale": 3}, "edsr16_64_x3"),
+        ({"name": "custom", "target": "my.nets:unet"}, "custom:unet"),
+    ):
+        assert naming.model_label(ModelConfig(**keys)) == label
+
+
+def test_source_is_found_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('was run')\n")
+    (tmp_path / "package" / "losses.py").write_text("raise SystemExit('was run')\n")
+    monkeypatch.chdir(tmp_path)
+    first = module_digest("package.losses:mine")
+    assert len(first) == 16
+    (tmp_path / "package" / "losses.py").write_text("def mine(a, b): ...\n")
+    assert module_digest("package.losses:mine") not in ("", first)
+    for target in ("nowhere.at_all:mine", "json.nowhere:mine", "sys:exit"):
+        assert module_digest(target) == ""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HIRES_CACHE", raising=False)
+    return tmp_path / "hires"
+
+
+VALUES = {"nodes": [{"eps": 1e-05, "name": "norm"}], "none": None}
+
+
 @pytest.mark.parametrize(
-    ("model", "label"),
+    "damage",
     [
-        (ModelConfig(depth=101), "resnet101"),
-        (ModelConfig(name="preact_resnet", n=12), "preact_resnet110"),
-        (ModelConfig(name="mpi4dl_resnet", n=6), "mpi4dl_resnet56"),
-        (ModelConfig(name="amoebanet"), "amoebanet18_208"),
-        (ModelConfig(name="unet", upsample="nearest"), "unet4_64_nearest"),
-        (ModelConfig(name="edsr", scale=3), "edsr16_64_x3"),
-        (ModelConfig(name="custom", target="my.nets:unet"), "custom:unet"),
+        lambda data: data.replace(b"1e-05", b"1e-04"),
+        lambda data: data.replace(b"norm", b"nnrm"),
+        lambda data: data.replace(b"null", b"true"),
+        lambda data: data[:-2],
+        lambda data: data + b" ",
+        lambda data: b"",
+        lambda data: b"null",
+        lambda data: b'"text"',
+        lambda data: b"\xff" + data,
+        lambda data: b"[" * 200_000 + b"]" * 200_000,
+        lambda data: data.replace(data[15:20], b"00000"),
     ],
 )
-def test_model_labels(model, label):
-    assert naming.model_label(model) == label
+def test_entry_that_has_changed_counts_as_absent_and_is_named(cache, caplog, damage):
+    assert store.cached("memory", "key") is None
+    store.keep("memory", "key", VALUES)
+    assert store.cached("memory", "key") == VALUES
+    assert not caplog.records
+    path = cache / "memory" / "key.json"
+    path.write_bytes(damage(path.read_bytes()))
+    assert store.cached("memory", "key") is None
+    assert str(path) in caplog.text
+    store.keep("memory", "key", VALUES)
+    assert store.cached("memory", "key") == VALUES
 
 
-def test_run_is_called_as_before_its_keys_moved():
-    before = naming.identity({"task": {"name": "train", "lr": 0.1, "optimizer": {"shard": True}}})
-    keys = {"lr": 0.1, "shard": True, "exchange": "auto", "name": "sgd", "betas": [0.9, 0.999]}
-    assert naming.identity({"task": {"name": "train"}, "optimizer": keys}) == before
-    assert naming.identity({"task": {}, "optimizer": {**keys, "name": "adam"}}) != before
-    assert naming.identity({"task": 3, "optimizer": keys})["task"] == 3  # of a damaged file
+def test_entry_of_another_key_is_not_believed(cache):
+    store.keep("memory", "other", VALUES)
+    (cache / "memory" / "other.json").rename(cache / "memory" / "key.json")
+    assert store.cached("memory", "key") is None
+
+
+def test_cache_can_be_turned_off(cache, monkeypatch):
+    store.keep("memory", "key", [1])
+    monkeypatch.setenv("HIRES_CACHE", "off")
+    assert store.cached("memory", "key") is None
+    store.keep("memory", "other", [1])
+    assert [path.name for path in (cache / "memory").iterdir()] == ["key.json"]
+
+
+def test_entries_that_were_not_used_for_longest_go_first(cache, monkeypatch):
+    monkeypatch.setattr(store, "MOST_BYTES", 450)
+    for number, name in enumerate("abc"):
+        store.keep("memory", name, "x" * 98)
+        os.utime(cache / "memory" / f"{name}.json", (number, number))
+    store.cached("memory", "b")
+    store.keep("memory", "d", "x" * 98)
+    assert sorted(path.stem for path in (cache / "memory").iterdir()) == ["b", "d"]
+
+
+def test_key_changes_with_the_code_and_with_torch(monkeypatch):
+    keys = {store.key_of("graph", 1), store.key_of("graph", 2)}
+    for versions in (["2.13", [["a.py", 1, 1]]], ["2.14", [["a.py", 1, 1]]], ["2.14", []]):
+        monkeypatch.setattr(store, "_versions", lambda versions=versions: versions)
+        keys.add(store.key_of("graph", 1))
+    assert len(keys) == 5

@@ -1,6 +1,6 @@
-import json
-import os
-import threading
+"""The record of a run follows from what its ranks wrote, whatever attempts it took."""
+
+from __future__ import annotations
 
 import numpy as np  # here, as its import would take longer than an example may
 import pytest
@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, file_names, files, records, rundir
+from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.files import append_line
-from hires.core.store.reading import read_lines
-from hires.core.units import parse_size
 
 
 @pytest.fixture
@@ -139,7 +137,7 @@ def test_attempt_that_is_all_warm_up_is_done_without_a_number(run):
     assert record["throughput"]["img_per_s"] is None
 
 
-def test_record_says_what_was_run_and_where(run):
+def test_record_holds_what_was_run_and_where(run):
     whole_run(run)
     record = records.finish(run, 0, "done")
     wanted = {"schema": 1, "attempt": 0, "run": run.name, "campaign": "default", "world": 2}
@@ -183,13 +181,14 @@ def test_failed_before_the_first_step_has_no_throughput(run):
     assert record["loss"] == {"first": None, "last": None, "finite": None}
 
 
-@pytest.mark.parametrize("later", ["failed", "cancelled"])
-def test_failure_of_a_later_attempt_keeps_the_complete_record(run, later):
+def test_record_of_a_run_is_that_of_its_complete_attempt(run):
     whole_run(run)
     records.finish(run, 0, "done")
-    attempts.next_attempt(run.path)
-    assert records.finish(run, 1, later)["state"] == later
-    assert records.read_record(run)["attempt"] == 0
+    for number, later in enumerate(("failed", "cancelled"), start=1):
+        attempts.next_attempt(run.path)
+        assert records.finish(run, number, later)["state"] == later
+        assert records.read_record(run)["attempt"] == 0
+        assert records.read_record(run.path / f"a{number}")["state"] == later
 
 
 def test_failure_of_the_same_attempt_replaces_its_record(run):
@@ -199,101 +198,17 @@ def test_failure_of_the_same_attempt_replaces_its_record(run):
     assert records.read_record(run)["state"] == "failed"
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_loss_that_is_no_number_is_said_in_strict_json(run, bad):
-    tell(run, *[step(r, i, 1.0, bad if i == 4 else 1.0) for r in (0, 1) for i in range(5)])
-    record = records.finish(run, 0, "done")
-    assert record["loss"] == {"first": 1.0, "last": None, "finite": False}
-
-    def refuse(name):
-        raise AssertionError(name)
-
-    json.loads((run.path / "record.json").read_text(), parse_constant=refuse)
-
-
-def test_loss_is_the_mean_over_replicas(run):
-    tell(run, *[step(rank, i, 1.0, 1.0 + rank) for rank in (0, 1) for i in range(5)])
-    assert records.finish(run, 0, "done")["loss"]["first"] == 1.5
-
-
-@given(st.integers(0, 200), st.lists(st.text(), min_size=1, max_size=5))
-def test_lines_before_a_torn_one_are_read(tmp_path_factory, cut, texts):
-    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    for text in texts:
-        append_line(path, {"text": text})
-    data = path.read_bytes()[:cut]
-    path.write_bytes(data)
-    read = read_lines(path)
-    assert read == [{"text": text} for text in texts[: len(read)]]
-    assert data.count(b"\n") <= len(read) <= data.count(b"\n") + 1
-
-
-def test_file_that_is_not_there_holds_no_lines(tmp_path):
-    assert read_lines(tmp_path / "none.jsonl") == []
-
-
-def test_lines_of_many_writers_do_not_mix(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    filler = "x" * 3000
-
-    def write(rank):
-        for number in range(50):
-            append_line(path, {"rank": rank, "number": number, "filler": filler})
-
-    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    lines = read_lines(path)
-    assert {(line["rank"], line["number"]) for line in lines} == {
-        (rank, number) for rank in range(8) for number in range(50)
-    }
-    assert len(lines) == 400
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_append_to_a_full_disk_is_explained():
-    with pytest.raises(RunError, match="cannot write /dev/full: No space left on device; free"):
-        append_line("/dev/full", {"step": 1})
-
-
-def test_half_written_line_is_an_error(tmp_path, monkeypatch):
-    """A disk may fill up in the middle of a write, which then says so by its count only."""
-    real = os.write
-    monkeypatch.setattr(files.os, "write", lambda fd, data: real(fd, data[:5]))
-    with pytest.raises(RunError, match="No space left"):
-        append_line(tmp_path / "metrics.jsonl", {"step": 1})
-
-
-def test_atomic_write_keeps_the_old_text_when_it_fails(tmp_path, monkeypatch):
-    path = tmp_path / "record.json"
-    files.write_atomically(path, "old")
-    with pytest.raises(RunError, match="UTF-8"):
-        files.write_atomically(path, "new \udc80")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["record.json"]  # noqa: PTH208
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", ""])
-def test_damaged_plan_is_named(run, text):
-    (run.path / "plan.json").write_text(text)
-    with pytest.raises(RunError, match=r"plan\.json is damaged"):
-        records.read_plan(run)
-
-
-def test_damaged_config_is_named(run):
-    (run.path / "config.yaml").write_text("a: [")
-    with pytest.raises(RunError, match=r"config\.yaml is damaged"):
-        records.read_config(run)
-    (run.path / "config.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="must hold keys"):
-        records.read_config(run)
-
-
-def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(RunError, match=r"is .* a run folder"):
-        records.read_config(tmp_path)
+def test_loss_is_the_mean_over_replicas_and_strict_json(run):
+    tell(run, *[step(rank, i, 1.0, 1.0 + rank) for rank in (0, 1) for i in range(4)])
+    assert records.finish(run, 0, "failed")["loss"]["first"] == 1.5
+    for number, bad in enumerate((float("nan"), float("inf")), start=1):
+        tell_attempt(
+            run, number, [step(r, i, 1.0, bad if i == 4 else 1.0) for r in (0, 1) for i in range(5)]
+        )
+        record = records.finish(run, number, "done")
+        assert record["loss"] == {"first": 1.0, "last": None, "finite": False}
+        assert "NaN" not in (text := (run.path / "record.json").read_text())
+        assert "Infinity" not in text
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=9))
@@ -303,28 +218,12 @@ def test_quantiles_are_numpys(values):
     assert [spread["p10"], spread["median"], spread["p90"]] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_every_attempt_keeps_its_own_record(run):
-    whole_run(run)
-    records.finish(run, 0, "done")
-    assert attempts.next_attempt(run.path) == 1
-    records.finish(run, 1, "failed", "told to")
-    kept = [records.read_record(run.path / f"a{attempt}") for attempt in (0, 1)]
-    assert [record["state"] for record in kept] == ["done", "failed"]
-    assert records.read_record(run)["attempt"] == 0
-
-
-def test_confidence_interval_needs_six_values():
+def test_confidence_interval_of_the_median():
     # Two sides of 2^-5 each are 6 %, more than the 5 % that a 95 % interval may miss.
     assert records.confidence([1, 2, 3, 4, 5]) is None
     assert records.confidence([1, 2, 3, 4, 5, 6]) == [1, 6]
-
-
-def test_confidence_interval_leaves_out_the_extremes_of_many_values():
     # The textbook's table for n=20: the 6th and the 15th value.
     assert records.confidence(list(range(1, 21))) == [6, 15]
-
-
-def test_confidence_interval_of_very_many_values():
     # 2^-n and the binomials are no doubles from 1,030 values on: a long run lost its record.
     low, high = records.confidence(list(range(100_000)))
     # The normal approximation: 1.96 * sqrt(n) / 2 on each side of the middle.
@@ -342,17 +241,7 @@ def test_lineage_is_the_run_of_the_checkpoint_at_which_the_first_attempt_began(r
     assert records.finish(run, 1, "done")["lineage"] == [{"run": "short", "step": 3}]
 
 
-@pytest.mark.parametrize(
-    ("held", "num_bytes"),
-    [("4096", 4096), ("4000000000.0", 4 * 10**9), ("'4096'", 4096), ("4GiB", 4 << 30)],
-)
-def test_sizes_of_older_runs_without_a_unit_are_read(run, held, num_bytes):
-    file = run.path / "config.yaml"
-    file.write_text(file.read_text().replace("  limit: null\n", f"  limit: {held}\n"))
-    assert parse_size(records.read_config(run).memory.limit) == num_bytes
-
-
-def test_messages_of_all_ranks_are_summed_and_older_runs_have_none(run):
+def test_messages_of_all_ranks_are_summed(run):
     whole_run(run)
     assert records.finish(run, 0, "done")["comm"] is None
     row = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
@@ -366,3 +255,11 @@ def test_messages_of_all_ranks_are_summed_and_older_runs_have_none(run):
     assert (comm["first"], comm["steps"], comm["step_s"]) == (1, 3, 4.0)
     assert comm["rows"] == [row | {"count": 6, "bytes": 6144, "issue_s": 1.0, "wait_s": 0.5}]
     assert comm["planned"] == [planned | {"count": 2, "bytes": 2048}]
+
+
+def test_folder_without_a_run_and_an_odd_config_are_named(run, tmp_path):
+    with pytest.raises(RunError, match=r"is .* a run folder"):
+        records.read_config(tmp_path)
+    (run.path / "config.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="must hold keys"):
+        records.read_config(run)

@@ -1,4 +1,4 @@
-"""Does every attempt get its line, whoever else writes and whoever dies?"""
+"""Every attempt gets its line in the index, whatever other processes write or die."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from tests.helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
+
 _WRITE = """
 import sys
 from pathlib import Path
 from hires.core.store import run_index as index
 who = sys.argv[2]
-for n in range(50):
+for n in range(20):
     line = {"schema": 1, "campaign": "c", "run": who, "attempt": n, "text": "x" * 3000}
     folder = Path(sys.argv[1]) / "c" / who / f"a{n}"
     folder.mkdir(parents=True)
     (folder / "exit.json").write_text('{"state": "done"}')
     index.append(Path(sys.argv[1]), line)
 """
+
+
 _REBUILD = """
 import json, sys, time
 from pathlib import Path
 from hires.core.store import run_index as index
 results = Path(sys.argv[1])
-for n in range(20):
+for n in range(8):
     try:
         lines = [json.loads(line) for line in (results / index.FILE).read_text().splitlines()]
     except FileNotFoundError:
@@ -41,6 +44,8 @@ for n in range(20):
     time.sleep(0.01)
     index.replace(results, lines)
 """
+
+
 _HOLD = """
 import fcntl, os, sys, time
 fd = os.open(sys.argv[1] + "/.index.lock", os.O_RDWR | os.O_CREAT)
@@ -66,21 +71,13 @@ def lines(results):
     return [json.loads(line) for line in (results / run_index.FILE).read_text().splitlines()]
 
 
-def test_lines_of_many_processes_are_whole_and_all_there(tmp_path):
-    writers = [start(_WRITE, tmp_path, who) for who in "abcdef"]
-    assert codes(writers) == [0] * 6
-    found = lines(tmp_path)
-    assert len(found) == 300
-    for who in "abcdef":
-        assert [line["attempt"] for line in found if line["run"] == who] == list(range(50))
-
-
 def test_rebuilding_meanwhile_loses_no_line(tmp_path):
-    writers = [start(_WRITE, tmp_path, who) for who in "ab"]
+    writers = [start(_WRITE, tmp_path, who) for who in "abcd"]
     builders = [start(_REBUILD, tmp_path) for _ in range(2)]
-    assert codes([*writers, *builders]) == [0] * 4
+    assert codes([*writers, *builders]) == [0] * 6
+    assert len(lines(tmp_path)) == 80
     found = {(line["run"], line["attempt"]) for line in lines(tmp_path)}
-    assert found == {(who, n) for who in "ab" for n in range(50)}
+    assert found == {(who, n) for who in "abcd" for n in range(20)}
     assert {path.name for path in tmp_path.iterdir()} == {run_index.FILE, ".index.lock", "c"}
 
 
@@ -119,9 +116,6 @@ def test_lock_of_a_process_that_was_stopped_is_not_waited_for_long(tmp_path, mon
         holder.communicate()
     run_index.append(tmp_path, {"run": "a"})  # a lock dies with its process
     assert lines(tmp_path) == [{"run": "a"}]
-
-
-def test_folder_that_cannot_be_written_is_told(tmp_path):
     with pytest.raises(RunError, match="cannot write"):
         run_index.append(tmp_path / "none", {})
 
@@ -140,15 +134,6 @@ def test_line_holds_what_a_list_shows_and_no_more():
     for config, record in (({"a": "b" * 10**6}, {}), ({}, {"layout": "b" * 10**6})):
         line = run_index.entry(Path("/r/c/x"), 0, config, record, {})
         assert (line["config"], line["record"]) == (None, {})  # its folder is asked
-
-
-def test_append_is_one_write_at_the_end(tmp_path):
-    run_index.append(tmp_path, {"n": 1})
-    before = (tmp_path / run_index.FILE).stat()
-    run_index.append(tmp_path, {"n": 2})
-    after = (tmp_path / run_index.FILE).stat()
-    assert before.st_ino == after.st_ino
-    assert after.st_size == 2 * before.st_size
 
 
 def test_index_that_is_too_large_to_read_is_kept(tmp_path, monkeypatch):

@@ -1,14 +1,27 @@
+"""Run folders and attempts are whole and distinct, whoever makes them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
 import json
 import os
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, records, rundir
+from hires.core.store import attempts, campaign, file_names, files, naming, records, rundir
+from hires.core.store.attempts import Attempt
+from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from tests.helpers.new_runs import ARGV, PLAN, complete, leftovers
+from tests.helpers.patience import PATIENCE_S
 
 
 def test_new_run_is_frozen_whole(config):
@@ -27,17 +40,13 @@ def test_new_run_is_frozen_whole(config):
     assert not leftovers(Path(config.results))
 
 
-def test_complete_run_that_is_wanted_again_gets_another_attempt(config):
-    complete(rundir.create(config, PLAN, ARGV))
-    assert rundir.create(config, PLAN, ARGV).attempt == 1
-
-
-@pytest.mark.parametrize("record", [None, '{"state": "failed", "attempt": 0}', '{"state": "do'])
-def test_incomplete_run_gets_its_next_attempt(config, record):
+def test_incomplete_run_gets_its_next_attempt(config):
     run = rundir.create(config, PLAN, ARGV)
-    if record is not None:
+    for number, record in enumerate(("", '{"state": "failed", "attempt": 0}', '{"state": "do')):
         (run.path / "record.json").write_text(record)
-    assert rundir.create(config, PLAN, ARGV) == replace(run, attempt=1)
+        assert rundir.create(config, PLAN, ARGV) == replace(run, attempt=number + 1)
+    complete(run)  # one that is complete, and is wanted again, too
+    assert rundir.create(config, PLAN, ARGV).attempt == 4
 
 
 def test_changed_plan_replaces_the_frozen_one_which_stays_with_its_attempt(config):
@@ -60,17 +69,12 @@ def test_edited_config_is_not_run_as_something_else(config):
 
 def test_open_run_is_at_the_latest_attempt_or_the_complete_one(config):
     run = rundir.create(config, PLAN, ARGV)
-    attempts.next_attempt(run.path)
+    number = attempts.next_attempt(run.path)
+    env = json.loads((run.path / f"a{number}/env.json").read_text())  # as launch.sh makes one
+    assert (env["argv"], env["reproduce"]) == (None, "hires run parallel=sp")
     assert rundir.open_run(run.path).attempt == 1
     complete(run)
     assert rundir.open_run(run.path) == run
-
-
-def test_attempt_by_hand_is_reproduced_by_the_first_command(config):
-    run = rundir.create(config, PLAN, ARGV)
-    number = attempts.next_attempt(run.path)
-    env = json.loads((run.path / f"a{number}/env.json").read_text())
-    assert (env["argv"], env["reproduce"]) == (None, "hires run parallel=sp")
 
 
 def test_attempts_taken_at_once_are_distinct(config):
@@ -129,3 +133,215 @@ def test_find_refuses_what_may_be_several(config):
         rundir.create(replace(config, seed=seed), PLAN, ARGV)
     with pytest.raises(ConfigError, match="may be any of 2 runs"):
         rundir.locate("resnet50-224x224", config.results)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+CREATE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from hires.core.store import rundir
+from hires.core.config.run_config import RunConfig
+def create(seed):
+    return rundir.create(RunConfig(results=sys.argv[1], seed=seed), {"world": 1}, [])
+seeds = [0] * 8 + list(range(1, 9))
+with ThreadPoolExecutor(8) as pool:
+    for run in pool.map(create, seeds):
+        print(run.path, run.attempt)
+"""
+
+
+def test_sixty_creations_at_once(tmp_path):
+    """Equal configs share one folder and never an attempt; distinct ones never share a folder."""
+    command = [sys.executable, "-c", CREATE, str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    makers = [
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in "1234"
+    ]
+    lines = [
+        line for maker in makers for line in maker.communicate(timeout=PATIENCE_S)[0].splitlines()
+    ]
+    assert [maker.returncode for maker in makers] == [0] * 4
+    assert len(lines) == len(set(lines)) == 64
+    folders = sorted((tmp_path / "default").iterdir())
+    attempts = sorted(len(list(folder.glob("a*"))) for folder in folders)
+    assert attempts == [4] * 8 + [32]
+    assert all((folder / "plan.json").read_text() for folder in folders)
+    assert not leftovers(tmp_path)
+
+
+def test_readers_never_see_half_a_folder(config):
+    path = Path(config.results) / "default" / naming.run_name(config)
+    wanted = {"config.yaml", "plan.json", "launch.sh", "frozen.json", "a0"}
+    seen, stop = [], threading.Event()
+
+    def look():
+        while not stop.is_set():
+            with contextlib.suppress(FileNotFoundError):  # it comes and goes
+                seen.append({entry.name for entry in path.iterdir()})
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(10):
+        rundir.create(config, PLAN, ARGV)
+        # Moved, not deleted: a reader that has opened it would see it shrink.
+        path.rename(path.with_name(f"old{number}"))
+    stop.set()
+    thread.join()
+    assert all(names == wanted for names in seen)
+
+
+def test_first_attempt_is_made_before_the_folder_appears(config, monkeypatch):
+    places, real = [], rundir.next_attempt
+
+    def noted(path, argv):
+        places.append(path.name)
+        return real(path, argv)
+
+    monkeypatch.setattr(rundir, "next_attempt", noted)
+    paths = [rundir.create(config, PLAN, ARGV).path for _ in range(2)]
+    assert places[0].startswith(f".{paths[0].name}.")
+    assert places[1] == paths[1].name
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Lets every write to disk fail as on a full one."""
+
+    def fail(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+
+
+def test_full_disk_leaves_nothing(config, full_disk, monkeypatch):
+    with pytest.raises(
+        RunError, match=r"cannot write .*: No space left on device; free some space"
+    ):
+        rundir.create(config, PLAN, ARGV)
+    assert not list((Path(config.results) / "default").iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", lambda fd: None)
+        run = rundir.create(config, PLAN, ARGV)
+    with pytest.raises(RunError, match="No space left"):
+        rundir.create(config, PLAN, ARGV)
+    assert [p.name for p in run.path.glob("a*")] == ["a0"]
+    assert not leftovers(run.path)
+
+
+def test_file_in_the_way_of_a_folder_is_named(config):
+    run = Path(config.results) / "default" / naming.run_name(config)
+    for file in (Path(config.results), run.parent, run):
+        file.write_text("")
+        with pytest.raises(RunError, match="a file is where a folder should be"):
+            rundir.create(config, PLAN, ARGV)
+        file.unlink()
+        file.mkdir()
+    with pytest.raises(RunError, match=r"choose a(nother)? folder"):  # a read-only file system
+        rundir.create(RunConfig(results="/proc/hires"), PLAN, ARGV)
+    with pytest.raises(RunError, match="shorter campaign"):
+        rundir.create(replace(config, results=f"{config.results}/{'x' * 300}"), PLAN, ARGV)
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "a0").mkdir()
+    return tmp_path
+
+
+def test_only_folders_that_hires_makes_count_as_attempts(run):
+    for name in ("a10", "a2", "a01", "a", "b3", "a-1", "a1.tmp", "a" + "9" * 200):
+        (run / name).mkdir()
+    assert file_names.attempt_numbers(run) == [0, 2, 10]
+    assert attempts.latest(run).number == 10
+    assert file_names.attempt_numbers(run / "missing") == []
+    assert attempts.latest(run / "missing") is None
+
+
+def test_files_that_are_missing_are_empty_and_no_fault(run):
+    attempt = Attempt(run, 0, strict=True)
+    files = (attempt.exit, attempt.job, attempt.env, attempt.record, attempt.launched)
+    assert files == ({}, {}, {}, {}, {})
+    assert attempt.events == attempt.metrics == []
+    assert not attempt.has_ended
+    assert not attempt.is_cancelled
+
+
+def test_values_of_another_type_are_damage(run):
+    odd = {"exit": [{"state": 3}, {"state": "failed", "cause": ["x"]}]}
+    odd["job"] = [{}, {"job": "7; rm"}, {"job": "7", "pack": float("inf")}]
+    for name, each in odd.items():
+        file = run / "a0" / f"{name}.json"
+        for values in each:
+            file.write_text(json.dumps(values))
+            attempt = Attempt(run, 0)
+            assert getattr(attempt, name) == {}
+            assert attempt.damaged == (f"a0/{name}.json",)
+        file.unlink()
+
+
+def test_copy_of_a_record_that_differs_from_the_run_s_is_read(run):
+    for folder in (run, run / "a0"):
+        (folder / "record.json").write_text("[}")  # equal: then the run's own is named
+    assert Attempt(run, 0).damaged == ()
+    (run / "record.json").write_text('{"state": "done"}')
+    assert Attempt(run, 0).damaged == ("a0/record.json",)
+    (run / "a0" / "record.json").write_text('{"state": "failed"}')
+    assert Attempt(run, 0).damaged == ()
+    for path in (run / "record.json", run / "a0" / "record.json"):
+        path.unlink()
+        os.mkfifo(path)
+    assert Attempt(run, 0).damaged == ("a0/record.json",)
+
+
+def test_an_attempt_is_a_snapshot(run):
+    attempt = Attempt(run, 0)
+    assert attempt.exit == {}
+    (run / "a0" / "exit.json").write_text('{"state": "done"}')
+    assert attempt.exit == {}
+    assert attempt.has_ended
+    assert Attempt(run, 0).exit == {"state": "done"}
+
+
+def test_the_last_start_counts(run):
+    lines = [{"event": "launch_started", "pid": 1}, {"event": "other"}]
+    lines += [{"event": "launch_started", "pid": 2}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "a0" / "events.jsonl").write_text(text + '{"event": "launch_started", "pid"')
+    assert Attempt(run, 0).launched["pid"] == 2
+
+
+def test_reads_back_as_written(tmp_path):
+    held = Campaign(tmp_path.name)
+    words = ["data.path='it\\'s $(x);\n'", "image=64"]
+    held.add(
+        {"argv": ["hires"]},
+        [PlannedPoint("a-1", words, 3)],
+        [ExcludedPoint(["image=1"], "why", "image=2")],
+    )
+    campaign.write(tmp_path, held)
+    assert campaign.read(tmp_path) == held
+    assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
+
+
+def test_later_sweep_adds_and_replaces():
+    held = Campaign("sizes")
+    held.add({}, [PlannedPoint("a-1", ["image=1"])], [ExcludedPoint(["image=2"], "too large")])
+    held.add({}, [PlannedPoint("a-1", ["image=1"], 3), PlannedPoint("b-2", ["image=2"])], [])
+    held.add({}, [], [ExcludedPoint(["image=3"], "too large")])
+    assert held.points == [PlannedPoint("a-1", ["image=1"], 3), PlannedPoint("b-2", ["image=2"])]
+    assert [point.overrides for point in held.excluded] == [["image=3"]]
+    assert held.excluded[0].state == "infeasible"
+    assert len(held.sweeps) == 3
+
+
+def test_name_is_that_of_the_folder_whatever_the_file_says(tmp_path):
+    values = {"schema": 1, "campaign": "another", "points": [], "excluded": [], "sweeps": []}
+    (tmp_path / "campaign.json").write_text(json.dumps(values))
+    assert campaign.read(tmp_path / "none") == Campaign("none")
+    for notes in (None, []):
+        assert campaign.read(tmp_path, notes) == Campaign(tmp_path.name)
+    (tmp_path / "campaign.json").write_text('{"schema": 99}')
+    with pytest.raises(RunError, match=r"its schema is 99, this hires reads 1.*move it away"):
+        campaign.read(tmp_path)

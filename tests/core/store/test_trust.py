@@ -13,11 +13,16 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
-from hires.core.store import cache, files, trust
+from hires.core.store import cache, files, rundir, trust
 from tests.helpers.commands import hires
+from tests.helpers.new_runs import ARGV, PLAN
 
 STRANGER = 65534
+
+
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
+
+
 NETWORK = """
 from pathlib import Path
 from torch import nn
@@ -25,6 +30,8 @@ Path({witness!r}).write_text("executed")
 def build():
     return nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
+
+
 KEYS = ("model=custom", "model.target=planted:build", "model.classes=10", "image=16", "batch=2")
 
 
@@ -64,14 +71,20 @@ def its_owner(run: Path) -> None:
     os.chown(run, STRANGER, -1)
 
 
-OPENINGS = (everybody, pytest.param(a_group, marks=needs_users), its_config)
-OPENINGS = (*OPENINGS, pytest.param(its_owner, marks=needs_users))
+@needs_users
+def test_every_way_into_a_run_folder_is_refused(tmp_path):
+    for number, opening in enumerate((everybody, a_group, its_config, its_owner)):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir(0o755)
+        (folder / "config.yaml").touch(0o644)
+        trust.refuse_untrusted(folder)
+        opening(folder)
+        with pytest.raises(ConfigError, match="--trust-owner"):
+            trust.refuse_untrusted(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("opening", OPENINGS)
-def test_folder_that_others_may_write_to_is_read_and_never_executed(run, tmp_path, opening):
-    opening(run)
+def test_folder_that_others_may_write_to_is_read_and_never_executed(run, tmp_path):
+    everybody(run)
     witness, before = tmp_path / "witness", {*run.iterdir()}
     name = f"default/{run.name}"
     saved = ("steps=1", "measure.warmup=0", "task=train", "checkpoint.at_end=always")
@@ -80,9 +93,9 @@ def test_folder_that_others_may_write_to_is_read_and_never_executed(run, tmp_pat
         ("retry", name, "--state", "done"),
         ("export", name, "--to", "exported"),
     ):
-        _, told = hires(tmp_path, *words, code=None)
-        assert "--trust-owner" in told
-        assert str(run) in told
+        _, err = hires(tmp_path, *words, code=None)
+        assert "--trust-owner" in err
+        assert str(run) in err
         if words[0] == "run":  # a command that names the network itself traces it
             witness.unlink(missing_ok=True)
     for module in ("hires.launcher.local", "hires.worker"):
@@ -156,18 +169,25 @@ def test_variable_that_is_zero_trusts_nobody(tmp_path, monkeypatch, variable, re
         trust.refuse_untrusted(tmp_path)
 
 
-@pytest.mark.parametrize(("words", "mode"), [((), 0o755), (("--shared",), 0o775)])
-def test_new_folders_are_for_one_user_unless_shared(tmp_path, words, mode):
-    subprocess.run(
-        module_command("hires", "run", "image=32", "model=resnet18", "--dry-run", *words),
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        umask=0o002,
-        capture_output=True,
-        check=True,
-        timeout=300,
+def test_new_folders_are_for_one_user_unless_shared(tmp_path, config, monkeypatch):
+    mask = os.umask(0o002)
+    try:
+        monkeypatch.setenv(trust.SHARED, "1")
+        trust.keep_folders_private()
+        shared = rundir.create(config, PLAN, ARGV).path
+        subprocess.run(
+            module_command("hires", "run", "image=32", "model=resnet18", "--dry-run"),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), trust.SHARED: "0"},
+            capture_output=True,
+            check=True,
+            timeout=300,
+        )
+    finally:
+        os.umask(mask)
+    [own] = (
+        path.parent for path in tmp_path.glob("results/*/*/config.yaml") if path.parent != shared
     )
-    [config] = tmp_path.glob("results/*/*/config.yaml")
-    for path in (config.parent, config.parent.parent):
-        assert stat.S_IMODE(path.stat().st_mode) == mode
-    assert stat.S_IMODE(config.stat().st_mode) == mode & 0o666
+    for folder, mode in ((shared, 0o775), (own, 0o755)):
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
+        assert stat.S_IMODE((folder / "config.yaml").stat().st_mode) == mode & 0o666

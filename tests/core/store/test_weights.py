@@ -1,0 +1,190 @@
+"""Weights are found, renamed, and those of another network refused before any rank starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hires.core.errors import ConfigError, RunError
+from hires.core.store import message_entries
+from hires.core.store.file_names import rank_messages
+from hires.core.store.message_entries import ENTRY
+from hires.core.store.network_weights import find_weights, require_fit
+from hires.core.store.weight_names import NameRules, of_first_values
+from tests.helpers.run_folders import saved_with
+
+SHAPES = {"conv.weight": [4, 3, 3, 3], "bn.running_mean": [4], "fc.bias": [2]}
+
+
+def written(path, shapes=SHAPES):
+    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, path)
+    return path
+
+
+def test_run_folder_means_its_latest_whole_checkpoint(tmp_path):
+    path = saved_with(SHAPES, tmp_path)
+    place = find_weights(str(tmp_path))
+    assert place.path == path == find_weights(str(path)).path
+    assert place.is_checkpoint
+    assert place.shapes() == SHAPES
+
+
+def test_path_without_weights_is_refused(tmp_path):
+    (tmp_path / "weights.npz").write_bytes(b"PK")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    for name, text in (
+        ("nothing", "does not exist; give a run folder, a checkpoint or a file .safetensors"),
+        ("weights.npz", "is no kind of file that is read"),
+        ("", "it has no checkpoint in a folder checkpoints; run it with checkpoint.at_end=always"),
+        ("pipe.safetensors", "cannot be read (not a plain file, and left out); give a plain file"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            find_weights(str(tmp_path / name))
+
+
+def test_damaged_file_is_refused_by_its_header(tmp_path):
+    path = written(tmp_path / "w.safetensors")
+    data = path.read_bytes()
+    for damaged in (
+        data[:-8],  # truncated
+        data[:20],
+        b"",
+        (2**62).to_bytes(8, "little") + data[8:],  # a header of four exabytes
+        data.replace(b'"shape":[4]', b'"shape":[9]'),  # more than the file holds
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"w\.safetensors is damaged"):
+            find_weights(str(path)).shapes()
+
+
+def test_all_that_does_not_fit_is_in_one_message():
+    held = {"conv.weight": [8, 3, 3, 3], "aux.bias": [2], "fc.bias": [2]}
+    with pytest.raises(ConfigError) as caught:
+        require_fit("weights=w", held, SHAPES)
+    assert str(caught.value) == (
+        "weights=w is of another network: of 3 tensors 1 missing, 1 of no layer, 1 of another "
+        "shape; use the model and model.classes that the weights were trained with (it has no "
+        "bn.running_mean; of no layer: aux.bias; conv.weight is [8, 3, 3, 3] there and "
+        "[4, 3, 3, 3] here)"
+    )
+
+
+def test_many_names_are_counted_and_the_first_listed():
+    # A ResNet-50 beside another network was a line of 4000 characters, its remedy at the end.
+    held = {f"other.{n}": [1] for n in range(300)} | {f"same.{n}": [2] for n in range(9)}
+    needed = {f"own.{n}": [1] for n in range(200)} | {f"same.{n}": [1] for n in range(9)}
+    with pytest.raises(ConfigError) as caught:
+        require_fit("weights=w", held, needed)
+    text = str(caught.value)
+    assert "of 209 tensors 200 missing, 300 of no layer, 9 of another shape; use the model" in text
+    assert "it has no own.0, own.1, own.2, own.3, own.4, own.5, and 194 more; of no layer" in text
+    assert "same.5 is [2] there and [1] here; and 3 more)" in text
+    assert len(text) < 700
+
+
+def test_prefix_of_a_wrapper_is_named():
+    unread = {**SHAPES, "bn.num_batches_tracked": [], "unused": [3]}
+    require_fit("weights=w", unread, SHAPES, {"unused"})  # no layer reads them
+    held = {f"module.{name}": shape for name, shape in SHAPES.items()}
+    with pytest.raises(ConfigError, match=r"begin with 'module\.': `hires weights import` takes"):
+        require_fit("weights=w", held, SHAPES)
+
+
+NAMES = ["net.layer1.weight", "net.layer10.weight", "ema.decay", "fc.bias"]
+
+
+def test_first_rule_that_fits_a_whole_part_of_a_name_renames_it():
+    rules = NameRules([("net.layer1", "stem")], ["ema"])
+    assert rules.renamed(NAMES) == {
+        "net.layer1.weight": "stem.weight",
+        "net.layer10.weight": "net.layer10.weight",
+        "fc.bias": "fc.bias",
+    }
+    renamed = NameRules([("net", ""), ("net.layer1", "never")]).renamed(["net.layer1.weight"])
+    assert renamed == {"net.layer1.weight": "layer1.weight"}
+    assert NameRules([("", "encoder.")]).renamed(["a.b"]) == {"a.b": "encoder.a.b"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        (NameRules([("net.layer", "x")]), "--rename net.layer: no name begins with it"),
+        (NameRules(without=["head"]), "--without head: no name begins with it"),
+        (
+            NameRules([("net.layer10", "net.layer1")]),
+            "net.layer1.weight and net.layer10.weight would both be net.layer1.weight",
+        ),
+    ],
+)
+def test_rule_that_makes_no_sense_is_refused(rules, text):
+    with pytest.raises(ConfigError, match=text):
+        rules.renamed(NAMES)
+
+
+def test_first_values_are_of_tensors_that_there_are():
+    needed = {"fc.weight": [2, 2], "fc.bias": [2], "fcx.bias": [2]}
+    assert of_first_values(["fc"], needed) == ["fc.weight", "fc.bias"]
+    with pytest.raises(ConfigError, match="--fresh head: the network has no tensor"):
+        of_first_values(["head"], needed)
+
+
+HEADER = {
+    "clock": "a machine", "dropped": 3, "operations": ["send", "recv"],
+    "ways": {"64": ["shm", "mailbox"]}, "events": {"7": ["halo", "F0", [1]]},
+}  # fmt: skip
+
+
+ENTRIES = ENTRY.pack(1, 64, 7, 4096, 1.0, 1.5, 2.0, 3.0) + ENTRY.pack(0, 64, -1, 0, 1, 1, 1, 1)
+
+
+def test_messages_come_back(tmp_path):
+    assert list(message_entries.read(tmp_path)) == []
+    for rank in (1, 0):
+        message_entries.write(tmp_path, rank, HEADER, ENTRIES)
+    ranks = list(message_entries.read(tmp_path))
+    assert [(one.rank, one.clock, one.dropped) for one in ranks] == [
+        (0, "a machine", 3), (1, "a machine", 3),
+    ]  # fmt: skip
+    first, outside = ranks[1].messages
+    assert list(vars(first).values()) == [
+        1, "recv", "halo", "F0", [1], 4096, "shm", "mailbox", 1.0, 1.5, 2.0, 3.0,
+    ]  # fmt: skip
+    assert (outside.kind, outside.action, outside.ranks, outside.operation) == ("", "", [], "send")
+
+
+def damaged(folder: Path) -> list[bytes]:
+    message_entries.write(folder, 0, HEADER, ENTRIES)
+    whole = rank_messages(folder, 0).read_bytes()
+    line, _, entries = whole.partition(b"\n")
+    odd = [None, [], {}, -1, "x", 1e300, [None], {"64": 5}, {"7": ["halo"]}, {"7": [0, 0, 0]}]
+    changed = [{**json.loads(line), key: value} for key in json.loads(line) for value in odd]
+    nan = ENTRY.pack(0, 64, 7, 8, float("nan"), 1, 1, 1)
+    return [
+        b"", b"\n", line, whole[:-1], whole + b"x", b"[" * 100_000, b"\xff" + whole, entries,
+        *(line + b"\n" + one for one in (nan, ENTRY.pack(9, 64, 7, 8, 1, 1, 1, 1))),
+        *(line + b"\n" + ENTRY.pack(0, way, at, size, 1, 1, 1, 1) for way, at, size in (
+            (63, 7, 8), (64, 6, 8), (64, 7, -8))),
+        *(json.dumps(one).encode() + b"\n" + entries for one in changed),
+    ]  # fmt: skip
+
+
+def test_damaged_file_is_a_note_and_never_a_traceback(tmp_path):
+    path = rank_messages(tmp_path, 0)
+    empty = 0
+    for data in damaged(tmp_path):
+        path.write_bytes(data)
+        notes: list = []
+        read = list(message_entries.read(tmp_path, notes))
+        assert bool(read) != bool(notes), data[:200]
+        empty += bool(read)
+        for note in notes:
+            assert path.name in note.where
+            with pytest.raises(RunError):
+                list(message_entries.read(tmp_path))
+    assert empty <= 6  # a header without entries, or one in which a name is another
