@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
+from tests.helpers.launches import ROOT
 
 HIRES = shlex.join([sys.executable, "-m", "hires"])
 

@@ -109,14 +109,3 @@ def test_rank_zero_speaks_and_the_others_warn(rank, lines):
     logging.getLogger("hires.x").warning("slow")
     said = stream.getvalue().splitlines()
     assert [re.sub(r"^\d\d:\d\d:\d\d\.\d{3} ", "", line) for line in said] == lines
-
-
-def test_traceback_follows_its_line():
-    stream = io.StringIO()
-    log.setup(0, stream)
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        logging.getLogger("hires.x").exception("F3 failed")
-    assert "rank 0 error: F3 failed\nTraceback" in stream.getvalue()
-    assert stream.getvalue().endswith("ValueError: broken\n")

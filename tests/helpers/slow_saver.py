@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from hires import worker
 from hires.engine import tensorfile
@@ -14,9 +15,9 @@ def main() -> int:
     """Runs one rank."""
     write = tensorfile.write
 
-    def slowly(*args) -> None:
+    def slowly(*args) -> Any:
         time.sleep(float(os.environ["SLOW_S"]))
-        write(*args)
+        return write(*args)
 
     if os.environ["RANK"] == "1":
         tensorfile.write = slowly

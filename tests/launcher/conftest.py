@@ -1,26 +1,27 @@
+"""Run folders whose ranks need no torch and behave as a test says."""
+
+from __future__ import annotations
+
 import functools
 import json
-from pathlib import Path
 
 import pytest
 
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import rundir
-from hires.core.store.reading import read_lines
 from hires.launcher.local import local_launcher
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.launches import ROOT, alive, rank_pids
 
 
 @pytest.fixture
 def fake_world(tmp_path, monkeypatch, lean_forks):
-    """Returns a function that makes a run folder whose ranks behave as told."""
+    """Returns a function that makes a run folder whose ranks have these behaviours."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def make(*behaviours, steps=3, port=0, campaign="default", comm=None, **launcher):
-        told = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
-        monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(told))
+        by_rank = {str(rank): behaviour for rank, behaviour in enumerate(behaviours)}
+        monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(by_rank))
         config = RunConfig(
             steps=steps,
             batch=6,
@@ -37,39 +38,14 @@ def fake_world(tmp_path, monkeypatch, lean_forks):
 
 
 @pytest.fixture
-def launch(monkeypatch):
+def launch():
     """Returns the launcher, set to start fake ranks and to check that none is left."""
+    start = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
 
     def checked(run, **options):
         try:
-            return functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")(
-                run, run.attempt, **options
-            )
+            return start(run, run.attempt, **options)
         finally:
             assert not alive(rank_pids(run))
 
     return checked
-
-
-def rank_pids(run):
-    """Returns the process numbers of all ranks that were started."""
-    return [line["pid"] for line in events(run, "rank_started")]
-
-
-def events(run, name):
-    """Returns the events of one kind."""
-    lines = read_lines(run.attempt_dir / "events.jsonl")
-    return [line for line in lines if line["event"] == name]
-
-
-def alive(pids):
-    """Returns those of the processes that still run."""
-    found = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            found.append(pid)
-    return found

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.helpers import slurm_daemons as daemons
-from tests.helpers.slurm_runs import Runs, ask, until
+from tests.helpers.slurm_runs import REPOSITORY, Runs, ask, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 SCRIPT = REPOSITORY / "scripts" / "slurm_cluster.sh"

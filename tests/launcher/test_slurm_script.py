@@ -1,4 +1,4 @@
-"""Is the job script what Slurm and a person can read, and are names in it names and no commands?"""
+"""Slurm and people can read the job script, and names in it are names and no commands."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.compose.compose_config import compose
 from hires.core import python_command
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
 from hires.core.store.attempts import Attempt
-from hires.launcher.slurm import allocation, job_script
+from hires.launcher.slurm import job_script
 from hires.launcher.slurm.job_script import note_job
-from hires.plan.hardware import check_hardware
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -70,25 +68,25 @@ def test_script_asks_for_the_nodes_the_ranks_need(tmp_path):
     }
 
 
-def test_script_names_partition_account_and_quality_if_they_are_set(tmp_path):
-    text = job_script.write_script(
-        tmp_path, config(partition="big mem", account="a'b", qos="$(x)"), 1, []
-    ).read_text()
-    found = options(text)
-    assert (found["partition"], found["account"], found["qos"]) == ("big mem", "a'b", "$(x)")
+def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
+    odd = {"gres": "gpu:4", "exclusive": True, "mem": 0, "comment": "it's $(touch oops); #x"}
+    site = ClusterConfig(partition="gpu", account="them", options={**odd, "exclude": "n[1-2,4],n3"})
+    launcher = LauncherConfig(name="slurm", account="a'b", qos="$(x)")
+    both = RunConfig(launcher=launcher, cluster=site)
+    array = job_script.ArrayShape(2, exclude=("n3", "n4"))
+    found = options(job_script.write_script(tmp_path, both, 1, [], array).read_text())
+    assert (found["partition"], found["account"], found["qos"]) == ("gpu", "a'b", "$(x)")
+    assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
+    assert found["comment"] == "it's $(touch oops); #x"
+    assert found["exclude"] == "n[1-2,4],n3,n4"  # what the site excludes stays excluded
+    assert found["array"] == "0-1"
 
 
-@pytest.mark.parametrize("key", ["partition", "account", "qos", "interface"])
-@pytest.mark.parametrize("value", ["a\nb", "", "a\x00"])
-def test_text_that_fits_no_line_is_refused(key, value):
-    with pytest.raises(ConfigError, match=f"launcher.{key}="):
-        config(**{key: value})
-
-
-def test_time_limit_of_more_than_a_year_is_refused():
-    assert config(minutes=525600).launcher.minutes == 525600
-    with pytest.raises(ConfigError, match=r"launcher\.minutes=525601 must be at most 525600$"):
-        config(minutes=525601)
+def test_job_waits_for_what_the_site_wants_and_for_more():
+    cluster = ClusterConfig(options={"dependency": "singleton"})
+    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
+    assert job_script.after(config, None) == []
+    assert job_script.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
 
 
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
@@ -143,19 +141,6 @@ def test_script_starts_the_supervisor_whatever_the_names(run, tmp_path):
     assert not list(tmp_path.rglob("oops*"))
 
 
-def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
-    cluster = ClusterConfig(
-        partition="gpu",
-        account="them",
-        options={"gres": "gpu:4", "exclusive": True, "mem": 0, "comment": "it's $(touch oops); #x"},
-    )
-    config = RunConfig(launcher=LauncherConfig(name="slurm", account="us"), cluster=cluster)
-    found = options(job_script.write_script(tmp_path, config, 1, []).read_text())
-    assert (found["partition"], found["account"]) == ("gpu", "us")
-    assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
-    assert found["comment"] == "it's $(touch oops); #x"
-
-
 def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(run, tmp_path):
     odd = "it's $(touch oops) `touch oops`; touch oops"
     cluster = ClusterConfig(modules=["gcc/12", odd])
@@ -166,10 +151,10 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
         'module() { name=site; printf "%s|" "$@" >>"$HOME/loaded"\n'
         '[ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
     )
-    tell = 'printf "missing: %s" "$HIRES_REFUSED_MODULE"'
-    command(run.parent, "py thon", tell)
+    report = 'printf "missing: %s" "$HIRES_REFUSED_MODULE"'
+    command(run.parent, "py thon", report)
     environ = {"BASH_ENV": str(profile), "HOME": str(tmp_path), "HIRES_REFUSED_MODULE": "old"}
-    for bad, loaded, told in (
+    for bad, loaded, log in (
         ("", f"load|gcc/12|load|{odd}|", "missing: "),
         (odd, f"load|gcc/12|load|{odd}|", f"no {odd}\nmissing: {odd}"),
         ("gcc/12", "load|gcc/12|", "no gcc/12\nmissing: gcc/12"),
@@ -178,7 +163,7 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
         (tmp_path / "loaded").unlink(missing_ok=True)
         assert bash(run / "job.sbatch", **environ, BAD=bad).returncode == 0
         assert (tmp_path / "loaded").read_text() == loaded
-        assert (run / "job.log").read_text() == told
+        assert (run / "job.log").read_text() == log
     assert not list(tmp_path.rglob("oops*"))
 
 
@@ -231,46 +216,21 @@ def test_submission_is_noted_in_the_attempt(tmp_path, path):
         "submitted": "",
     }
     assert Attempt(run, 0).job_name == "41"
+    note_job(run / "a0", "12", 4)  # a task of an array, as Slurm names it
+    assert Attempt(run, 0).job_name == "12_4"
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_banner_of_a_site_hides_no_job(tmp_path, path):
+    run = submitted(tmp_path)
+    for answer in (
         "Welcome, 9 jobs of yours wait\\n41\\n",
         "7\\n41;big\\nGood luck\\n",
         "Submitted batch job 41\\nBye\\n",
         "Submitted batch job 41 on cluster big\\n",
-    ],
-)
-def test_banner_of_a_site_hides_no_job(tmp_path, path, answer):
-    run = submitted(tmp_path)
-    command(path, "sbatch", f"printf '{answer}'")
-    assert job_script.submit_attempt(run, 0) == "41"
+    ):
+        command(path, "sbatch", f"printf '{answer}'")
+        assert job_script.submit_attempt(run, 0) == "41"
     assert Attempt(run, 0).job_name == "41"
-
-
-def test_answer_without_a_job_is_shown(tmp_path, path):
-    run = submitted(tmp_path)
-    command(path, "sbatch", "echo 'the moon is full'")
-    with pytest.raises(RunError, match="names no number; it said: the moon is full"):
-        job_script.submit_attempt(run, 0)
-
-
-def test_nodes_that_the_site_excludes_stay_excluded_when_others_are(tmp_path):
-    cluster = ClusterConfig(options={"exclude": "n[1-2],n3"})
-    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    array = job_script.ArrayShape(2, exclude=("n3", "n4"))
-    assert (
-        options(job_script.write_script(tmp_path, config, 1, [], array).read_text())["exclude"]
-        == "n[1-2],n3,n4"
-    )
-
-
-def test_job_waits_for_what_the_site_wants_and_for_more():
-    cluster = ClusterConfig(options={"dependency": "singleton"})
-    config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
-    assert job_script.after(config, None) == []
-    assert job_script.after(config, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
 
 
 @pytest.mark.parametrize(
@@ -316,54 +276,15 @@ def test_refusal_shows_what_the_site_asks_for_and_a_check_has_no_layout(tmp_path
     assert str(caught.value) == f"{caught.value.why}; change {keys}"
 
 
-def test_refusal_for_another_reason_names_the_script(tmp_path, path):
+def test_sbatch_that_fails_otherwise_is_quoted(tmp_path, path, monkeypatch):
     run = submitted(tmp_path)
+    command(path, "sbatch", "echo 'the moon is full'")
+    with pytest.raises(RunError, match="names no number; it said: the moon is full"):
+        job_script.submit_attempt(run, 0)
     command(path, "sbatch", "echo 'sbatch: error: the moon is full' >&2; exit 1")
     with pytest.raises(RunError, match=r"the moon is full; see .*job\.sbatch"):
         job_script.submit_attempt(run, 0)
-
-
-def test_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
-    run = submitted(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="no sbatch here"):
         job_script.submit_attempt(run, 0)
     assert not list((run / "a0").iterdir())
-
-
-def test_element_of_an_array_is_named_as_slurm_does(tmp_path):
-    (tmp_path / "a0").mkdir()
-    note_job(tmp_path / "a0", "12", 4)
-    assert Attempt(tmp_path, 0).job_name == "12_4"
-    assert Attempt(tmp_path, 1).job_name is None
-
-
-def test_script_of_two_nodes_with_four_gpus_each(tmp_path):
-    """Every line of options; docs/launchers.md has the reason for each."""
-    words = ["cluster=a100x4", "launcher=slurm", "launcher.nodes=2", "parallel=dp", "batch=8"]
-    chosen = compose([*words, "parallel.replicas=8", "launcher.threads=12"])
-    assert (chosen.device, chosen.comm.backend) == ("cuda", "nccl")
-    assert not list(check_hardware(chosen))
-    text = job_script.write_script(tmp_path, chosen, 8, []).read_text()
-    found = options(text)
-    del found["job-name"]
-    assert found == {
-        "nodes": "2",
-        "ntasks": "8",
-        "ntasks-per-node": "4",
-        "cpus-per-task": "12",
-        "gres": "gpu:4",
-        "exclusive": "",
-        "mem": "0",
-        "time": "60",
-        "signal": "B:USR2@120",
-        "requeue": "",
-        "open-mode": "append",
-        "output": "/dev/null",
-    }
-    assert "CUDA_VISIBLE_DEVICES" not in text  # Slurm sets it on each node, each rank takes its own
-    step = " ".join(allocation._SRUN)
-    assert "--overlap" in step
-    assert "--cpu-bind=none" in step
-    assert "--gpus" not in step
-    assert "--gres" not in step

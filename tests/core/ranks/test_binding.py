@@ -99,14 +99,6 @@ def test_devices_are_shared_out_by_the_rank_on_its_node(
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
 
 
-def test_rank_that_sees_its_node_keeps_all_devices(machine, monkeypatch):
-    everything = config(gpus=4)
-    everything.comm.visible = "node"
-    assert binding.bind(rank_of(3, 4), everything).devices is None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    assert binding.bind(rank_of(3, 4), everything).devices == "4,5"
-
-
 def test_shares_cover_all_cores_once():
     for size in range(1, 8):
         shares = [binding.share_of(list(range(7)), rank, size) for rank in range(size)]
@@ -155,14 +147,6 @@ def test_rank_gets_cores_of_the_numa_node_of_its_gpu(card):
     assert shares(1) == [([2, 3, 6, 7], 1)]
 
 
-def test_gpu_named_by_its_uuid_is_found_in_any_order(card, monkeypatch):
-    card("0000:07:00.0", 1, 1)
-    card("0000:c1:00.0", 0, 0)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0abc,GPU-1a")
-    assert shares(2) == [([0, 1, 4, 5], 0), ([2, 3, 6, 7], 1)]
-
-
 def test_gpu_that_the_job_may_not_open_is_not_counted(card, tmp_path):
     card("0000:07:00.0", 1, 0)
     card("0000:c1:00.0", 0, 1)
@@ -188,13 +172,6 @@ def test_cores_are_shared_out_evenly_where_gpus_do_not_decide(
     card("0000:c1:00.0", 1, nodes[1])
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     assert shares(2, threads) == EQUAL
-
-
-def test_job_without_cores_beside_its_gpu_uses_what_it_has(card, monkeypatch):
-    card("0000:07:00.0", 0, 1)
-    card("0000:c1:00.0", 1, 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5})
-    assert shares(2) == [([0, 4], None), ([1, 5], None)]
 
 
 def test_rank_that_sees_one_gpu_alone_keeps_to_its_cores(card, monkeypatch):
@@ -240,28 +217,3 @@ def test_visible_gpus_are_counted_as_cuda_counts_them():
         assert gpus.visible_gpus(4, {"CUDA_VISIBLE_DEVICES": visible}) == expected
     assert gpus.visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2"]
     assert gpus.visible_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2", "0"]
-
-
-def test_cards_without_a_driver_are_found(tmp_path, monkeypatch):
-    facts = {"gpu": ("0x10de", "0x030200"), "sound": ("0x10de", "0x040300")}
-    facts |= {"other": ("0x8086", "0x030000")}
-    for name, (vendor, kind) in facts.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
-        (tmp_path / name / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(gpus, "_PCI", tmp_path)
-    assert gpus.cards() == 1
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "none")
-    assert gpus.driver() is None
-    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\nGCC version:"
-    (tmp_path / "version").write_text(text)
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
-    assert gpus.driver() == "570.86.15"
-
-
-def test_installed_torch_is_read_as_text():
-    found = gpus.installed_torch()
-    assert found is not None
-    assert found.version[0].isdigit()
-    cpu = gpus.torch_of("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip = '6'\n")
-    assert cpu == ("2.13.0+cpu", None)

@@ -21,9 +21,6 @@ SITE = "test_call_differences.py"
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
 
 
-OVER_MPI = CallFacts("all_reduce", 4096, "float32", "mpi")
-
-
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
 
 
@@ -81,24 +78,6 @@ def test_roots_reductions_sizes_types_and_routes_must_agree():
         assert not first_difference(stuck(ring_of(("gloo", *one)), ring_of(("gloo", *one))))
 
 
-def test_reduction_that_equals_a_root_is_not_taken_for_it():
-    class Avg(int):  # as the reductions of torch, which are numbers
-        def __str__(self) -> str:
-            return "ReduceOp.AVG"
-
-    calls = [("gloo", ROOTED, 1), ("gloo", SUM, Avg(1))]
-    other = ring_of(("other", SUM, Avg(1)), *calls)
-    assert not first_difference({0: ring_of(*calls).record(0), 1: other.record(1)})
-
-
-def test_opposite_orders_on_two_backends_are_named():
-    a, b = ring_of(("gloo", SUM, None)), ring_of(("mpi", OVER_MPI, None))
-    text = explanation(stuck(a, b))
-    assert "rank 0 waits in all_reduce of 4 KiB float32 over gloo" in text
-    assert "rank 1 waits in all_reduce of 4 KiB float32 over mpi" in text
-    assert text.endswith("they make these calls in different orders")
-
-
 def test_rank_that_has_not_come_is_named_with_what_it_does():
     a, b = ring_of(("gloo", SUM, None), ("gloo", SUM, None)), ring_of(("gloo", SUM, None))
     waiting, computing = a.record(0, 1, 2.0), b.record(1, -1, 3.0)
@@ -127,22 +106,6 @@ def test_message_without_its_other_side_is_named():
         short.channel("messages 0 to 1, tag 3", [0, 1]), CallFacts("recv", 32, "int8", "gloo")
     )
     assert "recv of 32 B" in first_difference({0: a.record(0), 1: short.record(1)})
-
-
-def test_both_sides_of_a_message_have_one_type():
-    way = "messages 0 to 1, tag 3"
-    sends = ("send", "int32"), ("send", "int8"), ("send", "int8")
-    one, other = (
-        ring_of(*((way, CallFacts(name, 64, dtype, "shm"), None) for name, dtype in calls))
-        for calls in (sends, [("recv", "float32"), ("recv", "int8"), ("recv", "int8")])
-    )
-    records = {0: one.record(0), 1: other.record(1)}
-    text = first_difference(records)
-    assert "send of 64 B int32" in text
-    assert "where rank 1 calls recv of 64 B float32" in text
-    for record in records.values():
-        del record.calls[0]  # it is no longer kept
-    assert "made different calls in messages 0 to 1, tag 3 before" in first_difference(records)
 
 
 def test_calls_that_are_no_longer_kept_leave_their_hash():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -17,11 +16,10 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import Activity
-from hires.core.ranks.timeline import COLLECTIVE, FORWARD, Recorder
+from hires.core.ranks.timeline import FORWARD, Recorder
 from hires.core.store.reading import read_lines
+from tests.helpers.launches import ROOT
 from tests.helpers.patience import until
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -199,29 +197,3 @@ def test_signal_brings_the_stacks_of_a_rank_that_lets_no_thread_run(run):
             assert process.poll() is None
         finally:
             process.kill()
-
-
-def test_collectives_of_an_action_are_counted():
-    activity, recorder = Activity(), Recorder()
-    activity.recorder = recorder
-    recorder.begin_step()
-    recorder.action = "F1"
-    for _ in range(2):
-        recorder.note(COLLECTIVE, time.perf_counter(), "all-gather")
-    activity.begin("an all-gather", ranks=(0, 1))
-    assert activity.status(0, 0.0).nth == 2
-    activity.begin("a receive from rank 1", 1, 9)  # of which the gather is made
-    told = activity.status(0, 0.0)
-    assert (told.nth, told.ranks, told.peer) == (2, [0, 1], 1)
-
-
-def test_folder_that_cannot_be_read_or_written_for_a_moment(tmp_path, monkeypatch):
-    def stale(self, pattern):
-        raise OSError(errno.ESTALE, "Stale file handle")
-        yield
-
-    assert abs(heartbeat.file_clock(tmp_path) - time.time()) < 60
-    assert abs(heartbeat.file_clock(tmp_path / "missing") - time.time()) < 60
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(Path, "glob", stale)
-    assert heartbeat.heartbeats(tmp_path) == {}

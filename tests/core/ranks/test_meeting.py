@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,8 @@ from hires.core.errors import CommError, ConfigError, RunError
 from hires.core.ranks import meeting, memory_files, network, ports
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names
+from tests.helpers.launches import ROOT
 
-ROOT = Path(__file__).parents[3]
 WORLD = World(1, 4, 1, 4, "127.0.0.1", 29500, 2)
 
 

@@ -24,10 +24,8 @@ from hires.core.errors import RunError
 from hires.core.store import file_names, files, provenance, reading
 from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
-from tests.helpers.patience import PATIENCE_S, until
-
-ROOT = Path(__file__).resolve().parents[3]
-
+from tests.helpers.launches import ROOT
+from tests.helpers.patience import PATIENCE_S
 
 _HOLD = """
 import sys, time
@@ -91,13 +89,6 @@ def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
         assert f"process {holder.pid}, which is gone" in note
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert not list(tmp_path.iterdir())
-
-
-def test_process_that_was_killed_and_not_yet_collected_is_dead(tmp_path, holder):
-    holder.send_signal(signal.SIGKILL)
-    until(lambda: provenance.state_of(holder.pid) in (None, "Z"))
-    with held(tmp_path) as note:
-        assert note
 
 
 def test_another_process_of_the_same_number_is_not_the_holder(tmp_path):
@@ -254,17 +245,6 @@ def test_first_bytes_of_a_large_file_are_read(tmp_path):
     path.rename(tmp_path / "exit.json")
     with pytest.raises(RunError, match=r"3\.0 MiB, more than the 1 MiB that are read"):
         reading.read_json(tmp_path / "exit.json")
-
-
-def test_missing_file_is_worth_a_note_only_where_it_is_needed(tmp_path):
-    notes = []
-    assert reading.read_json(tmp_path / "record.json", notes) == {}
-    assert notes == []
-    reading.read_json(tmp_path / "plan.json", notes, needed=True)
-    assert [note.text for note in notes] == ["No such file or directory"]
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(RunError, match=r"plan\.json is damaged .*run the experiment again"):
-        reading.read_json(tmp_path / "plan.json")
 
 
 def test_yaml_executes_nothing_and_does_not_grow(tmp_path):

@@ -239,17 +239,6 @@ def test_network_built_on_another_machine_is_the_same_run(config, net):
     assert continues == [False, False, False, True]
 
 
-def test_run_that_recorded_nothing_of_what_was_built_is_the_same(config, net):
-    inputs = RunInputs((source(net, "relu"),))
-    first = rundir.create(config, PLAN, ARGV, inputs)
-    now = replace(inputs, built=built(weight=torch.ones(3)))
-    assert frozen.network_changes(inputs, now) is None
-    assert rundir.create(config, PLAN, ARGV, now).path == first.path
-    assert frozen.read(first).inputs == now
-    other = replace(inputs, built=built(weight=torch.zeros(3)))
-    assert rundir.run_path(config, other) != first.path
-
-
 def test_rank_that_built_another_network_is_refused(tmp_path):
     weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
     planned = replace(built(weight=weight, other=torch.ones(3)), graph="0123")

@@ -19,13 +19,11 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
-from hires.core.errors import ConfigError
 from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir
 from hires.core.store.own_module import module_digest
+from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_cosmetic_keys_do_not_change_the_run(config):
@@ -82,14 +80,6 @@ def test_hash_does_not_depend_on_process_or_order(config):
     assert done.stdout.strip() == naming.run_name(RunConfig(results="elsewhere"))
 
 
-def test_plain_values_only_in_model_args(config):
-    odd = replace(config, model=ModelConfig(name="custom", target="a:b", args={"f": object()}))
-    with pytest.raises(ConfigError, match=r"model\.args"):
-        rundir.create(odd, PLAN, ARGV)
-    tuples = replace(config, model=ModelConfig(name="custom", target="a:b", args={"f": (1, 2)}))
-    assert records.read_config(rundir.create(tuples, PLAN, ARGV)).model.args == {"f": [1, 2]}
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     st.dictionaries(
@@ -123,18 +113,6 @@ def test_slug_is_safe_in_a_path_and_a_shell(layout, target):
 
 def naming_letters():
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-"
-
-
-def test_model_labels():
-    for keys, label in (
-        ({"depth": 101}, "resnet101"),
-        ({"name": "preact_resnet", "n": 12}, "preact_resnet110"),
-        ({"name": "amoebanet"}, "amoebanet18_208"),
-        ({"name": "unet", "upsample": "nearest"}, "unet4_64_nearest"),
-        ({"name": "edsr", "scale": 3}, "edsr16_64_x3"),
-        ({"name": "custom", "target": "my.nets:unet"}, "custom:unet"),
-    ):
-        assert naming.model_label(ModelConfig(**keys)) == label
 
 
 def test_source_is_found_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hires.core.errors import RunError
 from hires.core.store import run_index
-from hires.core.store.file_names import MAX_BYTES
+from tests.helpers.launches import ROOT
 from tests.helpers.patience import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[3]
-
 
 _WRITE = """
 import sys
@@ -81,15 +77,6 @@ def test_rebuilding_meanwhile_loses_no_line(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {run_index.FILE, ".index.lock", "c"}
 
 
-def test_line_behind_a_torn_one_is_whole(tmp_path):
-    run_index.append(tmp_path, {"run": "a"})
-    with (tmp_path / run_index.FILE).open("a") as file:
-        file.write('{"run": "to')
-    run_index.append(tmp_path, {"run": "b"})
-    text = (tmp_path / run_index.FILE).read_text().splitlines()
-    assert text == ['{"run": "a"}', '{"run": "to', '{"run": "b"}']
-
-
 def test_attempts_that_ended_after_the_folders_were_read_keep_their_lines(tmp_path):
     def line(run, **more):
         return {"schema": 1, "campaign": "c", "run": run, "attempt": 0, **more}
@@ -118,27 +105,3 @@ def test_lock_of_a_process_that_was_stopped_is_not_waited_for_long(tmp_path, mon
     assert lines(tmp_path) == [{"run": "a"}]
     with pytest.raises(RunError, match="cannot write"):
         run_index.append(tmp_path / "none", {})
-
-
-def test_line_holds_what_a_list_shows_and_no_more():
-    record = {"state": "done", "samples": [1] * 1000, "memory": [{"peak_bytes": 1}, {}, 7]}
-    record |= {"messages": [], "loss": {"last": 2.0}, "provenance": {"git": "abc", "argv": ["x"]}}
-    end = {"state": "done", "cause": "c" * 5000}
-    line = run_index.entry(Path("/r/camp/run"), 3, {"batch": 4}, record, end)
-    assert (line["campaign"], line["run"], line["attempt"]) == ("camp", "run", 3)
-    assert line["record"]["memory"] == [{"peak_bytes": 1, "predicted_bytes": None}]
-    assert line["record"]["loss"] == {"last": 2.0}
-    assert line["record"]["provenance"]["git"] == "abc"
-    assert "samples" not in line["record"]
-    assert len(json.dumps(line)) < 4000
-    for config, record in (({"a": "b" * 10**6}, {}), ({}, {"layout": "b" * 10**6})):
-        line = run_index.entry(Path("/r/c/x"), 0, config, record, {})
-        assert (line["config"], line["record"]) == (None, {})  # its folder is asked
-
-
-def test_index_that_is_too_large_to_read_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setitem(MAX_BYTES, run_index.FILE, 10)
-    run_index.append(tmp_path, {"run": "a"})
-    with pytest.raises(RunError, match=r"index\.jsonl cannot be read .*move it away"):
-        run_index.replace(tmp_path, [])
-    assert lines(tmp_path) == [{"run": "a"}]

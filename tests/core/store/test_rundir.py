@@ -20,6 +20,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, campaign, file_names, files, naming, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
+from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN, complete, leftovers
 from tests.helpers.patience import PATIENCE_S
 
@@ -128,16 +129,6 @@ def test_find_by_path_name_campaign_and_hash(config):
         rundir.locate("", config.results)
 
 
-def test_find_refuses_what_may_be_several(config):
-    for seed in (1, 2):
-        rundir.create(replace(config, seed=seed), PLAN, ARGV)
-    with pytest.raises(ConfigError, match="may be any of 2 runs"):
-        rundir.locate("resnet50-224x224", config.results)
-
-
-ROOT = Path(__file__).parents[2]
-
-
 CREATE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -190,19 +181,6 @@ def test_readers_never_see_half_a_folder(config):
     stop.set()
     thread.join()
     assert all(names == wanted for names in seen)
-
-
-def test_first_attempt_is_made_before_the_folder_appears(config, monkeypatch):
-    places, real = [], rundir.next_attempt
-
-    def noted(path, argv):
-        places.append(path.name)
-        return real(path, argv)
-
-    monkeypatch.setattr(rundir, "next_attempt", noted)
-    paths = [rundir.create(config, PLAN, ARGV).path for _ in range(2)]
-    assert places[0].startswith(f".{paths[0].name}.")
-    assert places[1] == paths[1].name
 
 
 @pytest.fixture
@@ -259,15 +237,6 @@ def test_only_folders_that_hires_makes_count_as_attempts(run):
     assert attempts.latest(run / "missing") is None
 
 
-def test_files_that_are_missing_are_empty_and_no_fault(run):
-    attempt = Attempt(run, 0, strict=True)
-    files = (attempt.exit, attempt.job, attempt.env, attempt.record, attempt.launched)
-    assert files == ({}, {}, {}, {}, {})
-    assert attempt.events == attempt.metrics == []
-    assert not attempt.has_ended
-    assert not attempt.is_cancelled
-
-
 def test_values_of_another_type_are_damage(run):
     odd = {"exit": [{"state": 3}, {"state": "failed", "cause": ["x"]}]}
     odd["job"] = [{}, {"job": "7; rm"}, {"job": "7", "pack": float("inf")}]
@@ -279,29 +248,6 @@ def test_values_of_another_type_are_damage(run):
             assert getattr(attempt, name) == {}
             assert attempt.damaged == (f"a0/{name}.json",)
         file.unlink()
-
-
-def test_copy_of_a_record_that_differs_from_the_run_s_is_read(run):
-    for folder in (run, run / "a0"):
-        (folder / "record.json").write_text("[}")  # equal: then the run's own is named
-    assert Attempt(run, 0).damaged == ()
-    (run / "record.json").write_text('{"state": "done"}')
-    assert Attempt(run, 0).damaged == ("a0/record.json",)
-    (run / "a0" / "record.json").write_text('{"state": "failed"}')
-    assert Attempt(run, 0).damaged == ()
-    for path in (run / "record.json", run / "a0" / "record.json"):
-        path.unlink()
-        os.mkfifo(path)
-    assert Attempt(run, 0).damaged == ("a0/record.json",)
-
-
-def test_an_attempt_is_a_snapshot(run):
-    attempt = Attempt(run, 0)
-    assert attempt.exit == {}
-    (run / "a0" / "exit.json").write_text('{"state": "done"}')
-    assert attempt.exit == {}
-    assert attempt.has_ended
-    assert Attempt(run, 0).exit == {"state": "done"}
 
 
 def test_the_last_start_counts(run):

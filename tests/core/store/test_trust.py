@@ -15,6 +15,7 @@ from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
 from hires.core.store import cache, files, rundir, trust
 from tests.helpers.commands import hires
+from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN
 
 STRANGER = 65534
@@ -178,7 +179,7 @@ def test_new_folders_are_for_one_user_unless_shared(tmp_path, config, monkeypatc
         subprocess.run(
             module_command("hires", "run", "image=32", "model=resnet18", "--dry-run"),
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), trust.SHARED: "0"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), trust.SHARED: "0"},
             capture_output=True,
             check=True,
             timeout=300,

@@ -1,10 +1,9 @@
-"""Is a run in the state that its files, its process and its scheduler show?"""
+"""A run is in the state that its files, process and scheduler show, without accounts, too."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,12 +11,15 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hires.core.store import provenance
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
 from hires.launcher.status import state
+from hires.launcher.status.run_progress import FinishedStep, MetricsTail, RunProgress
 from hires.launcher.status.state import states
 from tests.helpers.run_folders import beat, begin, done, end, make_run, steps, submitted
 
@@ -60,11 +62,8 @@ def dead_process() -> dict:
     return told
 
 
-def test_run_without_attempt_is_pending(run):
+def test_running_run_shows_step_speed_and_memory(run):
     assert (state_of(run).state, state_of(run).attempt) == ("pending", None)
-
-
-def test_running_run_tells_step_speed_and_memory(run):
     steps(begin(run), 42)
     found = state_of(run)
     assert (found.state, found.step, found.steps, found.attempt) == ("running", 42, 100, 0)
@@ -93,18 +92,13 @@ def test_only_the_ends_of_a_long_file_are_read(run, monkeypatch):
     assert sum(read) < 60_000 < (folder / "metrics.jsonl").stat().st_size
 
 
-def test_done_run_tells_its_record(run):
+def test_done_run_shows_its_record(run):
     begin(run)
     done(run)
     found = state_of(run)
     assert (found.state, found.step, found.img_per_s) == ("done", 100, 41.5)
     assert found.peak_bytes == 3 << 29
-
-
-def test_failed_repetition_of_a_complete_run_leaves_it_done(run):
-    begin(run)
-    done(run)
-    end(begin(run, 1), "failed", cause="a disk was full")
+    end(begin(run, 1), "failed", cause="a disk was full")  # a repetition
     assert (state_of(run).state, state_of(run).attempt) == ("done", 0)
 
 
@@ -122,17 +116,14 @@ def test_process_that_is_gone_means_lost(run):
     found = state_of(run)
     assert found.state == "lost"
     assert "is gone, and left no exit.json" in found.cause
+    begin(run, 1, birth=1)  # another process has its number by now
+    assert state_of(run).state == "lost"
 
 
-def test_last_words_that_come_while_one_looks_are_heard(run, monkeypatch):
+def test_exit_record_written_during_status_query_is_used(run, monkeypatch):
     folder = begin(run, **dead_process())
     monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled"))
     assert state_of(run).state == "cancelled"
-
-
-def test_number_that_another_process_has_by_now_means_lost(run):
-    begin(run, birth=1)
-    assert state_of(run).state == "lost"
 
 
 def test_machine_of_the_same_name_is_judged_by_the_heartbeat(run):
@@ -154,13 +145,6 @@ def test_ranks_elsewhere_are_judged_by_their_heartbeat(run, age_s, expected):
         assert "no sign of life (on another-machine) for 300 s" in found.cause
 
 
-def test_one_rank_that_beats_is_enough(run):
-    folder = begin(run, **ELSEWHERE)
-    beat(folder, 0, 300.0)
-    beat(folder, 1, 1.0)
-    assert state_of(run).state == "running"
-
-
 def test_age_is_taken_by_the_clock_of_the_file_system(run, monkeypatch):
     begin(run, **ELSEWHERE)
     real = time.time
@@ -168,10 +152,13 @@ def test_age_is_taken_by_the_clock_of_the_file_system(run, monkeypatch):
     assert state_of(run).state == "running"
 
 
-def test_another_container_of_this_machine_cannot_be_seen(run):
-    begin(run, pid=1, space="pid:[1]")
+def test_one_rank_that_beats_is_enough(run):
+    folder = begin(run, **ELSEWHERE)
+    beat(folder, 0, 300.0)
+    beat(folder, 1, 1.0)
     assert state_of(run).state == "running"
-    assert provenance.lives({**provenance.myself(), "space": "pid:[1]"}) is None
+    begin(run, 1, pid=1, space="pid:[1]")  # another container cannot be seen
+    assert state_of(run).state == "running"
 
 
 def test_attempt_that_nobody_began_is_lost_after_a_while(run):
@@ -182,17 +169,16 @@ def test_attempt_that_nobody_began_is_lost_after_a_while(run):
     assert state_of(run).state == "lost"
 
 
-def test_pending_job_tells_why_and_when(run):
+def test_pending_job_shows_why_and_when(run):
     submitted(run, job="77", index=4)
     answer = JobStatus(interface.PENDING, "Priority", "2031-02-03T04:05:06")
     found = state_of(run, says(answer))
     assert (found.state, found.cause, found.job) == ("pending", "Priority", "77_4")
     assert found.expected == "2031-02-03T04:05:06"
-
-
-def test_running_job_before_its_first_rank(run):
-    submitted(run)
     assert state_of(run, says(JobStatus(interface.RUNNING))).state == "running"
+    silent = JobStatus(interface.UNKNOWN, "squeue is not installed here")  # is no verdict
+    found = state_of(run, says(silent))
+    assert (found.state, found.cause) == ("pending", "squeue is not installed here")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +192,7 @@ def test_running_job_before_its_first_rank(run):
         ("COMPLETED", "lost", None),
     ],
 )
-def test_job_that_ended_without_last_words(run, word, expected, reason):
+def test_job_that_ended_without_exit_json(run, word, expected, reason):
     folder = submitted(run)
     begin(run, **ELSEWHERE)
     for rank in range(2):
@@ -227,10 +213,10 @@ def test_cancelled_job_stays_cancelled_when_slurm_has_forgotten_it(run):
     )
 
 
-def test_last_words_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
+def test_exit_json_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
     folder = submitted(run)
-    told = {"cause": "stopped by SIGTERM", "exit_codes": {"0": -15}}
-    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled", **told))
+    values = {"cause": "stopped by SIGTERM", "exit_codes": {"0": -15}}
+    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled", **values))
     found = state_of(run, says(JobStatus(interface.ENDED, "CANCELLED")))
     assert (found.state, found.cause) == ("cancelled", "stopped by SIGTERM")
     assert json.loads((folder / "exit.json").read_text())["exit_codes"] == {"0": -15}
@@ -267,12 +253,6 @@ def test_heartbeat_outweighs_a_scheduler_that_knows_nothing(run):
     assert state_of(run, says(JobStatus(interface.GONE))).state == "running"
 
 
-def test_silent_scheduler_is_no_verdict(run):
-    submitted(run)
-    found = state_of(run, says(JobStatus(interface.UNKNOWN, "squeue is not installed here")))
-    assert (found.state, found.cause) == ("pending", "squeue is not installed here")
-
-
 def test_job_that_was_queued_again_is_pending_though_its_attempt_ended(run):
     folder = submitted(run)
     end(folder, "failed", reason="preempted")
@@ -295,31 +275,11 @@ def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
     assert (found.state, found.step) == ("running", 8)
 
 
-def test_damaged_files_are_no_crash(run):
-    folder = begin(run)
-    (folder / "exit.json").write_text('{"state": ')
-    (folder / "metrics.jsonl").write_bytes(b'\xff\xfe{"kind"\n[]\n{"kind": "step"')
-    assert state_of(run).state == "running"
-
-
-def test_states_come_in_the_order_of_their_runs(tmp_path):
-    runs = [make_run(tmp_path, f"run-{i}") for i in range(3)]
-    begin(runs[0], **dead_process())
-    begin(runs[2])
-    assert [found.state for found in states(runs)] == ["lost", "pending", "running"]
-    assert [found.path for found in states(runs)] == runs
-
-
-def test_this_process_lives_and_its_machine_is_here():
-    assert provenance.lives(provenance.myself()) is True
-    assert provenance.lives({"host": socket.gethostname(), "pid": 1}) is None  # of an older hires
-
-
 def shared(run: Path, attempt: int = 0) -> Path:
     """Submits an attempt that shares its job with another run."""
     folder = submitted(run, attempt, job="7", index=0)
-    told = json.loads((folder / "job.json").read_text())
-    (folder / "job.json").write_text(json.dumps({**told, "pack": 2}))
+    values = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**values, "pack": 2}))
     return folder
 
 
@@ -341,3 +301,34 @@ def test_run_whose_time_limits_are_used_up_has_failed_though_its_job_goes_on(run
         shared(run, attempt)
         end(begin(run, attempt), "failed", reason="timeout")
         assert state_of(run, says(JobStatus(interface.RUNNING))).state == expected
+
+
+def line(rank, number, step_s, loss=None):
+    return {"kind": "step", "rank": rank, "step": number, "step_s": step_s, "loss": loss}
+
+
+def test_step_is_over_when_every_rank_reported_it():
+    progress = RunProgress(world=2, batch=6, steps=3)
+    assert progress.feed({"kind": "ready", "rank": 0}) is None
+    assert progress.feed(line(0, 0, 0.5)) is None
+    assert progress.feed(line(0, 1, 0.5)) is None
+    assert progress.feed(line(1, 0, 1.5, 2.0)) == FinishedStep(0, 1.5, 4.0, 2.0)
+    assert progress.feed(line(1, 1, 0.25)) == FinishedStep(1, 0.5, 12.0, None)
+    progress.feed(line(0, 2, 1.0, 1.0))
+    over = progress.feed(line(1, 2, 1.0, 2.0))
+    assert over.loss == 1.5  # the mean over replicas
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(), max_size=6), st.lists(st.integers(0, 60), max_size=8))
+def test_tail_gives_every_line_once_however_the_file_grows(tmp_path_factory, texts, cuts):
+    path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    data = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+    seen = []
+    for cut in [*sorted(cuts), len(data)]:
+        path.write_bytes(data[:cut])
+        seen += tail.read()
+    assert seen == [{"text": text} for text in texts]
+    assert tail.seen is bool(texts)

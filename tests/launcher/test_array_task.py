@@ -1,8 +1,7 @@
-"""Does an element of a job array run what its list says, alone or several, and lose nothing?"""
+"""A task of a job array runs what its list says, alone or several, and loses nothing."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -26,9 +25,9 @@ from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import states
+from tests.helpers.launches import ROOT
 from tests.helpers.patience import PATIENCE_S, until
 
-ROOT = Path(__file__).parents[3]
 JOB = Allocation("8", ("7", 0), (JobNode("n1", "a", "127.0.0.1"),))
 
 
@@ -121,120 +120,63 @@ def wait_for_ranks(runs: list[Path], attempt: int = 0) -> None:
     until(lambda: all(log.exists() and "listens" in log.read_text() for log in logs))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("pack", [1, 2])
-def test_run_that_was_edited_while_it_waited_ends_with_the_reason(submitted, cluster, pack):
-    # It ran 2 steps under the name of a run of 3.
-    runs = submitted(2, pack)
-    config = runs[0] / "config.yaml"
-    config.write_text(config.read_text().replace("steps: 3", "steps: 2"))
-    folder = runs[0].parent / "arrays" / "0"
-    code, out = finished(folder, SLURM_ARRAY_TASK_ID="0")
-    assert code == 2, out
-    assert ends(runs[:1]) == [["edited"]]
-    assert ends(runs[1:]) == [["done"] if pack == 2 else []]
-    cause = json.loads((runs[0] / "a0" / "exit.json").read_text())["cause"]
-    assert "config.yaml was edited after the run was planned" in cause
-    [state] = states(runs[:1])
-    assert (state.state, state.reason) == ("failed", "edited")
+def folder_of(runs: list[Path]) -> Path:
+    return runs[0].parent / "arrays" / "0"
 
 
-def test_element_runs_the_run_that_its_index_names(submitted, cluster):
+def test_task_runs_the_run_that_its_index_names(submitted, cluster):
     runs = submitted(3, pack=1)
+    lines = (folder_of(runs) / "points.jsonl").read_text().splitlines()
+    (folder_of(runs) / "points.jsonl").write_text(f"{lines[0]}\n{lines[1]}\n[{{\n")  # damage
     code, out = finished(runs[0].parent / "arrays" / "0", SLURM_ARRAY_TASK_ID="1")
     assert (code, out) == (0, "")
     assert ends(runs) == [[], ["done"], []]
-    told = json.loads((runs[1] / "a0" / "job.json").read_text())
-    assert (told["job"], told["index"]) == ("7", 1)
+    job = json.loads((runs[1] / "a0" / "job.json").read_text())
+    assert (job["job"], job["index"]) == ("7", 1)
     assert "attempt 0, 2 ranks on n1, job 7_1" in (runs[1] / "job.log").read_text()
 
 
-@pytest.mark.slow
-def test_element_makes_the_attempts_of_its_run_one_after_the_other(submitted, cluster):
-    runs = submitted(1, pack=1, attempts=3)
-    folder = runs[0].parent / "arrays" / "0"
-    assert finished(folder)[0] == 0
-    assert ends(runs) == [["done"] * 3]
-    assert [Attempt(runs[0], n).job_name for n in range(3)] == ["7_0"] * 3
-    found = [json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in range(3)]
-    assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(found))
-    assert finished(folder, SLURM_RESTART_COUNT="1")[0] == 0
-    assert ends(runs) == [["done"] * 3]
-
-
-def test_repeats_go_on_when_the_job_starts_again_and_stop_after_a_failure(submitted, cluster):
+def test_task_makes_the_attempts_of_its_run_one_after_the_other(submitted, cluster):
     runs = submitted(1, pack=1, attempts=3)
     records.event(runs[0], 0, "launch_started")
     (runs[0] / "a0" / "exit.json").write_text('{"state": "done", "reason": null}')
-    again = {"SLURM_RESTART_COUNT": "1"}
-    code, _ = finished(runs[0].parent / "arrays" / "0", {"1": "exit 3"}, **again)
-    assert (code, ends(runs)) == (1, [["done", "failed"]])
+    again = {"SLURM_RESTART_COUNT": "1"}  # it goes on where the job was ended
+    assert finished(folder_of(runs), **again)[0] == 0
+    assert ends(runs) == [["done"] * 3]
+    assert [Attempt(runs[0], n).job_name for n in range(3)] == ["7_0"] * 3
+    a, b = (json.loads((runs[0] / f"a{n}" / "exit.json").read_text()) for n in (1, 2))
+    assert a["ended"] < b["started"]
+    assert finished(folder_of(runs), **again)[0] == 0
+    assert ends(runs) == [["done"] * 3]
+    runs = submitted(2, pack=1, attempts=3)[1:]
+    folder = runs[0].parent / "arrays" / "1"
+    code, _ = finished(folder, {"1": "exit 3"}, SLURM_ARRAY_TASK_ID="1")
+    assert (code, ends(runs)) == (1, [["failed"]])
 
 
-@pytest.mark.slow
-def test_run_that_fails_takes_no_other_along(submitted, cluster, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
-    runs = submitted(3, pack=3)
-    code, out = finished(runs[0].parent / "arrays" / "0", {"1": f"picky {runs[1].name}"})
-    assert (code, ends(runs)) == (1, [["done"], ["failed"], ["done"]]), out
-    assert not (cluster / "words").exists()
+def test_run_that_fails_does_not_stop_the_others(submitted, cluster, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")  # one at a time
+    runs = submitted(6, pack=6)
+    config = runs[0] / "config.yaml"  # it ran 2 steps under the name of a run of 3
+    config.write_text(config.read_text().replace("steps: 3", "steps: 2"))
+    shutil.rmtree(runs[2])
+    (runs[3] / "job.log").mkdir()
+    (runs[4] / "a0" / "cancel").touch()
+    code, out = finished(folder_of(runs), {"1": f"picky {runs[1].name}"})
+    assert code, out
+    assert ends([*runs[:2], *runs[3:]]) == [["edited"], ["failed"], ["launch"], [], ["done"]]
+    assert runs[2].name in out
     begins = [line.split(":")[0] for line in out.splitlines() if "begins" in line]
-    assert begins == [run.name for run in runs]
-    times = [json.loads((run / "a0" / "exit.json").read_text()) for run in runs]
-    assert all(a["ended"] < b["started"] for a, b in itertools.pairwise(times))
-
-
-@pytest.mark.slow
-def test_runs_side_by_side_meet_at_ports_of_their_own(submitted, cluster):
-    """Else the ranks of one run join another, and both fail."""
-    runs = submitted(2, pack=2)
-    with start(runs[0].parent / "arrays" / "0", "saver") as process:
-        wait_for_ranks(runs)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
-    lines = [line for run in runs for line in read_lines(run / "a0" / "events.jsonl")]
-    found = [line["port"] for line in lines if line["event"] == "launch_started"]
-    assert len(set(found)) == len(found) == 2
-
-
-@pytest.mark.slow
-def test_run_whose_folder_is_gone_takes_no_other_along(submitted, cluster):
-    runs = submitted(2, pack=2)
-    shutil.rmtree(runs[0])
-    code, out = finished(runs[0].parent / "arrays" / "0")
-    assert (code, ends(runs[1:])) == (1, [["done"]])
-    assert runs[0].name in out
-    assert not (cluster / "words").exists()
-
-
-def test_damage_to_another_line_of_the_list_stops_nothing(submitted, cluster):
-    runs = submitted(2, pack=1)
-    folder = runs[0].parent / "arrays" / "0"
-    lines = (folder / "points.jsonl").read_text().splitlines()
-    (folder / "points.jsonl").write_text(f"{lines[0]}\n[{{\n")
-    assert (finished(folder)[0], ends(runs)) == (0, [["done"], []])
-
-
-@pytest.mark.slow
-def test_run_that_cannot_be_started_has_failed_and_its_job_is_not_queued_again(submitted, cluster):
-    runs = submitted(2, pack=2)
-    (runs[0] / "job.log").mkdir()
-    code, out = finished(runs[0].parent / "arrays" / "0")
-    assert (code, ends(runs)) == (1, [["launch"], ["done"]]), out
-    assert "job.log" in json.loads((runs[0] / "a0" / "exit.json").read_text())["cause"]
-    assert not (cluster / "words").exists()
-
-
-def test_run_alone_in_its_element_that_cannot_log_has_failed(submitted, cluster):
-    [run] = submitted(1, pack=1)
-    (run / "job.log").mkdir()
-    code, out = finished(run.parent / "arrays" / "0")
-    assert (code, ends([run])) == (1, [["launch"]])
-    assert "job.log" in out
+    assert begins == [runs[n].name for n in (0, 1, 5)]
+    cause = json.loads((runs[0] / "a0" / "exit.json").read_text())["cause"]
+    assert "config.yaml was edited after the run was planned" in cause
+    assert "job.log" in json.loads((runs[3] / "a0" / "exit.json").read_text())["cause"]
+    [state] = states(runs[:1])
+    assert (state.state, state.reason) == ("failed", "edited")
+    assert not (cluster / "words").exists()  # nothing is left to go on
     assert "Traceback" not in out
 
 
-@pytest.mark.slow
 def test_supervisor_that_is_killed_leaves_a_lost_run_and_no_node_is_blamed(submitted, cluster):
     runs = submitted(2, pack=2)
     code, out = finished(runs[0].parent / "arrays" / "0", "orphan")
@@ -260,14 +202,6 @@ def test_pack_whose_ends_cannot_be_written_is_not_queued_again(submitted, cluste
     assert not (cluster / "words").exists()
 
 
-def test_run_that_was_cancelled_before_its_turn_keeps_no_job_in_the_queue(submitted, cluster):
-    runs = submitted(2, pack=2)
-    (runs[1] / "a0" / "cancel").touch()
-    assert finished(runs[0].parent / "arrays" / "0")[0] == 0
-    assert not (cluster / "words").exists()
-
-
-@pytest.mark.slow
 def test_pack_that_makes_way_saves_what_runs_and_goes_on_with_the_rest(submitted, cluster):
     runs = submitted(3, pack=3)
     folder = runs[0].parent / "arrays" / "0"
@@ -312,15 +246,6 @@ def test_pack_by_hand_leaves_what_another_job_has_and_is_not_queued_again(submit
     assert not (cluster / "words").exists()
 
 
-@pytest.mark.slow
-def test_run_that_was_cancelled_while_it_waited_is_not_begun(submitted, cluster, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
-    runs = submitted(3, pack=3)
-    (runs[1] / "a0" / "cancel").touch()
-    assert finished(runs[0].parent / "arrays" / "0")[0] == 0
-    assert ends(runs) == [["done"], [], ["done"]]
-
-
 def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
     submitted, cluster, monkeypatch
 ):
@@ -341,7 +266,6 @@ def test_run_that_was_cancelled_while_it_waited_to_go_on_is_not_begun(
     assert not (runs[1] / "a2").exists()
 
 
-@pytest.mark.slow
 def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluster):
     runs = submitted(2, pack=2)
     with start(runs[0].parent / "arrays" / "0", "saver") as process:
@@ -354,7 +278,6 @@ def test_run_that_is_cancelled_while_it_runs_leaves_the_others(submitted, cluste
     assert ends(runs) == [["cancelled"], ["preempted"]]
 
 
-@pytest.mark.slow
 def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(submitted, cluster):
     runs = submitted(3, pack=3)
     folder = runs[0].parent / "arrays" / "0"
@@ -362,6 +285,9 @@ def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(subm
         until(lambda: all((run / "a0" / "logs" / "rank0001.log").exists() for run in runs[:2]))
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
+    lines = [line for run in runs[:2] for line in read_lines(run / "a0" / "events.jsonl")]
+    found = [line["port"] for line in lines if line["event"] == "launch_started"]
+    assert len({*found}) == 2  # else the ranks of one run join the other
     assert process.returncode == 130
     assert ends(runs) == [["cancelled"]] * 3
     assert not (cluster / "words").exists()
@@ -370,26 +296,17 @@ def test_end_of_the_whole_job_is_written_down_for_all_and_a_restart_goes_on(subm
     assert ends(runs) == [["cancelled", "done"]] * 3
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT] | ARRAY_DIR [INDEX]"),
-        (["x", "y"], "usage: "),
+def test_wrong_words_are_answered_with_what_would_do(
+    submitted, cluster, tmp_path, monkeypatch, capfd
+):
+    submitted(1, pack=1)
+    monkeypatch.chdir(tmp_path)
+    for words, text in (
         (["none"], "none is no run folder"),
         (["results/default/arrays/0", "9"], "has 1 tasks, of which none is task 9"),
-    ],
-)
-def test_wrong_words_are_told(submitted, cluster, words, told, tmp_path):
-    submitted(1, pack=1)
-    done = subprocess.run(
-        [sys.executable, "-m", "hires.launcher.slurm.batch", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (1, 2)
-    assert told in done.stdout
+    ):
+        assert batch.main(words) == 1
+        assert text in capfd.readouterr().out
 
 
 def test_arrays_share_the_limit_of_their_command(tmp_path, cluster):

@@ -1,4 +1,4 @@
-"""Does the supervisor of a job run the right attempt, and queue the job again when it should?"""
+"""The supervisor of a job runs the right attempt, and queues the job again when it should."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.rundir import RunDir
+from hires.launcher import interface
+from hires.launcher.interface import JobStatus
 from hires.launcher.local import local_launcher
+from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import allocation, batch, job_attempts
 from hires.launcher.slurm.allocation import Allocation, JobNode
+from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import OLD_S
 from tests.helpers.patience import until
@@ -56,9 +60,10 @@ def exit_of(run, attempt: int) -> dict[str, object]:
     return dict(json.loads(path.read_text()))
 
 
-def ask_to_make_way(run, attempt: int) -> threading.Thread:
+def making_way(run, attempt: int):
     """Sends this process SIGUSR2 as soon as rank 0 listens."""
-    log = file_names.attempt_dir(run, attempt) / "logs" / "rank0000.log"
+    ready = RunDir(run.path, attempt)
+    log = ready.attempt_dir / "logs" / "rank0000.log"
 
     def ask() -> None:
         until(lambda: log.exists() and "listens" in log.read_text())
@@ -93,32 +98,26 @@ def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cl
     assert Attempt(run.path, 1).job_name == "7"
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-@pytest.mark.parametrize("words", [[], ["0"]])
+@pytest.mark.parametrize(("words", "state"), [([], "RUNNING"), (["0"], "PENDING")])
 def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):
     run = fake_world("ok")
     note_job(run.attempt_dir, "6", 3)
     (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 1
-    told = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
-    assert told in capfd.readouterr().out
+    text = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
+    assert text in capfd.readouterr().out
     assert file_names.attempt_numbers(run.path) == [0]
     assert Attempt(run, run.attempt).job_name == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
     assert batch.main([str(run.path), *words]) == 0
 
 
-def test_job_does_not_begin_what_a_process_runs(fake_world, cluster, capfd):
+def test_job_does_not_begin_what_a_process_or_another_machine_runs(fake_world, cluster, capfd):
     run = fake_world("ok")
     records.event(run, 0, "launch_started", **provenance.myself())
     assert batch.main([str(run.path)]) == 1
-    told = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
-    assert told in capfd.readouterr().out
-
-
-def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
-    run = fake_world("ok")
+    text = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
+    assert text in capfd.readouterr().out
     records.event(run, 0, "launch_started", pid=1, host="elsewhere")
     assert batch.main([str(run.path)]) == 1
     old = time.time() - 2 * OLD_S
@@ -127,83 +126,67 @@ def test_job_does_not_begin_what_lives_on_another_machine(fake_world, cluster):
     assert batch.main([str(run.path)]) == 0
 
 
-def test_first_of_two_waiting_jobs_runs_and_the_second_sees_it(fake_world, cluster):
-    run = fake_world("ok")
-    note_job(run.attempt_dir, "7", None)
-    note_job(file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None)
-    (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
-    assert batch.main([str(run.path), "0"]) == 0
-
-
 def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cluster, capfd):
     run = fake_world("ok")
     note_job(run.attempt_dir, "6", None)
     (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
     assert batch.main([str(run.path), "0"]) == 1
-    said = capfd.readouterr().out
-    assert "job 6 may have it as attempt a0, and squeue failed: no controller" in said
+    text = "job 6 may have it as attempt a0, and squeue failed: no controller"
+    assert text in capfd.readouterr().out
+    # Of two jobs that wait the first runs, and the second sees it.
+    (cluster / "squeue").write_text(f"#!/bin/sh\ncat {cluster}/left\n")
+    (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
+    note_job(run.attempt_dir, "7", None)
+    note_job(file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None)
+    assert batch.main([str(run.path), "0"]) == 0
 
 
-def test_element_of_an_array_is_noted_with_its_index(fake_world, cluster, monkeypatch):
-    run = fake_world("ok")
-    job = Allocation("9", ("8", 3), JOB.nodes)
-    monkeypatch.setattr(allocation, "current", lambda: job)
-    batch.main([str(run.path), "0"])
-    assert Attempt(run, run.attempt).job_name == "8_3"
-
-
-def test_start_of_a_run_that_is_complete_does_nothing(fake_world, cluster, monkeypatch):
+def test_complete_run_is_left_alone_unless_it_is_made_again(fake_world, cluster, monkeypatch):
+    """`hires run --again`: that another job completed the run once is no reason to stop."""
     run = fake_world("ok")
     batch.main([str(run.path), "0"])
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert batch.main([str(run.path), "0"]) == 0
     assert not (run.path / "a1").exists()
-
-
-def test_complete_run_that_is_made_again_goes_on_when_its_job_starts_again(
-    fake_world, cluster, monkeypatch
-):
-    """`hires run --again`: that another job completed the run once is no reason to stop."""
-    run = fake_world("ok")
-    batch.main([str(run.path), "0"])
-    monkeypatch.setattr(allocation, "current", lambda: Allocation("8", None, JOB.nodes))
+    job = Allocation("9", ("8", 3), JOB.nodes)
+    monkeypatch.setattr(allocation, "current", lambda: job)
     again = attempts.next_attempt(run.path)
     folder = file_names.attempt_dir(run.path, again)
-    note_job(folder, "8", None)
+    note_job(folder, "8", 3)
     records.event(run.path, again, "launch_started")
     (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert batch.main([str(run.path), str(again)]) == 0
     assert exit_of(run, 2)["state"] == "done"
+    assert Attempt(run, 2).job_name == "8_3"
     assert batch.main([str(run.path), str(again)]) == 0
     assert not (run.path / "a3").exists()
 
 
-def test_job_that_makes_way_is_queued_again(fake_world, cluster):
-    run = fake_world("saver")
-    thread = ask_to_make_way(run, 0)
-    assert batch.main([str(run.path), "0"]) == 75
-    thread.join()
-    assert (cluster / "words").read_text() == "requeue 7\n"
-    assert exit_of(run, 0)["reason"] == "preempted"
-
-
-def test_time_limits_are_counted(fake_world, cluster):
-    run = fake_world("saver")
-    (cluster / "left").write_text("1:30\n")
-    for attempt in range(4):  # launcher.requeues=3
-        thread = ask_to_make_way(run, attempt)
-        batch.main([str(run.path), "0"])
+def test_job_that_makes_way_is_queued_again_as_often_as_allowed(fake_world, cluster, capfd):
+    run = fake_world("saver", requeues=1)
+    for attempt, reason in enumerate(("preempted", "timeout", "timeout")):
+        (cluster / "left").write_text("1:30\n" if attempt else "UNLIMITED\n")
+        thread = making_way(run, attempt)
+        assert batch.main([str(run.path), "0"]) == 75
         thread.join()
-        assert exit_of(run, attempt)["reason"] == "timeout"
-    assert (cluster / "words").read_text() == "requeue 7\n" * 3
-    assert "launcher.requeues=3 are used up" in str(exit_of(run, 3)["cause"])
+        assert exit_of(run, attempt)["reason"] == reason
+    assert (cluster / "words").read_text() == "requeue 7\n" * 2
+    assert "launcher.requeues=1 are used up" in str(exit_of(run, 2)["cause"])
 
 
-def test_failed_run_is_not_queued_again(fake_world, cluster):
+def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_world, cluster):
     run = fake_world("exit 3")
     assert batch.main([str(run.path), "0"]) == 1
     assert not (cluster / "words").exists()
+    again = RunDir(run.path, attempts.next_attempt(run.path))
+    (again.attempt_dir / "cancel").touch()  # as `hires cancel` does before it queries Slurm
+    assert batch.main([str(run.path), "1"]) != 0
+    assert (exit_of(run, 1)["state"], exit_of(run, 1)["reason"]) == ("cancelled", None)
+    last = RunDir(run.path, attempts.next_attempt(run.path))
+    (last.attempt_dir / "cancel").touch()
+    leave(run.path, 2, "failed", "sbatch does not answer")
+    assert exit_of(run, 2)["cause"] == "cancelled; sbatch does not answer"
+    assert exit_of(run, 2)["state"] == "cancelled"
 
 
 def test_module_that_did_not_load_is_the_cause(fake_world, cluster, monkeypatch):
@@ -229,13 +212,10 @@ def test_plan_of_another_hires_is_refused(fake_world, cluster):
     values = exit_of(run, 0)
     assert (values["state"], values["reason"]) == ("failed", "launch")
     assert "planned by hires 0.0.1 (abc), but this node has" in str(values["cause"])
-
-
-def test_frozen_run_without_an_attempt_is_run_by_hand(fake_world, cluster):
-    run = fake_world("ok")
-    shutil.rmtree(run.attempt_dir)
-    assert batch.main([str(run.path)]) == 0
-    assert exit_of(run, 0)["state"] == "done"
+    config = records.read_config(run.path)
+    allowed = replace(config, launcher=replace(config.launcher, other_code=True))
+    rundir.refreeze(run.path, allowed)
+    assert batch.main([str(run.path), "0"]) == 0
 
 
 def test_planner_of_a_run_that_was_only_frozen_counts_if_it_is_the_latest(fake_world, cluster):
@@ -246,34 +226,30 @@ def test_planner_of_a_run_that_was_only_frozen_counts_if_it_is_the_latest(fake_w
     assert batch.main([str(run.path)]) == 0
 
 
-def test_plan_of_another_hires_may_be_allowed(fake_world, cluster, capfd):
+def test_frozen_run_by_hand_and_wrong_words(fake_world, cluster, tmp_path, monkeypatch, capfd):
     run = fake_world("ok")
-    planned_by_another(run)
-    config = records.read_config(run.path)
-    rundir.refreeze(run.path, replace(config, launcher=replace(config.launcher, other_code=True)))
-    assert batch.main([str(run.path), "0"]) == 0
-    assert "planned by hires 0.0.1 (abc) and runs with" in capfd.readouterr().out
-
-
-def test_folder_that_is_no_run_is_named(tmp_path, cluster, capfd):
+    shutil.rmtree(run.attempt_dir)
+    assert batch.main([str(run.path)]) == 0
+    assert exit_of(run, 0)["state"] == "done"
     assert batch.main([str(tmp_path)]) == 1
     assert "is no run folder" in capfd.readouterr().out
+    for words in ([], ["run", "x"], ["run", "1", "2"]):
+        assert batch.main(words) == 2
+        assert "usage: python -m hires.launcher.slurm.batch RUN_DIR" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["run", "x"], ["run", "1", "2"]])
-def test_wrong_words_are_answered_with_the_usage(words, capfd):
-    assert batch.main(words) == 2
-    assert "usage: python -m hires.launcher.slurm.batch RUN_DIR [ATTEMPT]" in capfd.readouterr().out
-
-
-def test_process_outside_of_a_job_is_told_so(tmp_path: Path, monkeypatch, capfd):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert batch.main([str(tmp_path)]) == 1
-    assert "this is no Slurm job" in capfd.readouterr().out
-
-
-def test_job_that_is_cancelled_while_it_begins_is_cancelled(fake_world, cluster):
-    run = fake_world("exit 3")
-    (run.attempt_dir / "cancel").touch()  # as `hires cancel` does before it asks Slurm
-    assert batch.main([str(run.path), "0"]) != 0
-    assert (exit_of(run, 0)["state"], exit_of(run, 0)["reason"]) == ("cancelled", None)
+def test_silent_attempt_is_ended_by_the_next_start_of_its_job_alone(fake_world, monkeypatch):
+    for job, ends in (("7", True), ("6", False)):
+        run = fake_world("ok", campaign=f"of-{job}")
+        note_job(run.attempt_dir, job, None)
+        records.event(run, 0, "launch_started", pid=1, host="n1")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        gone = {"6": JobStatus(interface.GONE)}
+        monkeypatch.setattr(interface, "job_states", lambda _, gone=gone: gone)
+        assert JobRun(run.path, JOB, 0).take_attempt() == 1
+        assert (run.attempt_dir / "exit.json").exists() == ends
+        assert Attempt(run.path, 1).job_name == "7"
+        if ends:
+            left = exit_of(run, 0)
+            assert (left["state"], left["reason"]) == ("failed", "node")
+            assert "left no exit.json" in str(left["cause"])

@@ -1,19 +1,24 @@
-"""Are the words of Slurm's tools understood? Fake tools stand for them: a real one is elsewhere."""
+"""The words of Slurm are understood, and no answer never means that a job is gone."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.launcher.interface import JobStatus
-from hires.launcher.slurm import scheduler
+from hires.launcher.interface import JobStatus, launcher_of
+from hires.launcher.ranks import places as rank_places
+from hires.launcher.slurm import allocation, scheduler
+from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.scheduler import cancel, job_states
 
 ENDED = JobStatus("ended", "CANCELLED")
+
+
 JOBS = [{"job": "12", "index": None}, {"job": "13", "index": 4}]
 
 
@@ -76,52 +81,29 @@ def test_elements_that_were_cancelled_with_their_array_are_not_gone(slurm):
     assert job_states(jobs) == {"13_0": JobStatus("ended", "COMPLETED"), "13_4": ENDED}
 
 
-def test_without_accounts_scontrol_is_asked(slurm):
+def test_without_accounts_scontrol_is_queried(slurm):
     slurm("squeue")
     slurm("sacct", err="Slurm accounting storage is disabled\n", code=1)
     slurm("scontrol", "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n")
     assert job_states(JOBS[:1])["12"] == JobStatus("ended", "NODE_FAIL")
-    assert slurm.words("scontrol") == ["show", "job", "12", "--oneliner"]
+    for words in ("Invalid job id specified", "Job 12 not found"):
+        slurm("scontrol", err=f"slurm_load_jobs error: {words}\n", code=1)
+        assert job_states(JOBS[:1])["12"] == JobStatus("gone")
+    assert slurm.words("scontrol") == ["show", "job", "12", "--oneliner"] * 3
 
 
-# An element of an array that was cancelled while it waited is "not found" where accounts are off.
-@pytest.mark.parametrize(
-    "words", ["slurm_load_jobs error: Invalid job id specified", "Job 12 not found"]
-)
-def test_job_that_nobody_knows_is_gone(slurm, words):
-    slurm("squeue")
-    slurm("sacct", err="Slurm accounting storage is disabled\n", code=1)
-    slurm("scontrol", err=f"{words}\n", code=1)
-    assert job_states(JOBS[:1])["12"] == JobStatus("gone")
-
-
-def test_controller_that_does_not_answer_is_no_answer(slurm):
+def test_tool_that_fails_hangs_or_is_missing_gives_no_answer(slurm, monkeypatch, tmp_path):
     why = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm("squeue", err=f"{why}\n", code=1)
     unknown = JobStatus("unknown", f"squeue failed: {why}")
     assert job_states(JOBS) == {"12": unknown, "13_4": unknown}
-
-
-def test_missing_tools_are_no_answer(monkeypatch, tmp_path):
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexec sleep 20\n")
+    monkeypatch.setattr(scheduler, "_TIMEOUT_S", 0.2)
+    assert "did not answer within" in job_states(JOBS[:1])["12"].reason
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = job_states(JOBS[:1])["12"]
     assert answer.state == "unknown"
     assert "squeue is not installed here" in answer.reason
-
-
-def test_tool_that_hangs_is_no_answer(slurm, monkeypatch, tmp_path):
-    slurm("squeue")
-    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexec sleep 20\n")
-    monkeypatch.setattr(scheduler, "_TIMEOUT_S", 0.2)
-    assert "did not answer within" in job_states(JOBS[:1])["12"].reason
-
-
-def test_squeue_is_called_once_for_all_jobs(slurm):
-    slurm("squeue", "".join(f"{n}|N/A|RUNNING|N/A|None\n" for n in range(1500)))
-    answers = job_states({"job": str(n), "index": None} for n in range(1500))
-    assert {answer.state for answer in answers.values()} == {"running"}
-    calls = [word for word in slurm.words("squeue") if word.startswith("--jobs=")]
-    assert len(calls) == 1
 
 
 def test_elements_that_wait_are_understood_where_slurm_lists_them_together(slurm):
@@ -139,8 +121,8 @@ def test_elements_that_wait_are_understood_where_slurm_lists_them_together(slurm
 def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_array(slurm):
     slurm("squeue", "9|3|RUNNING|N/A|None\n")
     slurm("sacct", code=1)
-    told = "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None"
-    slurm("scontrol", f"JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n{told}\n")
+    line = "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None"
+    slurm("scontrol", f"JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n{line}\n")
     answers = job_states({"job": "9", "index": n} for n in (3, 4, 6))
     assert answers == {
         "9_3": JobStatus("running"),
@@ -150,24 +132,15 @@ def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_a
     assert slurm.words("scontrol") == ["show", "job", "9", "--oneliner"]
 
 
-def test_many_elements_are_cancelled_in_one_call(slurm):
+def test_cancel_is_one_call_without_a_shell_whose_refusal_is_quoted(slurm):
     slurm("scancel")
     jobs = [{"job": "9", "index": n} for n in (7, 0, 1, 2)]
-    cancel([*jobs, {"job": "12", "index": None}])
-    assert slurm.words("scancel") == ["9_[0-2,7]", "12"]
-
-
-def test_cancel_is_one_word_whatever_the_job_is_called(slurm):
-    slurm("scancel")
-    cancel([{"job": "12; touch evil", "index": None}])
-    assert slurm.words("scancel") == ["12; touch evil"]
+    cancel([*jobs, {"job": "12; touch evil", "index": None}])
+    assert slurm.words("scancel") == ["9_[0-2,7]", "12; touch evil"]
     assert not Path("evil").exists()
-
-
-def test_refused_cancel_tells_slurms_own_words(slurm):
     slurm("scancel", err="scancel: error: Kill job error on job id 12: Access denied\n", code=1)
     with pytest.raises(RunError, match=r"job 12 cannot be cancelled: .* Access denied"):
-        cancel([json.loads('{"job": "12", "index": null}')])
+        cancel([{"job": "12", "index": None}])
 
 
 def test_thousands_of_jobs_and_tasks_fit_on_command_lines(slurm):
@@ -185,3 +158,79 @@ def test_thousands_of_jobs_and_tasks_fit_on_command_lines(slurm):
     tasks = [task for word in words if "_" in word for task in word[3:-1].split(",")]
     assert tasks == [str(n) for n in range(0, 100_000, 2)]
     assert words[:25_000] == [job["job"] for job in jobs]
+
+
+HERE = (JobNode("n1", "a", "10.0.0.1"), JobNode("n2", "b", "10.0.0.2"))
+
+
+def places(nodes=HERE, num_ranks=5, job="42", **keys):
+    config = RunConfig(launcher=LauncherConfig(name="slurm", **keys))
+    return Allocation(job, None, nodes).places(num_ranks, config)
+
+
+@pytest.fixture
+def routed(monkeypatch):
+    """Other hosts are reached by one address of this one."""
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.1")
+
+
+def test_ranks_are_spread_evenly_over_the_nodes_of_a_job(routed):
+    found = places()
+    where = [(place.node, place.local_rank, place.local_size) for place in found.ranks]
+    assert where == [("n1", 0, 3), ("n1", 1, 3), ("n1", 2, 3), ("n2", 0, 2), ("n2", 1, 2)]
+    assert found.ranks[4].prefix[0] == "srun"
+    assert found.ranks[4].prefix[-1] == "--nodelist=n2"
+    assert {"--overlap", "--cpu-bind=none", "--mpi=none"} <= {*found.ranks[4].prefix}
+    assert not any(word.startswith(("--gpus", "--gres")) for word in found.ranks[4].prefix)
+    assert (found.address, found.interface, found.relayed) == ("10.0.0.1", None, True)
+    assert [place.node for place in places(num_ranks=1).ranks] == ["n1"]
+    one_machine = (JobNode("n1", "a", "127.0.0.1"), JobNode("n2", "a", "127.0.0.1"))
+    assert places(one_machine).address == "127.0.0.1"
+
+
+def test_port_follows_from_the_job_unless_runs_share_it_or_the_user_chose(routed):
+    assert places().ports == (10042, 0, 0)
+    assert places(port=29500).ports == (29500,)
+    config = RunConfig(launcher=LauncherConfig(name="slurm", pack=3))
+    assert Allocation("42", None, HERE).places(2, config, packed=True).ports == (0, 0, 0)
+
+
+def test_shell_of_salloc_on_no_node_supervises_from_there(monkeypatch):
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.9")
+    monkeypatch.setattr(allocation, "current", lambda: Allocation("42", None, HERE))
+    # Its head node lacks the interface of the nodes.
+    config = RunConfig(launcher=LauncherConfig(name="mpirun", mpi="srun", interface="ib7"))
+    found = launcher_of(config).rank_places(config, 5)
+    assert (found.address, found.supervisor) == ("10.0.0.1", "10.0.0.9")
+    assert (found.interface, found.ports) == ("ib7", (10042, 0, 0))
+    assert found.ranks[0].prefix[0] == "srun"
+
+
+def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch):
+    nodes = (JobNode("n1", "a", "no.such.host"), HERE[1])
+    with pytest.raises(RunError, match=r"rank 0 runs on node n1, .* start it there, or use launch"):
+        Allocation("42", None, nodes).places(2, RunConfig(), elsewhere=True)
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
+    with pytest.raises(RunError, match=r"n1 finds no address .* n2 .*launcher.interface=ib0"):
+        places()
+    monkeypatch.setattr(rank_places.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
+    found = places(interface="ib0")
+    assert (found.address, found.interface) == ("10.1.0.1", "ib0")
+
+
+def test_job_and_its_nodes_are_read_from_slurm(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(RunError, match=r"sbatch job\.sbatch"):
+        allocation.current()
+    lines = "NodeName=n1 Arch=x NodeAddr=10.0.0.1 NodeHostName=a OS=Linux 6 #1\nNodeName=n2 Arch=x"
+    monkeypatch.setattr(scheduler, "ask", lambda *command, most_s=None: f"{lines}\n")
+    for name, value in {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(name, value)
+    assert allocation.current() == Allocation("9", None, (HERE[0], JobNode("n2", "n2", "n2")))
+    for name, value in {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert allocation.current().array == ("8", 3)
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "3,2(x2)")
+    nodes = tuple(JobNode(name, "", "") for name in "abc")
+    assert allocation.cores(Allocation("7", None, nodes)) == [3, 2, 2]
+    assert allocation.cores(Allocation("7", None, nodes[:2])) == [0, 0]

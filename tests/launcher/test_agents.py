@@ -1,0 +1,232 @@
+"""Ranks that one command starts: their places, the command, its faults, and the channel to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hires.core.config.comm_config import CommConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.core.ranks.world import World, from_environment
+from hires.core.store import file_names
+from hires.launcher.interface import launcher_of
+from hires.launcher.ranks import places as rank_places
+from hires.launcher.ranks.rank_group import rank_environment
+from tests.helpers.launches import events, exit_json, when_ready
+from tests.helpers.patience import until
+
+WORLD = World(1, 2, 1, 2, "127.0.0.1", 29500, 0)
+
+
+def places(num_ranks: int = 3, words: tuple[str, ...] = (), **keys):
+    config = RunConfig(launcher=LauncherConfig(**{"name": "mpirun", **keys}))
+    return launcher_of(config).rank_places(config, num_ranks, words)
+
+
+@pytest.fixture
+def routed(monkeypatch):
+    """Other hosts are reached by one address of this one."""
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.1")
+
+
+def test_places_and_command_follow_from_the_hosts(routed, monkeypatch):
+    assert places(name="local").starter is None
+    found = places()
+    assert (found.address, found.starter.dialect) == ("127.0.0.1", "openmpi")
+    assert "localhost:3" in found.starter.words
+    assert places(name="torchrun").starter.dialect == "torchrun"
+    found = places(hosts=["localhost", "n2"])
+    assert (found.address, found.interface) == ("10.0.0.1", None)
+    where = [(place.node, place.local_rank) for place in found.ranks]
+    assert where == [("localhost", 0), ("localhost", 1), ("n2", 0)]
+    assert "localhost:2,n2:1" in found.starter.words
+    words = ("/opt/mpirun", "--mca", "x", "a b")  # of the script, as they stand
+    assert places(words=words).starter.words == words
+    monkeypatch.setattr(rank_places.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
+    found = places(hosts=["localhost", "n2"], interface="ib0")
+    assert (found.address, found.interface) == ("10.1.0.1", "ib0")
+
+
+def test_hosts_that_do_not_reach_each_other_are_named(monkeypatch, routed):
+    def refuse(host):
+        raise OSError("no route")
+
+    with pytest.raises(RunError, match=r"runs on no\.such\.host \(launcher\.hosts\), which"):
+        places(hosts=["no.such.host", "localhost"])
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
+    with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) .* leads to 127.0.1.1"):
+        places(hosts=["localhost", "n2"])
+    monkeypatch.setattr(rank_places.network, "own_address_towards", refuse)
+    with pytest.raises(RunError, match=r"n2 .*: no route; .*launcher.interface"):
+        places(hosts=["localhost", "n2"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(RunError, match=r"inside a Slurm job .*salloc.*launcher=slurm"):
+        places(mpi="srun")
+
+
+def test_head_node_starts_ranks_that_meet_at_the_first_host(monkeypatch, routed):
+    monkeypatch.setattr(rank_places, "is_this_machine", lambda name: False)
+    names = {"n1": "10.0.0.11", "n2": "10.0.0.12"}
+    monkeypatch.setattr(rank_places.socket, "gethostbyname", names.__getitem__)
+    for hosts in (["n1", "n2"], ["n1"]):
+        found = places(hosts=hosts, interface="ib0")  # which this machine may lack
+        assert (found.address, found.supervisor) == ("10.0.0.11", "10.0.0.1")
+        assert [place.node for place in found.ranks] == sorted((hosts * 3)[:3])
+    assert found.interface == "ib0"
+
+
+def test_rank_gets_its_world_and_threads_and_none_of_an_outer_launcher():
+    config = RunConfig(launcher=LauncherConfig(threads=3))
+    outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "5", "WORLD_SIZE": "9"}
+    base = {"PATH": "/bin", "OMP_NUM_THREADS": "64", "GLOO_SOCKET_IFNAME": "eth7", **outer}
+    environ = rank_environment(base, WORLD, config, interface="lo")
+    assert from_environment(environ) == WORLD
+    assert (environ["PATH"], environ["GLOO_SOCKET_IFNAME"]) == ("/bin", "eth7")
+    assert environ["OMP_NUM_THREADS"] == environ["MKL_NUM_THREADS"] == "3"
+    # torch would look for a store that another process hosts, and none does.
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in environ
+
+
+def test_rank_on_a_gpu_gets_what_cuda_and_nccl_read():
+    cluster = ClusterConfig(environment={"NCCL_RUNTIME_CONNECT": "1", "NCCL_ALGO": "Ring"})
+    config = RunConfig(device="cuda", comm=CommConfig(backend="nccl"), cluster=cluster)
+    base = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    environ = rank_environment(base, WORLD, config, interface="ib0")
+    assert environ["NCCL_SOCKET_IFNAME"] == "=ib0"  # and not ib0.8001
+    assert environ["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    # The site's own settings count before these, and the user's before both.
+    assert (environ["NCCL_RUNTIME_CONNECT"], environ["NCCL_ALGO"]) == ("1", "Ring")
+    assert environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    # A queue that streams share could stop them all, so no setting counts before this one.
+    few = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert rank_environment(few, WORLD, config, None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert rank_environment(few, WORLD, RunConfig(), None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    on_cores = rank_environment({}, WORLD, RunConfig(), interface="ib0")
+    assert not any(name.startswith(("NCCL_", "CUDA_")) for name in on_cores)
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+STARTS_ONE = (
+    'while [ "$1" != localhost:1 ]; do shift; done; shift; '
+    'while [ "$1" = -x ]; do shift 2; done; {more} OMPI_COMM_WORLD_RANK=0 '
+    "OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK=0 "
+    'OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"'
+)
+"""Starts one agent as Open MPI's mpirun does."""
+
+
+def test_command_that_starts_nothing_or_too_many_is_quoted(fake_world, launch, tmp_path):
+    program = tmp_path / "mpirun"
+    keys = {"name": "mpirun", "mpirun": str(program)}
+    script(program, "echo 'the moon is full' >&2; exit 3")
+    outcome = launch(fake_world("ok", "ok", **keys))
+    assert outcome.cause == "mpirun ended with code 3 before its ranks: the moon is full"
+    assert outcome.reason == "launch"
+    script(program, "exit 3")
+    run = fake_world("ok", **keys)
+    log = run.attempt_dir / "logs" / "launcher.log"
+    log.write_text("hires: the port is taken\n")  # of a former start
+    assert launch(run).cause == f"mpirun ended with code 3 before its ranks; see {log}"
+    script(program, STARTS_ONE.format(more="", size=2))
+    outcome = launch(fake_world("ok", **keys))
+    assert outcome.cause.endswith("openmpi started 2 processes, but the plan has 1 ranks")
+    # Its agent sees another folder than the supervisor, and cannot write to the logs.
+    run = fake_world("ok", **keys)
+    script(program, STARTS_ONE.format(more=f"echo '[' > {run.path / 'config.yaml'};", size=1))
+    outcome = launch(run)
+    assert outcome.exit_codes == {0: 1}
+    assert "cannot start it: " in outcome.cause
+    assert "config.yaml" in outcome.cause
+
+
+def test_missing_program_and_a_killed_command_are_named(fake_world, launch):
+    run = fake_world("ok", name="mpirun", mpirun="/opt/none/bin/mpirun")
+    with pytest.raises(RunError, match=r"no /opt/none/bin/mpirun here.*launcher=local"):
+        launch(run)
+    assert exit_json(run)["reason"] == "launch"
+    run = fake_world("hang", "hang", name="torchrun")
+
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(events(run, "starter_started")[0]["pid"], signal.SIGKILL)
+
+    with when_ready(run, 2, kill):
+        outcome = launch(run)
+    assert outcome.state == "failed"
+    assert "SIGKILL" in outcome.cause
+
+
+RSH = """
+import os, subprocess, sys
+words = sys.argv[1:]
+assert words[:3] == ["-export", "-np", "3"], words
+hosts, words = words[3:6], words[6:]
+variable, _, value = words.pop(0).partition("=")
+ranks = []
+for rank in range(3):
+    numbers = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3}
+    told = {f"MV2_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+    ranks.append(subprocess.Popen(words, env={**os.environ, **told, variable: value}))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+"""Speaks as MVAPICH2's mpirun_rsh does, and starts everything here."""
+
+
+def test_strangers_neither_end_a_run_nor_keep_its_agents_out(fake_world, launch):
+    """One line without the key, or a connection that was left open, ended the supervisor."""
+    run = fake_world("ok", "ok", "ok", name="torchrun")
+    control, kept = run.attempt_dir / file_names.CONTROL, []
+
+    def attack():
+        until(control.exists)
+        address = tuple(json.loads(control.read_text())["line"])
+        lines = (b"", b"[" * 50_000, b'{"rank":0,"key":"\\ud800"}\n', b"x" * 2**18, b"\xff\n")
+        with contextlib.suppress(OSError):  # the run has ended
+            for number in range(300):
+                kept.append(socket.create_connection(address, timeout=5))
+                with contextlib.suppress(OSError):
+                    kept[-1].sendall(lines[number % len(lines)])
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    assert launch(run).state == "done"
+    thread.join()
+    for stranger in kept:
+        stranger.close()
+    counts = [line["count"] for line in events(run, "callers_without_key")]
+    assert counts
+    assert counts == sorted(set(counts))
+
+
+def test_head_node_that_is_no_host_starts_a_run(fake_world, launch, tmp_path, monkeypatch):
+    """The port was reserved, and the agents were called, where rank 0 listens: on the head node."""
+    monkeypatch.setattr(rank_places, "is_this_machine", lambda name: False)
+    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.0.1")
+    monkeypatch.setattr(rank_places.network, "is_loopback", lambda address: False)
+    monkeypatch.setattr(rank_places.socket, "gethostbyname", {"n1": "127.0.0.2"}.__getitem__)
+    (tmp_path / "rsh.py").write_text(RSH)
+    program = script(tmp_path / "mpirun_rsh", f'exec {sys.executable} {tmp_path / "rsh.py"} "$@"')
+    keys = {"name": "mpirun", "mpi": "mvapich", "mpirun": program, "hosts": ["n1", "n2"]}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run = fake_world("meet", "meet", "meet", port=taken.getsockname()[1], **keys)
+        assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
+        port = taken.getsockname()[1]  # here, where no rank runs
+    for rank in range(3):
+        log = (run.attempt_dir / f"logs/rank000{rank}.log").read_text()
+        assert log.splitlines()[1] == f"it meets others at 127.0.0.2:{port}"

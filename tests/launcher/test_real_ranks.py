@@ -1,0 +1,212 @@
+"""Real ranks that hang, differ, fill the disk or run over an MPI end with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.store import records, rundir
+from hires.core.store.reading import read_lines
+from hires.core.store.rundir import RunDir
+from hires.launcher.interface import Outcome
+from hires.launcher.local import local_launcher
+from tests.helpers.launches import ROOT, alive, events, exit_json, rank_pids
+from tests.helpers.patience import until
+from tests.helpers.traces import plan_of
+
+pytestmark = pytest.mark.dist
+
+
+def config_of(results: Path, **keys: Any) -> RunConfig:
+    """Returns the config of two tiles which give up after three seconds without progress."""
+    values: dict[str, Any] = {
+        "image": [37, 33],
+        "batch": 2,
+        "steps": 100_000,
+        "model": {"name": "preact_resnet", "n": 1, "classes": 10},
+        "parallel": {"name": "sp", "tiles": [2, 1]},
+        "comm": {"timeout_s": 3.0},
+        "measure": {"warmup": 1},
+        "optimizer": {"lr": 0.0},
+        "results": str(results),
+    }
+    return from_dict({**values, **keys})
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Returns a function that makes a run folder."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def make(**keys: Any) -> RunDir:
+        config = config_of(tmp_path / "results", **keys)
+        return rundir.create(config, plan_of(config).to_dict(), ["hires", "run", "parallel=sp"])
+
+    return make
+
+
+def launch(run: RunDir, signalled: int | None = None, number: int = 0, **options: Any) -> Outcome:
+    """Runs it; after its third step a rank, or -1 the launcher, gets a signal."""
+
+    def act() -> None:
+        metrics = run.attempt_dir / "metrics.jsonl"
+        until(lambda: any(line.get("step", 0) > 2 for line in read_lines(metrics)))
+        pids = {line["rank"]: line["pid"] for line in events(run, "rank_started")}
+        os.kill(pids.get(signalled, os.getpid()), number)
+
+    thread = threading.Thread(target=act)
+    if signalled is not None:
+        thread.start()
+    try:
+        return local_launcher.launch(run.path, run.attempt, **options)
+    finally:
+        if signalled is not None:
+            thread.join()
+        left = [*rank_pids(run), *(line["pid"] for line in events(run, "starter_started"))]
+        until(lambda: not alive(left), "the end of all processes", patience_s=30.0)
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_stopped_rank_is_named_with_the_message_that_is_missing(made, launcher):
+    run = made(launcher={"name": launcher})
+    outcome = launch(run, 1, signal.SIGSTOP)
+    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
+    assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
+    assert "comm.timeout_s=3 s" in outcome.cause
+    assert exit_json(run)["cause"] == outcome.cause == records.read_record(run)["cause"]
+    page = (run.attempt_dir / "hang.txt").read_text()
+    assert page.startswith("no progress: rank 1 does not answer")
+    assert "rank 0 waits for" in page
+    assert "where every rank stands" in page
+    assert "hires/comm/" in page.split("Python stacks")[1]
+
+
+@pytest.mark.parametrize("tiles", [[2, 1], [1, 1]])
+def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(
+    made, monkeypatch, tiles
+):
+    monkeypatch.setenv("SLEEPY", "0")
+    run = made(parallel={"tiles": tiles})
+    outcome = launch(run, module="tests.helpers.sleepy_rank")
+    assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 0)
+    page = (run.attempt_dir / "hang.txt").read_text()
+    assert "rank 0 is in B0 of step 2 and waits for no rank" in page
+    assert "sleepy_rank.py" in page.split("Python stacks")[1]
+    assert "in doze" in page
+    assert ("rank 1 waits for" in page) == (tiles == [2, 1])
+
+
+def test_save_that_takes_longer_than_the_timeout_is_no_hang(made, monkeypatch):
+    monkeypatch.setenv("SLOW_S", "5")
+    run = made(steps=3, checkpoint={"every": 2, "at_end": "never"})
+    outcome = launch(run, module="tests.helpers.slow_saver")
+    assert (outcome.state, outcome.cause) == ("done", None)
+    [saved] = events(run, "checkpoint_saved")
+    assert saved["save_s"] > 3.0
+    assert not events(run, "rank_stuck")
+
+
+def test_verification_that_differs_ends_with_its_reason(made):
+    run = made(steps=2, precision={"name": "fp64"}, optimizer={})
+    outcome = launch(run, args=("--verify",), module="tests.helpers.wrong_rank")
+    assert (outcome.state, outcome.reason) == ("failed", "parity")
+    assert "the layout differs from one process: " in outcome.cause
+    assert "parameters/" in outcome.cause
+    assert exit_json(run)["reason"] == "parity"
+    assert json.loads((run.attempt_dir / "verify.json").read_text())["ok"] is False
+
+
+@pytest.mark.mpi
+def test_run_over_an_mpi_ends_as_all_others_do(made, mpi):
+    """Done, killed, stuck, interrupted and preempted, with messages that the MPI carries."""
+    program = DIALECTS[mpi].programs.split()[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here; make test-mpi installs it")
+    keys: dict[str, Any] = {"launcher": {"name": "mpirun", "mpi": mpi}}
+    keys["comm"] = {"backend": "mpi", "shared_memory": False, "timeout_s": 60.0}
+    assert launch(made(steps=3, **keys)) == Outcome("done", None, {0: 0, 1: 0}, [])
+    outcome = launch(made(**keys), 1, signal.SIGKILL)
+    assert "rank 1 was killed by SIGKILL" in outcome.cause
+    stuck = made(**{**keys, "campaign": "stuck", "comm": {**keys["comm"], "timeout_s": 3.0}})
+    assert launch(stuck, 1, signal.SIGSTOP).failed_rank == 1
+    assert "rank 1" in (stuck.attempt_dir / "hang.txt").read_text()
+    outcome = launch(made(**{**keys, "campaign": "ctrl-c"}), -1, signal.SIGINT)
+    assert (outcome.state, outcome.cause) == ("cancelled", "stopped by Ctrl-C")
+    preempted = made(**{**keys, "campaign": "preempted"})
+    outcome = launch(preempted, -1, signal.SIGUSR2)
+    assert (outcome.reason, outcome.exit_codes) == ("preempted", {0: 75, 1: 75})
+    assert [*(preempted.path / "checkpoints").iterdir()]
+
+
+IN_NAMESPACE = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" "$3" "$1"'
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from hires.core.store import records, rundir
+from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.errors import RunError
+from hires.launcher.local import local_launcher as local
+disk = Path(sys.argv[1])
+config = RunConfig(steps=3, results=str(disk / "results"), measure=MeasureConfig(warmup=1))
+run = rundir.create(config, {"world": 2}, ["hires", "run"])
+outcome = local.launch(run, 0, module="tests.helpers.fake_rank")
+said = {"state": outcome.state, "cause": outcome.cause}
+said["files"] = [str(p.relative_to(disk)) for p in disk.rglob("*")]
+said["record"] = (run.path / "record.json").exists() and records.read_record(run)["state"]
+try:
+    rundir.create(RunConfig(seed=1, results=str(disk / "results")), {"world": 2}, [])
+    said["create"] = "made"
+except RunError as error:
+    said["create"] = str(error)
+said["runs"] = len(list((disk / "results/default").iterdir()))
+print(json.dumps(said))
+"""
+
+
+def in_tiny_disk(tmp_path, ranks):
+    """Returns what the script says that runs a world of fake ranks on a disk of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environ = {**os.environ, "HIRES_FAKE_RANKS": json.dumps(ranks)}
+    environ["PYTHONPATH"] = str(ROOT)
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", IN_NAMESPACE, "sh"]
+    try:
+        done = subprocess.run(
+            [*command, disk, sys.executable, script],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if not done.stdout and ("unshare" in done.stderr or "mount" in done.stderr):
+        pytest.skip(f"needs a mount namespace: {done.stderr}")
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_run_on_a_full_disk_fails_with_the_reason_and_leaves_no_half_file(tmp_path):
+    said = in_tiny_disk(tmp_path, {"0": "full", "1": "hang"})
+    assert said["state"] == "failed"
+    assert "full" in said["cause"] or "No space left" in said["cause"]
+    assert said["record"] in (False, "failed")
+    assert not [name for name in said["files"] if name.endswith(".tmp")]
+    assert "No space left on device; free some space" in said["create"]  # another run
+    assert said["runs"] == 1

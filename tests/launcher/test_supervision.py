@@ -1,0 +1,291 @@
+"""Which rank failed first and why, what the page of a hang says, and what nodes report."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import hires
+from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.ranks.heartbeat import RankStatus, stacks_file
+from hires.core.store.provenance import collect
+from hires.launcher.doctor_check import ask, node_checks
+from hires.launcher.end_reasons import END_REASONS, JOB_ENDS, restarts
+from hires.launcher.interface import Outcome
+from hires.launcher.ranks.rank_group import last_lines
+from hires.launcher.supervision import blame, watchdog
+from hires.launcher.supervision.blame import OomCount, first_failure
+from hires.launcher.supervision.watchdog import Hang
+from hires.plan.event import Event
+from hires.plan.proof.stalled import Stall, Wait
+from tests.helpers.launches import ROOT
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Returns a function that makes ended ranks from (code, seconds, log) each."""
+
+    def make(*ends):
+        ranks = []
+        for number, (code, ended_s, text) in enumerate(ends):
+            log = tmp_path / f"rank{number:04d}.log"
+            log.write_text(text)
+            os.utime(log, (ended_s, ended_s))
+            ranks.append(SimpleNamespace(rank=number, log=log, code=code, ended_s=ended_s))
+        return ranks
+
+    return make
+
+
+def failed(rank, second, kind, text):
+    time = f"2030-01-01T00:00:{second:09.6f}+00:00"
+    return {"event": "rank_failed", "time": time, "rank": rank, "type": kind, "text": text}
+
+
+def test_rank_that_failed_first_is_named(world):
+    broken = failed(1, 1.5, "RunError", "a.tif is broken")
+    lost = [failed(rank, 1.0, "CommError", "lost rank 1") for rank in (0, 2)]
+    for ends, ended, told, cause in (
+        # The loss of a neighbour is a consequence, even if it was reported first.
+        (((1, 1.0, ""), (1, 2.0, ""), (1, 1.0, "")), [0, 1, 2], [*lost, broken], "a.tif is broken"),
+        (
+            ((1, 1.0, ""), (1, 1.0, "")),
+            [0, 1],
+            [failed(0, 2.0, "CommError", "late"), failed(1, 1.0, "CommError", "early")],
+            "rank 1 failed: early",
+        ),
+        # SIGKILL leaves no time to report.
+        (
+            ((1, 1.0, "Traceback"), (-9, 1.5, "")),
+            [0, 1],
+            [failed(0, 1.0, "RuntimeError", "connection closed by peer")],
+            "rank 1 was killed by SIGKILL (by `kill -9`, or the system ran out of memory)",
+        ),
+        # A rank that reported an error is blamed even if the supervisor stopped it.
+        (
+            ((-15, 3.0, ""), (1, 1.0, "Connection reset\n")),
+            [1],
+            [failed(0, 0.5, "RunError", "disk full"), failed(1, 0.9, "CommError", "lost 0")],
+            "rank 0 failed: disk full",
+        ),
+        (((3, 1.0, ""),), [0], [], "rank 0 exited with code 3"),
+        (((-63, 1.0, ""),), [0], [], "killed by signal 63"),
+    ):
+        assert cause in first_failure(world(*ends), ended, told).cause
+
+
+def test_of_two_found_dead_at_once_the_first_to_fall_silent_is_named(world):
+    ranks = world((1, 5.0, "x\n"), (1, 5.0, "boom\n\n"))
+    os.utime(ranks[1].log, (1.0, 1.0))
+    failure = first_failure(ranks, [0, 1], [])
+    assert failure.cause == "rank 1 exited with code 1: boom"
+    assert failure.tail == ["boom"]
+
+
+def test_last_lines_of_a_long_log(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_bytes(b"\xff\n" * 100_000 + b"".join(b"line %d\n" % i for i in range(50)))
+    assert last_lines(log, 3) == ["line 47", "line 48", "line 49"]
+    assert last_lines(tmp_path / "none.log") == []
+
+
+def test_error_of_a_rank_proves_the_reason(world):
+    allocation = "[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 TB"
+    for kind, text, reason in (
+        ("LossError", "the loss is nan at step 3", "nan"),
+        ("ParityError", "the layout differs from one process by 2e-3", "parity"),
+        ("RuntimeError", allocation, "oom"),
+        ("MemoryError", "", "oom"),
+        ("CommError", "a receive from rank 1 failed: Timed out waiting 90000ms", "hang"),
+        ("CommError", "a receive from rank 1 failed: Connection reset by peer", None),
+        ("RunError", "a.tif is broken", None),
+    ):
+        failure = first_failure(world((1, 1.0, "")), [0], [failed(0, 1.0, kind, text)])
+        assert failure.reason == reason
+
+
+def test_sigkill_is_lack_of_memory_only_if_the_kernel_counted_it(world):
+    ranks = world((-9, 1.0, ""))
+    assert first_failure(ranks, [0], []).reason is None
+    found = first_failure(ranks, [0], [], "oom_kill in memory.events rose from 0 to 1")
+    assert found.reason == "oom"
+    assert found.cause == (
+        "rank 0 was killed by SIGKILL (memory was exhausted: oom_kill in memory.events rose from "
+        "0 to 1)"
+    )
+
+
+@pytest.fixture
+def counter(tmp_path, monkeypatch):
+    file = tmp_path / "memory.events"
+    file.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    monkeypatch.setattr(blame, "_counters", lambda: [tmp_path / "missing", file])
+    return file
+
+
+def test_kill_since_the_start_is_evidence(counter):
+    count = OomCount()
+    assert count.rose() is None
+    counter.write_text("oom 4\noom_kill 3\n")
+    assert count.rose() == f"oom_kill in {counter} rose from 2 to 3"
+    counter.unlink()
+    assert count.rose() is None
+
+
+def test_reasons_decide_exit_codes_and_whether_jobs_start_again():
+    assert [word for word in END_REASONS if restarts(word)] == ["preempted", "timeout", "node"]
+    assert not restarts(None)
+    ends = {"CANCELLED": ("cancelled", None), "DEADLINE": ("failed", "timeout")}
+    ends |= {"BOOT_FAIL": ("failed", "node"), "OUT_OF_MEMORY": ("failed", "oom")}
+    assert ends.items() <= JOB_ENDS.items()
+    for state, reason, code in (
+        ("done", None, 0),
+        ("failed", None, 1),
+        ("failed", "node", 1),
+        ("failed", "preempted", 75),
+        ("failed", "timeout", 75),
+        ("lost", None, 1),
+        ("cancelled", None, 130),
+    ):
+        assert Outcome(state, None, {}, [], None, reason).exit_code == code
+    page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    assert {word: rows.get(word) for word in END_REASONS} == {
+        word: reason.evidence for word, reason in END_REASONS.items()
+    }
+
+
+def test_silent_heart_is_noticed_by_the_watchers_own_clock(tmp_path, monkeypatch):
+    (tmp_path / "alive").mkdir()
+    beat = tmp_path / "alive" / "rank0000"
+    beat.touch()
+    os.utime(beat, (1.0, 1.0))  # as after a laptop has slept, or on another machine's clock
+    clock = iter(float(second) for second in range(0, 100, 10))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    dog = watchdog.Watchdog(tmp_path, timeout_s=15.0)
+    assert [dog.look() for _ in range(3)] == [False, False, False]
+    os.utime(beat, (2.0, 2.0))
+    assert [dog.look() for _ in range(4)] == [False, False, False, True]
+    assert not dog.look({0})  # it has ended well
+
+
+STACKS = """Thread 0x01 (most recent call first):
+  File "/x/hires/core/ranks/heartbeat.py", line 9 in _run
+
+Current thread 0x02 (most recent call first):
+  File "/x/mine.py", line 7 in doze
+  File "/x/other.py", line 8 in step
+"""
+
+
+def test_without_a_plan_the_ranks_own_words_are_shown(tmp_path: Path):
+    status = {
+        0: RankStatus(0, 3, "F1", "a receive from rank 1", 1, 5, since_s=9.0, last=["a send"])
+    }
+    found = Hang(tmp_path, status, {}, 2, ages_s={0: 1.0, 1: 70.0})
+    assert found.cause == (
+        "no progress: rank 1 does not answer: no reason is known (last heartbeat 70 s ago)"
+    )
+    text = found.page()
+    assert "rank 0 is in F1 of step 3 and waits in a receive from rank 1, 9.0 s" in text
+    assert "  rank 0: a send\n" in text
+    assert "no stack: it did not answer" in text
+
+
+def test_stack_of_the_main_thread_is_shown(tmp_path: Path):
+    stacks_file(tmp_path, 0).parent.mkdir()
+    stacks_file(tmp_path, 0).write_text(STACKS)
+    text = Hang(tmp_path, {0: RankStatus(0, 2, "B0", since_s=9.0)}, {}, 1).page()
+    assert 'File "/x/mine.py", line 7 in doze' in text
+    assert "pulse.py" not in text
+
+
+def test_circle_is_named(tmp_path: Path):
+    posts = [Event("recv", peer, 0, (2,), "float32") for peer in (1, 0)]
+    waits = [Wait(0, "x", [1], 9.0, posts[0]), Wait(1, "y", [0], 8.0, posts[1])]
+    found = Hang(tmp_path, {}, {}, 2, stall=Stall(waits, circle=[0, 1]))
+    assert found.cause == (
+        "no progress: ranks wait for each other in a circle; rank 0 waits for x from rank 1, "
+        "since 9.0 s"
+    )
+
+
+def test_many_ranks_still_make_one_page(tmp_path: Path):
+    status = {rank: RankStatus(rank, 1, "", "a barrier of all ranks") for rank in range(511)}
+    waits = [Wait(rank, "a barrier of all ranks", [511], 9.0) for rank in range(511)]
+    found = Hang(tmp_path, status, {}, 512, stall=Stall(waits, [511]))
+    text = found.page()
+    assert "and 505 more ranks wait" in text
+    assert text.count("no stack") == 16
+    assert "rank 511 does not answer" in text
+    assert len(text.splitlines()) < 120
+
+
+HERE = collect()
+
+
+def facts(rank: int, **more):
+    report = {key: HERE[key] for key in ("git", "python")}
+    report |= {"rank": rank, "node": f"n{rank}", "host": f"h{rank}", "hires": hires.__version__}
+    report |= {"torch": HERE["torch"], "gpus": [], "apart": [], "bytes_per_s": 1e9}
+    return {**report, "time": 1000.0, "written": 1000.0, **more}
+
+
+def met(rank: int, **more):
+    report = {"rank": rank, "address": "10.0.0.1", "port": 12345, "interface": "ib0"}
+    return {**report, "ahead_s": 0.001, "unseen": [], "sum_s": 0.01, "nccl": None, **more}
+
+
+def checks(first=None, second=None, met_second=None, here_s=0.0, **met_first):
+    config = RunConfig(launcher=LauncherConfig("slurm", nodes=2))
+    together = [met(0, **met_first), met(1, **(met_second or {}))]
+    alone = [facts(0, **(first or {})), facts(1, **(second or {}))]
+    return {check.name: check for check in node_checks(config, alone, together, here_s)}
+
+
+def test_nodes_that_fit_together_are_all_ok():
+    clock = {"first": {"written": 940.0}, "here_s": -60.0}  # of the file system alone
+    assert checks(**clock)["clock"].state == "ok"
+    assert node_checks(RunConfig(), [], [], 0.0) == []
+    found = checks()
+    assert {check.state for check in found.values()} == {"ok"}
+    assert {check.where for check in found.values()} == {"job"}
+    assert "met at 10.0.0.1:12345, talk over ib0" in found["network"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "text", "change"),
+    [
+        ("versions", "failed", "n1 has hires 9.9", {"second": {"hires": "9.9"}}),
+        ("versions", "failed", "n1 has torch 1.0", {"second": {"torch": "1.0"}}),
+        ("versions", "failed", "n0 has git other", {"first": {"git": "other"}}),
+        ("gpus", "warning", "n0: 0, n1: 1", {"second": {"gpus": ["H200"]}}),
+        ("disk", "warning", "from n1", {"second": {"bytes_per_s": 1e6}}),
+        ("clock", "warning", "n1 is -7.0 s from n0", {"met_second": {"ahead_s": -7.0}}),
+        ("clock", "warning", "n0 is +60.0 s from this", {"first": {"time": 1060.0}}),
+        ("shared", "failed", "n1 does not see files of n0", {"met_second": {"unseen": [0]}}),
+        ("network", "failed", "of the machine itself", {"address": "127.0.0.1"}),
+        ("network", "failed", "a sum came out wrong", {"met_second": {"sum_s": None}}),
+        ("network", "warning", "takes 1.00 s", {"sum_s": 1.0}),
+        ("nccl", "failed", "no route", {"nccl": {"error": "no route"}}),
+    ],
+)
+def test_what_does_not_fit_is_named_with_a_remedy(name, state, text, change):
+    found = checks(**change)
+    assert found[name].state == state
+    assert text in found[name].text
+    assert found[name].remedy
+    assert [check.name for check in found.values() if check.state != "ok"] == [name]
+
+
+def test_rank_that_never_met_the_others_is_missed():
+    assert ask("no-such-program")[0] == 127
+    assert ask("sleep", "9", most_s=0.1)[0] == 124
+    config = RunConfig(launcher=LauncherConfig("slurm", nodes=2))
+    found = {c.name: c for c in node_checks(config, [facts(0), facts(1)], [met(0)], 0.0)}
+    assert found["network"].state == "failed"
+    assert "1 of 2 ranks" in found["network"].text
