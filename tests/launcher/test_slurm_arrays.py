@@ -156,9 +156,8 @@ def test_job_that_slurm_does_not_know_is_no_dependency(runs):
     assert not (runs.folder / "results").exists()
 
 
-@pytest.mark.parametrize("key", ["launcher.partition=nope", "launcher.threads=999"])
-def test_refused_array_shows_the_line_of_its_script(runs, key):
-    _, err = runs.hires("sweep", *TINY, *FIVE, "seed=0,1", key, code=1)
+def test_refused_array_shows_the_line_of_its_script(runs):
+    _, err = runs.hires("sweep", *TINY, *FIVE, "seed=0,1", "launcher.threads=999", code=1)
     assert "/arrays/0/job.sbatch is: #SBATCH --" in err
     assert err.count("sbatch refused the job") == 1
     assert counts(runs) == {"failed": 2}

@@ -94,42 +94,12 @@ def test_killed_mpirun_is_named_and_leaves_no_rank(runs):
     until(lambda: not runs.rank_pids(), "the end of all ranks")
 
 
-def test_cancelled_job_leaves_a_cancelled_run(runs):
-    job = runs.submit(*LONG, OPENMPI)
-    runs.wait_for_step(1)
-    ask("scancel", job)
-    values = runs.exit()
-    assert (values["state"], values["cause"]) == ("cancelled", "stopped by SIGTERM")
-    until(lambda: not runs.rank_pids(), "the end of all ranks")
-
-
-@pytest.mark.slow
-def test_job_that_makes_way_goes_on_as_the_next_attempt(runs):
-    job = runs.submit("steps=60", OPENMPI)
-    runs.wait_for_step(3)
-    ask("scancel", "--batch", "--signal=USR2", job)
-    first = runs.exit(0)
-    assert (first["state"], first["reason"]) == ("failed", "preempted")
-    assert runs.exit(1)["state"] == "done"
-    assert runs.steps(0) + runs.steps(1) == list(range(60))
-
-
 def test_killed_supervisor_leaves_no_rank(runs):
     runs.submit(*LONG, OPENMPI)
     runs.wait_for_step(1)
     os.kill(runs.events("launch_started")[0]["pid"], signal.SIGKILL)
     until(lambda: not runs.rank_pids(), "the end of all ranks")
     assert not (runs.run / "a0" / "exit.json").exists()
-
-
-def test_odd_names_are_names_and_no_commands(runs):
-    odd = "it's $(touch oops) `touch oops`; touch oops\\ntouch oops #&"
-    runs.hires("run", *TINY, *FIVE, OPENMPI, f'campaign="{odd}"', "--wait")
-    assert runs.record()["state"] == "done"
-    job = ask("sbatch", "--parsable", str(runs.run / "job.sbatch"))  # by hand: a new attempt
-    runs.jobs.append(job)
-    assert runs.exit(1)["state"] == "done"
-    assert not list(runs.folder.rglob("oops*"))
 
 
 def test_program_that_is_missing_ends_the_attempt_with_its_reason(runs):

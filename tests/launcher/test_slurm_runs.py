@@ -93,13 +93,6 @@ def test_account_that_does_not_exist_is_refused_with_its_line_and_the_others(run
     runs.hires("run", *TINY, *TWO, "launcher.account=hires", "--wait")
 
 
-def test_more_cores_than_the_nodes_have_are_refused_with_the_keys(runs):
-    _, err = runs.hires("run", *TINY, *FIVE, "launcher.threads=999", code=2)
-    assert "sbatch refused the job" in err
-    assert "--cpus-per-task=999" in err
-    assert "launcher.threads" in err
-
-
 def test_cancelled_job_leaves_a_cancelled_run(runs):
     job = runs.submit(*LONG, layout=TWO)
     runs.wait_for_step(1)

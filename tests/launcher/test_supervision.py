@@ -201,7 +201,7 @@ def test_stack_of_the_main_thread_is_shown(tmp_path: Path):
     stacks_file(tmp_path, 0).write_text(STACKS)
     text = Hang(tmp_path, {0: RankStatus(0, 2, "B0", since_s=9.0)}, {}, 1).page()
     assert 'File "/x/mine.py", line 7 in doze' in text
-    assert "pulse.py" not in text
+    assert "heartbeat.py" not in text
 
 
 def test_circle_is_named(tmp_path: Path):
