@@ -77,15 +77,15 @@ USR2 = signal_launcher(signal.SIGUSR2)
 ROWS = {
     "done": Row(("ok", "ok", "ok"), "done", None, None, {0: 0, 1: 0, 2: 0}, launchers=ALL),
     "raises": Row(
-        ("hang", "raise", "deaf"), "failed", "launch", TOLD, {0: -15, 1: 1, 2: -9}, 1, None, BOTH
+        ("hang", "raise", "hang"), "failed", "launch", TOLD, {0: -15, 1: 1, 2: -15}, 1, None, BOTH
     ),
-    # A stopped rank sees SIGTERM, too: it is continued.
+    # A stopped rank sees SIGTERM, too: it is continued; a deaf one is killed.
     "killed": Row(
-        ("stopped", "hang", "hang"),
+        ("stopped", "deaf", "hang"),
         "failed",
         "launch",
         "rank 2 was killed by SIGKILL (by `kill -9`, or the system ran out of memory)",
-        {0: -15, 1: -15, 2: -9},
+        {0: -15, 1: -9, 2: -9},
         2,
         kill_rank(2),
         ALL,

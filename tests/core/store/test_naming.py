@@ -100,6 +100,7 @@ def test_frozen_config_reads_back_as_it_was(tmp_path_factory, args):
     assert records.read_config(rundir.create(config, PLAN, ARGV)) == config
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.text(), st.text())
 def test_slug_is_safe_in_a_path_and_a_shell(layout, target):
     config = RunConfig(

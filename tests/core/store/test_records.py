@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np  # here, as its import would take longer than an example may
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
@@ -173,6 +173,7 @@ def test_loss_is_the_mean_over_replicas_and_strict_json(run):
         assert "Infinity" not in text
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=9))
 def test_quantiles_are_numpys(values):
     spread = records.spread(values)
