@@ -49,18 +49,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_waiting_and_running_jobs(slurm):
     slurm(
         "squeue",
-        "12|N/A|PENDING|2031-02-03T04:05:06|Resources\n13|4|RUNNING|2031-01-01T00:00:00|None\n",
+        "12|N/A|PENDING|2031-02-03T04:05:06|(Nodes required | are DOWN)\n"
+        "13|4|RUNNING|2031-01-01T00:00:00|None\n",
     )
     assert job_states(JOBS) == {
-        "12": JobStatus("pending", "Resources", "2031-02-03T04:05:06"),
+        "12": JobStatus("pending", "(Nodes required | are DOWN)", "2031-02-03T04:05:06"),
         "13_4": JobStatus("running"),
     }
     assert "--jobs=12,13" in slurm.words("squeue")
-
-
-def test_reason_may_hold_bars_and_an_unknown_start_is_none(slurm):
-    slurm("squeue", "12|N/A|PENDING|N/A|(Nodes required | are DOWN)\n")
-    assert job_states(JOBS[:1])["12"] == JobStatus("pending", "(Nodes required | are DOWN)")
 
 
 def test_job_that_squeue_has_forgotten_is_found_in_the_accounts(slurm):

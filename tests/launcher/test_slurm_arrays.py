@@ -103,16 +103,6 @@ def test_time_limit_saves_the_running_point_of_a_pack_and_the_rest_goes_on(runs)
     assert counts(runs) == {"cancelled": 1, "failed": 1}
 
 
-@pytest.mark.slow
-def test_packed_points_run_side_by_side_where_the_job_has_room(runs):
-    two = ["parallel=sp", "launcher=slurm", "launcher.pack=2"]
-    # The job is sized for four ranks, so both points of two ranks fit.
-    runs.hires("sweep", *TINY, *two, "parallel.tiles=[2,2],[2,1],[1,2]", "steps=40")
-    ends = {run: exit_of(runs, run) for run in [*element(runs, 0), *element(runs, 1)]}
-    assert {end["state"] for end in ends.values()} == {"done"}
-    assert len(element(runs, 1)) == 1
-
-
 def test_campaign_is_cancelled_as_a_whole(runs):
     runs.hires("sweep", *TINY, *FIVE, *LONG, "seed=range(12)", "--max-parallel", "1")
     wait_for_step(element(runs, 0)[0], 1)
@@ -174,18 +164,6 @@ def test_partition_that_is_closed_is_told(runs):
     assert "may be one of debug, scav (inactive)" in err
 
 
-@pytest.mark.slow
-def test_array_is_submitted_again_by_hand_for_what_is_not_complete(runs):
-    runs.hires("sweep", *TINY, *FIVE, "seed=0,1")
-    [first, second] = [element(runs, index)[0] for index in (0, 1)]
-    assert exit_of(runs, first)["state"] == exit_of(runs, second)["state"] == "done"
-    script = next(runs.folder.glob("results/default/arrays/0/job.sbatch"))
-    (second / "record.json").unlink()  # as if it had not ended well
-    runs.jobs.append(ask("sbatch", "--parsable", str(script)))
-    assert exit_of(runs, second, 1)["state"] == "done"
-    assert not (first / "a1").exists()
-
-
 def test_array_by_hand_begins_nothing_that_its_own_array_still_has(runs):
     runs.hires("sweep", *TINY, *FIVE, "steps=40", "seed=0,1", "--max-parallel", "1")
     script = next(runs.folder.glob("results/default/arrays/0/job.sbatch"))
@@ -200,16 +178,6 @@ def test_array_by_hand_begins_nothing_that_its_own_array_still_has(runs):
     # What came by hand when the run was done already found nothing to do.
     assert f"is not begun by job {by_hand}_0: job " in told or "nothing is left to do" in told
     assert not any((run / "a1").exists() for run in both)
-
-
-@pytest.mark.slow
-def test_repeats_are_attempts_of_one_element(runs):
-    runs.hires("sweep", *TINY, *FIVE, "seed=0,1", "--repeat", "2")
-    for run in (element(runs, 0)[0], element(runs, 1)[0]):
-        first, second = exit_of(runs, run), exit_of(runs, run, 1)
-        assert (first["state"], second["state"]) == ("done", "done")
-        assert first["ended"] < second["started"]
-    until(lambda: counts(runs) == {"done": 2}, "two runs")
 
 
 def test_two_commands_at_once_submit_a_point_once(runs):

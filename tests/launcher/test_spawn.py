@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -116,20 +115,6 @@ def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
     assert one["parent"] == os.getpid()
 
 
-def test_limits_and_cores_are_those_of_the_parent(child):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    cores = os.sched_getaffinity(0)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        told = facts(*child())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        os.sched_setaffinity(0, cores)
-    assert told["limit"] == [soft - 1, hard]
-    assert told["cores"] == [min(cores)]
-
-
 ENDS: list[tuple[list[str], int, str | None]] = [
     (["exit", "7"], 7, None),
     (["text"], 1, "good bye"),
@@ -156,23 +141,6 @@ def test_signals_reach_a_child_and_wait_ends_in_time(child):
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == -signal.SIGTERM
     process.send_signal(signal.SIGTERM)  # nobody is there any more
-
-
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS"])
-def test_environment_that_libraries_read_as_they_load_gets_a_fresh_process(child, variable):
-    process, path = child(environ={variable: "2"})
-    assert type(process) is subprocess.Popen
-    assert facts(process, path)["environ"][variable] == "2"
-
-
-def test_folder_that_is_gone_fails_as_without_a_warm_process(child, tmp_path, monkeypatch):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    process, path = child()
-    assert process.wait(PATIENCE_S) == 1
-    assert "No such file or directory" in path.read_text()
 
 
 def test_children_go_on_when_their_warm_process_is_killed_and_later_ones_are_fresh(child):

@@ -72,15 +72,6 @@ def test_running_run_shows_step_speed_and_memory(run):
     assert found.heartbeat_s < 30
 
 
-def test_step_counts_when_every_rank_has_finished_it(run):
-    folder = begin(run)
-    steps(folder, 3)
-    late = {"kind": "step", "rank": 0, "step": 3, "step_s": 0.1}
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(late) + '\n{"kind": "step", "rank": 1, "st')
-    assert state_of(run).step == 3
-
-
 def test_only_the_ends_of_a_long_file_are_read(run, monkeypatch):
     folder = begin(run)
     steps(folder, 20_000)
