@@ -260,6 +260,7 @@ def test_no_damaged_checkpoint_is_taken_for_a_whole_one(run, caplog):
         for fault, damage in file_faults.STRUCTURAL.items():
             with restored(path):
                 damage(path)
+                assert [one.step for one in checkpoints.whole_checkpoints(run)[0]] == [1], fault
                 assert network_weights.find_weights(str(run)).path == before, (path.name, fault)
                 with pytest.raises(HiresError, match="step000002"):
                     network_weights.find_weights(str(last))
