@@ -8,8 +8,7 @@ from collections import defaultdict
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.plan.algorithm_steps import STAGED, communicators, order, pieces, stages
-from hires.plan.routes import ALGORITHMS
+from hires.plan.algorithm_steps import STAGED, communicators, order, stages
 
 NODES = (0, 0, 0, 1, 1, 2)
 
@@ -60,20 +59,6 @@ def test_ranks_issue_on_each_communicator_in_one_order(nodes, algorithm):
             assert communicator.name == "" or communicator in own
 
 
-def test_piece_is_in_one_stage_at_a_time_and_passes_all():
-    for num_stages, num_pieces in itertools.product(range(1, 5), range(1, 6)):
-        steps = list(order(num_stages, num_pieces))
-        for piece in range(num_pieces):
-            assert [stage for stage, one in steps if one == piece] == [*range(num_stages)]
-        assert len(steps) == num_stages * num_pieces
-
-
-def test_pieces_cover_a_tensor_of_any_size():
-    assert pieces(0, 4, 64) == [(0, 0)]
-    assert pieces(5, 4, 0) == [(0, 5)]
-    assert pieces(3, 8, 4) == [(0, 1), (1, 2), (2, 3)]  # a segment smaller than a number
-
-
 def test_operation_that_an_algorithm_lacks_is_refused():
     with pytest.raises(
         ConfigError,
@@ -81,7 +66,3 @@ def test_operation_that_an_algorithm_lacks_is_refused():
         "collective, segmented, hierarchical, direct",
     ):
         stages("broadcast", "two_step", (0, 1), (0, 0), 0, 0)
-
-
-def test_algorithms_are_those_of_routes():
-    assert {*STAGED} <= {*ALGORITHMS}

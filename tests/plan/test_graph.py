@@ -1,9 +1,16 @@
-"""Facts that are read off a graph."""
+"""What is read off a graph, and the graph of another number of samples."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
+from hires.core.errors import PlanError
 from hires.plan.graph import INPUT, Graph, Node, Parameter, describe
+from hires.plan.graph_samples import GraphOfSamples
 from tests.helpers.graphs import graph_of, node
+from tests.helpers.small_plans import forked
 
 IMAGE = [1, 1, 8, 8]
 
@@ -22,10 +29,6 @@ def test_values_and_parameters_are_found_wherever_they_stand():
     assert made.params == ["w"]
     assert (made.kind, made.num_elements) == ("cat", 6)
     assert describe(made) == "cat (cat)"
-
-
-def test_list_of_tensors_has_no_elements_of_its_own():
-    assert Node("chunk", "chunk.default", {}, None, None).num_elements == 0
 
 
 def test_readers_and_positions():
@@ -52,3 +55,24 @@ def test_graph_survives_plain_values():
     assert graph.params["conv.weight"] == Parameter([1, 1, 1, 1], "float32", True)
     assert graph.params["conv.weight"].num_elements == 1
     assert Graph.from_dict(graph.to_dict()) == graph
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("training", [True, False])
+def test_graph_between_two_traces_is_that_of_a_trace(samples, training):
+    between = GraphOfSamples(forked(8, training), forked(4, training))
+    assert between.graph(samples).to_dict() == forked(samples, training).to_dict()
+
+
+def test_network_with_other_operators_for_other_samples_is_refused():
+    one, other = forked(8, True), forked(4, True)
+    cut = dataclasses.replace(other, nodes=other.nodes[:-1])
+    with pytest.raises(PlanError, match="other operators"):
+        GraphOfSamples(one, cut).graph(2)
+
+
+def test_one_number_of_samples_tells_no_other():
+    one = GraphOfSamples(forked(4, True), forked(4, True))
+    assert one.graph(4) is forked(4, True)
+    with pytest.raises(PlanError, match="two traces of 4 samples"):
+        one.graph(2)

@@ -1,27 +1,25 @@
-"""Are device and backend chosen as the job's GPUs allow, and are mismatches named?"""
+"""Device and backend are chosen as the GPUs of the job allow, and mismatches are named."""
 
 from __future__ import annotations
 
 import pytest
 
-from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import RunError
 from hires.core.ranks import compilers, gpus
 from hires.core.ranks.gpus import Torch
-from hires.core.store.naming import run_name
 from hires.launcher.interface import launcher_of
 from hires.plan.hardware import (
     backend_of,
     check_hardware,
     device_of,
-    gpus_of_node,
     requested_gpus,
     require_gpus,
 )
-from tests.helpers.small_plans import plan_of
 
 CPU_TORCH, CUDA_TORCH = Torch("2.13.0+cpu", None), Torch("2.13.0", "13.0")
+
+
 JOB = {"name": "slurm"}
 
 
@@ -54,16 +52,6 @@ def test_machine_with_gpus_and_a_torch_for_them_computes_there(monkeypatch):
     assert device_of(config()) == "cpu"
 
 
-def test_variable_shows_no_gpus_that_are_not_here_and_no_more_than_are_configured(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert device_of(config()) == "cpu"
-    monkeypatch.setattr(gpus, "device_files", lambda: 4)
-    assert device_of(config()) == "cuda"
-    assert device_of(config(cluster={"gpus": 0})) == "cpu"
-    assert gpus_of_node(config(cluster={"gpus": 1})) == 1
-    assert gpus_of_node(config(cluster={"gpus": 8})) == 4
-
-
 def test_options_without_a_library_and_variables_set_twice_are_told():
     options = {"cuda_ipc": True, "nccl_debug": "INFO"}
     mpi = {"backend": "mpi", "options": options}
@@ -83,26 +71,6 @@ def test_options_without_a_library_and_variables_set_twice_are_told():
     alone = config(2, "cpu", comm={"backend": "gloo", "options": {"cuda_ipc": False}})
     [text] = [one.text for one in check_hardware(alone)]
     assert text.startswith("comm.options.cuda_ipc is of openmpi, mpich, mvapich, nccl, and")
-
-
-def test_hosts_have_gpus_even_if_this_one_has_none(monkeypatch):
-    mpirun = {"name": "mpirun", "hosts": ["localhost"]}
-    known = config(2, "cuda", launcher=mpirun, cluster={"gpus": 2})
-    assert found(known) == []
-    [warning] = check_hardware(config(2, "cuda", launcher=mpirun))
-    assert warning.text.endswith("set cluster.gpus, as cluster.gpus=4")
-    assert len(launcher_of(known).rank_places(known, 2).ranks) == 2
-    here = config(2, "cuda", launcher={"name": "mpirun"})
-    with pytest.raises(RunError, match="shows no NVIDIA GPU"):
-        launcher_of(here).rank_places(here, 2)
-
-
-def test_gpus_of_a_cluster_decide_wherever_the_run_is_planned(monkeypatch):
-    monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
-    assert device_of(config(cluster={"gpus": 4}, launcher=JOB)) == "cuda"
-    assert device_of(config(cluster={"options": {"gres": "gpu:2"}}, launcher=JOB)) == "cuda"
-    assert device_of(config(cluster={"gpus": 0}, launcher=JOB)) == "cpu"
-    assert device_of(config(device="cpu", cluster={"gpus": 4}, launcher=JOB)) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -197,31 +165,6 @@ def test_mpi_carries_messages_of_ranks_that_an_mpi_starts(launcher, remedy):
     assert all(remedy in text and "comm.backend=gloo" in text for text in texts)
 
 
-@pytest.mark.parametrize("backend", ["shm", "cma"])
-def test_memory_of_one_machine_carries_no_messages_of_several_nodes(backend):
-    several = {"name": "slurm", "nodes": 2, "srun_mpi": "pmix"}
-    chosen = config(device="cpu", launcher=several, comm={"backend": backend})
-    [finding] = [one for one in check_hardware(chosen) if one.severity == "error"]
-    assert f"comm.backend={backend} exchanges in the memory of one machine" in finding.text
-    assert finding.text.endswith("use comm.backend=gloo or mpi, or one node")
-
-
-def test_run_is_named_and_frozen_by_what_auto_means(monkeypatch):
-    words = ["parallel=dp", "parallel.replicas=2", "batch=8"]
-    before = compose(words)
-    assert (before.device, before.comm.backend) == ("cpu", "gloo")
-    assert run_name(before) == run_name(compose([*words, "device=cpu", "comm.backend=gloo"]))
-    monkeypatch.setattr(gpus, "device_files", lambda: 2)
-    after = compose(words)
-    assert (after.device, after.comm.backend) == ("cuda", "nccl")
-    assert run_name(after) != run_name(before)
-
-
-def test_plan_holds_what_was_chosen():
-    plan = plan_of(replicas=2)
-    assert (plan.device, plan.backend) == ("cpu", "gloo")
-
-
 def test_ranks_do_not_start_here_on_gpus_that_are_not_here(monkeypatch):
     require_gpus(config(device="cpu"))
     with pytest.raises(RunError, match=r"shows no NVIDIA GPU; use device=cpu, or start it where"):
@@ -246,16 +189,3 @@ def test_missing_compiler_is_an_error_of_the_plan_where_ranks_start_here(monkeyp
     assert ("error", "engine.compile") not in found(chosen)  # prepared for another machine
     monkeypatch.setattr(gpus, "device_files", lambda: 1)
     assert ("error", "engine.compile") in found(chosen)
-
-
-def test_missing_library_of_engines_is_named_with_its_remedy(monkeypatch):
-    keys = {"engine": {"compile": "tensorrt"}, "task": {"name": "infer"}}
-    chosen = config(device="cuda", cluster={"gpus": 1}, **keys)
-    monkeypatch.setattr(gpus, "device_files", lambda: 1)
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
-    texts = [one.text for one in check_hardware(chosen) if one.key == "engine.compile"]
-    assert texts == [
-        "Torch-TensorRT is not installed; pip install 'hires[tensorrt]', or use engine.compile=off"
-    ]
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: name)
-    assert ("error", "engine.compile") not in found(chosen)

@@ -1,4 +1,4 @@
-"""Is what a finding advises about tiles a layout of which it is not told again?"""
+"""The advised end of the tiles, or grid, is a layout that works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.plan.graph import Graph
-from hires.plan.plan import Finding, Plan
+from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import config_of
 from tests.helpers.tiny_nets import traced
@@ -133,18 +133,3 @@ def test_grid_that_fits_the_maps_is_named(pools, keys, advice):
     plan = planned(graph, keys | advice)
     assert plan.ok
     assert told(plan) == []
-
-
-def test_layout_that_is_refused_already_is_looked_over_only(monkeypatch):
-    # Thousands of tiles were connected and proved for minutes before it was said that no launcher
-    # offers so many ranks.
-    def never(*args: Any) -> None:
-        raise AssertionError("a refused layout is connected")
-
-    graph, keys = five(2), {"tiles": [13, 10]}
-    for name in ("planner.verify", "planner.edges_of", "layout.widen", "layout._stage_comm"):
-        monkeypatch.setattr(f"hires.plan.{name}", never)
-    refusal = Finding("error", "launcher.max_ranks", "too many")
-    plan = make_plan(config_of("train", 4, gather="never", **keys), graph, [refusal])
-    found = [f.key for f in plan.findings if f.severity == "error"]
-    assert found == ["parallel.balance", "launcher.max_ranks"]
