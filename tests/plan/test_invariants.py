@@ -24,6 +24,7 @@ from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import AHEAD, JOINED, events, steps_of
+from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.prove import creation, judged, run_machine
 from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, ROUTES, SEPARATE
 from hires.plan.rules import TILED
@@ -136,6 +137,22 @@ def test_layout_is_proved_where_backends_are_mixed(name, tmp_path):
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
     programs = [[*creation(members, rank), *events(plan, rank)] for rank in ranks]
     assert not run_machine(programs, members, ROUTES).problems
+    # A message or collective that is lost, or takes another way than its other side, is found.
+    rng = random.Random(name)
+    places = [
+        (rank, at)
+        for rank, program in enumerate(programs)
+        for at, event in enumerate(program)
+        if event.kind in ("send", "recv") or (event.kind == "collective" and event.part.node)
+    ]
+    for rank, at in rng.sample(places, min(3, len(places))):
+        event = programs[rank][at]
+        other = event.route._replace(backend={"gloo": "mpi", "mpi": "gloo"}[event.backend])
+        for changed in ([], [event._replace(route=other)]):
+            damaged = [*programs]
+            damaged[rank] = [*programs[rank][:at], *changed, *programs[rank][at + 1 :]]
+            assert prove_in_order([*map(iter, damaged)], members) is None
+            assert run_machine(damaged, members, ROUTES).problems
 
 
 def check_traffic(plan: Plan) -> None:

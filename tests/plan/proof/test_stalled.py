@@ -1,8 +1,6 @@
-"""Are ranks that wait for each other told in the plan's words, and is the right one to blame?"""
+"""Ranks that wait for each other are told in the words of the plan, and the right one is blamed."""
 
 from __future__ import annotations
-
-import pytest
 
 from hires.core.ranks.heartbeat import RankStatus
 from hires.plan.event import Event
@@ -56,13 +54,6 @@ def test_message_whose_sender_is_past_it_was_lost():
     assert "rank 0 says that it is past it: it was lost on the way" in text
 
 
-def test_sender_waits_until_its_message_is_taken():
-    sent = first("pp", 0, "send", " in F0")
-    found = judged("pp", at(0, sent, ""), at(1))
-    assert found.waits[0].text == f"rank 0 waits until rank 1 takes {sent.what}, since 9.0 s"
-    assert "rank 1 has not begun to receive it" in found.unmatched[0]
-
-
 def test_halos_of_microbatches_share_a_tag_and_the_action_tells_them_apart():
     wanted = first("sp columns", 0, "recv", "halo of conv2 in F1")
     assert wanted.tag == first("sp columns", 0, "recv", "halo of conv2 in F0").tag
@@ -93,16 +84,17 @@ def test_rank_that_does_not_answer_is_to_blame_for_a_barrier():
     assert found.waits[0].text == f"rank 0 waits for rank 1 to join {barrier}, since 0.0 s"
 
 
+def test_what_the_plan_does_not_know_is_told_in_the_words_of_the_transport():
+    for what, peer in (("a receive from rank 1", 1), ("the rendezvous at localhost:1", -1)):
+        stalled = judged("pp", RankStatus(0, -1, "", what, peer, 2**31 - 5))
+        assert what in stalled.waits[0].text
+        assert 1 in stalled.culprits
+
+
 def test_ranks_that_wait_for_each_other_are_a_circle():
-    down = first("pp", 1, "recv", " in F1")
-    back = first("pp", 0, "recv", " in B0")
-    found = judged("pp", at(0, back, "B0"), at(1, down, "F1"))
-    assert (found.culprits, sorted(found.circle)) == ([], [0, 1])
-
-
-@pytest.mark.parametrize("what", ["a receive from rank 1", "the rendezvous at localhost:1"])
-def test_what_the_plan_does_not_know_is_told_in_the_transports_words(what):
-    peer = 1 if "receive" in what else -1
-    found = judged("pp", RankStatus(0, -1, "", what, peer, 2**31 - 5))
-    assert what in found.waits[0].text
-    assert 1 in found.culprits
+    down, back = first("pp", 1, "recv", " in F1"), first("pp", 0, "recv", " in B0")
+    stalled = judged("pp", at(0, back, "B0"), at(1, down, "F1"))
+    assert (stalled.culprits, sorted(stalled.circle)) == ([], [0, 1])
+    sent = first("pp", 0, "send", " in F0")
+    text = judged("pp", at(0, sent, ""), at(1)).unmatched[0]
+    assert "rank 1 has not begun to receive it" in text
