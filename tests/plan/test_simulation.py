@@ -1,8 +1,8 @@
-"""Does a simulated step take as long as one calculated by hand, on networks without a surprise?"""
+"""A simulated step takes as long as one calculated by hand, on links of known speed."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from typing import Any
 
 import pytest
@@ -18,27 +18,25 @@ from hires.core.ranks.timeline import (
     HALO,
     OPTIMISER,
     WAIT,
-    StepSpans,
 )
-from hires.plan.event import ALONE
+from hires.plan.event import JOINT, POSTS
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import events, steps_of
-from hires.plan.schedule import started
-from hires.plan.simulation.costs import (
-    ActionCosts,
-    Device,
-    Roofline,
-    measured_costs,
-    timed_program,
-)
-from hires.plan.simulation.simulate import Link, Network, simulate
+from hires.plan.program import events
+from hires.plan.simulation.costs import ActionCosts
+from hires.plan.simulation.crowding import crowded_step_s
+from hires.plan.simulation.measured_network import MeasuredNetwork
+from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
+from hires.plan.table_gains import MeasuredSeconds
+from hires.plan.tuning_table import TuningTable
 from tests.helpers.graphs import chain
-from tests.helpers.simulated import STEP, equal_costs, unit_costs
+from tests.helpers.simulated import equal_costs, unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 from tests.helpers.tiny_nets import traced
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
+
+
 LATENCY_S = 0.25
 
 
@@ -83,16 +81,6 @@ def test_pipeline_of_two_microbatches_hides_all_but_the_first_message():
     # Slower links than stages: the second message waits for the first one's bytes.
     found = simulate(plan, costs(plan), everywhere(Link(LATENCY_S, 8)))  # 2 s a message
     assert found.step_s == 1 + 2 + 2 + 0.25 + 1
-
-
-def test_send_ends_when_the_receiver_is_ready():
-    plan = chained("infer", stages=2, microbatches=4)
-    seconds = {(rank, f"F{m}"): [10.0**rank] for rank in range(2) for m in range(4)}
-    late = ActionCosts(plan, seconds)
-    found = simulate(plan, late, everywhere(Link(LATENCY_S)))
-    # F3 is sent at 4. Rank 1 posts its receive one action ahead: when F1 is done, at 21.25.
-    assert found.step_s == 1.25 + 4 * 10
-    assert found.waiting_s[0] == {WAIT: 21.25 + 0.25 - 4}
 
 
 def conv(task: str, **keys: Any) -> Plan:
@@ -147,14 +135,6 @@ def test_overlapping_halo_hides_behind_the_interior():
     assert simulate(plan, costs(plan), everywhere(Link(LATENCY_S, 48))).step_s == 0.75 + 1
 
 
-def test_fused_halos_are_computed_too():
-    plan = plan_of("infer", tiles=[2, 1], halo={"fuse": 2})
-    alone = plan_of("infer", tiles=[2, 1])
-    device = Device(1.0, math.inf, 0.0)
-    more, less = (sum(Roofline(p, device).steps_s(0, "F0")) for p in (plan, alone))
-    assert more > less
-
-
 def test_collectives_wait_for_the_last_member_and_gradients_for_all_replicas():
     plan = without_overlap(conv("train", replicas=2))
     found = simulate(plan, costs(plan), everywhere(Link(LATENCY_S)))
@@ -163,35 +143,6 @@ def test_collectives_wait_for_the_last_member_and_gradients_for_all_replicas():
     assert found.step_s == LATENCY_S + 1 + 2 * LATENCY_S + 2 + 4 * LATENCY_S
     spent = {HALO: LATENCY_S, COLLECTIVE: 2 * LATENCY_S, GRADIENTS: 4 * LATENCY_S}
     assert found.waiting_s[0] == spent
-
-
-def test_messages_between_nodes_share_the_way_out():
-    plan = without_overlap(plan_of("infer", tiles=[2, 2]))
-    near = simulate(plan, unit_costs(plan), everywhere(Link(0, 1e3)))
-    apart = simulate(plan, unit_costs(plan), everywhere(Link(0, 1e3), ranks_per_node=2))
-    # Tiles 0 and 1 share a node and send to tiles 2 and 3 below them at the same time.
-    assert near.step_s < apart.step_s
-
-
-@pytest.mark.parametrize("task", ["train", "infer"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_unit_actions_without_communication_take_the_length_of_the_schedule(name: str, task: str):
-    plan = plan_of(task, **LAYOUTS[name])
-    length = 1 + max(started(plan.pipeline, plan.schedule).values())
-    found = simulate(plan, unit_costs(plan))
-    assert found.step_s == pytest.approx(length, rel=1e-9)
-    for rank, line in enumerate(found.ranks):
-        passes = [span.action for span in line.spans if span.kind in ("forward", "backward")]
-        assert passes == plan.actions_of(rank)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_program_holds_exactly_the_events_of_the_plan(name: str):
-    plan = plan_of(**LAYOUTS[name])
-    for rank in range(plan.ranks_per_replica):
-        items = timed_program(plan, rank, unit_costs(plan))
-        told = [e for e in events(plan, rank) if e.kind not in (*ALONE, "barrier")]
-        assert [item.event for item in items if item.event] == told
 
 
 @given(
@@ -212,48 +163,90 @@ def test_more_bandwidth_never_makes_a_step_slower(name, bandwidth, faster, laten
     assert took >= at_once * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", ["pp 1f1b", "sp+pp", "sp+gems", "gems_1f1b"])
-def test_own_action_times_reproduce_a_simulated_step(name: str):
+NETWORK = Network(near=Link(1.0, 10.0), far=Link(5.0, 2.0), ranks_per_node=2)
+
+
+def test_ranks_of_a_node_share_the_way_out_but_not_the_ways_inside():
+    assert set(NETWORK.lanes(0, 2)) & set(NETWORK.lanes(1, 3)) == {("out", 0, 0), ("in", 1, 0)}
+    assert not set(NETWORK.lanes(0, 1)) & set(NETWORK.lanes(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds"),
+    [
+        ([0], 0.0),
+        ([0, 1], 1.0 + 2.0),  # one round, one message of 20 bytes
+        ([0, 1, 2, 3], 2 * 5.0 + 3 * 10.0),  # two rounds, three messages, between nodes
+    ],
+)
+def test_gather_is_rounds_of_latency_and_what_comes_from_the_others(ranks, seconds):
+    assert NETWORK.gather_s(ranks, 20) == seconds
+
+
+def test_all_reduce_sends_nearly_twice_its_bytes():
+    assert NETWORK.reduce_s([0, 1, 2, 3], 20) == 2 * 2 * 5.0 + 2 * 3 / 4 * 10.0
+
+
+def test_ranks_that_share_cores_copy_their_messages_in_turns():
+    crowded = dataclasses.replace(NETWORK, crowd=3.0)
+    assert crowded.message_s(0, 1, 20, None) == (3 * 2.0, 3 * 1.0)
+    assert crowded.gather_s([0, 1], 20) == 3 * NETWORK.gather_s([0, 1], 20)
+    assert crowded.reduce_s([0, 1, 2], 20) == 3 * NETWORK.reduce_s([0, 1, 2], 20)
+
+
+def simulation(*spans):
+    ends = [end for rank in spans for _, end in rank]
+    return Simulation(max(ends), [], [], [], [list(rank) for rank in spans])
+
+
+DRAWN = simulation([(0, 4), (8, 12)], [(0, 8)], [(4, 12)])
+"""  rank 0   ####....####
+     rank 1   ########....
+     rank 2   ....########     two at any moment"""
+
+
+@pytest.mark.parametrize(("cores", "step_s"), [(3, 12), (2, 12), (1, 24), (0.5, 48)])
+def test_each_moment_takes_as_much_longer_as_ranks_exceed_cores(cores, step_s):
+    assert crowded_step_s(DRAWN, cores) == step_s
+
+
+def test_moments_count_apart():
+    #  ####....      two for 4 s, then one for 4 s: on one core 8 + 4
+    #  ########
+    assert crowded_step_s(simulation([(0, 4)], [(0, 8)]), 1) == 12
+
+
+def table_of(plan, seconds):
+    rows = {}
+    for rank in range(plan.world):
+        for event in events(plan, rank):
+            if event.kind in (*POSTS, *JOINT):
+                of_pair = event.kind in POSTS
+                joint = "all_gather" if event.kind == "collective" and event.part.node else ""
+                operation = "send" if of_pair else joint or "all_reduce"
+                kind = "float" if operation == "all_reduce" else "bytes"
+                for size in (1, 2**20):
+                    key = f"{operation} 2 2 cpu {kind} {size} {event.route}"
+                    rows[key] = f"{key} {seconds}"
+    values = {"format": 1, "rules": [], "default": "gloo", "points": [*rows.values()]}
+    return MeasuredSeconds(TuningTable.from_dict(values))
+
+
+@pytest.mark.parametrize("name", ["dp", "pp", "sp rows", "sp+gems"])
+def test_measured_latency_is_that_of_a_link(name):
     plan = plan_of(**LAYOUTS[name])
-    network = everywhere(Link(0.01, 1e6))
-    first = simulate(plan, costs(plan), network)
-    again = simulate(plan, measured_costs(plan, first.ranks), network)
-    assert again.step_s == pytest.approx(first.step_s, rel=1e-9)
+    costs = equal_costs(plan, 1.0, 2.0)
+    near = Link(latency_s=0.25)
+    measured = simulate(plan, costs, MeasuredNetwork(near, near, measured=table_of(plan, 0.25)))
+    if name == "pp":  # messages between two ranks alone
+        assert measured.step_s == simulate(plan, costs, Network(near, near)).step_s
+    slow = simulate(plan, costs, MeasuredNetwork(near, near, measured=table_of(plan, 0.5)))
+    assert slow.step_s > measured.step_s > simulate(plan, costs).step_s
 
 
-def test_action_is_measured_between_its_collectives():
-    plan = conv("train")
-    found = measured_costs(plan, [StepSpans(rank, 0, "", 0.0, STEP) for rank in range(2)])
-    assert found.seconds[1, "F0"] == [1 + 3 - 1, 1]  # data, forward, halo; behind the loss
-    assert found.seconds[1, "B0"] == [5 - 1]
-    assert found.steps_s(1, "F0") == [4]  # all of it is the convolution's
-    assert found.optimiser_s(0) == 1
-
-
-def test_recomputed_segments_run_forward_again_before_their_way_back():
-    plan = Plan.from_dict(chained().to_dict())  # without derived facts
-    stage = plan.stages[0]
-    stage.segments = [0, 1, 2]
-    names = [(step.node.name, step.back) for step in steps_of(plan, stage, back=True)]
-    assert names == [("c1", False), ("c1", True), ("c0", False), ("c0", True)]
-
-
-def test_roofline_is_the_slowest_of_arithmetic_memory_and_launch():
-    plan = chained("infer", stages=2)  # of 10 operations and 4 + 4 numbers and 1 weight each
-    stage = plan.stages[1]
-    assert len(steps_of(plan, stage, back=False)) == 1
-    bound_by = {
-        "arithmetic": Device(flops_per_s=2.0, bytes_per_s=math.inf, launch_s=0.0),
-        "memory": Device(flops_per_s=math.inf, bytes_per_s=7.2, launch_s=0.0),
-        "launch": Device(flops_per_s=math.inf, bytes_per_s=math.inf, launch_s=5.0),
-    }
-    for device in bound_by.values():
-        assert Roofline(plan, device).steps_s(1, "F0") == [5.0]
-
-
-def test_tiles_share_the_arithmetic():
-    plan = conv("infer")
-    whole = conv("infer", tiles=[1, 1])
-    device = Device(1.0, math.inf, 0.0)
-    [tile], [all_of_it] = (Roofline(p, device).steps_s(0, "F0") for p in (plan, whole))
-    assert tile == all_of_it / 2
+def test_route_that_was_not_measured_takes_the_link():
+    plan = plan_of(**LAYOUTS["sp+gems"])
+    costs, near = equal_costs(plan, 1.0, 2.0), Link(0.1, 1e6)
+    empty = MeasuredSeconds(TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo"}))
+    bare = simulate(plan, costs, Network(near, near))
+    assert simulate(plan, costs, MeasuredNetwork(near, near, measured=empty)) == bare
