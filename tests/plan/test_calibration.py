@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
@@ -140,15 +139,6 @@ def test_numbers_of_a_cluster_are_those_of_its_ranks():
     assert (far.latency_s, far.bytes_per_s) == pytest.approx((5e-6, 20e9))
     assert machine.calibration is None
     assert machine.source == "the numbers of cluster=ours"
-
-
-def test_ranks_that_share_a_gpu_take_turns():
-    assert machine_of(of_cluster(), CALIBRATION).cores == 4
-    cpus = dataclasses.replace(of_cluster(cores=48), device="cpu")
-    cpus.launcher.threads = 3
-    assert machine_of(cpus, CALIBRATION).cores == 16
-    cpus.cluster.cores = None
-    assert machine_of(cpus, CALIBRATION).cores == math.inf
 
 
 def test_cluster_needs_the_network_only_between_nodes():

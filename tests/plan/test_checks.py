@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -9,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
-from hires.plan.checks import check_together
+from hires.plan.graph import Graph
 from hires.plan.groups import used_both_ways
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
@@ -202,26 +203,6 @@ def test_output_that_no_loss_takes(forward, expected):
     assert planned(forward, "infer", conv=conv).ok
 
 
-@pytest.mark.parametrize(
-    ("channels", "scale", "remedy"),
-    [
-        (3, 2, "use model.scale=1, or data with classes and loss=cross_entropy"),
-        (5, 1, "make the network return 3 channels, not 5"),
-        (0, 2, "use a network that makes images, as model=edsr, or loss=cross_entropy"),
-    ],
-)
-def test_output_that_is_no_image_of_its_target(channels, scale, remedy):
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.conv(x) if channels else n.conv(x).mean((2, 3))
-
-    graph = traced(forward, (2, 3, 13, 10), conv=nn.Conv2d(3, channels or 5, 1))
-    keys = {"image": [13, 10], "batch": 2, "loss": {"name": "l1"}, "model": {"scale": scale}}
-    [(key, text)] = errors(make_plan(from_dict(keys), graph))
-    assert key == "model.scale"
-    assert f"compares images of [2, 3, {13 * scale}, {10 * scale}] (n, channels," in text
-    assert text.endswith(remedy)
-
-
 def test_tiles_that_run_empty_and_far_halos_are_warnings():
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
         return classify(n, F.max_pool2d(n.conv(x), 4))
@@ -240,67 +221,62 @@ def test_tiles_that_run_empty_and_far_halos_are_warnings():
     )
 
 
-def test_complex_parameter_is_named_where_it_would_be_learned():
+def five(turned: int) -> Graph:
+    """Five convolutions and a classifier, a map upside down behind the convolution ``turned``."""
+
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.fc((x * n.turn).abs().mean((2, 3)))
+        for index, conv in enumerate(n.convs):
+            x = torch.relu(conv(x))
+            x = x.flip(2) if index == turned else x
+        return n.fc(x.mean((2, 3)))
 
-    parts = {"turn": nn.Parameter(torch.tensor(1j)), "fc": nn.Linear(3, 5)}
-    [(key, text)] = errors(planned(forward, **parts))
-    assert key == "model"
-    assert text.startswith("the parameter turn holds complex numbers")
-    assert planned(forward, "infer", **parts).ok
-
-
-def told(batch: int = 12, **parallel: Any) -> dict[str, str]:
-    """What is said of a layout, by key."""
-    config = from_dict({"batch": batch, "parallel": parallel})
-    return {finding.key: finding.text for finding in check_together(config)}
+    convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(5))
+    return traced(forward, (4, 3, *IMAGE), convs=convs, fc=nn.Linear(3, 5))
 
 
-@pytest.mark.parametrize(
-    ("batch", "keys", "count"),
-    [
-        (12, {"pairs": 3}, 3),
-        (12, {"pairs": 3, "microbatches": 2}, 6),
-        # 3 was advised, which does not divide 4.
-        (4, {"pairs": 3}, 2),
-        (8, {"pairs": 3, "replicas": 2}, 2),
-        (12, {"pairs": 4, "local_dp": 2}, 3),
-    ],
-)
-def test_pairs_of_one_direction_become_microbatches_that_divide_the_batch(batch, keys, count):
-    text = told(batch, **keys)["parallel.pairs"]
-    assert text.endswith(f"use parallel.pairs=1 with parallel.microbatches={count}")
-    mended = keys | {"pairs": 1, "microbatches": count}
-    assert told(batch, **mended) == {}
-    assert batch % from_dict({"parallel": mended}).parallel.pieces == 0
+def planned_of(graph: Graph, keys: dict[str, Any]) -> Plan:
+    batch = 4 * keys.get("directions", 1)
+    return make_plan(config_of("train", batch, gather="never", **keys), graph)
 
 
-@pytest.mark.parametrize(
-    ("keys", "others"),
-    [
-        ({"schedule": "gems"}, " with parallel.schedule=gpipe"),
-        # Three pairs of one direction were advised, which are refused.
-        ({"schedule": "gems", "pairs": 3}, " with parallel.schedule=gpipe and parallel.pairs=1"),
-        ({"schedule": "1f1b"}, ""),
-    ],
-)
-def test_one_rank_mirrors_nothing(keys, others):
-    text = told(directions=2, **keys)["parallel.directions"]
-    assert text.endswith(f"use parallel.stages=2, or parallel.directions=1{others}")
-    mended = {"schedule": "gpipe"} if "gems" in keys["schedule"] else keys
-    assert told(**mended) == {}
+def advised(text: str) -> dict[str, Any]:
+    """The keys of ``parallel`` that a text names with values."""
+    return {k: json.loads(v) for k, v in re.findall(r"parallel\.(\w+)=([\[\]\d,]+)", text)}
 
 
-def test_shards_of_stages_that_are_all_tiled():
-    text = told(tiles=[2, 1], local_dp=2)["parallel.local_dp"]
-    assert text.endswith("but all 1 are tiled; use parallel.stages=2, or parallel.local_dp=1")
-    text = told(tiles=[2, 1], local_dp=2, balance=[4])["parallel.local_dp"]
-    assert "use parallel.stages=2 with parallel.balance=null, or" in text
+ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    # The list says how many stages are tiled; spatial_stages=1 alone changed nothing.
+    "list of grids": (
+        3,
+        {"tiles": [[2, 1], [2, 1]], "stages": 3, "balance": [2, 2, 2]},
+        {"tiles": [[2, 1]], "spatial_stages": 1},
+    ),
+    "one grid": (
+        3,
+        {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "balance": [2, 2, 2]},
+        {"spatial_stages": 1},
+    ),
+    # A layout of two stages in one direction was advised, whatever there was.
+    "two directions": (
+        2,
+        {"tiles": [2, 1], "stages": 3, "balance": [4, 1, 1], "directions": 2, "schedule": "gems"},
+        {"balance": [2, 2, 2]},
+    ),
+    "all stages in tiles": (2, {"tiles": [2, 1]}, {"stages": 2, "balance": [2, 4]}),
+    "several stages in tiles": (
+        1,
+        {"tiles": [[2, 1], [1, 2]], "stages": 3, "balance": [3, 1, 2]},
+        {"tiles": [[2, 1]], "spatial_stages": 1, "balance": [1, 2, 3]},
+    ),
+}
 
 
-def test_keys_the_batch_and_the_cuts_are_told_at_once():
-    # The schedule alone was told, and the others after it had been mended.
-    keys = {"stages": 9, "directions": 2, "pairs": 2, "schedule": "1f1b"}
-    found = [f.key for f in plan_of(batch=3, **keys).findings]
-    assert found == ["batch", "parallel.schedule", "parallel.stages"]
+@pytest.mark.parametrize("case", ENDS)
+def test_advised_end_of_the_tiles_is_one_that_works(case):
+    turned, keys, advice = ENDS[case]
+    graph = five(turned)
+    [finding] = [f for f in planned_of(graph, keys).findings if f.severity == "error"]
+    assert advised(finding.text) == advice
+    plan = planned_of(graph, keys | advice)
+    assert plan.ok
+    assert not [f for f in plan.findings if "cannot divide" in f.text or "hold nothing" in f.text]

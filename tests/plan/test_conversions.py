@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import IMAGE, config_of
@@ -61,15 +60,6 @@ def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
     assert loss.kind == "loss"
 
 
-def test_crop_says_nothing_where_no_gradient_comes_back():
-    forward = lambda n, x: n.conv(x.flip(2))  # noqa: E731
-    assert comm_of(planned(forward, **CONV)) == [
-        ("input.gather0", "gather", False),
-        ("conv", "loss", False),
-    ]
-    assert comm_of(planned(forward, "infer", **CONV)) == [("input.gather0", "gather", False)]
-
-
 def test_one_gather_serves_all_readers_and_the_tiles_stay():
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
         x = n.conv(x)
@@ -103,16 +93,6 @@ def test_parameter_with_rows_or_columns_is_cropped(shape):
     assert [op.kind for op in plan.stages[0].comm] == ["loss"] if whole else ["crop", "loss"]
 
 
-def test_rows_are_expanded_to_the_columns_of_each_map_that_reads_them():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        x = n.conv(x)
-        return (x + n.rows).sum((2, 3)) + (F.avg_pool2d(x, (1, 2)) * n.rows).sum((2, 3))
-
-    plan = planned(forward, tiles=(2, 2), rows=nn.Parameter(torch.ones(1, 5, 13, 1)), **CONV)
-    crops = [node for node in plan.graph.nodes if node.kind == "crop_to_tile"]
-    assert [node.shape for node in crops] == [[1, 5, 13, 10], [1, 5, 13, 5]]
-
-
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_gradient_of_a_computed_weight_is_shared(kernel):
     weight = nn.Parameter(torch.ones(5, 3, kernel, kernel))
@@ -121,41 +101,11 @@ def test_gradient_of_a_computed_weight_is_shared(kernel):
     assert ("conv2d", "share", True) in comm_of(plan)
 
 
-def test_convolution_with_a_computed_weight_is_a_layer():
-    # It was none, so a network with weight norm could not be cut.
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(n.conv(x), n.raw / n.raw.norm())
-
-    raw = nn.Parameter(torch.ones(5, 5, 3, 3))
-    graph = traced(forward, (2, 3, *IMAGE), raw=raw, **CONV)
-    assert graph.by_name[graph.output].flops == 2 * 2 * 5 * 11 * 8 * 45
-    plan = make_plan(config_of("train", 2, stages=2), graph)
-    assert plan.ok, plan.findings
-
-
 def test_indices_travel_in_their_own_type():
     plan = planned(lambda n, x: n.conv(x) * (n.conv(x) > 0).flip(2), **CONV)
     [gather] = [op for op in plan.stages[0].comm if op.kind == "gather"]
     assert plan.dtype_of(gather.value) == "bool"
     assert plan.totals["by_kind"]["gather"]["bytes"] == 2 * 5 * 13 * 10
-
-
-def test_note_names_what_is_computed_whole_its_price_and_the_cut_without():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        x = n.second(F.pad(n.conv(x), (1, 1, 1, 1), "reflect").flip(2))
-        return n.last(x.rot90(2, (2, 3)))
-
-    parts = {**CONV, "second": nn.Conv2d(5, 5, 3), "last": nn.Conv2d(5, 5, 1)}
-    plan = planned(forward, **parts)
-    [note] = [f for f in plan.findings if f.key == "parallel.gather"]
-    sent = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
-    assert note.severity == "note"
-    assert (
-        "(flip: reads the order of the pixels) and 1 more for the same reason (rot90)" in note.text
-    )
-    assert f"A step sends {size(sent)} for that, a rank holds whole values of" in note.text
-    assert "stage 1 can begin at layer 1 (" in note.text
-    assert "use parallel.stages=2 parallel.balance=[1,2]" in note.text
 
 
 def test_shards_gather_samples_and_keep_their_own_at_once():

@@ -37,11 +37,12 @@ def conv(kernel: int, **how: Any) -> nn.Conv2d:
 def test_branches_of_one_value_borrow_its_pixels_once_with_the_widest_margin():
     def forward(n: Any, x: Tensor) -> Tensor:
         x = n.stem(x)
-        return n.narrow(x) + n.wide(x)
+        return n.first(x) + n.second(x)
 
-    [_, shared] = halos(forward, stem=conv(3), narrow=conv(3), wide=conv(5))
-    assert (shared.node, shared.readers, shared.back) == ("narrow", ["narrow", "wide"], True)
-    assert shared.messages == [[1, 0, 6, 8, 0, 8], [0, 1, 4, 6, 0, 8]]
+    for first, second in ((3, 5), (5, 3)):
+        [_, shared] = halos(forward, stem=conv(3), first=conv(first), second=conv(second))
+        assert (shared.node, shared.readers, shared.back) == ("first", ["first", "second"], True)
+        assert shared.messages == [[1, 0, 6, 8, 0, 8], [0, 1, 4, 6, 0, 8]]
 
 
 def test_reader_without_a_gradient_borrows_apart():
@@ -79,25 +80,6 @@ def test_halos_of_two_values_of_a_cell_set_out_together():
     graph, stage = staged(forward, **parts)
     [(first, second)] = companions(graph, stage).items()
     assert (first, second.value) == ("halo of left for one", "right")
-
-
-def test_halo_of_a_value_that_is_not_there_yet_waits_for_it():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        return n.two(n.one(x))
-
-    graph, stage = staged(forward, one=conv(3), two=conv(3))
-    assert companions(graph, stage) == {}
-
-
-def test_halos_of_two_segments_set_out_one_by_one():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        x, y = n.left(x), n.right(x)
-        return n.one(x) + n.two(y)
-
-    parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
-    graph, stage = staged(forward, **parts)
-    stage.segments = [stage.first, graph.position["two"], stage.last]
-    assert companions(graph, stage) == {}
 
 
 def fused(forward: Forward, fuse: int, **parts: Any) -> Stage:
@@ -160,14 +142,3 @@ def test_values_that_leave_the_stage_are_not_held_wider():
     assert [op.node for stage in stages for op in halos_of(stage)] == ["a", "c"]
     assert set(stages[0].extents) == {"a"}
     assert set(stages[1].extents) == {"c"}
-
-
-def test_image_with_fewer_rows_than_tiles_holds_nothing_twice():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        return n.pool(n.b(n.a(x)))
-
-    graph = traced(forward, (2, 4, 3, 8), **CHAIN)
-    stage = Stage(0, 0, len(graph.nodes), [4, 1], 0)
-    assert not lay_out(graph, [stage], 2)
-    assert not stage.extents
-    assert [op.node for op in halos_of(stage)] == ["a", "b"]

@@ -100,40 +100,6 @@ def test_tiles_join_onto_one_rank_and_gradients_take_the_way_back():
     assert norm.messages == norm.back == [[0, 0, 0, 2, 0, 7, 0, 10], [1, 0, 0, 2, 7, 13, 0, 10]]
 
 
-def test_tiles_hand_whole_values_to_their_successors():
-    keys = {"tiles": [1, 2], "stages": 2, "spatial_stages": 2, "balance": [2, 2]}
-    plan = planned(gated, keys, **GATED)
-    gate = edge(plan, "gate")
-    assert gate.whole
-    assert gate.messages == gate.back == [[0, 0, *ALL], [1, 1, *ALL]]
-    assert edge(plan, "norm").messages == [[0, 0, 0, 2, 0, 13, 0, 5], [1, 1, 0, 2, 0, 13, 5, 10]]
-    # The gate is used with tiles in stage 1 only, so its gradient is summed there.
-    assert ("mul", "share", 2 * 4, True) in comm_of(plan, 1)
-
-
-def test_skip_goes_straight_to_each_stage_that_reads_it():
-    plan = plan_of(stages=7)
-    found = [(e.value, e.source, e.target) for e in plan.edges]
-    assert found == [
-        ("relu", 0, 1),
-        ("conv2", 1, 2),
-        ("mul", 2, 3),
-        ("relu_1", 3, 4),
-        ("relu", 0, 4),  # past the stages between
-        ("cat", 4, 5),
-        ("mean_1", 5, 6),
-    ]
-
-
-def test_stage_that_reads_the_images_gets_no_message_of_them():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.fc((n.conv(x)[:, :3] + x).mean((2, 3)))
-
-    parts = {"conv": nn.Conv2d(3, 4, 3, padding=1), "fc": nn.Linear(3, 5)}
-    plan = planned(forward, {"stages": 2}, **parts)
-    assert [e.value for e in plan.edges] == ["mean"]
-
-
 @pytest.mark.parametrize("action", ["F0", "B0"])
 def test_both_sides_agree_on_every_message_between_stages(action):
     plan = plan_of(tiles=[2, 2], stages=4, spatial_stages=2, replicas=2)
@@ -264,19 +230,3 @@ def test_figure_3_3_of_the_thesis_4_tiles_and_2_model_parts_in_both_directions()
     assert note.severity == "note"
     assert note.text.startswith("ranks 1, 2, 3 hold tiles of both directions")
     assert "parallel.stages=5 would keep them apart" in note.text
-
-
-def test_figure_3_4_of_the_thesis_4_tiles_and_5_model_parts_in_both_directions():
-    plan = plan_of(**GEMS, tiles=[2, 2], stages=5)
-    assert plan.world == 8
-    assert grids(plan, 0) == [[0, 1, 2, 3], [4], [5], [6], [7]]
-    assert grids(plan, 1) == [[7, 6, 5, 4], [3], [2], [1], [0]]
-    assert plan.verdict.startswith("deadlock-free")
-    assert not [finding for finding in plan.findings if "both directions" in finding.text]
-
-
-def test_up_and_down_take_turns_microbatch_by_microbatch():
-    plan = plan_of(**GEMS, stages=2, pairs=2, microbatches=2)
-    assert [plan.direction_of(f"F{m}") for m in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert plan.microbatches_of(1) == [2, 3, 6, 7]
-    assert plan.pieces == 8

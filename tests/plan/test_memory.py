@@ -5,23 +5,19 @@ from __future__ import annotations
 import pytest
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
-from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
+from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
-from hires.nets.trace import trace
 from hires.plan import channels, memory, rank_kinds
 from hires.plan.channels import carriers
 from hires.plan.gpu_memory import (
     CONNECTION_BYTES,
-    CUBLAS_BYTES,
     LOOPS,
     MESSAGE_LOOPS,
-    cublas_workspaces,
     nccl_bytes,
 )
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room, room_of, rooms_of
-from hires.plan.planner import make_plan
-from hires.plan.rank_kinds import likeness, representatives
-from tests.helpers.small_plans import Forked, plan_of
+from hires.plan.rank_kinds import representatives
+from tests.helpers.small_plans import plan_of
 
 
 def entry(peak: int) -> dict[str, int]:
@@ -147,20 +143,6 @@ def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
     assert nccl_bytes(plan, 2) == MESSAGE_LOOPS * CONNECTION_BYTES
 
 
-def test_hopper_keeps_more_for_products_and_a_variable_decides():
-    def kept(**cluster):
-        config = {"cluster": {"gpus": 1, **cluster}}
-        [each] = cublas_workspaces(from_dict({"task": {"name": "infer"}, **config}))
-        assert cublas_workspaces(from_dict(config)) == [each, each]  # and for the backward pass
-        return each
-
-    assert kept() == kept(gpu_capability=8.9) == CUBLAS_BYTES
-    assert kept(gpu_capability=9.0) == kept(gpu_capability=12.0) == 32 * 2**20
-    variable = {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}
-    assert kept(gpu_capability=9.0, environment=variable) == CUBLAS_BYTES
-    assert kept(environment={"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == 128 * 2**10
-
-
 @pytest.mark.parametrize(("queues", "warns"), [(6, True), (7, False)])
 def test_more_streams_than_queues_are_named(queues: int, warns: bool, monkeypatch):
     monkeypatch.setattr(channels, "MOST_QUEUES", queues)
@@ -173,29 +155,6 @@ def test_more_streams_than_queues_are_named(queues: int, warns: bool, monkeypatc
     # Rank 0: halos, both ways between the stages, sums of its tiles and of its stage's gradients;
     # beside them that which computes and that of the loader.
     assert ["up to 7 streams" in one.text for one in warnings] == [True] * warns
-
-
-def test_equal_tiles_with_equal_neighbours_are_alike():
-    config = from_dict({"image": [64, 16], "batch": 2, "parallel": {"tiles": [4, 1]}})
-    plan = make_plan(config, trace(Forked(), [2, 3, 64, 16], training=True))
-    assert plan.ok, plan.findings
-    top, *inner, bottom = [likeness(plan, rank) for rank in range(4)]
-    assert inner[0] == inner[1]
-    assert inner[0] not in (top, bottom)
-    uneven = plan_of(tiles=[2, 1])  # 13 rows
-    assert likeness(uneven, 0) != likeness(uneven, 1)
-    stages = plan_of(stages=3)
-    assert len({likeness(stages, rank) for rank in range(3)}) == 3
-
-
-def test_large_grid_is_stood_for_by_its_largest_tile():
-    config = from_dict({"image": [64, 64], "batch": 2, "parallel": {"tiles": [5, 5]}})
-    plan = make_plan(config, trace(Forked(), [2, 3, 64, 64], training=True))
-    assert plan.ok, plan.findings
-    [rank] = set(representatives(plan))
-    row, column = divmod(rank, 5)
-    assert 0 < row < 4  # it borrows on all sides
-    assert 0 < column < 4
 
 
 def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):

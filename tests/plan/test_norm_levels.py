@@ -48,27 +48,6 @@ def messages(graph: Graph) -> tuple[Graph, list[list[str]]]:
     return graph, [op.readers or [op.node] for op in stage.comm if op.kind == "norm"]
 
 
-@pytest.mark.parametrize(
-    ("model", "alone", "joint"),
-    [
-        ({"name": "amoebanet", "layers": 6, "filters": 16}, 119, 51),
-        ({"name": "inception_bn"}, 69, 33),
-    ],
-)
-def test_norms_of_branches_share_messages(model, alone, joint):
-    keys = {"model": {"classes": 4, **model}, "image": [64, 64], "parallel": {"tiles": [2, 1]}}
-    one, other = (plan_of(config_of(comm={"joint_norms": on}, **keys)) for on in (False, True))
-    assert other.ok, other.findings
-    assert gathers(one) == {False: alone, True: alone}
-    assert gathers(other) == {False: joint, True: joint}
-    assert sorted(node.name for node in one.graph.nodes) == sorted(
-        node.name for node in other.graph.nodes
-    )
-    kinds = [plan.totals["by_kind"] for plan in (one, other)]
-    assert kinds[0]["norm"]["bytes"] == kinds[1]["norm"]["bytes"]
-    assert kinds[0]["halo"]["bytes"] == kinds[1]["halo"]["bytes"]
-
-
 def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
     plan = plan_of(config_of(model=BRANCHES, parallel={"tiles": [2, 1]}))
     groups = [op.readers or [op.node] for op in plan.stages[0].comm if op.kind == "norm"]

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from hires.plan.graph import INPUT
 from hires.plan.partition import (
     SLACK,
-    cheapest_cuts,
-    crossing_elements,
-    cut_segments,
     layer_starts,
     partition,
 )
-from hires.plan.plan import Stage
 from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.stage_cuts import cut_of_least
@@ -60,42 +56,6 @@ def test_only_floating_point_tensors_may_cross_a_cut(crossing):
     assert names(graph, layer_starts(graph)) == ["conv1", "odd", "conv3"]
 
 
-def test_layer_begins_where_the_fewest_numbers_cross():
-    # Blocks that begin with norm and ReLU sent both the block's input and what ReLU made of it.
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], [1, 5]),
-        node("relu", "relu", ["conv1"], [1, 5]),
-        node("conv2", "conv2d", ["relu"], [1, 5]),
-        node("sum", "add", ["conv1", "conv2"], [1, 5]),
-        node("last", "conv2d", ["sum"], [1, 5]),
-    )
-    assert names(graph, layer_starts(graph)) == ["conv1", "relu", "last"]
-
-
-def test_few_large_tensors_cross_rather_than_many_small_ones():
-    # A cut inside a cell of AmoebaNet sent five tensors where one between cells sends two.
-    small = [node(f"small{k}", "relu", ["conv1"], [1, 100]) for k in range(4)]
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], [1, 500]),
-        *small,
-        node("join", "cat", [f"small{k}" for k in range(4)], [1, 400]),
-        node("conv2", "conv2d", ["join"], [1, 100]),
-    )
-    assert names(graph, layer_starts(graph)) == ["conv1", "conv2"]
-    graph.nodes[5].shape = [1, 700]
-    assert names(graph, layer_starts(graph)) == ["conv1", "small0"]
-
-
-def test_tiled_stage_gets_as_many_times_the_work_as_it_has_ranks():
-    assert partition(chain([(10, 1)] * 10), [4, 1], None) == [0, 8, 10]
-
-
-def test_cut_moves_within_the_slack_to_where_less_crosses():
-    # 100 | 100 is even, 104 | 96 sends a hundredth; 110 | 90 would send nothing but is too uneven.
-    graph = chain([(96, 9), (4, 500), (4, 5), (6, 1), (90, 9)])
-    assert partition(graph, [1] * 2, None) == [0, 3, 5]
-
-
 def test_one_layer_that_outweighs_all_others_still_leaves_some_for_every_stage():
     # The search went on from stages that already held every layer, and read beyond the list.
     assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
@@ -125,53 +85,6 @@ def test_partition_is_the_best_of_all(costs, data):
     assert len(set(chosen)) == num_stages + 1
     assert largest(chosen) <= limit
     assert crossing(chosen) == best
-
-
-class Counted(list):
-    """Counts how often it is read."""
-
-    num_read = 0
-
-    def __getitem__(self, index):
-        self.num_read += 1
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize(("layers", "stages"), [(156, 8), (400, 32)])
-def test_deep_network_is_cut_in_few_steps(layers, stages):
-    # The size of ResNet-152, and a larger one; the first search was cubic.
-    flops = [1000 + index * 7919 % 501 for index in range(layers)]
-    total = Counted([0, *itertools.accumulate(flops)])
-    assert len(cheapest_cuts(total, [1] * layers, [1] * stages)) == stages
-    # A stage has about layers / stages layers, and begins or ends at any of them.
-    assert total.num_read < 10 * layers * layers
-
-
-def stage_of(graph) -> Stage:
-    """Returns a stage that holds the whole network."""
-    stage = Stage(0, 0, len(graph.nodes), [1, 1], 0)
-    stage.layout = {"input": "whole", **{n.name: "whole" for n in graph.nodes}}
-    return stage
-
-
-def test_sixteen_equal_layers_are_cut_about_every_square_root():
-    graph = chain([(1, 100)] * 16)
-    bounds = cut_segments(graph, stage_of(graph), in_flight=1)
-    lengths = [b - a for a, b in itertools.pairwise(bounds)]
-    assert sum(lengths) == 16
-    kept, largest = 100 * (len(lengths) - 1), 100 * max(lengths)
-    assert kept + largest <= 100 * (3 + 4)  # 4 segments of 4
-
-
-def test_skip_counts_wherever_it_crosses():
-    graph = graph_of(
-        node("a", "conv2d", ["input"], [1, 1, 2, 2]),
-        node("b", "conv2d", ["a"], [1, 1, 2, 2]),
-        node("c", "conv2d", ["b"], [1, 1, 2, 2]),
-        node("d", "add", ["a", "c"], [1, 1, 2, 2]),
-    )
-    # Before a: the image of 64 numbers; before b: a; before c: a and b; before d: a and c.
-    assert [*crossing_elements(graph, stage_of(graph)).values()][:4] == [64, 4, 8, 8]
 
 
 @pytest.mark.parametrize("checkpoint", ["stage", "block"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from hires.core.config.quant_config import STATIC
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model, materialise
@@ -20,12 +19,10 @@ from hires.parallel.reductions import REDUCTIONS
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.activations import FUNCTIONS, clamp, function_of, unfused
 from hires.plan.passes.int8_arithmetic import inputs_that_count, sum_before, table_of
-from hires.plan.passes.int8_roundings import Roundings, int8_operators
 from hires.plan.passes.quantise import RULES, Quantiser
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.quant.affine import Affine, affine_of
-from tests.helpers.joined_nets import joined
 from tests.helpers.layouts import config_of
 from tests.helpers.quantised_nets import QuantisedNet
 
@@ -207,14 +204,6 @@ def test_inputs_beyond_the_range_have_the_number_of_its_end(activation, ends):
             assert abs(to.quantized(function(times * real)) - number) <= most, (real, times)
 
 
-def test_the_range_of_inputs_is_no_larger_than_needed():
-    source = inputs_that_count(FUNCTIONS["hardswish"], affine_of(-0.375, 6.0))
-    assert -3.0 <= source.real(0) < -2.9
-    assert 5.9 < source.real(255) < 6.05
-    source = inputs_that_count(FUNCTIONS["sigmoid"], affine_of(0.0, 1.0))
-    assert 6.0 < source.real(255) < 6.5  # 1 - sigmoid(6.2) is half a step
-
-
 def test_clamps_need_no_table():
     affine = affine_of(-1.0, 4.0)
     assert sum_before(["relu"], affine) == (affine, {"low": affine.zero_point, "high": 255}, None)
@@ -226,33 +215,6 @@ def test_clamps_need_no_table():
             args = {"self": {"value": "x"}, **dict(zip(keys, ends, strict=True))}
             assert clamp(Node("y", f"{kind}.default", args, [1], "float32")) == wanted
     assert (affine.quantized(-math.inf), affine.quantized(math.inf)) == (0, 255)
-
-
-@pytest.fixture(scope="module")
-def net():
-    return QuantisedNet(joined(), torch.rand(2, 3, 6, 5))
-
-
-def test_a_join_is_an_operator_in_integers(net):
-    """It keeps its own kind, and was none."""
-    assert [*int8_operators(net.graph)] == ["large", "small", "cat", "head", "mean"]
-
-
-@pytest.mark.parametrize(
-    ("kept", "values"),
-    [
-        ([], "input large small cat head mean"),
-        (["cat"], "input cat head mean"),  # the layers' sums are real numbers, head rounds cat
-        (["cat", "head"], "input"),  # a mean follows its input
-        (["large", "small"], "cat head mean"),
-    ],
-)
-def test_a_value_is_rounded_that_an_operator_in_integers_makes_or_reads(net, kept, values):
-    roundings = Roundings(net.float_graph, net.affines, {}, "int8", STATIC)
-    assert {*roundings.keeping(dict.fromkeys(kept, "by name")).values} == {*values.split()}
-    alone = roundings.alone(net.float_graph.by_name["cat"])
-    assert {*alone.values} == {"large", "small", "cat"}
-    assert alone.layers == frozenset()
 
 
 class Skip(nn.Module):

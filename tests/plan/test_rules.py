@@ -1,4 +1,4 @@
-"""Which operations tiles can compute; the others are named, never computed wrongly."""
+"""Which operations tiles can compute, and the rows that interpolation reads; others are named."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import PlanError
-from hires.plan.plan import Stage
+from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.rules import rule_in, window_axes_of
-from hires.plan.tiling import need_of, own_rect
-from tests.helpers.tiny_nets import Forward, Net, lay_out, tiled, traced
+from hires.plan.tiling import Axis, need_of, own_rect
+from tests.helpers.tiny_nets import Forward, Net, tiled, traced
 
 
 def rules(forward: Forward, training: bool = True, **parts: Any) -> list[tuple[str, str, Any]]:
@@ -30,12 +30,6 @@ def rules(forward: Forward, training: bool = True, **parts: Any) -> list[tuple[s
         assert rule.result == stage.layout[node.name]
         found.append((node.kind, rule.kind, rule.axes))
     return found
-
-
-@pytest.mark.parametrize("drop", [nn.Dropout(), nn.Dropout2d(), nn.AlphaDropout()])
-def test_dropout_in_evaluation_is_no_obstacle(drop):
-    # Dropout2d is feature_dropout in ATen, which had no rule even where it does nothing.
-    assert [kind for _, kind, _ in rules(lambda n, x: n.drop(x), False, drop=drop)] == ["pointwise"]
 
 
 def write_to_channels(n: Any, x: Tensor) -> Tensor:
@@ -163,56 +157,6 @@ def test_random_numbers_behind_the_global_pool_are_drawn_by_all_tiles_alike(kind
     assert {"tiled": 0, "whole": 1}[stage.layout[[*stage.layout][-1]]]
 
 
-def test_whole_value_is_cropped_where_it_is_concatenated_to_tiles():
-    forward = lambda n, x: torch.cat([F.avg_pool2d(x, 9), x.mean((2, 3), keepdim=True)], 1)  # noqa: E731
-    stage, findings = tiled(traced(forward, shape=(2, 4, 9, 9)))
-    assert not findings
-    assert stage.layout["mean.crop0"] == stage.layout["cat"] == "tiled"
-
-
-def deep(n: Any, x: torch.Tensor) -> torch.Tensor:
-    for step in (n.a, n.turn1, n.b, n.turn2, n.c):
-        x = step(x)
-    return n.fc(x.flatten(1))
-
-
-class Upside(nn.Module):
-    """Turns maps upside down."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flip(2)
-
-
-DEEP = {
-    **{name: nn.Conv2d(4, 4, 3, padding=1) for name in "abc"},
-    **{name: Upside() for name in ("turn1", "turn2")},
-    "fc": nn.Linear(4 * 72, 3),
-}
-
-
-def test_one_finding_names_the_first_of_each_kind_and_one_remedy():
-    graph = traced(deep, **DEEP)
-    _, [finding] = tiled(graph)
-    assert finding.text == (
-        "tiles cannot divide turn1 (flip: reads the order of the pixels) and 1 more of its kind, "
-        "fc (linear: multiplies along rows or columns); turn1 belongs to the first layer, so this "
-        "network cannot begin with tiles; use parallel.gather=auto"
-    )
-
-
-def test_finding_in_a_later_stage_names_the_join_before_it():
-    graph = traced(deep, **DEEP | {"turn1": nn.Identity(), "turn2": nn.Identity()})
-    first = graph.position["c"]
-    one = Stage(0, 0, first, [2, 1], 0)
-    two = Stage(1, first, len(graph.nodes), [2, 1], 2, first_layer="c")
-    finding = lay_out(graph, [one, two])[-1]
-    assert finding.key == "parallel.spatial_stages"
-    assert finding.text == (
-        "tiles cannot divide fc (linear: multiplies along rows or columns); "
-        "parallel.spatial_stages=1 joins the tiles before stage 1 (it begins at c)"
-    )
-
-
 def test_rule_that_fails_names_the_node_and_the_cause():
     # It ended in an IndexError of the planner's own, without the operator.
     graph = traced(lambda n, x: x.permute(0, 2, 3, 1).relu())
@@ -226,3 +170,88 @@ def test_rule_that_makes_another_shape_than_torch_is_not_used():
     graph.nodes[0].args["dims"] = [0, 3, 2, 1]
     _, findings = tiled(graph)
     assert any("permute" in finding.text for finding in findings)
+
+
+OPERATORS = {
+    "nearest": "upsample_nearest2d",
+    "nearest-exact": "_upsample_nearest_exact2d",
+    "bilinear": "upsample_bilinear2d",
+    "bicubic": "upsample_bicubic2d",
+}
+
+
+LENGTHS = (1, 2, 3, 5, 7, 8, 13, 40)
+
+
+TARGETS = (1, 2, 3, 4, 6, 10, 14, 16, 27, 41, 47, 80)
+
+
+FACTORS = (0.3, 0.5, 2 / 3, 0.9, 1.0, 1.1, 1.5, 2.0, 2.3, 3.0)
+
+
+def column(length: int, order: torch.memory_format) -> Tensor:
+    """Rows that hold their own index; PyTorch has a kernel for either memory order."""
+    rows = torch.arange(length, dtype=torch.float64).view(1, 1, -1, 1)
+    return rows.expand(1, 8, length, 2).contiguous(memory_format=order)
+
+
+def axis_of(length: int, **how: Any) -> Axis:
+    """The rows' axis of an interpolation, its node written by hand as torch.export writes it."""
+    size_out = F.interpolate(column(length, torch.contiguous_format), **how).shape[2]
+    args = {
+        "input": {"value": INPUT},
+        "align_corners": how.get("align_corners"),
+        "scale_factors": None if how.get("recompute_scale_factor") else how.get("scale_factor"),
+    }
+    smooth = "_" + OPERATORS[how["mode"]] + "_aa" if how.get("antialias") else None
+    node = Node(
+        "up", f"{smooth or OPERATORS[how['mode']]}.vec", args, [1, 8, size_out, 2], "float64"
+    )
+    graph = Graph([node], "up", [1, 8, length, 2])
+    axes = window_axes_of(node, graph)
+    assert axes is not None
+    return axes[0]
+
+
+def check_rows(length: int, **how: Any) -> None:
+    """Compares what a row of the result is made of with PyTorch's own result."""
+    axis = axis_of(length, **how)
+    made = [sum(row * part for row, part in axis.taps(out)) for out in range(axis.size_out)]
+    for order in (torch.channels_last, torch.contiguous_format):
+        expected = F.interpolate(column(length, order), **how)
+        assert made == pytest.approx(expected[0, 0, :, 0].tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", OPERATORS)
+def test_nodes_written_by_hand_are_as_torch_exports_them(mode):
+    how: dict[str, Any] = {"scale_factor": (2.3, 1.0), "mode": mode}
+    [node] = traced(lambda n, x: F.interpolate(x, **how), (1, 8, 7, 2)).nodes
+    assert node.op == f"{OPERATORS[mode]}.vec"
+    assert node.args["scale_factors"] == [2.3, 1.0]
+    axes = window_axes_of(node, Graph([node], node.name, [1, 8, 7, 2]))
+    assert axes is not None
+    assert axes[0] == axis_of(7, **how)
+
+
+# Nearest was computed in double precision, and without PyTorch's special cases: an image of 2 rows
+# enlarged by 1.1 keeps its rows, one enlarged to 41 takes row 0 for row 20, which lies halfway.
+@pytest.mark.parametrize("mode", [*OPERATORS])
+def test_sources_for_every_size_and_scale_factor(mode):
+    for length in LENGTHS:
+        for target in TARGETS:
+            check_rows(length, size=(target, 2), mode=mode)
+        for factor in FACTORS:
+            if int(length * factor) > 0:
+                check_rows(length, scale_factor=(factor, 1.0), mode=mode)
+                check_rows(
+                    length, scale_factor=(factor, 1.0), mode=mode, recompute_scale_factor=True
+                )
+
+
+@pytest.mark.parametrize("how", ["align_corners", "antialias"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_sources_with_aligned_corners_and_of_smooth_scaling(mode, how):
+    for length in LENGTHS:
+        for target in TARGETS if mode == "bilinear" or how == "antialias" else (19,):
+            check_rows(length, size=(target, 2), mode=mode, **{how: True})
+        check_rows(length, scale_factor=(2.3, 1.0), mode=mode, **{how: True})

@@ -6,32 +6,23 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from hires.core.config.run_config import from_dict
-from hires.core.ranks.timeline import (
-    COLLECTIVE,
-    FORWARD,
-    GRADIENTS,
-    HALO,
-    OPTIMISER,
-    WAIT,
-)
-from hires.plan.event import JOINT, POSTS
+from hires.core.ranks.timeline import COLLECTIVE, FORWARD, GRADIENTS, HALO, OPTIMISER, WAIT
+from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import events
-from hires.plan.simulation.costs import ActionCosts
+from hires.plan.routes import parse_route
+from hires.plan.simulation.costs import ADD_TOUCHES, ActionCosts, Device, Roofline
 from hires.plan.simulation.crowding import crowded_step_s
 from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
 from hires.plan.table_gains import MeasuredSeconds
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.graphs import chain
-from tests.helpers.simulated import equal_costs, unit_costs
-from tests.helpers.small_plans import LAYOUTS, plan_of
+from tests.helpers.simulated import equal_costs
+from tests.helpers.small_plans import config_of, forked
 from tests.helpers.tiny_nets import traced
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
@@ -145,24 +136,6 @@ def test_collectives_wait_for_the_last_member_and_gradients_for_all_replicas():
     assert found.waiting_s[0] == spent
 
 
-@given(
-    name=st.sampled_from(sorted(LAYOUTS)),
-    bandwidth=st.floats(1e2, 1e7),
-    faster=st.floats(1, 1e3),
-    latency=st.floats(0, 1),
-    per_node=st.integers(1, 4),
-)
-@settings(max_examples=60, deadline=None)
-def test_more_bandwidth_never_makes_a_step_slower(name, bandwidth, faster, latency, per_node):
-    plan = plan_of(**LAYOUTS[name])
-    slow = everywhere(Link(latency, bandwidth), ranks_per_node=per_node)
-    fast = everywhere(Link(latency, bandwidth * faster), ranks_per_node=per_node)
-    at_once = simulate(plan, unit_costs(plan)).step_s
-    took = simulate(plan, unit_costs(plan), fast).step_s
-    assert took <= simulate(plan, unit_costs(plan), slow).step_s * (1 + 1e-9)
-    assert took >= at_once * (1 - 1e-9)
-
-
 NETWORK = Network(near=Link(1.0, 10.0), far=Link(5.0, 2.0), ranks_per_node=2)
 
 
@@ -210,43 +183,39 @@ def test_each_moment_takes_as_much_longer_as_ranks_exceed_cores(cores, step_s):
     assert crowded_step_s(DRAWN, cores) == step_s
 
 
-def test_moments_count_apart():
-    #  ####....      two for 4 s, then one for 4 s: on one core 8 + 4
-    #  ########
-    assert crowded_step_s(simulation([(0, 4)], [(0, 8)]), 1) == 12
+def test_measured_route_takes_its_own_seconds():
+    points = ["send 2 2 cpu bytes 8 gloo:message 0.001"]
+    table = TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo", "points": points})
+    network = MeasuredNetwork(measured=MeasuredSeconds(table))
+    event = Event("send", 1, 0, (2,), "float32", route=parse_route("gloo:message"))
+    assert network.message_s(0, 1, 8, event) == (0.0, 0.001)
 
 
-def table_of(plan, seconds):
-    rows = {}
-    for rank in range(plan.world):
-        for event in events(plan, rank):
-            if event.kind in (*POSTS, *JOINT):
-                of_pair = event.kind in POSTS
-                joint = "all_gather" if event.kind == "collective" and event.part.node else ""
-                operation = "send" if of_pair else joint or "all_reduce"
-                kind = "float" if operation == "all_reduce" else "bytes"
-                for size in (1, 2**20):
-                    key = f"{operation} 2 2 cpu {kind} {size} {event.route}"
-                    rows[key] = f"{key} {seconds}"
-    values = {"format": 1, "rules": [], "default": "gloo", "points": [*rows.values()]}
-    return MeasuredSeconds(TuningTable.from_dict(values))
+BYTES_PER_S = 1e6
 
 
-@pytest.mark.parametrize("name", ["dp", "pp", "sp rows", "sp+gems"])
-def test_measured_latency_is_that_of_a_link(name):
-    plan = plan_of(**LAYOUTS[name])
-    costs = equal_costs(plan, 1.0, 2.0)
-    near = Link(latency_s=0.25)
-    measured = simulate(plan, costs, MeasuredNetwork(near, near, measured=table_of(plan, 0.25)))
-    if name == "pp":  # messages between two ranks alone
-        assert measured.step_s == simulate(plan, costs, Network(near, near)).step_s
-    slow = simulate(plan, costs, MeasuredNetwork(near, near, measured=table_of(plan, 0.5)))
-    assert slow.step_s > measured.step_s > simulate(plan, costs).step_s
+def add_s(plan: Plan, times: int) -> float:
+    """Returns what adding all gradients of the network takes so many times."""
+    numbers = sum(param.num_elements for param in plan.graph.params.values() if param.trainable)
+    return times * ADD_TOUCHES * 4 * numbers / BYTES_PER_S
 
 
-def test_route_that_was_not_measured_takes_the_link():
-    plan = plan_of(**LAYOUTS["sp+gems"])
-    costs, near = equal_costs(plan, 1.0, 2.0), Link(0.1, 1e6)
-    empty = MeasuredSeconds(TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo"}))
-    bare = simulate(plan, costs, Network(near, near))
-    assert simulate(plan, costs, MeasuredNetwork(near, near, measured=empty)) == bare
+def test_gradients_of_later_microbatches_are_added():
+    def planned(**parallel: Any) -> Plan:
+        pieces = parallel.get("microbatches", 1) * parallel.get("directions", 1)
+        plan = make_plan(config_of(batch=2 * pieces, **parallel), forked(2, True))
+        plan.require_ok()
+        return plan
+
+    def backward_s(plan: Plan) -> float:
+        costs = Roofline(plan, Device(1e12, BYTES_PER_S, 0.0))
+        actions = [action for action in plan.actions_of(0) if action[0] == "B"]
+        return sum(sum(costs.steps_s(0, action)) for action in actions)
+
+    one, four = planned(), planned(microbatches=4)
+    assert add_s(one, 1) > 0
+    assert backward_s(four) == pytest.approx(4 * backward_s(one) + add_s(one, 3))
+    # Each direction has gradients of its own; one microbatch adds nothing.
+    gems = {"stages": 2, "directions": 2, "schedule": "gems"}
+    two, four = planned(**gems), planned(microbatches=2, **gems)
+    assert backward_s(four) - 2 * backward_s(two) == pytest.approx(add_s(two, 1))

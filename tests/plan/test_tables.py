@@ -8,7 +8,7 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.plan.routes import Route, parse_route
-from hires.plan.table_gains import MeasuredSeconds, coarse, gain_of, verdict
+from hires.plan.table_gains import MeasuredSeconds, coarse
 from hires.plan.table_rules import Case
 from hires.plan.tuning_table import TuningTable
 
@@ -19,7 +19,6 @@ from hires.plan.tuning_table import TuningTable
         ("gloo", Route("gloo")),
         ("shm:mailbox", Route("shm", "mailbox")),
         ("mpi:segmented:4MiB", Route("mpi", "segmented", 4 * 2**20)),
-        ("mpi:two_step:1000", Route("mpi", "two_step", 1000)),
         ("gloo:segmented:96KiB", Route("gloo", "segmented", 96 * 1024)),
     ],
 )
@@ -34,11 +33,8 @@ def test_text_and_route(text, route):
         ("glo", "unknown backend 'glo'; did you mean gloo"),
         ("mpi:segmentd:4MiB", "unknown algorithm 'segmentd'; did you mean segmented"),
         ("mpi:segmented", "no segment size; write mpi:segmented:4MiB"),
-        ("mpi:segmented:4XB", "segment '4XB' is no size"),
         ("mpi:segmented:-1", "is no size"),
-        ("mpi:segmented:nan", "is no size"),
         ("mpi:mailbox:4MiB", "mailbox has no segments"),
-        ("mpi:segmented:4MiB:x", "has 4 parts"),
         ("", "unknown backend ''"),
     ],
 )
@@ -114,14 +110,9 @@ def test_digest_follows_rules_and_default_alone():
     ("rule", "error"),
     [
         ({"operation": "allreduce", "route": "gloo"}, "unknown operation 'allreduce'; did you"),
-        ({"operation": [], "route": "gloo"}, "empty list"),
         ({"bytes": "4KB..2KB", "route": "gloo"}, "holds nothing; write 4KiB..1MiB"),
-        ({"bytes": "..", "route": "gloo"}, "holds nothing"),
         ({"bytes": -5, "route": "gloo"}, "'-5' is no size"),
-        ({"bytes": float("nan"), "route": "gloo"}, "'nan' is no size"),
-        ({"bytes": "5 parsecs..", "route": "gloo"}, "'5 parsecs' is no size"),
         ({"ranks": "4KiB", "route": "gloo"}, "'4KiB' is no whole number"),
-        ({"ranks": True, "route": "gloo"}, "no whole number"),
         ({"ranks": 2.5, "route": "gloo"}, "no whole number"),
         (
             {"operation": ["reduce", "gather"], "bytes": "4KiB..", "route": "gloo"},
@@ -129,8 +120,6 @@ def test_digest_follows_rules_and_default_alone():
         ),
         ({"byte": 4, "route": "gloo"}, "unknown key 'byte'; did you mean bytes"),
         ({"bytes": 4}, "it has no route"),
-        ({"route": "glo"}, "unknown backend 'glo'"),
-        ({"route": 5}, "route 5 is no text"),
         ("gloo", "is no rule"),
     ],
 )
@@ -146,12 +135,9 @@ def test_rule_that_cannot_be_meant_is_named(rule, error):
         ({"rules": "gloo"}, "are no list"),
         ({"default": None}, "default: .* no text"),
         ({"rule": []}, "unknown key 'rule'"),
-        ({"made": 3}, "made 3"),
         ({"points": ["send 2 2 cpu bytes 8 gloo nan"]}, "point 1: .*positive"),
         ({"points": ["send 2 2 cpu bytes 8 gloo"]}, "is no point"),
-        ({"points": ["send 2 2 cpu bytes -8 gloo 1"]}, "positive"),
         ({"points": ["send 2 2 cpu bytes 8 glo 1"]}, "unknown backend"),
-        ({"points": ["send 2 2 cpu word 8 gloo 1"]}, "unknown dtype"),
     ],
 )
 def test_malformed_tables_are_refused(values, error):
@@ -204,15 +190,6 @@ def test_coarse_takes_the_backend_with_the_least_product_of_slowdowns():
     assert rule.num_bytes == (0, float("inf"))
 
 
-def test_gain_is_over_the_best_single_backend():
-    gain = gain_of(measured())
-    assert gain is not None
-    assert gain.backend == "mpi"
-    assert gain.seconds == pytest.approx(0.503e-3)
-    assert gain.alone_s == pytest.approx(1.003e-3)
-    assert verdict(measured()) == "mixing gains 49.9% over mpi alone, over all measured cases"
-
-
 def test_seconds_between_and_beyond_points():
     seconds = MeasuredSeconds(measured())
     case = Case("all_reduce", 2, 2, "cpu", "float", LARGE)
@@ -233,11 +210,3 @@ def measured(rules=None, points=POINTS):
         {"operation": "all_reduce", "bytes": "64KiB..", "route": "cma"},
     ]
     return table(rules, points=points)
-
-
-def test_table_that_gains_nothing_or_was_not_measured():
-    text = "mixing gains nothing here: gloo wins everywhere"
-    assert verdict(measured([{"operation": "send", "route": "gloo"}])) == text
-    assert gain_of(measured(points=[])) is None
-    assert verdict(measured(points=[])) == ""
-    assert coarse(measured(points=[])).rules[0].route == Route("mpi")  # 14 octaves each, by name

@@ -101,25 +101,6 @@ def sends_behind_waits(program):
     return [*program[:send], *program[send + 1 : wait + 1], program[send], *program[wait + 1 :]]
 
 
-@pytest.mark.parametrize("field", ["tag", "lane"])
-def test_two_messages_of_one_tag_or_lane_are_no_deadlock(field):
-    programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
-    doubled = [twice(program, field) for program in programs]
-    check(doubled, members)
-    assert not run_machine(doubled, members, RENDEZVOUS).problems
-
-
-def twice(program, same):
-    """Returns a program that sends every halo once more, under another lane or another tag."""
-    other = {"tag": {"lane": 77}, "lane": {"tag": 10**6}}[same]
-    kinds = ("send", "recv", "wait_send", "wait_recv")
-    return [
-        copy
-        for event in program
-        for copy in ([event, event._replace(call=0, **other)] if event.kind in kinds else [event])
-    ]
-
-
 def test_mailbox_and_message_are_no_pair():
     programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
     changed = [

@@ -1,27 +1,108 @@
-"""The first layout of a search is the best one, and the others are out for the reason told."""
+"""All layouts are listed, the best one comes first, and the others are out for the reason told."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from hires.core.errors import LateError, PlanError
-from hires.core.units import MIB
+from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
-from hires.plan.partition import layer_starts
 from hires.plan.planner import make_plan
-from hires.plan.search import no_layout
-from hires.plan.search.candidates import GivenKeys, orders, shapes
-from hires.plan.search.choice import Choice, NoRoomError
+from hires.plan.search.candidates import (
+    Candidate,
+    GivenKeys,
+    LayoutShape,
+    candidate_of,
+    nearest_counts,
+    orders,
+    shapes,
+    variants,
+)
+from hires.plan.search.choice import NoRoomError
 from hires.plan.search.choose import FUSING, LEAST_S, PLANNING, Chooser
+from hires.plan.search.estimate import Estimator
 from hires.plan.search.memory_rehearsal import MOST_FAILURES
-from hires.plan.simulation.costs import Device
 from hires.plan.simulation.simulate import Link, Network
 from tests.helpers.searches import LONG_S, MACHINE, SHORT_S, chooser, graph_of, limited
-from tests.helpers.small_plans import config_of
+from tests.helpers.small_plans import config_of, forked
+
+LAYERS = 6
+
+
+def config(batch=8, image=(16, 16), **parallel):
+    return dataclasses.replace(config_of(batch=batch, **parallel), image=[*image])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
+    base, seen = config(batch=24), set()
+    for shape in shapes(base, ranks, LAYERS):
+        for order in orders(base, shape):
+            for one in variants(base, order):
+                assert one not in seen
+                assert candidate_of(one.change.keys) == one
+                seen.add(one)
+                changed = one.change.apply(base)
+                assert changed is not None, one
+                assert changed.parallel.num_ranks == ranks
+                assert check_numbers(changed) == []
+    assert seen
+
+
+def test_ranks_that_no_layout_has_and_those_next_to_them():
+    small = config(batch=2, image=(3, 3))
+    assert not [*shapes(small, 13, 1)]
+    assert nearest_counts(small, 13, 1, 64) == [12, 18]
+
+
+NO_TIME = Link()
+
+
+TILES = LayoutShape(1, 1, 1, (4, 1), 1, 1)
+
+
+SHARDS = LayoutShape(1, 1, 0, (1, 1), 4, 1)
+
+
+REPLICAS = LayoutShape(4, 1, 0, (1, 1), 1, 1)
+
+
+def estimator(network=Network(NO_TIME, NO_TIME), cores=math.inf):  # noqa: B008, it is frozen
+    config = config_of(batch=8)
+    return Estimator(config, forked(8, True), lambda node, share, back: share, network, 1e12, cores)
+
+
+@pytest.mark.parametrize("shape", [TILES, SHARDS, REPLICAS], ids=["tiles", "shards", "replicas"])
+def test_ranks_that_share_cores_take_longer(shape):
+    candidate = Candidate(shape)
+    alone_s = estimator(cores=4).estimate(candidate).step_s
+    assert estimator(cores=2).estimate(candidate).step_s == pytest.approx(2 * alone_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [2, 6])
+def test_shapes_are_all_there_are(ranks):
+    base, numbers = config(batch=72, image=(16, 20)), range(1, ranks + 1)
+    every = set()
+    for replicas, stages, spatial, shards, rows, cols in itertools.product(
+        numbers, numbers, range(ranks + 1), numbers, numbers, numbers
+    ):
+        tiled = rows * cols > 1
+        if spatial > stages or stages > LAYERS or tiled != (spatial > 0):
+            continue
+        if shards > 1 and stages == max(1, spatial):
+            continue  # shards of one stage are replicas
+        if replicas * (spatial * rows * cols + (stages - spatial) * shards) == ranks:
+            every.add((replicas, stages, spatial, (rows, cols), shards))
+    listed = {
+        (s.replicas, s.stages, s.spatial_stages, s.grid, s.local_dp)
+        for s in shapes(base, ranks, LAYERS)
+    }
+    assert listed == every
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +156,6 @@ def test_machine_decides_what_limits():
     assert crowded.best.time.step_s > 1.5 * alone.best.time.step_s
 
 
-@pytest.mark.parametrize(
-    ("layout", "slower"),
-    [({"tiles": [4, 1]}, 2.0), ({"tiles": [2, 1], "stages": 2, "spatial_stages": 2}, 1.0)],
-    ids=["at once", "in turns"],
-)
-def test_ranks_that_share_cores_copy_their_messages_in_turns(layout, slower):
-    plan = make_plan(config_of(**layout), graph_of(config_of().batch))
-    quick = dataclasses.replace(MACHINE, device=Device(1e18, 1e18, 1e-12))
-    shared = dataclasses.replace(quick, cores=2)
-    alone_s = quick.step_time(plan).step_s
-    assert alone_s > 0
-    assert shared.step_time(plan).step_s == pytest.approx(slower * alone_s, rel=0.01)
-
-
 def test_layout_that_needs_too_much_by_its_rehearsal_is_out():
     def peak(config):
         return 1 if config.parallel.stages > 1 else 100
@@ -104,18 +171,6 @@ def test_layout_that_needs_too_much_by_its_rehearsal_is_out():
 def test_layouts_that_cannot_fit_by_their_estimates_are_not_planned():
     with pytest.raises(PlanError, match=r"ranks=2 fits memory.limit=1KiB: .* at the least; up to"):
         chooser(limited("1KiB")).choose(2)
-
-
-def test_more_ranks_that_would_do_are_named():
-    estimates = [chooser(config_of()).choose(n).least_bytes for n in (1, 2)]
-    assert estimates[1] < estimates[0]
-    limit = f"{int(0.97 * estimates[0])}B"
-
-    def peak(config):
-        return estimates[0] / MIB if config.parallel.num_ranks == 1 else 0.001
-
-    with pytest.raises(PlanError, match=r"ranks=\d would do, by the estimate"):
-        chooser(limited(limit), peak).choose(1)
 
 
 def failing(error):
@@ -179,34 +234,6 @@ def test_every_key_that_is_given_stays(key, value):
         assert option.candidate.change.keys[key] == value, option.overrides
 
 
-def test_layouts_that_fit_by_the_corrected_estimates_are_next_where_none_fits():
-    def peak(config):
-        return 1 if config.memory.checkpoint != "none" else 1000
-
-    # Estimates are far below: at first only layouts that compute nothing again are planned.
-    choice = chooser(limited("500MiB"), peak).choose(2)
-    assert choice.best.config.memory.checkpoint != "none"
-    assert choice.out
-
-
-def test_layouts_that_make_no_plan_are_tried_once(monkeypatch):
-    def impossible(config, graph):
-        if config.parallel.tiles != [1, 1]:
-            raise PlanError("a test refuses tiles; use one")
-        return make_plan(config, graph)
-
-    monkeypatch.setattr("hires.plan.search.trials.make_plan", impossible)
-    # Nothing fits, so that there are several rounds.
-    with pytest.raises(PlanError, match=r"fits memory\.limit=2MiB"):
-        chooser(limited("2MiB"), lambda config: 100).choose(2)
-    choice = chooser(config_of()).choose(2)
-    layers = len(layer_starts(graph_of(8)))
-    tiled = [shape for shape in shapes(config_of(), 2, layers) if shape.spatial_stages]
-    each = sum(1 for shape in tiled for _ in orders(config_of(), shape))
-    assert 0 < choice.reasons["a test refuses tiles"] <= each
-    assert choice.left == choice.considered - choice.planned - choice.reasons.total()
-
-
 @pytest.fixture
 def now(monkeypatch):
     """The time, which stands still unless a test moves it."""
@@ -241,10 +268,3 @@ def test_search_without_time_still_answers():
 
 
 MANY = 2**30
-
-
-def test_whole_errors_say_why_no_layout_makes_a_plan():
-    choice = Choice(2, "images_per_s", "")
-    choice.reasons.update({"nccl needs a GPU for each rank": 3, "odd": 1})
-    text = no_layout.no_plan(choice, {"nccl needs a GPU for each rank": "nccl needs one; use gloo"})
-    assert text == "no layout of ranks=2 is possible: nccl needs one; use gloo; odd"

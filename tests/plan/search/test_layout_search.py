@@ -72,29 +72,6 @@ def test_smallest_number_of_stages_that_fits_is_found_far_away():
     assert stages == [3, 4, 8, 6, 5]
 
 
-def test_changes_that_keep_the_ranks_come_before_those_that_add_few():
-    found, _, _ = search(
-        config_of(stages=4, tiles=[2, 1]), LIMITED, lambda p: 99 if p.stages > 4 else 10**9
-    )
-    assert found == ["parallel.stages=5 (99 B)"]
-    found, _, _ = search(config_of(), LIMITED, lambda p: 10**9 if p.num_ranks == 1 else 99)
-    assert found == ["parallel.stages=2 (99 B)", "parallel.tiles=[2,1] (99 B)"]
-    found, _, _ = search(config_of(stages=2, tiles=[4, 4]), LIMITED, lambda p: 99)
-    assert found[0] == "parallel.microbatches=2 (99 B)"
-    assert found[1] == "optimizer.shard=true (99 B)"
-    assert found[4] == "parallel.stages=3 (99 B)"
-
-
-def test_vain_search_says_exactly_what_was_tried():
-    config = from_dict({"batch": 1, "task": {"name": "infer"}, "launcher": {"max_ranks": 4}})
-    found, summary, _ = search(config, LIMITED, lambda p: 800 * MIB // p.stages)
-    assert found == []
-    assert summary == (
-        "tried: parallel.stages=2 (400.0 MiB), parallel.tiles=[2,1] (800.0 MiB), "
-        "parallel.stages=4 (200.0 MiB), parallel.tiles=[2,2] (800.0 MiB)"
-    )
-
-
 def test_machine_that_is_too_small_for_all_ranks_is_offered_fewer_of_them():
     room = Room(None, 10 * (LIBRARIES_BYTES + MIB))
     found, _, predictor = search(config_of(tiles=[8, 8]), room, lambda p: MIB)
