@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import pickle
 import random
 from collections import Counter, defaultdict
@@ -17,13 +16,13 @@ import pytest
 
 from hires.core.ranks import mailbox_limits
 from hires.plan import traffic
-from hires.plan.event import ALONE, BYTES, JOINT, POSTS, Event
+from hires.plan.event import ALONE, JOINT, POSTS, Event
 from hires.plan.groups import gradient_group, groups, tile_group
 from hires.plan.layout import held_by
 from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import AHEAD, JOINED, events, steps_of
+from hires.plan.program import AHEAD, JOINED, events
 from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.prove import creation, judged, run_machine
 from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, ROUTES, SEPARATE
@@ -81,10 +80,6 @@ def plans_of(name: str) -> Iterator[Plan]:
 
 def programs_of(plan: Plan) -> list[list[Event]]:
     return [[*events(plan, rank)] for rank in range(plan.world)]
-
-
-def num_bytes(event: Event) -> int:
-    return math.prod(event.shape) * BYTES[event.dtype]
 
 
 @layouts
@@ -283,20 +278,6 @@ def test_replicas_run_one_program_shifted_by_their_ranks(name):
         ]
 
 
-class SecondEach:
-    """Costs in which every node takes one second: seconds count the nodes that are done."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-
-    def steps_s(self, rank: int, action: str) -> list[float]:
-        stage = self.plan.stages[self.plan.slot_of(rank, self.plan.direction_of(action)).stage]
-        return [1.0] * len(steps_of(self.plan, stage, action[0] == "B"))
-
-    def optimiser_s(self, rank: int) -> float:
-        return 0.0
-
-
 @layouts
 def test_simulated_step_has_the_events_of_the_plan_and_the_length_of_its_schedule(name):
     for task in ("train", "infer"):
@@ -311,37 +292,6 @@ def test_simulated_step_has_the_events_of_the_plan_and_the_length_of_its_schedul
             assert [item.event for item in items if item.event] == [
                 e for e in events(plan, rank) if e.kind not in (*ALONE, "barrier")
             ]
-
-
-@layouts
-def test_simulated_node_is_computed_after_its_halos(name):
-    for overlap in ("off", "on"):
-        plan = plan_of(**LAYOUTS[name])
-        plan.halo_overlap = overlap
-        seen = 0
-        for rank in range(plan.ranks_per_replica):
-            done: dict[str, float] = defaultdict(float)
-            for item in timed_program(plan, rank, SecondEach(plan)):
-                if item.action and item.event is None:
-                    done[item.action] += item.seconds
-                elif item.event is not None and item.event.kind == "wait_recv":
-                    seen += check_halo(plan, rank, item.event, done)
-        assert (seen > 0) == ("tiles" in LAYOUTS[name])
-
-
-def check_halo(plan: Plan, rank: int, event: Event, done: dict[str, float]) -> bool:
-    """Checks how many nodes of a pass were computed when a halo has come forward, if it is one."""
-    if not event.part.node or event.part.back:
-        return False
-    action = event.part.action
-    stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
-    steps = [(step.node.name, step.back) for step in steps_of(plan, stage, action[0] == "B")]
-    op = stage.comm[event.part.number]
-    begun = done[action] - steps.index((op.node, False))
-    # The first reader computes at least its border afterwards; without overlap, all of it.
-    assert -1e-9 <= begun < (1 if plan.halo_overlap == "on" else 1e-9)
-    assert all(done[action] <= steps.index((reader, False)) for reader in op.readers[1:])
-    return True
 
 
 def test_random_layouts_have_the_same_properties():

@@ -58,6 +58,16 @@ def test_receives_are_posted_one_action_ahead_and_sends_are_waited_for_at_the_en
         "statistics",
         "optimise",
     ]
+    assert [line for line in lines(plan, 1) if " / " in line or "read" in line] == [
+        "recv mean_1 in F0 / 0",
+        "recv mean_1 in F1 / 0",
+        "wait_recv mean_1 in F0 / 0",
+        "read F0",  # the targets
+        "wait_recv mean_1 in F1 / 0",
+        "read F1",
+        "send the gradient of mean_1 in B0 / 0",
+        "send the gradient of mean_1 in B1 / 0",
+    ]
 
 
 def test_tiles_exchange_halos_statistics_and_gradients_in_order():

@@ -218,7 +218,7 @@ def test_memory_beside_the_gpus_is_looked_at_too(monkeypatch):
     ("key", "value"),
     [
         ("parallel.tiles", [1, 2]),
-        ("parallel.pairs", 2),
+        ("parallel.directions", 2),
         ("parallel.schedule", "1f1b"),
         ("parallel.balance", [1, 6]),
         ("parallel.halo.fuse", 2),
