@@ -251,11 +251,12 @@ def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
         return None
     if facts.sharding == "statistics":
         return _statistics(node, graph, divided)
-    # A whole operand is made from parameters: it must fit every sample alike.
+    # A whole operand is a parameter or made from some: it must fit every sample alike.
     whole = [graph.shape(name) for name in node.inputs if name not in divided]
     if facts.sharding == "pointwise":
         num_dims = len(node.shape or [])
-        alone = all(len(shape) < num_dims or shape[:1] == [1] for shape in whole)
+        operands = [*whole, *(graph.params[name].shape for name in node.params)]
+        alone = all(len(shape) < num_dims or shape[:1] == [1] for shape in operands)
         # A value with fewer dims is broadcast: its dim 0 is not the samples.
         alone = alone and all(len(graph.shape(name)) == num_dims for name in divided)
     elif facts.sharding == "dims":

@@ -1,8 +1,7 @@
-"""Where tiles gather a value, and where they crop it to tiles again."""
+"""Where tiles and shards gather a value, and where they crop it to tiles again."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.simulation.simulate import Link, Network, simulate
-from tests.helpers.simulated import equal_costs
 from tests.helpers.small_plans import IMAGE, config_of
 from tests.helpers.tiny_nets import Forward, traced
 
@@ -32,7 +28,7 @@ def ways(plan: Plan) -> list[str]:
     return [f"{node.name} {plan.stages[0].layout[node.name]}" for node in plan.nodes(0)]
 
 
-def said(plan: Plan) -> list[tuple[str, str, bool]]:
+def comm_of(plan: Plan) -> list[tuple[str, str, bool]]:
     return [(op.node, op.kind, op.back) for op in plan.stages[0].comm]
 
 
@@ -53,7 +49,7 @@ def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
         "last tiled",
     ]
     gather, crop, loss = plan.stages[0].comm
-    assert said(plan) == [
+    assert comm_of(plan) == [
         ("conv.gather0", "gather", False),
         ("flip.crop0", "crop", True),
         ("last", "loss", False),
@@ -62,15 +58,6 @@ def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
     assert gather.messages == [[1, 0, 7, 13, 0, 10], [0, 1, 0, 7, 0, 10]]
     assert crop.messages == [[0, 1, 7, 13, 0, 10], [1, 0, 0, 7, 0, 10]]
     assert loss.kind == "loss"
-
-
-def test_crop_says_nothing_where_no_gradient_comes_back():
-    forward = lambda n, x: n.conv(x.flip(2))  # noqa: E731
-    assert said(planned(forward, **CONV)) == [
-        ("input.gather0", "gather", False),
-        ("conv", "loss", False),
-    ]
-    assert said(planned(forward, "infer", **CONV)) == [("input.gather0", "gather", False)]
 
 
 def test_one_gather_serves_all_readers_and_the_tiles_stay():
@@ -106,62 +93,12 @@ def test_parameter_with_rows_or_columns_is_cropped(shape):
     assert [op.kind for op in plan.stages[0].comm] == ["loss"] if whole else ["crop", "loss"]
 
 
-def test_vector_is_no_row_of_columns_where_it_means_channels():
-    # As many channels as columns: the weight of a PReLU has no pixels.
-    plan = planned(lambda n, x: n.act(n.conv(x)), act=nn.PReLU(10), conv=nn.Conv2d(3, 10, 1))
-    assert ways(plan) == ["conv tiled", "act tiled"]
-
-
-def test_rows_are_expanded_to_the_columns_of_each_map_that_reads_them():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        x = n.conv(x)
-        return (x + n.rows).sum((2, 3)) + (F.avg_pool2d(x, (1, 2)) * n.rows).sum((2, 3))
-
-    plan = planned(forward, tiles=(2, 2), rows=nn.Parameter(torch.ones(1, 5, 13, 1)), **CONV)
-    crops = [node for node in plan.graph.nodes if node.kind == "crop_to_tile"]
-    assert [node.shape for node in crops] == [[1, 5, 13, 10], [1, 5, 13, 5]]
-
-
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_gradient_of_a_computed_weight_is_shared(kernel):
     weight = nn.Parameter(torch.ones(5, 3, kernel, kernel))
     plan = planned(lambda n, x: F.conv2d(x, n.raw / n.raw.norm()), raw=weight)
     assert plan.stages[0].layout["conv2d"] == "tiled"
-    assert ("conv2d", "share", True) in said(plan)
-
-
-def test_convolution_with_a_computed_weight_is_a_layer():
-    # It was none, so a network with weight norm could not be cut.
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(n.conv(x), n.raw / n.raw.norm())
-
-    raw = nn.Parameter(torch.ones(5, 5, 3, 3))
-    graph = traced(forward, (2, 3, *IMAGE), raw=raw, **CONV)
-    assert graph.by_name[graph.output].flops == 2 * 2 * 5 * 11 * 8 * 45
-    plan = make_plan(config_of("train", 2, stages=2), graph)
-    assert plan.ok, plan.findings
-
-
-def test_simulated_step_takes_time_for_gathers_and_crops():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.last(n.conv(x).flip(2))
-
-    plan = planned(forward, **CONV, last=nn.Conv2d(5, 5, 1))
-    costs = equal_costs(plan, 1.0, 2.0)
-    free, slow = (simulate(plan, costs, Network(Link(0.0, b), Link())) for b in (math.inf, 1e3))
-    moved = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
-    # Each of two tiles sends half of it, both at once.
-    assert slow.step_s - free.step_s > 0.9 * moved / 2 / 1e3
-
-
-def test_lists_of_whole_maps_are_cropped_one_by_one():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        upper, lower = n.conv(x).chunk(2, 2)
-        return n.last(upper[:, :, :6] + lower)
-
-    plan = planned(forward, **CONV, last=nn.Conv2d(5, 5, 1))
-    assert plan.stages[0].layout["chunk"] == "whole"
-    assert plan.stages[0].layout["last"] == "tiled"
+    assert ("conv2d", "share", True) in comm_of(plan)
 
 
 def test_indices_travel_in_their_own_type():
@@ -169,39 +106,6 @@ def test_indices_travel_in_their_own_type():
     [gather] = [op for op in plan.stages[0].comm if op.kind == "gather"]
     assert plan.dtype_of(gather.value) == "bool"
     assert plan.totals["by_kind"]["gather"]["bytes"] == 2 * 5 * 13 * 10
-
-
-def test_plan_of_a_network_without_conversions_holds_the_traced_graph():
-    graph = traced(lambda n, x: n.conv(x), (2, 3, *IMAGE), **CONV)
-    assert make_plan(config_of("train", 2, tiles=[2, 1]), graph).graph is graph
-
-
-def test_gather_can_be_forbidden():
-    graph = traced(lambda n, x: n.conv(x.flip(2)), (2, 3, *IMAGE), **CONV)
-    plan = make_plan(config_of("train", 2, tiles=[2, 1], gather="never"), graph)
-    [finding] = plan.findings
-    assert finding.text == (
-        "tiles cannot divide flip (flip: reads the order of the pixels); flip belongs to the first "
-        "layer, so this network cannot begin with tiles; use parallel.gather=auto"
-    )
-
-
-def test_note_names_what_is_computed_whole_its_price_and_the_cut_without():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        x = n.second(F.pad(n.conv(x), (1, 1, 1, 1), "reflect").flip(2))
-        return n.last(x.rot90(2, (2, 3)))
-
-    parts = {**CONV, "second": nn.Conv2d(5, 5, 3), "last": nn.Conv2d(5, 5, 1)}
-    plan = planned(forward, **parts)
-    [note] = [f for f in plan.findings if f.key == "parallel.gather"]
-    sent = sum(plan.totals["by_kind"][kind]["bytes"] for kind in ("gather", "crop"))
-    assert note.severity == "note"
-    assert (
-        "(flip: reads the order of the pixels) and 1 more for the same reason (rot90)" in note.text
-    )
-    assert f"A step sends {size(sent)} for that, a rank holds whole values of" in note.text
-    assert "stage 1 can begin at layer 1 (" in note.text
-    assert "use parallel.stages=2 parallel.balance=[1,2]" in note.text
 
 
 def test_shards_gather_samples_and_keep_their_own_at_once():
@@ -235,14 +139,18 @@ ACROSS: dict[str, Forward] = {
     "rms norm": lambda n, x: F.rms_norm(x, x.shape),
     "list of samples": lambda n, x: x[[1, 0, 2, 3]],
     "order of samples": lambda n, x: x.sort(0)[0],
+    "number of each sample": lambda n, x: x * n.each,
+    "computed number": lambda n, x: x * n.each.exp(),
     "multinomial": lambda n, x: x * torch.multinomial(x.detach().abs().mean((2, 3)), 1)[0],
 }
+
+
 APART: dict[str, Forward] = {
-    "roll": lambda n, x: x.roll((1, 2), (1, -1)),
-    "pad": lambda n, x: F.pad(x, (0, 1, 0, 0, 1, 0)),
+    "roll of channels": lambda n, x: x.roll((1, 2), (1, -1)),
+    "pad of a sample": lambda n, x: F.pad(x, (0, 1, 0, 0, 1, 0)),
     "slice": lambda n, x: x[:, :5, ::2],
     "bins": lambda n, x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True)[0],
-    "layer norm": lambda n, x: F.layer_norm(x, x.shape[1:]),
+    "layer norm of a sample": lambda n, x: F.layer_norm(x, x.shape[1:]),
     "two maps": lambda n, x: torch.max(x, x.flip(1)) - torch.min(x, 2 * x),
     "channels": lambda n, x: x * x[:, [2, 0]].gather(1, x.argmax(1, keepdim=True) % 2),
     "tiles of channels": lambda n, x: torch.tile(x, (1, 2, 1, 1)).repeat_interleave(2, 1),
@@ -251,17 +159,13 @@ APART: dict[str, Forward] = {
 
 
 def kinds_in_shards(forward: Forward) -> set[str]:
-    graph = traced(lambda n, x: forward(n, n.conv(x)), (4, 3, *IMAGE), **CONV)
+    each = nn.Parameter(torch.ones(4, 1, 1, 1))
+    graph = traced(lambda n, x: forward(n, n.conv(x)), (4, 3, *IMAGE), each=each, **CONV)
     plan = make_plan(config_of("train", 4, local_dp=2), graph)
     assert plan.ok, plan.findings
     return {node.kind for node in plan.graph.nodes}
 
 
-@pytest.mark.parametrize("name", ACROSS)
-def test_what_moves_or_mixes_samples_is_computed_whole_by_shards(name: str):
-    assert "gather_tiles" in kinds_in_shards(ACROSS[name])
-
-
-@pytest.mark.parametrize("name", APART)
-def test_shards_compute_what_leaves_the_samples_apart(name: str):
-    assert "gather_tiles" not in kinds_in_shards(APART[name])
+@pytest.mark.parametrize("name", [*ACROSS, *APART])
+def test_shards_gather_only_what_moves_or_mixes_samples(name: str):
+    assert ("gather_tiles" in kinds_in_shards((ACROSS | APART)[name])) == (name in ACROSS)

@@ -1,26 +1,111 @@
-"""A tile that follows the rules makes its part of what torch makes of the whole, for every node."""
+"""Tiles follow every reshape, and a tile that follows the rules makes its part of every node."""
 
 from __future__ import annotations
 
 import copy
+import math
+import random
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hires.parallel.compile_node import local_operator
-from hires.parallel.map_views import tile_of
+from hires.parallel.map_views import from_map, tile_of, to_map
 from hires.plan.factor_rules import Fit, Reading, fit_of, on_tile
-from hires.plan.factors import Dims, is_map, map_dims, map_shape, whole_dims
-from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.factors import (
+    COLUMNS,
+    ROWS,
+    Dims,
+    is_map,
+    local_shape,
+    map_dims,
+    map_shape,
+    regrouped,
+    shape_of,
+    whole_dims,
+)
+from hires.plan.graph import INPUT, Graph, Node, Rect
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.tiling import own_rects
 from tests.helpers.tiny_nets import Forward, Net, traced
 
+
+def rects(dims: Dims, grid: tuple[int, int]) -> list[Rect]:
+    """What each tile owns of a value's map."""
+    return own_rects(map_shape(dims)[2:], grid)
+
+
+def random_shape(total: int, choose: random.Random) -> list[int]:
+    """Sizes of a few dims that hold so many numbers."""
+    sizes = []
+    while total > 1 and len(sizes) < 5:
+        sizes.append(choose.choice([n for n in range(1, total + 1) if total % n == 0]))
+        total //= sizes[-1]
+    return [*sizes, total]
+
+
+def regroup(shape: list[int], choose: random.Random) -> list[int]:
+    """A new shape: dims are merged with the next ones and divided anew."""
+    sizes, left = [], list(shape)
+    while left:
+        count = choose.randint(1, len(left))
+        sizes += random_shape(math.prod(left[:count]), choose)
+        left = left[count:]
+    return sizes if len(sizes) <= 10 else [math.prod(shape)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    size=st.tuples(st.integers(2, 12), st.integers(2, 12)),
+    grid=st.sampled_from([(2, 1), (1, 2), (2, 2), (3, 2), (1, 4)]),
+    seed=st.integers(0, 2**30),
+)
+def test_any_chain_of_reshapes_and_permutations_keeps_pixels_in_their_tiles(size, grid, seed):
+    choose = random.Random(seed)
+    whole = torch.arange(2 * 6 * math.prod(size)).view(2, 6, *size)
+    dims: Dims = map_dims(whole.shape, grid)
+    tiles = [tile_of(whole, dims, rect) for rect in rects(dims, grid)]
+    for _ in range(6):
+        order = choose.sample(range(len(dims)), len(dims))
+        if choose.random() < 0.5:
+            whole, dims = whole.permute(order), tuple(dims[place] for place in order)
+            tiles = [tile.permute(order) for tile in tiles]
+        else:
+            shape = regroup(list(whole.shape), choose)
+            later = regrouped(dims, shape)
+            if later is None:
+                continue
+            whole, dims = whole.reshape(shape), later
+            both = zip(tiles, rects(dims, grid), strict=True)
+            tiles = [tile.reshape(local_shape(dims, rect)) for tile, rect in both]
+        assert shape_of(dims) == list(whole.shape)
+        everything = to_map(whole, dims, (0, map_shape(dims)[2], 0, map_shape(dims)[3]))
+        for tile, rect in zip(tiles, rects(dims, grid), strict=True):
+            assert torch.equal(tile, tile_of(whole, dims, rect))
+            part = to_map(tile, dims, rect)
+            assert torch.equal(part, everything[:, :, rect[0] : rect[1], rect[2] : rect[3]])
+            assert torch.equal(from_map(part, dims, rect), tile)
+
+
+R, C = ROWS, COLUMNS
+
+
+def test_windows_across_a_border_are_refused():
+    # 21 rows on 2 tiles: 11 and 10. A window of 7 rows would be cut.
+    grid = (2, 1)
+    assert regrouped(map_dims([1, 8, 21, 21], grid), [1, 8, 3, 7, 3, 7]) is None
+    assert regrouped(map_dims([1, 8, 21, 21], (1, 3)), [1, 8, 3, 7, 3, 7]) is not None
+
+
 ON_HOST = torch.device("cpu")
 """What of a slot's context these nodes use."""
+
+
 WAYS = ("window", "statistics", "global mean")  # of maps alone: they are tested elsewhere
 
 
@@ -171,6 +256,8 @@ def lists(n: Any, x: Tensor) -> Tensor:
 
 
 P = nn.Parameter
+
+
 CASES: dict[str, tuple[Forward, tuple[int, ...], dict[str, Any], set[str]]] = {
     "convnext": (
         convnext,
@@ -223,10 +310,11 @@ CASES: dict[str, tuple[Forward, tuple[int, ...], dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("grid", [(2, 2), (2, 1), (1, 2)])
-def test_every_node_is_made_in_parts(name, grid):
+def test_every_node_is_made_in_parts(name):
     forward, shape, parts, whole = CASES[name]
-    walked = walk(forward, shape, grid, **parts)
-    tiled = [node for node in walked.graph.nodes if not walked.dims.keys().isdisjoint(node.inputs)]
-    assert {node.kind for node in tiled if walked.fits[node.name] is None} <= whole
-    assert is_map(walked.dims[walked.graph.output])
+    for grid in ((2, 2), (2, 1), (1, 2)):
+        walked = walk(forward, shape, grid, **parts)
+        nodes, dims = walked.graph.nodes, walked.dims
+        tiled = [node for node in nodes if not dims.keys().isdisjoint(node.inputs)]
+        assert {node.kind for node in tiled if walked.fits[node.name] is None} <= whole
+        assert is_map(dims[walked.graph.output])

@@ -1,4 +1,4 @@
-"""Which pixels tiles borrow: each value's once, for all that read it."""
+"""Which pixels tiles borrow, when, and how many layers one exchange serves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hires.plan.graph import Graph
 from hires.plan.halos import companions
 from hires.plan.plan import CommOp, Stage
-from tests.helpers.tiny_nets import Forward, tiled, traced
+from tests.helpers.tiny_nets import Forward, lay_out, tiled, traced
 
 
 def staged(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> tuple[Graph, Stage]:
@@ -23,6 +23,10 @@ def halos(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> li
     """The exchanges of a network on images of 12x8."""
     stage, findings = tiled(traced(forward, (2, 4, 12, 8), **parts), tiles)
     assert not findings
+    return halos_of(stage)
+
+
+def halos_of(stage: Stage) -> list[CommOp]:
     return [op for op in stage.comm if op.kind == "halo"]
 
 
@@ -33,20 +37,12 @@ def conv(kernel: int, **how: Any) -> nn.Conv2d:
 def test_branches_of_one_value_borrow_its_pixels_once_with_the_widest_margin():
     def forward(n: Any, x: Tensor) -> Tensor:
         x = n.stem(x)
-        return n.narrow(x) + n.wide(x)
+        return n.first(x) + n.second(x)
 
-    [_, shared] = halos(forward, stem=conv(3), narrow=conv(3), wide=conv(5))
-    assert (shared.node, shared.readers, shared.back) == ("narrow", ["narrow", "wide"], True)
-    assert shared.messages == [[1, 0, 6, 8, 0, 8], [0, 1, 4, 6, 0, 8]]
-
-
-def test_reader_that_needs_no_other_tile_does_not_take_part():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        x = n.stem(x)
-        return n.point(x) + n.next(x) + F.avg_pool2d(x, 1)
-
-    [_, shared] = halos(forward, stem=conv(3), point=conv(1), next=conv(3))
-    assert shared.readers == ["next"]
+    for first, second in ((3, 5), (5, 3)):
+        [_, shared] = halos(forward, stem=conv(3), first=conv(first), second=conv(second))
+        assert (shared.node, shared.readers, shared.back) == ("first", ["first", "second"], True)
+        assert shared.messages == [[1, 0, 6, 8, 0, 8], [0, 1, 4, 6, 0, 8]]
 
 
 def test_reader_without_a_gradient_borrows_apart():
@@ -86,20 +82,63 @@ def test_halos_of_two_values_of_a_cell_set_out_together():
     assert (first, second.value) == ("halo of left for one", "right")
 
 
-def test_halo_of_a_value_that_is_not_there_yet_waits_for_it():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        return n.two(n.one(x))
+def fused(forward: Forward, fuse: int, **parts: Any) -> Stage:
+    """The stage of a network on images of 12x8 in two rows of tiles."""
+    graph = traced(forward, (2, 4, 12, 8), **parts)
+    stage = Stage(0, 0, len(graph.nodes), [2, 1], 0)
+    assert not lay_out(graph, [stage], fuse)
+    return stage
 
-    graph, stage = staged(forward, one=conv(3), two=conv(3))
-    assert companions(graph, stage) == {}
+
+def chain(n: Any, x: Tensor) -> Tensor:
+    return n.pool(n.d(n.c(F.relu(n.b(n.a(x))))))
 
 
-def test_halos_of_two_segments_set_out_one_by_one():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        x, y = n.left(x), n.right(x)
-        return n.one(x) + n.two(y)
+CHAIN = {**{name: conv(3) for name in "abcd"}, "pool": nn.AdaptiveAvgPool2d(1)}
 
-    parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
-    graph, stage = staged(forward, **parts)
-    stage.segments = [stage.first, graph.position["two"], stage.last]
-    assert companions(graph, stage) == {}
+
+def test_chain_exchanges_once_for_every_so_many_layers():
+    expected = {
+        1: [("a", 1), ("b", 1), ("c", 1), ("d", 1)],
+        2: [("a", 2), ("c", 2)],
+        3: [("a", 3), ("d", 1)],
+        4: [("a", 4)],
+    }
+    for fuse, exchanges in expected.items():
+        found = halos_of(fused(chain, fuse, **CHAIN))
+        # Tile 1 sends its first rows to tile 0.
+        rows = [next(m[3] - m[2] for m in op.messages if m[0] == 1) for op in found]
+        assert list(zip([op.node for op in found], rows, strict=True)) == exchanges
+
+
+def test_values_between_two_exchanges_are_held_as_wide_as_the_next_layers_need():
+    stage = fused(chain, 3, **CHAIN)
+    assert stage.extents == {
+        "a": [[0, 8, 0, 8], [4, 12, 0, 8]],
+        "b": [[0, 7, 0, 8], [5, 12, 0, 8]],
+        "relu": [[0, 7, 0, 8], [5, 12, 0, 8]],
+    }
+
+
+def residual(n: Any, x: Tensor) -> Tensor:
+    for first, second in ((n.a, n.b), (n.c, n.d)):
+        x = F.relu(x + second(F.relu(first(x))))
+    return n.pool(x)
+
+
+def test_both_branches_of_a_residual_block_start_from_the_pixels_of_one_exchange():
+    # Three layers would fit, but within a block two values are alive.
+    for fuse in (2, 3):
+        assert [op.node for op in halos_of(fused(residual, fuse, **CHAIN))] == ["a", "c"]
+    [whole] = halos_of(fused(residual, 4, **CHAIN))
+    assert whole.readers == ["a", "add"]
+
+
+def test_values_that_leave_the_stage_are_not_held_wider():
+    graph = traced(chain, (2, 4, 12, 8), **CHAIN)
+    cut = graph.position["c"]
+    stages = [Stage(0, 0, cut, [2, 1], 0), Stage(1, cut, len(graph.nodes), [2, 1], 2)]
+    assert not lay_out(graph, stages, 4)
+    assert [op.node for stage in stages for op in halos_of(stage)] == ["a", "c"]
+    assert set(stages[0].extents) == {"a"}
+    assert set(stages[1].extents) == {"c"}

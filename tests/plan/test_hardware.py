@@ -1,27 +1,22 @@
-"""Are device and backend chosen as the job's GPUs allow, and are mismatches named?"""
+"""Device and backend are chosen as the GPUs of the job allow, and mismatches are named."""
 
 from __future__ import annotations
 
 import pytest
 
-from hires.cli.compose.compose_config import compose
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import RunError
-from hires.core.ranks import compilers, gpus
+from hires.core.ranks import gpus
 from hires.core.ranks.gpus import Torch
-from hires.core.store.naming import run_name
-from hires.launcher.interface import launcher_of
 from hires.plan.hardware import (
     backend_of,
     check_hardware,
     device_of,
-    gpus_of_node,
     requested_gpus,
-    require_gpus,
 )
-from tests.helpers.small_plans import plan_of
 
 CPU_TORCH, CUDA_TORCH = Torch("2.13.0+cpu", None), Torch("2.13.0", "13.0")
+
+
 JOB = {"name": "slurm"}
 
 
@@ -54,72 +49,16 @@ def test_machine_with_gpus_and_a_torch_for_them_computes_there(monkeypatch):
     assert device_of(config()) == "cpu"
 
 
-def test_variable_shows_no_gpus_that_are_not_here_and_no_more_than_are_configured(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert device_of(config()) == "cpu"
-    monkeypatch.setattr(gpus, "device_files", lambda: 4)
-    assert device_of(config()) == "cuda"
-    assert device_of(config(cluster={"gpus": 0})) == "cpu"
-    assert gpus_of_node(config(cluster={"gpus": 1})) == 1
-    assert gpus_of_node(config(cluster={"gpus": 8})) == 4
-
-
-def test_options_without_a_library_and_variables_set_twice_are_told():
-    options = {"cuda_ipc": True, "nccl_debug": "INFO"}
-    mpi = {"backend": "mpi", "options": options}
-    site = {"environment": {"MV2_CUDA_IPC": "0", "MVP_CUDA_IPC": "1"}}
-    launcher = {"name": "mpirun", "mpi": "mvapich"}
-    texts = [
-        one.text
-        for one in check_hardware(config(2, "cpu", comm=mpi, launcher=launcher, cluster=site))
-    ]
-    assert [text for text in texts if "comm.options" in text] == [
-        "comm.options.nccl_debug is of nccl, and comm.backend=mpi sends through mvapich without "
-        "it; leave it out, or use another comm.backend or launcher.mpi",
-        "comm.options sets MV2_CUDA_IPC=1, and cluster.environment sets it to 0; leave one of the "
-        "two out",
-        "comm.options.cuda_ipc needs ranks that see each other's GPUs; set comm.visible=node",
-    ]
-    alone = config(2, "cpu", comm={"backend": "gloo", "options": {"cuda_ipc": False}})
-    [text] = [one.text for one in check_hardware(alone)]
-    assert text.startswith("comm.options.cuda_ipc is of openmpi, mpich, mvapich, nccl, and")
-
-
-def test_hosts_have_gpus_even_if_this_one_has_none(monkeypatch):
-    mpirun = {"name": "mpirun", "hosts": ["localhost"]}
-    known = config(2, "cuda", launcher=mpirun, cluster={"gpus": 2})
-    assert found(known) == []
-    [warning] = check_hardware(config(2, "cuda", launcher=mpirun))
-    assert warning.text.endswith("set cluster.gpus, as cluster.gpus=4")
-    assert len(launcher_of(known).rank_places(known, 2).ranks) == 2
-    here = config(2, "cuda", launcher={"name": "mpirun"})
-    with pytest.raises(RunError, match="shows no NVIDIA GPU"):
-        launcher_of(here).rank_places(here, 2)
-
-
-def test_gpus_of_a_cluster_decide_wherever_the_run_is_planned(monkeypatch):
-    monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
-    assert device_of(config(cluster={"gpus": 4}, launcher=JOB)) == "cuda"
-    assert device_of(config(cluster={"options": {"gres": "gpu:2"}}, launcher=JOB)) == "cuda"
-    assert device_of(config(cluster={"gpus": 0}, launcher=JOB)) == "cpu"
-    assert device_of(config(device="cpu", cluster={"gpus": 4}, launcher=JOB)) == "cpu"
-
-
 @pytest.mark.parametrize(
     ("options", "count"),
     [
         ({}, None),
-        ({"exclusive": True, "gres": "nvme:1"}, None),
-        ({"gres": "gpu"}, 1),
         ({"gres": "gpu:4"}, 4),
         ({"gres": "gpu:a100:4,nvme:1"}, 4),
         ({"gres": "gpu:a100_3g.20gb:2(S:0)"}, 2),
-        ({"gres": "gpu:a100:2,gpu:v100:1"}, 3),
         ({"tres-per-node": "gres/gpu:a100=3"}, 3),
-        ({"gpus-per-node": "a100:4"}, 4),
         ({"gpus": 8}, 4),
         ({"gpus-per-task": 1}, 2),
-        ({"gres": "gpu:0"}, 0),
     ],
 )
 def test_gpus_that_options_of_sbatch_request(options, count):
@@ -170,23 +109,13 @@ def test_job_whose_gpus_and_device_do_not_fit_is_named():
     assert "cluster.options.gres=gpu:4" in warning.text
 
 
-def test_gpus_by_task_are_refused_where_each_rank_is_an_srun():
-    by_task = {"gpus": 4, "options": {"gpus-per-task": 1}}
-    [error] = check_hardware(config(4, cluster=by_task, launcher=JOB))
-    assert error.severity == "error"
-    assert "cluster.options.gpus-per-node=4" in error.text
-    assert found(config(4, cluster=by_task, launcher=JOB | {"srun_mpi": "pmix"})) == []
-
-
 @pytest.mark.parametrize(
     ("launcher", "remedy"),
     [
         ({"name": "local"}, "use launcher=mpirun"),
-        ({"name": "torchrun"}, "use launcher=mpirun"),
         ({"name": "slurm"}, "set launcher.srun_mpi=pmix"),
         ({"name": "mpirun", "mpi": "srun"}, "set launcher.srun_mpi=pmix"),
         ({"name": "slurm", "srun_mpi": "pmix"}, None),
-        ({"name": "slurm", "mpi": "mpich"}, None),
         ({"name": "mpirun"}, None),
     ],
 )
@@ -195,67 +124,3 @@ def test_mpi_carries_messages_of_ranks_that_an_mpi_starts(launcher, remedy):
     texts = [one.text for one in check_hardware(chosen) if one.severity == "error"]
     assert len(texts) == (remedy is not None)
     assert all(remedy in text and "comm.backend=gloo" in text for text in texts)
-
-
-@pytest.mark.parametrize("backend", ["shm", "cma"])
-def test_memory_of_one_machine_carries_no_messages_of_several_nodes(backend):
-    several = {"name": "slurm", "nodes": 2, "srun_mpi": "pmix"}
-    chosen = config(device="cpu", launcher=several, comm={"backend": backend})
-    [finding] = [one for one in check_hardware(chosen) if one.severity == "error"]
-    assert f"comm.backend={backend} exchanges in the memory of one machine" in finding.text
-    assert finding.text.endswith("use comm.backend=gloo or mpi, or one node")
-
-
-def test_run_is_named_and_frozen_by_what_auto_means(monkeypatch):
-    words = ["parallel=dp", "parallel.replicas=2", "batch=8"]
-    before = compose(words)
-    assert (before.device, before.comm.backend) == ("cpu", "gloo")
-    assert run_name(before) == run_name(compose([*words, "device=cpu", "comm.backend=gloo"]))
-    monkeypatch.setattr(gpus, "device_files", lambda: 2)
-    after = compose(words)
-    assert (after.device, after.comm.backend) == ("cuda", "nccl")
-    assert run_name(after) != run_name(before)
-
-
-def test_plan_holds_what_was_chosen():
-    plan = plan_of(replicas=2)
-    assert (plan.device, plan.backend) == ("cpu", "gloo")
-
-
-def test_ranks_do_not_start_here_on_gpus_that_are_not_here(monkeypatch):
-    require_gpus(config(device="cpu"))
-    with pytest.raises(RunError, match=r"shows no NVIDIA GPU; use device=cpu, or start it where"):
-        launcher_of(config()).rank_places(config(device="cuda"), 1)
-    monkeypatch.setattr(gpus, "device_files", lambda: 1)
-    assert len(launcher_of(config()).rank_places(config(device="cuda"), 1).ranks) == 1
-    monkeypatch.setattr(gpus, "installed_torch", lambda: CPU_TORCH)
-    with pytest.raises(RunError, match=r"torch 2\.13\.0\+cpu is built for CPUs"):
-        require_gpus(config(device="cuda"))
-
-
-def test_missing_compiler_is_an_error_of_the_plan_where_ranks_start_here(monkeypatch):
-    compiled = {"engine": {"compile": "stage"}}
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    [error] = check_hardware(config(device="cpu", **compiled))
-    assert (error.severity, error.key) == ("error", "engine.compile")
-    assert "no-such-compiler" in error.text
-    assert error.text.endswith("or use engine.compile=off")
-    assert not found(config(device="cpu", launcher=JOB, **compiled))
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
-    chosen = config(device="cuda", cluster={"gpus": 1}, **compiled)
-    assert ("error", "engine.compile") not in found(chosen)  # prepared for another machine
-    monkeypatch.setattr(gpus, "device_files", lambda: 1)
-    assert ("error", "engine.compile") in found(chosen)
-
-
-def test_missing_library_of_engines_is_named_with_its_remedy(monkeypatch):
-    keys = {"engine": {"compile": "tensorrt"}, "task": {"name": "infer"}}
-    chosen = config(device="cuda", cluster={"gpus": 1}, **keys)
-    monkeypatch.setattr(gpus, "device_files", lambda: 1)
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
-    texts = [one.text for one in check_hardware(chosen) if one.key == "engine.compile"]
-    assert texts == [
-        "Torch-TensorRT is not installed; pip install 'hires[tensorrt]', or use engine.compile=off"
-    ]
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: name)
-    assert ("error", "engine.compile") not in found(chosen)

@@ -1,17 +1,30 @@
-"""What tiles say to each other, and what stages hand on."""
+"""Which ranks hold what, what tiles exchange, what stages hand on, and who is in which group."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.plan.plan import CommOp, Edge, Plan
+from hires.plan.groups import (
+    gradient_group,
+    groups,
+    held_stages,
+    num_holders,
+    num_tile_groups,
+    tile_group,
+)
+from hires.plan.layout import Box, edge_of, held_by
+from hires.plan.plan import Edge, Plan, Stage
 from hires.plan.planner import make_plan
 from hires.plan.program import edge_messages, halo_messages
+from hires.plan.rules import SHARDED, TILED, WHOLE
+from tests.helpers.graphs import graph_of, node
 from tests.helpers.small_plans import IMAGE, config_of, plan_of
 from tests.helpers.tiny_nets import Forward, traced
 
@@ -23,7 +36,7 @@ def planned(forward: Forward, parallel: dict[str, Any], **parts: Any) -> Plan:
     return plan
 
 
-def said(plan: Plan, stage: int = 0) -> list[tuple[str, str, int, bool]]:
+def comm_of(plan: Plan, stage: int = 0) -> list[tuple[str, str, int, bool]]:
     """(node, kind, elements, travels back) of a stage's communication."""
     return [(op.node, op.kind, op.elements, op.back) for op in plan.stages[stage].comm]
 
@@ -49,7 +62,7 @@ GATED = {
 
 
 def test_communication_of_a_stage_in_its_order():
-    assert said(planned(gated, {"tiles": [2, 1]}, **GATED)) == [
+    assert comm_of(planned(gated, {"tiles": [2, 1]}, **GATED)) == [
         ("conv", "halo", 0, False),  # of the images, which have no gradient
         ("norm", "norm", 2 * 4, True),
         ("mean", "reduce", 2 * 4, False),
@@ -57,14 +70,6 @@ def test_communication_of_a_stage_in_its_order():
         ("mul", "share", 2 * 4, True),
         ("mean_1", "reduce", 2 * 4, False),
     ]
-
-
-def test_halo_is_one_row_or_column_from_each_side():
-    [rows, cols] = (
-        planned(gated, {"tiles": tiles}, **GATED).stages[0].comm[0] for tiles in ([2, 1], [1, 2])
-    )
-    assert rows.messages == [[1, 0, 7, 8, 0, 10], [0, 1, 6, 7, 0, 10]]
-    assert cols.messages == [[1, 0, 0, 13, 5, 6], [0, 1, 0, 13, 4, 5]]
 
 
 def test_halo_gradients_take_the_way_back_of_the_halo():
@@ -75,20 +80,6 @@ def test_halo_gradients_take_the_way_back_of_the_halo():
         back_sends, back_receives = halo_messages(plan, rank, 0, op, back=True)
         assert [(m.peer, m.rect) for m in back_sends] == [(m.peer, m.rect) for m in receives]
         assert [(m.peer, m.rect) for m in back_receives] == [(m.peer, m.rect) for m in sends]
-
-
-def test_one_tile_says_nothing():
-    assert said(planned(gated, {}, **GATED)) == []
-
-
-def test_untiled_batch_norm_in_inference_says_nothing():
-    kinds = {op.kind for op in plan_of("infer", tiles=[2, 1]).stages[0].comm}
-    assert "norm" not in kinds
-
-
-def test_image_of_logits_sums_its_loss_over_the_tiles():
-    plan = planned(lambda n, x: n.conv(x), {"tiles": [2, 1]}, conv=nn.Conv2d(3, 5, 1))
-    assert plan.stages[0].comm == [CommOp("conv", "loss", "conv", elements=2)]
 
 
 ALL = (0, 2, 0, 1, 0, 1)
@@ -107,40 +98,6 @@ def test_tiles_join_onto_one_rank_and_gradients_take_the_way_back():
     norm = edge(plan, "norm")
     assert not norm.whole
     assert norm.messages == norm.back == [[0, 0, 0, 2, 0, 7, 0, 10], [1, 0, 0, 2, 7, 13, 0, 10]]
-
-
-def test_tiles_hand_whole_values_to_their_successors():
-    keys = {"tiles": [1, 2], "stages": 2, "spatial_stages": 2, "balance": [2, 2]}
-    plan = planned(gated, keys, **GATED)
-    gate = edge(plan, "gate")
-    assert gate.whole
-    assert gate.messages == gate.back == [[0, 0, *ALL], [1, 1, *ALL]]
-    assert edge(plan, "norm").messages == [[0, 0, 0, 2, 0, 13, 0, 5], [1, 1, 0, 2, 0, 13, 5, 10]]
-    # The gate is used with tiles in stage 1 only, so its gradient is summed there.
-    assert ("mul", "share", 2 * 4, True) in said(plan, 1)
-
-
-def test_skip_goes_straight_to_each_stage_that_reads_it():
-    plan = plan_of(stages=7)
-    found = [(e.value, e.source, e.target) for e in plan.edges]
-    assert found == [
-        ("relu", 0, 1),
-        ("conv2", 1, 2),
-        ("mul", 2, 3),
-        ("relu_1", 3, 4),
-        ("relu", 0, 4),  # past the stages between
-        ("cat", 4, 5),
-        ("mean_1", 5, 6),
-    ]
-
-
-def test_stage_that_reads_the_images_gets_no_message_of_them():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.fc((n.conv(x)[:, :3] + x).mean((2, 3)))
-
-    parts = {"conv": nn.Conv2d(3, 4, 3, padding=1), "fc": nn.Linear(3, 5)}
-    plan = planned(forward, {"stages": 2}, **parts)
-    assert [e.value for e in plan.edges] == ["mean"]
 
 
 @pytest.mark.parametrize("action", ["F0", "B0"])
@@ -169,3 +126,107 @@ def test_value_that_holds_no_gradient_is_not_answered():
     parts = {name: nn.Conv2d(3, 3, 1) for name in "ab"} | {"fc": nn.Linear(3, 5)}
     plan = planned(forward, {"stages": 2, "balance": [1, 2]}, **parts)
     assert {e.value: bool(e.back) for e in plan.edges} == {"a": True}
+
+
+SHAPE = [4, 2, 7, 5]
+GEMS: dict[str, Any] = {"directions": 2, "schedule": "gems"}
+
+SIDES = {
+    "one rank": ([1, 1], 1, WHOLE),
+    "2x2 tiles": ([2, 2], 1, TILED),
+    "1x3 tiles": ([1, 3], 1, TILED),
+    "2 shards": ([1, 1], 2, SHARDED),
+    "3 shards": ([1, 1], 3, SHARDED),
+    "3 tiles that hold all": ([3, 1], 1, WHOLE),
+}
+
+
+def cut(box: Box) -> tuple[slice, ...]:
+    """Returns the slices of the whole value that a box stands for."""
+    return np.s_[box.n0 : box.n1, :, box.r0 : box.r1, box.c0 : box.c1]
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(SIDES, SIDES)])
+def test_every_number_arrives_once_and_its_gradient_returns_once(source, target):
+    graph = graph_of(node("v", "relu", ["input"], SHAPE), image=(4, 2, 7, 5))
+    makes, reads = (
+        Stage(
+            index,
+            index,
+            index + 1,
+            [*SIDES[side][0]],
+            0,
+            SIDES[side][1],
+            layout={"v": SIDES[side][2]},
+        )
+        for index, side in enumerate((source, target))
+    )
+    edge = edge_of(graph, "v", makes, reads, back=True)
+    wanted, held = held_by(graph, reads, "v"), held_by(graph, makes, "v")
+    for messages, receiver, boxes, senders in (
+        (edge.messages, 1, wanted, held),
+        (edge.back, 0, held, wanted),
+    ):
+        came = [np.zeros(SHAPE) for _ in boxes]
+        for message in messages:
+            box = Box(*message[2:]) if not edge.whole else Box(*message[2:4], 0, 7, 0, 5)
+            sender = senders[message[1 - receiver]]
+            assert (sender.n0, sender.r0, sender.c0) <= (box.n0, 4, 7)
+            mask = np.zeros(SHAPE)
+            mask[cut(sender)] = 1
+            assert mask[cut(box)].all()
+            came[message[receiver]][cut(box)] += 1
+        for count, box in zip(came, boxes, strict=True):
+            expected = np.zeros(SHAPE)
+            expected[cut(box)] = 1
+            assert (count == expected).all()
+
+
+def test_all_ranks_name_the_groups_alike():
+    plan = plan_of(tiles=[2, 1], stages=2, replicas=2)
+    assert groups(plan) == [
+        *([0, 1], [2], [3, 4], [5]),  # the tiles of each replica and stage
+        *([0, 1, 3, 4], [2, 5]),  # all that hold a stage
+    ]
+    for rank in range(plan.world):
+        assert rank in groups(plan)[tile_group(plan, rank)]
+        [stage] = held_stages(plan, rank)
+        assert rank in groups(plan)[gradient_group(plan, stage)]
+    assert [tile_group(plan, rank) for rank in range(6)] == [0, 0, 1, 2, 2, 3]
+    assert [gradient_group(plan, stage) for stage in range(2)] == [4, 5]
+
+
+def test_directions_have_tile_groups_of_their_own_and_share_the_gradient_groups():
+    plan = plan_of(tiles=[2, 1], stages=2, directions=2, schedule="gems")
+    assert groups(plan) == [
+        *([0, 1], [2], [1, 2], [0]),  # down, then up: the mirror image
+        *([0, 1, 2], [0, 2]),
+    ]
+    assert num_tile_groups(plan) == 4
+    assert [tile_group(plan, 0, direction) for direction in range(2)] == [0, 3]
+    assert [held_stages(plan, rank) for rank in range(3)] == [[0, 1], [0], [0, 1]]
+    assert [num_holders(plan, stage) for stage in range(2)] == [3, 2]
+    # The middle rank of an odd number of stages is once in its group.
+    plan = plan_of(**GEMS, stages=3)
+    assert [groups(plan)[gradient_group(plan, n)] for n in range(3)] == [[0, 2], [1], [0, 2]]
+
+
+def grids(plan: Plan, direction: int) -> list[list[int]]:
+    """Returns the ranks of every stage in a direction, tile by tile."""
+    return [
+        [plan.rank_of(0, direction, stage.index, tile) for tile in range(stage.num_ranks)]
+        for stage in plan.stages
+    ]
+
+
+def test_figure_3_3_of_the_thesis_4_tiles_and_2_model_parts_in_both_directions():
+    plan = plan_of(**GEMS, tiles=[2, 2], stages=2)
+    assert plan.world == 5
+    assert grids(plan, 0) == [[0, 1, 2, 3], [4]]  # model 1:  0 1 / 2 3  >  4
+    assert grids(plan, 1) == [[4, 3, 2, 1], [0]]  # model 2:  4 3 / 2 1  >  0
+    # The thesis forbids it: ranks 1 to 3 have tiles of both. One common order lets it run.
+    assert plan.verdict.startswith("deadlock-free")
+    [note] = [finding for finding in plan.findings if "both directions" in finding.text]
+    assert note.severity == "note"
+    assert note.text.startswith("ranks 1, 2, 3 hold tiles of both directions")
+    assert "parallel.stages=5 would keep them apart" in note.text

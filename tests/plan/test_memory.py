@@ -1,28 +1,27 @@
-"""Is memory that does not fit said with the rank, the numbers and what would fit?"""
+"""Memory that does not fit is said with the rank, the numbers and what holds it."""
 
 from __future__ import annotations
+
+import pytest
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
-from hires.plan import memory
-from hires.plan.memory import (
-    LIBRARIES_BYTES,
-    RankMemory,
-    Room,
-    room_of,
-    rooms_of,
+from hires.plan import channels, memory, rank_kinds
+from hires.plan.channels import carriers
+from hires.plan.gpu_memory import (
+    CONNECTION_BYTES,
+    LOOPS,
+    MESSAGE_LOOPS,
+    nccl_bytes,
 )
-from hires.plan.plan import Plan
+from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room, room_of, rooms_of
+from hires.plan.rank_kinds import representatives
 from tests.helpers.small_plans import plan_of
 
 
 def entry(peak: int) -> dict[str, int]:
     return RankMemory(0, 0, 0, peak, 0).to_dict()
-
-
-def test_parts_add_up_to_the_peak():
-    assert RankMemory(1, 2, 3, 4, 5).to_dict()["peak_bytes"] == 15
 
 
 def test_rank_beyond_the_limit_is_named_with_both_numbers():
@@ -63,27 +62,6 @@ def test_each_node_of_a_job_holds_its_own_ranks():
     assert text.endswith("which is more than cluster.memory=1GiB")
 
 
-def test_uneven_nodes_are_judged_by_the_fullest():
-    plan = plan_of(stages=5)
-    plan.memory = [entry(10 * MIB)] * 3 + [entry(300 * MIB)] * 2
-    config = RunConfig(launcher=LauncherConfig(name="slurm", nodes=2))
-    first, second = room_of(config).per_node(plan)
-    assert first.bytes == 30 * MIB + 3 * LIBRARIES_BYTES
-    assert second.bytes == room_of(config).needed(plan) == 600 * MIB + 2 * LIBRARIES_BYTES
-    # Nothing is known of the nodes, and this machine's memory says nothing about them.
-    assert room_of(config).shortage(config, plan) is None
-
-
-def test_node_counts_beside_the_limit_of_a_rank():
-    plan = plan_of(stages=2)
-    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
-    cluster = ClusterConfig(memory="500MiB")
-    config = RunConfig(cluster=cluster, memory=MemoryConfig(limit="100MiB"))
-    assert "cluster.memory=500MiB" in str(room_of(config).shortage(config, plan))
-    config = RunConfig(memory=MemoryConfig(limit="100MiB"))
-    assert room_of(config).shortage(config, plan) is None
-
-
 def test_this_machine_counts_where_the_ranks_run_on_it(monkeypatch):
     monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * MIB)
     large = ClusterConfig(memory="1GiB")
@@ -92,12 +70,6 @@ def test_this_machine_counts_where_the_ranks_run_on_it(monkeypatch):
     assert room_of(RunConfig(launcher=mpirun)).machine_bytes == 8 * MIB
     small = ClusterConfig(memory="4MiB")
     assert room_of(RunConfig(cluster=small)).machine_bytes == 4 * MIB
-
-
-def test_plan_json_keeps_the_memory():
-    plan = plan_of()
-    plan.memory = [entry(5)]
-    assert Plan.from_dict(plan.to_dict()).memory == plan.memory
 
 
 def gpu_entry(tensors: int) -> dict[str, int]:
@@ -145,13 +117,6 @@ def test_node_holds_what_its_ranks_pin_beside_the_gpus():
     assert len(rooms_of(RunConfig())) == 1
 
 
-def test_gpu_of_unknown_memory_is_not_judged_by_the_memory_of_the_machine():
-    plan = plan_of(stages=2)
-    plan.memory = [gpu_entry(2**50)] * 2
-    config = RunConfig(device="cuda", cluster=ClusterConfig(gpus=2))
-    assert room_of(config).shortage(config, plan) is None
-
-
 def test_free_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path, monkeypatch):
     # A job of Slurm is a group below others; that of the root alone was looked at.
     place = tmp_path / "sys/fs/cgroup/slurm/job_7/step_0"
@@ -164,3 +129,44 @@ def test_free_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path,
         (folder / "memory.current").write_text("1000000")
     monkeypatch.setattr(memory, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert memory.free_bytes() == 4_000_000
+
+
+def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
+    plan = plan_of(tiles=[2, 1], stages=2, spatial_stages=1)
+    assert nccl_bytes(plan, 0) == 0  # gloo
+    plan.backend = "nccl"
+    # Rank 0: the sums of its tiles and of its stage's gradients with rank 1; halos from rank 1 and
+    # gradients from rank 2.
+    sums, messages = 2 * LOOPS, 2 * MESSAGE_LOOPS
+    assert nccl_bytes(plan, 0) == (sums + messages) * CONNECTION_BYTES
+    # Rank 2 alone holds stage 1, and gets values from rank 0.
+    assert nccl_bytes(plan, 2) == MESSAGE_LOOPS * CONNECTION_BYTES
+
+
+@pytest.mark.parametrize(("queues", "warns"), [(6, True), (7, False)])
+def test_more_streams_than_queues_are_named(queues: int, warns: bool, monkeypatch):
+    monkeypatch.setattr(channels, "MOST_QUEUES", queues)
+    plan = plan_of(tiles=[2, 1], stages=2, spatial_stages=1, replicas=2)
+    assert not [finding for finding in carriers(plan) if finding.severity != "note"]
+    plan.device, plan.backend = "cuda", "nccl"
+    [*_, note] = carriers(plan)
+    assert "messages (on up to 3 communicators a rank) and sums go" in note.text
+    warnings = [finding for finding in carriers(plan) if finding.severity == "warning"]
+    # Rank 0: halos, both ways between the stages, sums of its tiles and of its stage's gradients;
+    # beside them that which computes and that of the loader.
+    assert ["up to 7 streams" in one.text for one in warnings] == [True] * warns
+
+
+def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):
+    layout = {"tiles": [3, 1], "stages": 3, "spatial_stages": 1, "directions": 2}
+    plan = plan_of(**layout, schedule="gems", microbatches=1)
+    exact = representatives(plan)
+    work = {rank: rank_kinds._work(plan, rank) for rank in exact}
+    for limit in (sum(work.values()) - 1, 2 * max(work.values()), 1):
+        monkeypatch.setattr(rank_kinds, "WORK", limit)
+        chosen = representatives(plan)
+        sizes = [sum(rank_kinds._size(plan, rank)) for rank in range(plan.ranks_per_replica)]
+        assert len(set(chosen)) < len(set(exact))
+        assert len(set(chosen)) == 1 or sum(work[rank] for rank in set(chosen)) <= limit
+        # What is predicted for a rank is never that of one that holds less.
+        assert all(sizes[leader] >= sizes[rank] for rank, leader in enumerate(chosen))

@@ -1,8 +1,9 @@
-"""Stages are as even as FLOPs allow, and cut where little crosses."""
+"""Stages are as even as FLOPs allow and cut where little crosses; segments keep few numbers."""
 
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -10,16 +11,18 @@ from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
 from hires.plan.partition import (
-    MESSAGE,
     SLACK,
-    cheapest_cuts,
-    cut_costs,
     layer_starts,
     partition,
 )
-from tests.helpers.graphs import chain, cut_values, graph_of, node
+from hires.plan.planner import make_plan
+from hires.plan.program import events
+from hires.plan.stage_cuts import cut_of_least
+from tests.helpers.graphs import chain, graph_of, node
+from tests.helpers.small_plans import config_of, forked
 
 IMAGE = [1, 4, 8, 8]
+
 
 costs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=8)
 
@@ -39,12 +42,6 @@ def test_layer_begins_at_each_convolution_and_takes_what_follows():
     assert names(graph, layer_starts(graph)) == ["pad", "conv2", "conv3"]
 
 
-def test_network_without_weights_is_one_layer():
-    graph = graph_of(node("relu", "relu", [INPUT], IMAGE), node("exp", "exp", ["relu"], IMAGE))
-    assert layer_starts(graph) == [0]
-    assert partition(graph, [1] * 1, None) == [0, 2]
-
-
 @pytest.mark.parametrize("crossing", [{"shape": None, "dtype": None}, {"dtype": "bool"}])
 def test_only_floating_point_tensors_may_cross_a_cut(crossing):
     # A mask travelled in the type of the activations, and `where` refused it at the other end.
@@ -57,77 +54,6 @@ def test_only_floating_point_tensors_may_cross_a_cut(crossing):
         node("conv3", "conv2d", ["use"], IMAGE),
     )
     assert names(graph, layer_starts(graph)) == ["conv1", "odd", "conv3"]
-
-
-def test_layer_that_can_begin_nowhere_belongs_to_the_one_before():
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], IMAGE),
-        node("odd", "gt", [INPUT], IMAGE, dtype="bool"),
-        node("conv2", "conv2d", ["conv1"], IMAGE),
-        node("relu2", "relu", ["conv2"], IMAGE),
-        node("use", "where", ["odd", "relu2"], IMAGE),
-        node("conv3", "conv2d", ["use"], IMAGE),
-        node("sum", "add", ["conv3", "odd"], IMAGE),
-    )
-    graph.nodes[0], graph.nodes[1] = graph.nodes[1], graph.nodes[0]
-    assert names(graph, layer_starts(graph)) == ["odd"]
-
-
-def test_layer_begins_where_the_fewest_numbers_cross():
-    # Blocks that begin with norm and ReLU sent both the block's input and what ReLU made of it.
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], [1, 5]),
-        node("relu", "relu", ["conv1"], [1, 5]),
-        node("conv2", "conv2d", ["relu"], [1, 5]),
-        node("sum", "add", ["conv1", "conv2"], [1, 5]),
-        node("last", "conv2d", ["sum"], [1, 5]),
-    )
-    assert names(graph, layer_starts(graph)) == ["conv1", "relu", "last"]
-
-
-def test_everything_read_later_crosses_a_cut_but_the_images():
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], [1, 3]),
-        node("skip", "relu", ["conv1"], [1, 5]),
-        node("conv2", "conv2d", ["skip"], [1, 7]),
-        node("sum", "add", ["conv2", "skip", INPUT], [1, 11]),
-    )
-    assert cut_values(graph, 2) == ["skip"]
-    assert cut_values(graph, 3) == ["skip", "conv2"]
-    assert cut_costs(graph) == [0, 3 + MESSAGE, 5 + MESSAGE, 12 + 2 * MESSAGE, 0]
-
-
-def test_few_large_tensors_cross_rather_than_many_small_ones():
-    # A cut inside a cell of AmoebaNet sent five tensors where one between cells sends two.
-    small = [node(f"small{k}", "relu", ["conv1"], [1, 100]) for k in range(4)]
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], [1, 500]),
-        *small,
-        node("join", "cat", [f"small{k}" for k in range(4)], [1, 400]),
-        node("conv2", "conv2d", ["join"], [1, 100]),
-    )
-    assert names(graph, layer_starts(graph)) == ["conv1", "conv2"]
-    graph.nodes[5].shape = [1, 700]
-    assert names(graph, layer_starts(graph)) == ["conv1", "small0"]
-
-
-def test_balance_counts_layers():
-    graph = chain([(1, 1)] * 5, between=1)
-    assert partition(graph, [1] * 3, [1, 3, 1]) == [0, 2, 8, 10]
-
-
-def test_even_layers_make_even_stages():
-    assert partition(chain([(10, 1)] * 8), [1] * 4, None) == [0, 2, 4, 6, 8]
-
-
-def test_tiled_stage_gets_as_many_times_the_work_as_it_has_ranks():
-    assert partition(chain([(10, 1)] * 10), [4, 1], None) == [0, 8, 10]
-
-
-def test_cut_moves_within_the_slack_to_where_less_crosses():
-    # 100 | 100 is even, 104 | 96 sends a hundredth; 110 | 90 would send nothing but is too uneven.
-    graph = chain([(96, 9), (4, 500), (4, 5), (6, 1), (90, 9)])
-    assert partition(graph, [1] * 2, None) == [0, 3, 5]
 
 
 def test_one_layer_that_outweighs_all_others_still_leaves_some_for_every_stage():
@@ -161,21 +87,40 @@ def test_partition_is_the_best_of_all(costs, data):
     assert crossing(chosen) == best
 
 
-class Counted(list):
-    """Counts how often it is read."""
+@pytest.mark.parametrize("checkpoint", ["stage", "block"])
+def test_forward_messages_come_again_in_the_backward_pass(checkpoint):
+    config = config_of(tiles=[2, 1], stages=2)
+    plain = make_plan(config, forked(8, True))
+    config.memory.checkpoint = checkpoint
+    again = make_plan(config, forked(8, True))
+    assert again.ok, again.findings
+    assert again.verdict.startswith("deadlock-free")
 
-    num_read = 0
+    def said(plan, action, word):
+        return sum(action in e.what and word in e.what for e in events(plan, 0) if e.kind == "recv")
 
-    def __getitem__(self, index):
-        self.num_read += 1
-        return super().__getitem__(index)
+    assert said(again, "in F0", "halo") == said(plain, "in F0", "halo")
+    assert said(again, "in B0", "halo") > said(plain, "in B0", "halo")
+    halos = plain.totals["by_kind"]["halo"]["messages"]
+    assert again.totals["by_kind"]["halo"]["messages"] > halos
 
 
-@pytest.mark.parametrize(("layers", "stages"), [(156, 8), (1200, 64)])
-def test_deep_network_is_cut_in_few_steps(layers, stages):
-    # The size of ResNet-152, and one eight times that; the first search was cubic.
-    flops = [1000 + index * 7919 % 501 for index in range(layers)]
-    total = Counted([0, *itertools.accumulate(flops)])
-    assert len(cheapest_cuts(total, [1] * layers, [1] * stages)) == stages
-    # A stage has about layers / stages layers, and begins or ends at any of them.
-    assert total.num_read < 10 * layers * layers
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+def test_no_other_cut_has_a_cheaper_slowest_stage(num_stages):
+    draw = random.Random(num_stages)
+    ends = [0, *itertools.accumulate(draw.randint(1, 3) for _ in range(7))]
+    work = [draw.random() for _ in range(ends[-1])]
+    factors = [draw.uniform(0.5, 2.0) for _ in range(num_stages)]  # stages of unlike ranks
+
+    def cost_of(stage, first, last):
+        return factors[stage] * sum(work[first:last])
+
+    def slowest_of(cut):
+        bounds = itertools.pairwise(ends[layer] for layer in cut)
+        return max(cost_of(stage, *bound) for stage, bound in enumerate(bounds))
+
+    cut, cost = cut_of_least(num_stages, ends, cost_of)
+    inner = itertools.combinations(range(1, 7), num_stages - 1)
+    assert cost == pytest.approx(min(slowest_of([0, *one, 7]) for one in inner))
+    assert slowest_of(cut) == pytest.approx(cost)
+    assert len(cut) == num_stages + 1

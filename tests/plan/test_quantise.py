@@ -1,8 +1,8 @@
-"""Quantised plans: integers travel, what stays in float is named, wrong scales are refused."""
+"""Quantised plans: integers travel, what stays in float is named, tables are exact."""
 
 from __future__ import annotations
 
-import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +17,12 @@ from hires.nets.trace import trace_config
 from hires.parallel.quantized_kernels import DIGITS
 from hires.parallel.reductions import REDUCTIONS
 from hires.plan.graph import Graph, Node
+from hires.plan.operators.activations import FUNCTIONS, clamp, function_of, unfused
+from hires.plan.passes.int8_arithmetic import inputs_that_count, sum_before, table_of
 from hires.plan.passes.quantise import RULES, Quantiser
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.quant.affine import Affine
+from hires.quant.affine import Affine, affine_of
 from tests.helpers.layouts import config_of
 from tests.helpers.quantised_nets import QuantisedNet
 
@@ -87,6 +89,8 @@ def test_sums_of_large_maps_travel_as_two_numbers(side, parts):
 
 
 INPUT: dict[str, Any] = {"value": "input"}
+
+
 FAR_APART: dict[str, dict[str, Any]] = {
     "add": {"self": INPUT, "other": INPUT},
     "mul": {"self": INPUT, "other": INPUT},
@@ -118,53 +122,11 @@ def test_scales_whose_quotient_leaves_fp32_are_refused(name):
         RULES[node.kind](q, node)
 
 
-def test_plan_json_holds_the_quantised_network(scales):
-    plan = planned(scales, parallel={"tiles": [2, 1]})
-    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
-    assert again.graph.nodes == plan.graph.nodes
-    kinds = {node.kind for node in plan.graph.nodes}
-    assert {"quantize", "q_conv2d", "q_mean", "q_linear"} <= kinds
-    assert "conv2d" not in kinds
-
-
-def test_without_fusion_norms_are_quantised_alone(scales):
-    plan = planned(scales, engine={"fuse": "off"})
-    assert plan.ok, plan.findings
-
-
 def test_layers_that_are_kept_are_named(scales):
     plan = planned(scales, quant={"scales": str(scales), "keep": ["group2*", "fc"]})
     notes = [f.text for f in plan.findings if f.key == "precision"]
     assert "computed in fp32, not with 8-bit integers: fc (quant.keep=fc)" in notes
     assert plan.graph.by_name["fc"].kind == "linear"
-
-
-def test_a_pattern_that_names_no_layer_is_refused(scales):
-    with pytest.raises(ConfigError, match=r"quant\.keep=nosuch\* names no layer"):
-        planned(scales, quant={"scales": str(scales), "keep": ["nosuch*"]})
-
-
-def test_scales_of_another_network_are_refused(scales):
-    with pytest.raises(ConfigError, match="another network"):
-        planned(scales, model={"name": "resnet", "depth": 18, "classes": 4})
-
-
-def test_training_is_refused():
-    with pytest.raises(ConfigError, match="precision=int8 is for inference"):
-        config_of(precision={"name": "int8"})
-
-
-def test_compiling_numbers_of_8_bits_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"engine\.compile=stage is for real numbers.*compile=off"
-    ):
-        config_of(**INT8, engine={"compile": "stage"})
-
-
-def test_int8_without_scales_is_refused():
-    config = from_dict(to_dict(config_of(**INT8)))
-    with pytest.raises(ConfigError, match=r"needs the scales of a calibration"):
-        make_plan(config, trace_config(config))
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
@@ -198,3 +160,102 @@ def test_a_border_keeps_its_value(value):
     [pad] = [node for node in made.graph.nodes if "pad" in node.op]
     assert pad.dtype == ("uint8" if value in (0.0, 0.5) else "float32")
     assert torch.equal(made.output((2, 2)), made.output())
+
+
+ACTIVATIONS = [
+    *([name] for name in FUNCTIONS if name not in ("leaky_relu", "gelu")),
+    ["leaky_relu", 0.1], ["leaky_relu", -0.2], ["gelu", "none"], ["gelu", "tanh"],
+]  # fmt: skip
+
+
+EACH = pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+
+
+RANGES = [(0.0, 1.0), (-0.28, 6.0), (-1.0, 0.9), (-3.0, 0.0), (0.0, 200.0), (-40.0, 0.01)]
+
+
+def by_torch(activation, x):
+    name, args = unfused(activation, {"value": "x"})
+    return getattr(torch.ops.aten, name)(x, **{k: v for k, v in args.items() if k != "self"})
+
+
+@EACH
+def test_a_table_has_the_numbers_of_float64(activation):
+    source, to = affine_of(-4.0, 5.0), affine_of(-0.7, 4.2)
+    real = (torch.arange(256, dtype=torch.float64) - source.zero_point) * source.scale
+    y = by_torch(activation, real) / to.scale
+    expected = (y.round() + to.zero_point).clamp(0, 255)
+    table = torch.tensor(table_of(activation, source, to), dtype=torch.float64)
+    near_half = ((y - y.floor()) - 0.5).abs() < 1e-9
+    assert torch.equal(table[~near_half], expected[~near_half])
+
+
+@EACH
+@pytest.mark.parametrize("ends", RANGES, ids=str)
+def test_inputs_beyond_the_range_have_the_number_of_its_end(activation, ends):
+    to, function = affine_of(*ends), function_of(activation)
+    source = inputs_that_count(function, to)
+    table = table_of(activation, source, to)
+    # An end is a number, up to half a step from where the values stop to change; no slope is above
+    # 1.14 (GELU, sqrt(2)).
+    most = 1 + 1.14 * source.scale / 2 / to.scale
+    for real, number in ((source.real(0), table[0]), (source.real(255), table[255])):
+        for times in (1.0, 1.5, 4.0, 100.0, 1e6):
+            assert abs(to.quantized(function(times * real)) - number) <= most, (real, times)
+
+
+def test_clamps_need_no_table():
+    affine = affine_of(-1.0, 4.0)
+    assert sum_before(["relu"], affine) == (affine, {"low": affine.zero_point, "high": 255}, None)
+    assert sum_before(None, affine) == (affine, {"low": 0, "high": 255}, None)
+    assert sum_before(["silu"], affine).table == ["silu"]
+    # An infinite end was rounded to an integer, which is an OverflowError.
+    for kind, keys in (("clamp", ("min", "max")), ("hardtanh", ("min_val", "max_val"))):
+        for ends, wanted in (((0.0, math.inf), ["relu"]), ((-math.inf, 6.0), None)):
+            args = {"self": {"value": "x"}, **dict(zip(keys, ends, strict=True))}
+            assert clamp(Node("y", f"{kind}.default", args, [1], "float32")) == wanted
+    assert (affine.quantized(-math.inf), affine.quantized(math.inf)) == (0, 255)
+
+
+class Skip(nn.Module):
+    """Two layers with a skip past the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return torch.relu(self.last(x) + x)
+
+
+def test_sums_of_layers_have_the_numbers_of_float64():
+    net = QuantisedNet(Skip(), torch.randn(2, 3, 12, 11))
+    assert "q_conv2d" in net.kinds
+    assert max(net.layer_errors().values()) <= 1
+    assert torch.equal(net.output((2, 2)), net.output())
+
+
+def test_int8_runs_that_mean_nothing_are_refused(scales):
+    config = from_dict(to_dict(config_of(**INT8)))
+    for error, refused in (
+        (
+            r"quant\.keep=nosuch\* names no layer",
+            lambda: planned(scales, quant={"scales": str(scales), "keep": ["nosuch*"]}),
+        ),
+        (
+            "another network",
+            lambda: planned(scales, model={"name": "resnet", "depth": 18, "classes": 4}),
+        ),
+        ("precision=int8 is for inference", lambda: config_of(precision={"name": "int8"})),
+        (
+            r"engine\.compile=stage is for real numbers.*compile=off",
+            lambda: config_of(**INT8, engine={"compile": "stage"}),
+        ),
+        (
+            "needs the scales of a calibration",
+            lambda: make_plan(config, Graph([], "input", [1, 3, 8, 8], {})),
+        ),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            refused()

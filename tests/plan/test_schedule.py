@@ -85,6 +85,12 @@ def test_tiles_of_both_directions_take_their_turns_together():
         "F0 .  .  B0 F1 .  .  B1",
         ".  F0 B0 .  F1 .  .  B1",
     ]
+    # Rank 0 is free for F1 at once, and rank 1, which shares its first task with it, is not.
+    assert drawn("gems_1f1b", 2, 1, 2, 2, 2) == [
+        "F0 .  .  B0 .  F1 B1 .",
+        "F0 .  .  B0 F1 .  .  B1",
+        ".  F0 B0 .  F1 .  .  B1",
+    ]
 
 
 def test_inference_timeline():

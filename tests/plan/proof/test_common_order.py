@@ -1,9 +1,10 @@
-"""Is a plan that is proved by a common order right under every semantics of the machine?"""
+"""A plan that is proved by a common order is right under every semantics of the machine."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +18,7 @@ from hires.plan.proof import prove
 from hires.plan.proof.common_order import SEMANTICS, prove_in_order
 from hires.plan.proof.machine import Proof
 from hires.plan.proof.prove import run_machine
-from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE, STREAMS
+from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE
 from hires.plan.rank_kinds import translated_kinds
 from tests.helpers.damage import damage, valid_programs
 from tests.helpers.damage import prove as run
@@ -25,17 +26,20 @@ from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import Forked, plan_of
 from tests.helpers.threaded import Programs
 
-GRIDS = {
-    "column": {"tiles": [3, 1]},
-    "uneven": {"tiles": [2, 3]},
-    "microbatches": {"tiles": [2, 2], "microbatches": 2},
-}
-
 
 def inner_plan() -> Plan:
     """Returns a plan of which four tiles have eight neighbours, and none is empty."""
     config = from_dict({"image": [64, 64], "batch": 2, "parallel": {"tiles": [4, 4]}})
     return make_plan(config, trace(Forked(), [2, 3, 64, 64], training=True))
+
+
+GRIDS: dict[str, Callable[[], Plan]] = {
+    "column": lambda: plan_of(tiles=[3, 1]),
+    "uneven": lambda: plan_of(tiles=[2, 3]),
+    "microbatches": lambda: plan_of(tiles=[2, 2], microbatches=2),
+    "empty tiles": lambda: plan_of(tiles=[7, 1]),
+    "eight neighbours": inner_plan,
+}
 
 
 def in_order(programs: Programs, members: list[list[int]]) -> Proof | None:
@@ -52,17 +56,9 @@ def check(programs: Programs, members: list[list[int]]) -> Proof | None:
     return proof
 
 
-@pytest.mark.parametrize("layout", GRIDS.values(), ids=GRIDS)
-def test_grid_has_a_common_order(layout):
-    assert check(*valid_programs(plan_of(**layout), AHEAD)) is not None
-
-
-def test_tile_with_eight_neighbours_has_a_common_order():
-    assert check(*valid_programs(inner_plan(), AHEAD)) is not None
-
-
-def test_tiles_that_hold_nothing_have_a_common_order_too():
-    assert check(*valid_programs(plan_of(tiles=[7, 1]), AHEAD)) is not None
+@pytest.mark.parametrize("name", GRIDS)
+def test_grid_has_a_common_order(name):
+    assert check(*valid_programs(GRIDS[name](), AHEAD)) is not None
 
 
 @pytest.mark.parametrize("make", [inner_plan, lambda: plan_of(tiles=[2, 2], replicas=2)])
@@ -74,29 +70,20 @@ def test_grid_needs_no_machine(monkeypatch, make):
     assert {verdict.semantics: verdict.proof for verdict in verdicts} == exact
 
 
-def test_pair_streams_are_left_to_the_machine(monkeypatch):
-    seen = []
-    monkeypatch.setattr(prove, "run_machine", lambda *args: seen.append(args[-1]) or Proof())
-    list(prove.judged(plan_of(tiles=[2, 2]), [(STREAMS, AHEAD), (RENDEZVOUS, AHEAD)]))
-    assert seen == [STREAMS]
-
-
-def grid_plan(rng: random.Random) -> Plan:
-    """Returns the plan of a grid, which has a common order before it is damaged."""
-    return plan_of(**rng.choice([*GRIDS.values()]))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("make", [grid_plan, random_plan])
-def test_damaged_plan_is_proved_only_if_every_machine_proves_it(make):
+@pytest.mark.parametrize("kind", ["grid", "random"])
+def test_damaged_plan_is_proved_only_if_every_machine_proves_it(kind):
     seen: Counter[tuple[bool, bool]] = Counter()
-    for seed in range(150):
+    grids = [valid_programs(GRIDS[name](), AHEAD) for name in ("column", "uneven", "microbatches")]
+    for seed in range(80):
         rng = random.Random(seed)
-        programs, members = valid_programs(make(rng), AHEAD)
+        programs, members = (
+            rng.choice(grids) if kind == "grid" else valid_programs(random_plan(rng), AHEAD)
+        )
+        programs = [[*program] for program in programs]
         done = damage(rng, programs, members) if rng.random() < 0.8 else None
         seen[done is not None, check(programs, members) is not None] += 1
-    assert seen[True, False] > 50
-    assert seen[False, True] > 5
+    assert seen[True, False] > 25
+    assert seen[False, True] > 2
 
 
 def test_ranks_that_wait_for_each_other_are_left_to_the_machine():
@@ -112,25 +99,6 @@ def sends_behind_waits(program):
     send = next(i for i, event in enumerate(program) if event.kind == "send")
     wait = next(i for i, event in enumerate(program) if event.kind == "wait_recv")
     return [*program[:send], *program[send + 1 : wait + 1], program[send], *program[wait + 1 :]]
-
-
-@pytest.mark.parametrize("field", ["tag", "lane"])
-def test_two_messages_of_one_tag_or_lane_are_no_deadlock(field):
-    programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
-    doubled = [twice(program, field) for program in programs]
-    check(doubled, members)
-    assert not run_machine(doubled, members, RENDEZVOUS).problems
-
-
-def twice(program, same):
-    """Returns a program that sends every halo once more, under another lane or another tag."""
-    other = {"tag": {"lane": 77}, "lane": {"tag": 10**6}}[same]
-    kinds = ("send", "recv", "wait_send", "wait_recv")
-    return [
-        copy
-        for event in program
-        for copy in ([event, event._replace(call=0, **other)] if event.kind in kinds else [event])
-    ]
 
 
 def test_mailbox_and_message_are_no_pair():

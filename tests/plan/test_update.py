@@ -1,17 +1,25 @@
-"""Do holders of a stage scatter its gradients and gather its parameters, where that is better?"""
+"""Holders of a stage divide its update: rows, messages, and which exchange is chosen."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hires.plan.gradient_sums import EARLY, sums_of
-from hires.plan.groups import groups
-from hires.plan.ownership import ALL_GATHER, PUBLISH, REDUCE_SCATTER, publications
+from hires.plan.gradient_sums import EARLY
+from hires.plan.groups import gradient_group, groups, trained
+from hires.plan.ownership import (
+    ALL_GATHER,
+    PUBLISH,
+    REDUCE_SCATTER,
+    UNIT,
+    owned_numbers,
+    shares_of_holders,
+)
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.prove import run_machine
@@ -25,6 +33,58 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tiles": {"tiles": [2, 1]},
     "mirrored": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems", "replicas": 2},
 }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shares_hold_every_row_once_in_equal_parts(layout):
+    plan = planned(
+        layout, "broadcast", model={"name": "resnet", "depth": 18, "classes": 1000}, image=[64, 64]
+    )
+    for stage in plan.stages:
+        holders = groups(plan)[gradient_group(plan, stage.index)]
+        shares = shares_of_holders(plan, stage.index)
+        assert len(holders) > 1
+        assert [*shares] == holders
+        found: dict[str, list[tuple[int, int]]] = {}
+        for rows in (rows for share in shares.values() for rows in share):
+            found.setdefault(rows.name, []).append((rows.first, rows.last))
+            shape = plan.graph.params[rows.name].shape
+            each = math.prod(shape[1:])
+            assert rows.numbers == (rows.last - rows.first) * each
+            assert rows.first * each % UNIT == 0
+            assert rows.last * each % UNIT == 0 or rows.last == shape[0]
+        assert found.keys() == trained(plan, stage.index).keys()
+        for name, parts in found.items():
+            assert [0, *(last for _, last in parts)] == [
+                *(first for first, _ in parts), plan.graph.params[name].shape[0]
+            ]  # fmt: skip
+        sizes = [sum(rows.numbers for rows in share) for share in shares.values()]
+        assert max(sizes) < 1.02 * sum(sizes) / len(sizes) + UNIT * 9 * 64
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_holders_publish_together_behind_the_update(layout):
+    plan = planned(layout, "broadcast")
+    for rank in range(plan.world):
+        kinds = [event.kind for event in events(plan, rank)]
+        last = kinds[kinds.index("optimise") + 1 :]
+        assert last
+        assert set(last) == {PUBLISH}
+        calls = operations(plan, rank, [*events(plan, rank)])
+        planned_bytes = sum(one.num_bytes for one in calls if one and one.kind == "parameter")
+        held = {slot.stage for slot in plan.slots_of(rank)}
+        assert planned_bytes == 8 * sum(plan.stages[stage].params for stage in held)
+    assert plan.totals["by_kind"]["parameter"]["bytes"] > 0
+
+
+def test_division_without_holders_is_a_warning():
+    plan = plan_of(
+        config_of(optimizer={"shard": True, "exchange": "broadcast"}, parallel={"stages": 2})
+    )
+    [finding] = [one for one in plan.findings if one.key == "optimizer.shard"]
+    assert finding.severity == "warning"
+    assert "divides nothing" in finding.text
+    assert owned_numbers(plan, 0) == plan.stages[0].params
 
 
 def config(layout: str, exchange: str, **keys: Any) -> Any:
@@ -82,16 +142,6 @@ def test_scattering_sends_two_thirds_of_the_bytes(layout):
 def _statistics(plan: Plan, stage: int) -> list[Any]:
     every = holders_messages(plan, stage, True)
     return [one for one in every if one.operation == "all_reduce"]
-
-
-def test_plan_keeps_its_way_in_its_file():
-    plan = planned("replicas", "scatter")
-    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
-    assert again.scatters
-    assert sums_of(again, 0) == sums_of(plan, 0)
-    assert publications(again, 0) == publications(plan, 0)
-    assert [*events(again, 1)] == [*events(plan, 1)]
-    assert not planned("replicas", "broadcast").scatters
 
 
 def test_what_sends_less_is_chosen_but_for_sums_beside_the_pass():

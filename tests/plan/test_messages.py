@@ -1,0 +1,299 @@
+"""The messages of one rank written out: their order, their types, and the routes that they take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hires.core.errors import ConfigError, PlanError
+from hires.nets.trace import trace
+from hires.plan import gradient_sums, traffic
+from hires.plan.event import JOINT, POSTS, WORLD, Event
+from hires.plan.gradient_sums import LATE, TOGETHER
+from hires.plan.message_routes import backends_of_plan
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.program import events
+from hires.plan.proof.prove import judged, verify
+from hires.plan.routes import parse_route
+from tests.helpers.custom_nets import scaled
+from tests.helpers.small_plans import BATCH, LAYOUTS, config_of, forked, plan_of
+
+
+def lines(plan: Plan, rank: int) -> list[str]:
+    """The program of a rank in words; of what concerns no other rank only the kind and action."""
+    return [
+        f"{event.kind} {event.part.action}".rstrip()
+        if event.peer < 0
+        else f"{event.kind} {event.what} / {event.peer}"
+        for event in events(plan, rank)
+    ]
+
+
+def test_receives_are_posted_one_action_ahead_and_sends_are_waited_for_at_the_end():
+    plan = plan_of(stages=2, microbatches=2, balance=[6, 1])
+    assert lines(plan, 0) == [
+        "barrier",
+        "begin",
+        "read F0",
+        "forward F0",
+        "send mean_1 in F0 / 1",
+        "end F0",
+        "recv the gradient of mean_1 in B0 / 1",  # before F1, which comes first
+        "read F1",
+        "forward F1",
+        "send mean_1 in F1 / 1",
+        "end F1",
+        "recv the gradient of mean_1 in B1 / 1",
+        "wait_recv the gradient of mean_1 in B0 / 1",
+        "backward B0",
+        "end B0",
+        "wait_recv the gradient of mean_1 in B1 / 1",
+        "backward B1",
+        "end B1",
+        "wait_sends",
+        "statistics",
+        "optimise",
+    ]
+    assert [line for line in lines(plan, 1) if " / " in line or "read" in line] == [
+        "recv mean_1 in F0 / 0",
+        "recv mean_1 in F1 / 0",
+        "wait_recv mean_1 in F0 / 0",
+        "read F0",  # the targets
+        "wait_recv mean_1 in F1 / 0",
+        "read F1",
+        "send the gradient of mean_1 in B0 / 0",
+        "send the gradient of mean_1 in B1 / 0",
+    ]
+
+
+def test_tiles_exchange_halos_statistics_and_gradients_in_order():
+    # The engine waits for the sends of a halo too; the proof left that out.
+    assert lines(plan_of("infer", tiles=[1, 2]), 1)[3:7] == [
+        "recv the halo of relu in F0 / 0",
+        "send the halo of relu in F0 / 0",
+        "wait_recv the halo of relu in F0 / 0",
+        "wait_send the halo of relu in F0 / 0",
+    ]
+    norms = [line.split(" / ")[0] for line in lines(plan_of(tiles=[2, 1]), 0) if " norm " in line]
+    order = ("bn1 in F0", "bn3 in F0", "bn3 in B0", "bn1 in B0")
+    assert norms == [f"collective norm of {name}" for name in order]
+    plan = plan_of(tiles=[2, 1], stages=2, replicas=1)
+    end = ["statistics", "optimise"]
+    assert lines(plan, 0)[-4:] == ["wait_sends", "collective gradients of stage 0 / 2", *end]
+    assert lines(plan, 2)[-3:] == ["wait_sends", *end]
+    assert lines(plan_of("infer", tiles=[2, 1]), 0)[-1] == "wait_sends"
+
+
+@pytest.mark.parametrize("mode", ["early", "late"])
+def test_large_gradients_travel_alone_and_the_last_layer_goes_first(mode, monkeypatch):
+    large = 4 * 4 * 4 * 9  # bytes of the weight of conv3
+    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", large)
+    plan = plan_of(tiles=[2, 1])
+    plan.gradients = mode
+    weights = {name: plan.graph.params[f"{name}.weight"] for name in ("last", "conv3", "conv2")}
+    program = [*events(plan, 0)]
+    issued = [event for event in program if event.kind == "issue"]
+    assert [event.shape for event in issued] == [(w.num_elements,) for w in weights.values()]
+    places = [program.index(event) for event in issued]
+    pass_end = next(i for i, e in enumerate(program) if e.kind == "end" and e.part.action == "B0")
+    assert all((place < pass_end) == (mode == "early") for place in places)
+    assert program[places[-1]].part.node == ("conv2" if mode == "early" else "")
+    for event, place in zip(issued, places, strict=True):
+        # A gradient is complete when the pass is behind its node, with what that exchanges.
+        node = event.part.node
+        inner = [i for i, e in enumerate(program) if e.part.node == node != "" and e.part.back]
+        assert all(i < place for i in inner if program[i].kind != "issue")
+    at_end = ["collective", *["wait_issued"] * 3, "statistics", "optimise"]
+    assert [event.kind for event in program[-6:]] == at_end
+    small = sum(p.num_elements for p in plan.graph.params.values() if p.trainable)
+    assert program[-6].shape == (small - sum(w.num_elements for w in weights.values()),)
+
+
+def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
+    # Autograd adds to it twice where the nodes lie in two segments that are computed again.
+    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 16)
+    config = config_of(tiles=[2, 1])
+    plan = make_plan(config, trace(scaled(), [config.batch, 3, *config.image], True))
+    plan.gradients = "early"
+    nodes = {one.parameters[0]: one.node for one in gradient_sums.sums_of(plan, 0) if one.alone}
+    assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
+
+
+MIXED = ("dp", "sp grid", "sp+pp 1f1b", "sp+gems")
+
+
+def changed(name: str, **fields: Any) -> Plan:
+    return replace(plan_of("train", **LAYOUTS[name]), **fields)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_messages_have_the_named_type_and_statistics_their_own(name, dtype):
+    plan, plain = changed(name, message_dtype=dtype), changed(name)
+    types: dict[str, set[str]] = {}
+    for rank in range(plan.world):
+        for event in events(plan, rank):
+            if event.dtype:
+                types.setdefault(event.kind, set()).add(event.dtype)
+    assert types.get("send", {dtype}) == types.get("recv", {dtype}) == {dtype}
+    norms = plan.num_replicas > 1 or any(stage.num_tiles > 1 for stage in plan.stages)
+    assert types["collective"] == ({dtype, "float32"} if norms else {dtype})
+    assert not [f for f in verify(plan) if f.severity == "error"]
+    after, before = (traffic.totals(one)["by_kind"] for one in (plan, plain))
+    scale = {"bfloat16": 0.5, "float64": 2}[dtype]
+    for kind in {"stage", "join", "halo"} & before.keys():
+        assert after[kind]["bytes"] == scale * before[kind]["bytes"]
+    assert (after["gradient"]["bytes"] < before["gradient"]["bytes"]) == (scale < 1)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(name):
+    plan, plain = changed(name, scales_loss=True, clips_gradients=True), changed(name)
+    for rank in range(plan.world):
+        *_, agreement, norm, last = events(plan, rank)
+        assert [e.kind for e in (agreement, norm, last)] == ["agree", "grad_norm", "optimise"]
+        assert (agreement.peer, norm.peer, norm.shape, norm.dtype) == (
+            WORLD,
+            WORLD,
+            (1,),
+            "float64",
+        )
+    verdict = next(judged(plan))
+    assert not verdict.proof.problems
+    assert verdict.collectives == next(judged(plain)).collectives + 2
+    sent, before = traffic.totals(plan), traffic.totals(plain)
+    assert sent["by_kind"]["grad_norm"] == sent["by_kind"]["agree"]
+    assert sent["by_kind"]["agree"]["messages"] == plan.world
+    assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
+    each = sum(map(sum, traffic.matrix(plan))) - sum(map(sum, traffic.matrix(plain)))
+    assert each == 2 * plan.world * (plan.world - 1) * (2 * 8 // plan.world)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("grad_norm", "the norm of all gradients"),
+        ("agree", "the agreement that all gradients are finite"),
+    ],
+)
+def test_agreement_that_one_rank_leaves_out_is_found(kind, words, monkeypatch):
+    def without(plan: Plan, rank: int, order: str):
+        return (e for e in events(plan, rank, order) if rank or e.kind != kind)
+
+    plan = changed("sp grid", scales_loss=True, clips_gradients=True)
+    monkeypatch.setattr("hires.plan.proof.prove.events", without)
+    assert words in " ".join(f.text for f in verify(plan) if f.severity == "error")
+
+
+def routed_plan(comm=None, launcher=None, **parallel: Any) -> Plan:
+    config = config_of("train", BATCH, **(parallel or LAYOUTS["sp+gems"]))
+    for section, values in ((config.comm, comm), (config.launcher, launcher)):
+        for key, value in (values or {}).items():
+            setattr(section, key, value)
+    return make_plan(config, forked(BATCH // config.parallel.pieces, True))
+
+
+def routed(plan: Plan) -> list[tuple[int, Event]]:
+    kinds = (*POSTS, *JOINT, "barrier")
+    every = ((rank, e) for rank in range(plan.world) for e in events(plan, rank))
+    return [(rank, event) for rank, event in every if event.kind in kinds]
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a tuning table; returns its path."""
+
+    def write(rules, default="default", **more):
+        path = tmp_path / "table.json"
+        path.write_text(json.dumps({"format": 1, "rules": rules, "default": default, **more}))
+        return str(path)
+
+    return write
+
+
+def test_default_table_uses_common_memory_where_there_is_some():
+    plan = routed_plan()
+    assert {(event.kind, str(event.route)) for _, event in routed(plan)} == {
+        ("send", "shm:mailbox"), ("recv", "shm:mailbox"),
+        ("send", "gloo:message"), ("recv", "gloo:message"),
+        ("collective", "shm:slots"), ("collective", "cma:shares"), ("barrier", "gloo"),
+    }  # fmt: skip
+    assert plan.gradients == TOGETHER
+    assert set(backends_of_plan(plan)) == {"gloo", "shm", "cma"}
+    plan = routed_plan({"shared_memory": False})
+    ways = {str(event.route) for _, event in routed(plan)}
+    assert ways == {"gloo:message", "gloo:direct", "gloo:flat", "gloo"}
+    assert plan.gradients != TOGETHER
+
+
+def test_table_chooses_by_size_and_its_digest_is_kept(table):
+    rules = [
+        {"operation": "send", "bytes": "..8KiB", "route": "shm"},
+        {"operation": "send", "bytes": "8KiB..", "route": "gloo"},
+        {"operation": "all_reduce", "dtype": "float", "route": "gloo:two_step"},
+    ]
+    plan = routed_plan({"table": table(rules), "backends": ["shm"]})
+    assert plan.gradients in (LATE, "early")
+    for _, event in routed(plan):
+        if event.kind in POSTS:
+            ways = "shm:mailbox", "shm:message", "gloo:message"
+            assert str(event.route) in (ways if event.part.node else ways[1:])
+        if event.kind == "issue":
+            assert event.route == parse_route("gloo:two_step")
+    assert plan.table["name"].endswith("table.json")
+    assert len(plan.table["digest"]) == 16
+
+
+def test_coarse_table_has_one_backend_for_an_operation(table):
+    rules = [
+        {"operation": "all_gather", "bytes": "..1KiB", "route": "shm"},
+        {"operation": "all_gather", "bytes": "1KiB..", "route": "gloo:direct"},
+    ]
+    plan = routed_plan({"table": table(rules), "granularity": "coarse"})
+    ways = {str(e.route) for _, e in routed(plan) if e.kind == "collective" and e.part.node}
+    assert ways == {"gloo"}
+
+
+def test_limits_of_a_table_are_findings(table):
+    points = [f"all_reduce 2 2 cpu float {size} gloo 0.1" for size in (64, 2**18)]
+    made = {"points": points, "made": {"disturbed": "9 other programs"}}
+    plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **made)})
+    sizes, busy = [one.text for one in plan.findings if one.key == "comm.table"][:2]
+    assert "all_reduce: only 64 B to 256.0 KiB were measured" in sizes
+    assert busy == "the tuning table was measured on a busy machine: 9 other programs"
+    plan = routed_plan({"table": table([{"operation": "send", "route": "mpi"}])})
+    assert backends_of_plan(plan) == ["gloo"]
+    text, unruled = [one.text for one in plan.findings if one.key == "comm.table"]
+    assert unruled.startswith("no rule of the tuning table has all_reduce, all_gather, ")
+    assert "mpi of the tuning table cannot carry messages here" in text
+    assert "launcher=mpirun" in text
+    with pytest.raises(ConfigError, match="there is no such file; `hires tune comm` writes one"):
+        routed_plan({"table": "nowhere.json"})
+    with pytest.raises(ConfigError, match="unknown 'glo'; did you mean gloo"):
+        routed_plan({"backends": ["glo"]})
+
+
+def test_damaged_routes_are_no_plan_and_a_plan_may_have_none():
+    values = routed_plan().to_dict()
+    without = Plan.from_dict({key: value for key, value in values.items() if key != "routes"})
+    assert all(event.route is None for _, event in routed(without))
+    values["routes"][0][-1] = "gloo:magic"
+    with pytest.raises(PlanError, match="damaged"):
+        Plan.from_dict(values)
+    with pytest.raises(PlanError, match=r"plan\.json has schema 99, this hires reads 2"):
+        Plan.from_dict({**values, "schema": 99})
+
+
+def test_routes_within_a_node_and_between_nodes(table):
+    rules = [{"operation": "send", "ranks_per_node": "all", "route": "gloo:message"}]
+    comm = {"table": table(rules, "mpi"), "backends": ["mpi"]}
+    launcher = {"name": "mpirun", "hosts": ["a", "b"]}
+    plan = routed_plan(comm, launcher, tiles=[4, 1], stages=1)
+    assert plan.verdict.startswith("deadlock-free")
+    for rank, event in routed(plan):
+        if event.kind in POSTS:
+            assert event.route.backend == ("gloo" if rank // 2 == event.peer // 2 else "mpi")

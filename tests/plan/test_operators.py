@@ -1,0 +1,142 @@
+"""Operators have one entry, compiled regions no messages, and a graph any number of samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hires.core.errors import PlanError
+from hires.parallel.convolution import SUBSTITUTES
+from hires.parallel.image_kernels import IMAGE_KERNELS
+from hires.parallel.reductions import REDUCTIONS
+from hires.parallel.window import WINDOW_KERNELS
+from hires.plan.graph_samples import GraphOfSamples
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, operator_rows
+from hires.plan.planner import make_plan
+from hires.plan.regions import ALONE, MESSAGES, RANDOM, Region, findings, reasons, regions_of
+from tests.helpers import layouts, new_operator
+from tests.helpers.small_plans import config_of, forked, plan_of
+
+
+def test_every_window_has_its_pixels_and_a_kernel():
+    windowed = {name for name in OPERATORS if "window" in facts_of(name).tiling}
+    assert windowed == {name for name in OPERATORS if facts_of(name).window is not None}
+    assert windowed == set(WINDOW_KERNELS)
+
+
+def test_every_sum_over_the_image_has_a_kernel():
+    summed = {
+        n for n in OPERATORS if {"statistics", "reduction", "softmax"} & {*facts_of(n).tiling}
+    }
+    assert summed == set(IMAGE_KERNELS)
+    statistics = {name for name in OPERATORS if "statistics" in facts_of(name).tiling}
+    assert statistics == {name for name in OPERATORS if facts_of(name).statistics is not None}
+    softmax = {name for name in OPERATORS if "softmax" in facts_of(name).tiling}
+    assert summed - statistics - softmax == set(REDUCTIONS)
+
+
+def test_every_kernel_is_of_an_operator_that_is_listed():
+    for kernels in (WINDOW_KERNELS, IMAGE_KERNELS):
+        assert set(kernels) <= set(OPERATORS)
+    # Those without a rule, as conv1d, are computed whole, perhaps by a kernel of ours.
+    unlisted = set(SUBSTITUTES) - set(OPERATORS)
+    assert {name for name in unlisted if not hasattr(torch.ops.aten, name)} == set()
+
+
+@pytest.fixture
+def only_here() -> Iterator[None]:
+    """Enters the new operator, whose network may have been traced before, and removes it again."""
+    new_operator.register()
+    yield
+    for table in (OPERATORS, WINDOW_KERNELS):
+        table._items.pop("diff", None)
+
+
+@pytest.mark.dist
+@pytest.mark.usefixtures("only_here")
+@pytest.mark.parametrize("parallel", [{"tiles": [3, 1]}, {"stages": 2, "local_dp": 2}])
+def test_new_operator_is_one_entry_and_one_kernel(tmp_path, parallel):
+    model = {"name": "custom", "target": "tests.helpers.new_operator:network", "classes": 4}
+    keys = {"image": [10, 9], "model": model, "parallel": parallel}
+    plan = layouts.plan_of(layouts.config_of(**keys))
+    assert plan.ok
+    if "tiles" in parallel:
+        assert "diff" in {op.node for stage in plan.stages for op in stage.comm}
+    assert operator_rows()["diff"].tiles == "window"
+    answer = layouts.verified(tmp_path, **keys)
+    assert answer["max_rel_err"] < 1e-10, answer
+
+
+def test_one_rank_has_one_region():
+    for task in ("train", "infer"):
+        plan = plan_of(task)
+        [stage] = plan.stages
+        assert regions_of(plan, stage) == [Region(0, len(plan.graph.nodes))]
+        assert reasons(plan, stage) == {}
+
+
+def test_nodes_with_messages_are_in_no_region():
+    plan = plan_of(tiles=[2, 1])
+    [stage] = plan.stages
+    regions, out = regions_of(plan, stage), reasons(plan, stage)
+    inside = {plan.graph.nodes[i].name for r in regions for i in range(r.first, r.last)}
+    assert regions
+    assert inside.isdisjoint(out)
+    assert inside | out.keys() == {node.name for node in plan.graph.nodes}
+    assert set(out.values()) == {MESSAGES, ALONE}
+    for op in stage.comm:
+        if op.kind != "loss":
+            assert {out[name] for name in (op.node, *op.readers)} == {MESSAGES}
+
+
+def test_random_numbers_stay_outside():
+    plan = plan_of()
+    node = plan.graph.nodes[3]
+    nodes = [*plan.graph.nodes]
+    nodes[3] = dataclasses.replace(node, op="rand_like.default", seeded=True)
+    plan.graph = dataclasses.replace(plan.graph, nodes=nodes)
+    assert reasons(plan, plan.stages[0])[node.name] == RANDOM
+
+
+def test_plan_says_how_much_is_compiled_and_why_not_more():
+    config = config_of(tiles=[2, 1])
+    config.engine.compile = "stage"
+    plan = make_plan(config, forked(8, True))
+    finding, slower = [one for one in plan.findings if one.key == "engine.compile"]
+    assert [finding, slower] == [*findings(plan)]
+    assert slower.severity == "warning"
+    assert "on a CPU a compiled training step takes 1.2 to 1.4 times as long" in slower.text
+    assert f" of {len(plan.graph.nodes)} nodes are compiled" in finding.text
+    assert f"not: each {MESSAGES}" in finding.text
+    config.task.name = "infer"
+    assert len([*findings(make_plan(config, forked(8, True)))]) == 1
+    config.device = "simulated"
+    [refused] = [f for f in make_plan(config, forked(8, True)).findings if f.severity == "error"]
+    assert "compiles nothing for device=simulated" in refused.text
+
+
+IMAGE = [1, 1, 8, 8]
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("training", [True, False])
+def test_graph_between_two_traces_is_that_of_a_trace(samples, training):
+    between = GraphOfSamples(forked(8, training), forked(4, training))
+    assert between.graph(samples).to_dict() == forked(samples, training).to_dict()
+
+
+def test_network_with_other_operators_for_other_samples_is_refused():
+    one, other = forked(8, True), forked(4, True)
+    cut = dataclasses.replace(other, nodes=other.nodes[:-1])
+    with pytest.raises(PlanError, match="other operators"):
+        GraphOfSamples(one, cut).graph(2)
+
+
+def test_one_number_of_samples_tells_no_other():
+    one = GraphOfSamples(forked(4, True), forked(4, True))
+    assert one.graph(4) is forked(4, True)
+    with pytest.raises(PlanError, match="two traces of 4 samples"):
+        one.graph(2)
