@@ -69,9 +69,15 @@ def measure(task: dict[str, Any], previous: Result | None) -> Iterator[Result]:
         except HiresError as error:
             if len(composed) > 1 or "choose" not in composed[0]:
                 raise
-            groups[title] = [{"name": title, "what": str(error), "ok": False, "error": True}]
+            groups[title] = [{**failed_case(title), "not_run": str(error)}]
         done.append(title)
         yield result()
+
+
+def failed_case(title: str) -> Measured:
+    """Returns the row of a case that could not be measured; the reason is added."""
+    values = {"what": "", "peer": "hires", "ranks": 0, "threads": 1, "images": 0}
+    return {"name": title, **values, "predicted_s": None, "ok": False}
 
 
 def _measured(composed: list[dict[str, Any]], task: dict[str, Any]) -> Iterator[list[Measured]]:

@@ -59,6 +59,8 @@ from hires.plan.simulation.machine_calibration import (
 )
 from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
 
+MODULE = "hires.bench.calibrate_machine"
+"""Of its jobs: where this module is the program, its ``__name__`` is another."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 """Timed steps of a network besides the first."""
 PHASES = ("inference", "forward", "backward")
@@ -174,16 +176,16 @@ def _measured(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         flag = str(Path(folder, "busy"))
         if cores > 1:
-            others = f"{__name__}:generate_load", cores - 1, left_s(), whole, flag, left_s()
+            others = f"{MODULE}:generate_load", cores - 1, left_s(), whole, flag, left_s()
             load = stack.enter_context(contextlib.closing(stream_ranks(*others)))  # type: ignore
             next(load)
         words = whole, share * share_s, 1, flag if cores > 1 else "", cores, left_s()
-        measured += run_ranks(f"{__name__}:time_networks", 1, left_s(), *words)
+        measured += run_ranks(f"{MODULE}:time_networks", 1, left_s(), *words)
     for ranks in sorted({timed.plan.world for timed in networks.tiled}):
         log.info("measuring operators of images in %d tiles", ranks)
         alike = [timed.plain() for timed in networks.tiled if timed.plan.world == ranks]
         words = alike, len(alike) * share_s, cores, "", cores, left_s()
-        measured += run_ranks(f"{__name__}:time_networks", ranks, left_s(), *words)
+        measured += run_ranks(f"{MODULE}:time_networks", ranks, left_s(), *words)
     for one in measured:
         one["samples"] = [Sample(_work(work), *rest) for work, *rest in one["samples"]]
     return measured

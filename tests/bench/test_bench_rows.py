@@ -147,6 +147,18 @@ def test_groups_that_the_folder_holds_are_not_measured_again(monkeypatch):
     assert len([*bench_main.measure({**task, "rounds": 99}, half)]) == 18
 
 
+def test_case_that_fails_is_red_and_ends_no_other(monkeypatch):
+    def fail(rows, task):
+        raise ConfigError("no calibration")
+        yield
+
+    monkeypatch.setattr(bench_main, "_measured", fail)
+    *_, result = bench_main.measure({**task_of("choose", "--only", "resnet18"), "warmup": 1}, None)
+    assert len(result["groups"]) == 9
+    assert not result["ok"]
+    assert all("no calibration" in table.rows[0]["what"] for table in bench_main.tables(result))
+
+
 def test_stopped_benchmark_keeps_what_it_measured(tmp_path, capsys):
     def measure(previous):
         yield {"rows": 1}

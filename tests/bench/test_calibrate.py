@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
 from types import SimpleNamespace
 
 import pytest
 
 from hires.bench import calibrate_machine as calibrate
 from hires.bench import calibration_chains as chains
+from hires.bench import start_ranks
 from hires.bench.calibration_chains import Chain, chain_config
 from hires.bench.node_times import NodeTimes, typical
 from hires.core.errors import RunError
@@ -49,6 +51,22 @@ def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys):
     assert {s.ranks for s in samples} >= {1, min(2, calibration.machine.cores)}
     assert any(s.work.shared for s in samples) == (calibration.machine.cores > 1)
     assert "convolution" in str(calibrate.tables(result)[0].rows)
+
+
+def test_ranks_find_the_jobs_where_the_module_is_the_program(cache, monkeypatch):
+    # `python -m` names it __main__, which on a rank is another module.
+    jobs = []
+
+    def refuse(job, *_):
+        jobs.append(job)
+        raise RunError("no rank")
+
+    for name in ("stream_ranks", "run_ranks"):
+        monkeypatch.setattr(start_ranks, name, refuse)
+    monkeypatch.setattr("sys.argv", ["calibrate", "--chains", "1"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(calibrate.__file__, run_name="__main__")
+    assert {job.partition(":")[0] for job in jobs} == {calibrate.__name__}
 
 
 def test_calibration_that_fails_leaves_no_file(cache, monkeypatch, capsys):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hires.bench.bench_rows import BenchRow, planned, with_small
 from hires.bench.check import (
     EXACT_TOLERANCE,
+    LOWER_TOLERANCE,
     Deviation,
     FirstStepCheck,
     RankAnswer,
@@ -90,6 +91,7 @@ def test_limits_are_those_of_the_precision():
         return small_limit(planned(BenchRow("row", config_of(**{**SMALL, **keys}))))
 
     assert limit() == EXACT_TOLERANCE <= 1e-6
+    assert not Deviation(1.0, value_limit=LOWER_TOLERANCE).ok  # zero or doubled outputs
     assert 1e-3 < limit(precision={"name": "bf16"}, task={"name": "infer"}) <= 0.4
 
 

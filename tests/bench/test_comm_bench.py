@@ -226,8 +226,9 @@ def test_ranks_measure_messages_and_write_a_table(tmp_path, capsys):
     ]
     words += ["--seconds", "1e-4", "--json", "--out", str(tmp_path)]
     code = comm_bench.tune([*words, "--routes", "gloo,shm", "--force"])
-    result = json.loads(capsys.readouterr().out)
-    assert code == 0
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
     assert {row["operation"] for row in result["rows"]} == {"latency", "all_reduce"}
     assert all(one["wrong"] == 0 for row in result["rows"] for one in row["ways"].values())
     table = TuningTable.read(tmp_path / "table.json")
