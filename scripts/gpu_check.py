@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1200
 PARTS = {
     "tests": ("-m", "pytest", "-m", "gpu", "-q", "-n", "0", "tests"),
-    "layouts": ("-m", "hires", "bench", "layouts", "--device", "cuda", "--model", "resnet50"),
+    "layouts": ("-m", "hires", "bench", "layouts", "device=cuda", "model=resnet50"),
 }
 
 

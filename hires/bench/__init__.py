@@ -1,1 +1,1 @@
-"""Measures on this machine: layouts beside one process and beside torch's own."""
+"""Measurements on this machine, each beside its baseline."""

@@ -1,4 +1,4 @@
-"""Counts the kernels that a step ran, by the type of numbers that they read.
+"""Counts the convolutions and products that a step ran, by the type of numbers that they read.
 
 oneDNN lists every primitive that it executes (its verbose mode, Intel oneDNN developer guide), for
 hires and torch alike; it prints from C, so the file descriptor itself is redirected. ONNX Runtime
@@ -22,16 +22,13 @@ from hires.core.precisions import INT8
 
 TYPES = {"fp32": {"f32"}, "bf16": {"bf16"}, INT8: {"u8", "s8"}}
 """oneDNN's names of the types that the kernels of a precision read."""
-LEFT_IN_FLOAT = "f32 ConvTranspose"
+FLOAT_FALLBACK = "f32 ConvTranspose"
 """Kernels that a quantised network has in float: ONNX Runtime has no int8 kernel for them."""
 _EXECUTED = re.compile(
     r"onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
     r",[^,]+,[^,]*,.*?src[^:]*:(\w+):"
 )
-_TOOK = re.compile(r"onednn_verbose,(?:v1,)?primitive,exec,cpu,.*,([\d.]+)$")
-"""Any primitive, and its milliseconds."""
 _HEAVY = re.compile(r"Conv|Deconv|Gemm|MatMul|FullyConnected")
-"""Nodes of ONNX Runtime and OpenVINO that are convolutions or products."""
 _NAMES = {
     "float": "f32",
     "float16": "f16",
@@ -45,21 +42,6 @@ _NAMES = {
 
 def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
     """Runs a step; returns how many convolutions and products oneDNN executed, by type."""
-    return count_kernels(_listed(step))
-
-
-def onednn_seconds(step: Callable[[], object]) -> float:
-    """Runs a step; returns the seconds that oneDNN's kernels alone took in it."""
-    return kernel_seconds(_listed(step))
-
-
-def kernel_seconds(text: str) -> float:
-    """Returns the time of all primitives that oneDNN's verbose output lists."""
-    matches = [_TOOK.match(line) for line in text.splitlines()]
-    return sum(float(match[1]) for match in matches if match) / 1e3
-
-
-def _listed(step: Callable[[], object]) -> str:
     with tempfile.TemporaryFile() as file:
         sys.stdout.flush()
         kept = os.dup(1)
@@ -73,7 +55,7 @@ def _listed(step: Callable[[], object]) -> str:
             os.dup2(kept, 1)
             os.close(kept)
         file.seek(0)
-        return file.read().decode(errors="replace")
+        return count_kernels(file.read().decode(errors="replace"))
 
 
 def count_kernels(text: str) -> dict[str, int]:
@@ -85,7 +67,7 @@ def count_kernels(text: str) -> dict[str, int]:
 def count_profile(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Returns how many convolutions and products a profile of ONNX Runtime lists, by type.
 
-    Transposed convolutions are counted apart, as :data:`LEFT_IN_FLOAT` names them.
+    Transposed convolutions are counted apart, as :data:`FLOAT_FALLBACK` names them.
     """
     counts = collections.Counter[str]()
     for event in events:
@@ -115,10 +97,7 @@ def count_graph(nodes: Iterable[Mapping[str, str]]) -> dict[str, int]:
 
 
 def ran_as(precision: str, kernels: Mapping[str, int]) -> bool:
-    """Returns whether all kernels read a type of this precision, and there are some.
-
-    A quantised network may have :data:`LEFT_IN_FLOAT` beside them.
-    """
-    left = {LEFT_IN_FLOAT} if precision == INT8 else set()
+    """Returns whether all kernels read a type of this precision, and there are some."""
+    left = {FLOAT_FALLBACK} if precision == INT8 else set()
     types = {kind.partition(" ")[0] for kind in kernels.keys() - left}
     return bool(types) and types <= TYPES[precision]

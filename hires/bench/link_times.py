@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from hires.bench.node_times import typical
-from hires.bench.ranks import run_ranks
+from hires.bench.start_ranks import join_world, run_ranks
 from hires.comm import all_gather_stacked, all_reduce_coalesced, barrier, irecv, isend, make_groups
+from hires.core.ranks.world import World
 from hires.plan.simulation.machine_calibration import Links
 
-NUM_RANKS = 2
 SMALL, LARGE = 256, 1 << 20
-"""Numbers in a message whose time is latency, and in one whose time is bandwidth."""
+"""Elements of a message whose time is latency, and of one whose time is bandwidth."""
 GRADIENTS = 1 << 22
-"""Numbers in a sum of gradients: those of a small network."""
+"""Elements of a sum of gradients: those of a small network."""
 ROUNDS, WARMUP = 60, 10
 """Of each measurement of a link."""
 MEAN_ROUNDS = 4
@@ -29,18 +29,18 @@ machine is several times what the fastest one takes."""
 
 def measure_links(timeout_s: float, rounds: int = ROUNDS) -> Links:
     """Returns the links of this machine; RunError: a rank failed."""
-    return Links(*run_ranks(_measure, NUM_RANKS, timeout_s, rounds))
+    return Links(*run_ranks(f"{__name__}:time_links", 2, timeout_s, rounds, timeout_s))
 
 
-def _measure(rank: int, rounds: int) -> tuple[float, float, float, float]:
-    """Returns what :class:`Links` holds, as rank 0 and rank 1 measure it together."""
-    group = make_groups([[*range(NUM_RANKS)]], 1)[0]
-    gradients = torch.zeros(GRADIENTS)
+def time_links(world: World, rounds: int, timeout_s: float) -> Iterator[list[float]]:
+    """Yields what :class:`Links` holds, as two ranks measure it together."""
+    join_world(world, timeout_s)
+    group, gradients = make_groups([[0, 1]], 1)[0], torch.zeros(GRADIENTS)
 
-    def exchange(numbers: int) -> None:
+    def exchange(elements: int) -> None:
         """Sends and receives at once, as two tiles exchange their halos."""
-        received = irecv(torch.zeros(numbers), 1 - rank, tag=0)
-        sent = isend(torch.zeros(numbers), 1 - rank, tag=0)
+        received = irecv(torch.zeros(elements), 1 - world.rank, tag=0)
+        sent = isend(torch.zeros(elements), 1 - world.rank, tag=0)
         received.wait()
         sent.wait()
 
@@ -56,7 +56,7 @@ def _measure(rank: int, rounds: int) -> tuple[float, float, float, float]:
     # Two ranks send each other half of the sum, and then the other half.
     reduce_bytes_per_s = 4 * GRADIENTS / max(added_s - 2 * small_s, 1e-9)
     latency_s = _mean_s(lambda: exchange(SMALL), rounds)
-    return latency_s, bytes_per_s, _mean_s(gather, rounds), reduce_bytes_per_s
+    yield [latency_s, bytes_per_s, _mean_s(gather, rounds), reduce_bytes_per_s]
 
 
 def _mean_s(run: Callable[[], object], rounds: int) -> float:

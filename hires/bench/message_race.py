@@ -1,6 +1,6 @@
 """Lets libraries take turns in one operation after another: the stopwatch of messages.
 
-Of every operation and size each contestant runs a block of calls in every round, in another order
+Of every operation and size each way runs a block of calls in every round, in another order
 each time, so that other work on the machine hits all alike. A call is timed alone, behind a fence
 that all ranks leave together; the slowest rank is the sample. The first and the last round check
 every number of the result.
@@ -13,13 +13,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hires.bench.message_operations import (
+from hires.bench.messages import (
     BenchBuffers,
     Call,
     messages_in,
@@ -28,9 +28,9 @@ from hires.core.errors import HiresError
 
 Fence = Callable[[], object]
 Block = Callable[[int], list[float] | None]
-"""Runs so many calls and returns the seconds of each; None: the contestant lacks the operation."""
+"""Runs so many calls and returns the seconds of each; None: the way lacks the operation."""
 Bind = Callable[[BenchBuffers, bool], Block | None]
-"""(buffers, blocking) -> the block of a contestant."""
+"""(buffers, blocking) -> the block of a way."""
 LEAST_CALLS, MOST_CALLS = 2, 400
 """Of a block."""
 
@@ -55,7 +55,7 @@ class RacePlan:
 
     rounds: int
     seconds: float
-    """Of each contestant in a cell, all rounds together."""
+    """Of each way in a cell, all rounds together."""
 
 
 class RaceWorld(NamedTuple):
@@ -72,10 +72,10 @@ class RaceWorld(NamedTuple):
     """Returns when the device has done all that it was given."""
 
 
-def timed(call: Call, agreed: RaceWorld) -> Block:
+def timed(call: Call, world: RaceWorld) -> Block:
     """Returns the block of a call in Python."""
-    clock, fence, synchronize = time.perf_counter, agreed.fence, agreed.synchronize
-    on_host = agreed.device == "cpu"
+    clock, fence, synchronize = time.perf_counter, world.fence, world.synchronize
+    on_host = world.device == "cpu"
 
     def block(times: int) -> list[float]:
         seconds = []
@@ -91,67 +91,36 @@ def timed(call: Call, agreed: RaceWorld) -> Block:
     return block
 
 
-class Checked(Protocol):
-    """The tensors of a call, and the check of its result."""
-
-    def fill(self) -> None:
-        """Writes what this rank gives, and poison where the result will be."""
-
-    def rest(self) -> None:
-        """Prepares calls without a check: sums in place need zeros, or they grow without end."""
-
-    def num_wrong(self) -> int:
-        """Returns how many numbers of the result are wrong on this rank."""
-        ...
-
-
 def race_cell(
-    cell: BenchCell, contestants: Mapping[str, Bind], agreed: RaceWorld, plan: RacePlan
+    cell: BenchCell, ways: Mapping[str, Bind], world: RaceWorld, plan: RacePlan
 ) -> dict[str, Any]:
-    """Returns the rows of a cell, by contestant, as plain values, the same on all ranks.
+    """Returns the row of a cell as plain values, the same on all ranks.
 
-    A contestant that lacks the operation has its reason as ``missing``.
+    A way that lacks the operation has its reason as ``missing``.
     """
-    dtype, place = getattr(torch, cell.dtype), (agreed.rank, agreed.ranks, agreed.device)
+    dtype, place = getattr(torch, cell.dtype), (world.rank, world.ranks, world.device)
     buffers = BenchBuffers(cell.operation, cell.num_bytes, dtype, *place)
     messages = messages_in(cell.operation, buffers.num_bytes)
-
-    def bound(bind: Bind) -> Callable[[], Block | None]:
-        return lambda: bind(buffers, cell.blocking)
-
-    makers = {name: bound(bind) for name, bind in contestants.items()}
-    rows = race_blocks(buffers, makers, agreed, plan, messages)
-    return {**cell._asdict(), "bytes": buffers.num_bytes, "ranks": agreed.ranks, "ways": rows}
-
-
-def race_blocks(
-    buffers: Checked,
-    makers: Mapping[str, Callable[[], Block | None]],
-    agreed: RaceWorld,
-    plan: RacePlan,
-    messages: int = 1,
-) -> dict[str, dict[str, Any]]:
-    """Returns the row of each contestant; ``messages``: what the time of a call is divided by."""
-    blocks, rows = _entered(makers, agreed, buffers)
+    blocks, rows = _possible(ways, cell, world, buffers)
     samples: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in blocks}
-    counts = {name: _calls(block, buffers, agreed, plan) for name, block in blocks.items()}
+    counts = {name: _calls(block, buffers, world, plan) for name, block in blocks.items()}
     for index in range(plan.rounds):
         order = [*blocks]
         random.Random(index).shuffle(order)  # the same on all ranks
         for name in order:
-            buffers.rest()
+            buffers.zero_inputs()
             seconds = torch.tensor(blocks[name](counts[name]), dtype=torch.float64)
-            agreed.largest(seconds)
+            world.largest(seconds)
             samples[name].append(seconds.numpy() / messages)
             if index in (0, plan.rounds - 1):
-                rows[name]["wrong"] += _wrong(blocks[name], buffers, agreed)
+                rows[name]["wrong"] += _wrong(blocks[name], buffers, world)
     for name, rounds in samples.items():
         rows[name] |= summary(rounds)
-    return rows
+    return {**cell._asdict(), "bytes": buffers.num_bytes, "ranks": world.ranks, "ways": rows}
 
 
 def summary(rounds: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Returns what is kept of the seconds of all rounds of a contestant."""
+    """Returns what is kept of the seconds of all rounds of a way."""
     whole = np.concatenate(rounds)
     p50, p99 = np.quantile(whole, (0.5, 0.99)).tolist()
     return {
@@ -172,23 +141,23 @@ def relative_noise(rounds_s: Sequence[float]) -> float:
     return 1.4826 * statistics.median(abs(one - middle) for one in rounds_s) / middle
 
 
-def _entered(
-    makers: Mapping[str, Callable[[], Block | None]], agreed: RaceWorld, buffers: Checked
+def _possible(
+    ways: Mapping[str, Bind], cell: BenchCell, world: RaceWorld, buffers: BenchBuffers
 ) -> tuple[dict[str, Block], dict[str, dict[str, Any]]]:
-    # The blocks of contestants that all ranks could call once, and the rows of all of them.
+    # The blocks of ways that all ranks could call once, and the rows of all of them.
     blocks: dict[str, Block] = {}
     rows: dict[str, dict[str, Any]] = {}
-    for name, make in makers.items():
+    for name, bind in ways.items():
         missing, block = "", None
         buffers.fill()
         try:
-            block = make()
+            block = bind(buffers, cell.blocking)
             if block is None or block(1) is None:
                 missing = "it has no such operation or type"
         except (HiresError, RuntimeError, ValueError, TypeError, KeyError) as error:
             missing = str(error).strip().splitlines()[0][:200] or type(error).__name__
         failed = torch.tensor([float(bool(missing))], dtype=torch.float64)
-        agreed.largest(failed)
+        world.largest(failed)
         lacks = {"missing": missing or "another rank lacks it"}
         rows[name] = lacks if failed.item() else {"wrong": 0}
         if block is not None and not failed.item():
@@ -196,19 +165,19 @@ def _entered(
     return blocks, rows
 
 
-def _calls(block: Block, buffers: Checked, agreed: RaceWorld, plan: RacePlan) -> int:
+def _calls(block: Block, buffers: BenchBuffers, world: RaceWorld, plan: RacePlan) -> int:
     """Returns the calls of a block, from the quickest of three that warm up."""
-    buffers.rest()
+    buffers.zero_inputs()
     quickest = torch.tensor([min(block(3) or [0.0])], dtype=torch.float64)
-    agreed.largest(quickest)
+    world.largest(quickest)
     fitting = plan.seconds / plan.rounds / max(quickest.item(), 1e-7)
     return int(min(MOST_CALLS, max(LEAST_CALLS, fitting)))
 
 
-def _wrong(block: Block, buffers: Checked, agreed: RaceWorld) -> int:
+def _wrong(block: Block, buffers: BenchBuffers, world: RaceWorld) -> int:
     """Returns the wrong numbers of one more call, those of the worst rank."""
     buffers.fill()
     block(1)
     wrong = torch.tensor([float(buffers.num_wrong())], dtype=torch.float64)
-    agreed.largest(wrong)
+    world.largest(wrong)
     return int(wrong.item())

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.bench.runners import HiresSteps
+from hires.bench.peers.peer_hires import HiresSteps
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import HostClock, MarkedSpan
 
@@ -54,7 +54,7 @@ class NodeTimes:
     def step(self) -> None:
         """Runs one step and keeps what it took."""
         module = self.steps.engine.modules[0]
-        self.steps.prepare()
+        self.steps.before_step()
         self._marks.clear()
         module.watch(self._see)
         begin_s = time.thread_time()
@@ -66,16 +66,6 @@ class NodeTimes:
         passes = [span for span in spans if span.kind in PASSES]
         self.passes_s.append(_length(passes) - sum(map(self._keep, passes)))
 
-    def again(self) -> NodeTimes:
-        """Returns another list of times of the same steps."""
-        return NodeTimes(self.steps)
-
-    def forget(self) -> None:
-        """Forgets the steps so far, which have warmed up."""
-        self.nodes.clear()
-        for kept in (self.step_s, self.passes_s, self.update_s, self.pace_s):
-            kept.clear()
-
     def medians(self) -> dict[Key, float]:
         """Returns the seconds of every node's passes, at the pace of the median step.
 
@@ -86,9 +76,9 @@ class NodeTimes:
             return {key: typical(taken) for key, taken in self.nodes.items()}
         pace_s, medians = statistics.median(self.pace_s), {}
         for key, taken in self.nodes.items():
-            beside = self.pace_s if len(self.pace_s) == len(taken) else [pace_s] * len(taken)
+            paces = self.pace_s if len(self.pace_s) == len(taken) else [pace_s] * len(taken)
             medians[key] = statistics.median(
-                s * pace_s / own_s for s, own_s in zip(taken, beside, strict=True)
+                s * pace_s / own_s for s, own_s in zip(taken, paces, strict=True)
             )
         return medians
 

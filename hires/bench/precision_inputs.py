@@ -1,72 +1,64 @@
-"""Makes what all rows of a case share: weights, images, fp32 outputs and scales for 8 bits."""
+"""Makes what rows of inference share: weights with fitting statistics, and scales of int8."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hires.bench.onnx_files import CALIBRATION, IMAGES
-from hires.bench.precision_cases import PrecisionCase, PrecisionOptions
-from hires.bench.ranks import run_program
-from hires.bench.runners import plain_module, whole_batch
+from hires.bench.bench_rows import BenchRow, in_float32
+from hires.bench.peers.peer_module import plain_module, whole_batch
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import LateError, RunError
 from hires.core.precisions import INT8
 from hires.core.python_command import module_command
 from hires.core.store import file_names
 
-EXPECTED = "expected.npy"
-"""Outputs of the plain network in fp32, in the folder of a case."""
 STATISTICS_PIXELS = 2**22
 """Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What the rows of a case share."""
+def with_inputs(rows: list[BenchRow], folder: Path, timeout_s: float) -> list[BenchRow]:
+    """Returns rows with the weights and scales that are made for them; RunError: that failed.
 
-    folder: Path
-    weights: str
-    scales: str
-    """Empty without a precision of 8 bits."""
-
-
-def make_inputs(case: PrecisionCase, folder: Path, options: PrecisionOptions) -> Inputs:
-    """Fills the folder of a case; RunError: the calibration failed."""
-    weights = str(Path(options.weights).absolute()) if options.weights else ""
-    config = case.config("fp32", {}, weights, "")
-    images, _ = whole_batch(config)
-    np.save(folder / IMAGES, images.contiguous().numpy())
-    module = plain_module(config)
+    A network without weights of its own gets first ones whose norms have the statistics of
+    ``settings.statistics`` images, so that no value explodes.
+    """
+    first = in_float32(rows[0].config)
+    count, weights = rows[0].settings["statistics"], first.weights
     if not weights:
-        most = max(case.batch, STATISTICS_PIXELS // case.image**2)
-        set_statistics(module, *torch.split(_calibrated(case, options), most))
+        module, images = plain_module(first), calibration_images(first, count)
+        set_statistics(
+            module, *torch.split(images, max(first.batch, STATISTICS_PIXELS // first.height**2))
+        )
         weights = str(folder / "weights.safetensors")
-        tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-        save_file(tensors, weights)
-    with torch.inference_mode():
-        np.save(folder / EXPECTED, module(images).float().numpy())
+        save_file({name: t.contiguous() for name, t in module.state_dict().items()}, weights)
     scales = ""
-    if INT8 in options.precisions:
-        np.save(folder / CALIBRATION, _calibrated(case, options).contiguous().numpy())
+    if any(row.peer == "hires" and row.config.precision.name == INT8 for row in rows):
         scales = str(folder / file_names.SCALES)
-        words = calibration_words(case, options.calibration)
-        words += [f"weights={weights}", f"results={folder}", f"out={scales}"]
-        command = module_command("hires", "quantize", *words)
-        run_program("the calibration", command, options.timeout)
-    return Inputs(folder, weights, scales)
+        hires_output(_quantize(first, count, weights, folder, scales), timeout_s)
+    made = []
+    for row in rows:
+        config = replace(row.config, weights=weights)
+        if config.precision.name == INT8:
+            config = replace(config, quant=replace(config.quant, scales=scales or None))
+        made.append(replace(row, config=config))
+    return made
 
 
-def _calibrated(case: PrecisionCase, options: PrecisionOptions) -> Tensor:
-    # Those that 8 bits are calibrated on, (n, C, H, W); with --data none of them is measured.
-    images, _ = whole_batch(case.calibration(options.calibration))
-    return images
+def calibration_images(config: RunConfig, count: int) -> Tensor:
+    """Returns at least so many images (n, C, H, W), whole batches of them."""
+    batch = config.batch * -(-count // config.batch)
+    data = replace(config.data, length=max(config.data.length, batch))
+    return whole_batch(replace(config, batch=batch, data=data))[0]
 
 
 @torch.no_grad()
@@ -87,29 +79,37 @@ def set_statistics(module: nn.Module, *pieces: Tensor) -> None:
         norm.momentum = momentum
 
 
-def accuracy(outputs: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> Mapping[str, float]:
-    """Returns the share of classes that agree with fp32, and the signal over the error in dB.
-
-    Both have the shape (n, classes) or (n, classes, H, W).
-    """
-    agreed = float((outputs.argmax(1) == expected.argmax(1)).mean())
-    wide = expected.astype(np.float64)
-    noise = float(np.square(outputs.astype(np.float64) - wide).sum())
-    signal = float(np.square(wide).sum())
-    ratio = 10 * np.log10(signal / max(noise, 1e-30 * signal))
-    return {"agreement": agreed, "signal_db": float(ratio)}
-
-
-def calibration_words(case: PrecisionCase, least: int) -> list[str]:
-    """Returns what makes ``hires quantize`` calibrate on the images of ``case.calibration``."""
-    words = [f"model.{key}={json.dumps(value)}" for key, value in _network(case).items()]
-    words += [f"image={case.image}", f"batch={case.batch}", "task=infer", "device=cpu"]
-    words += [f"quant.images={case.num_calibrated(least)}"]
-    words += [f"data.{key}={json.dumps(value)}" for key, value in case.source().items()]
-    return words if case.data else [*words, "quant.calibration=noise"]
+def hires_output(words: Sequence[str], timeout_s: float) -> str:
+    """Returns what a command of hires prints; RunError: it failed; LateError: it took too long."""
+    what = f"`hires {' '.join(words)}`"
+    try:
+        done = subprocess.run(
+            module_command("hires", *words),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LateError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
+    if done.returncode:
+        last = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise RunError(f"{what} failed with code {done.returncode}: {last}")
+    return done.stdout
 
 
-def _network(case: PrecisionCase) -> dict[str, Any]:
-    """Returns the values of ``model`` that differ from their defaults."""
-    default = dataclasses.asdict(type(case.config("fp32", {}, "", "").model)())
-    return {key: value for key, value in case.network().items() if default[key] != value}
+def _quantize(config: RunConfig, count: int, weights: str, folder: Path, scales: str) -> list[str]:
+    """Returns the words that calibrate a config's network on the images of its rows."""
+    usual: dict[str, Any] = asdict(ModelConfig())
+    model = {key: value for key, value in asdict(config.model).items() if usual[key] != value}
+    words = [f"model.{key}={json.dumps(value)}" for key, value in model.items()]
+    words += [f"image={json.dumps(config.image)}", f"batch={config.batch}", "task=infer"]
+    images = config.batch * -(-count // config.batch)
+    words += ["device=cpu", f"quant.images={images}", f"seed={config.seed}"]
+    names = ("name", "path", "split", "classes") if config.data.path else ("name", "classes")
+    given = {name: getattr(config.data, name) for name in names}
+    words += [
+        f"data.{key}={json.dumps(value)}" for key, value in given.items() if value is not None
+    ]
+    words += [] if config.data.path else ["quant.calibration=noise"]
+    return ["quantize", *words, f"weights={weights}", f"results={folder}", f"out={scales}"]

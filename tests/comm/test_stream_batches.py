@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hires import comm
-from hires.bench.sweep import routes_here
+from hires.bench.message_sweep import routes_here
 from hires.comm.process_group import HiresProcessGroup
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError

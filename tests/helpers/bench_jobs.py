@@ -1,38 +1,40 @@
-"""What the ranks of a benchmark do in tests."""
+"""What started ranks do in tests of the benchmarks."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from hires.comm import all_reduce, barrier, make_groups
-from hires.core.errors import PlanError
+from hires.bench.start_ranks import join_world
+from hires.comm import all_reduce, make_groups
+from hires.core.errors import CommError
+from hires.core.ranks.world import World
 
 
-def add_up(rank, number):
-    total = torch.tensor([float(number + rank)])
-    all_reduce(total, group=make_groups([[0, 1]])[0])
-    return rank, float(total)
+def add_up(world: World, number: int) -> Iterator[float]:
+    """Yields a number, and the sum of what all ranks add to it."""
+    yield float(number)
+    join_world(world, 60.0)
+    total = torch.tensor([float(number + world.rank)])
+    all_reduce(total, group=make_groups([[*range(world.size)]])[0])
+    yield float(total)
 
 
-def count(rank, number):
-    yield from range(number) if rank == 0 else ["of the other rank"]
+def failing(world: World) -> Iterator[str]:
+    """Yields a word, then fails on the last rank, for which the first waits."""
+    yield "a word"
+    if world.rank == world.size - 1:
+        raise CommError("rank of no use")
+    while True:
+        pass
 
 
-def refuse(rank):
-    if rank == 1:
-        raise PlanError("tile of 1 row is too small")
-    barrier()
-
-
-def die(rank):
-    if rank == 1:
-        os._exit(9)
-    barrier()
-
-
-def sleep(rank, folder):
-    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+def sleep(world: World, folder: str) -> Iterator[None]:
+    """Notes the process and sleeps."""
+    Path(folder, f"{world.rank}.pid").write_text(str(os.getpid()))
     time.sleep(600)
+    yield None

@@ -255,42 +255,6 @@ def careless_step(world: World, config: dict[str, Any]) -> str:
     return ""
 
 
-def bench_rows(rank, rows):
-    """Returns where each row of a benchmark held its parameters, and whether its step was right."""
-    from hires.bench import layouts_bench
-
-    held, build = {}, layouts_bench.build
-
-    def kept(row, *args):
-        runner = build(row, *args)
-        if runner is not None:
-            places = [*(p.device for p in runner.parameters.values()), runner.device.torch]
-            held[row.name] = {place.type for place in places}
-        return runner
-
-    layouts_bench.build = kept
-    [(_, verdicts)] = layouts_bench.run_race(rank, rows, 2, 1, 0)
-    return held, verdicts
-
-
-def rows_with_scaled_gradients(rank, rows, factor):
-    """Returns the verdicts on rows where the gradients of hires are multiplied by a factor."""
-    from hires.bench import layouts_bench, runners
-
-    plain = runners.HiresSteps.step
-
-    def wrong(self):
-        value = plain(self)
-        for parameter in self.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-        return value
-
-    runners.HiresSteps.step = wrong
-    [(_, verdicts)] = layouts_bench.run_race(rank, rows, 2, 1, 0)
-    return verdicts
-
-
 def assigned_numbers(world: World) -> tuple[str, list[float]]:
     """Returns the type and the numbers of a parameter, after others have taken their place."""
     device = open_device("simulated", 0)

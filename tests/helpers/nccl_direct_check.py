@@ -1,24 +1,18 @@
-"""Tries ``nccl_direct`` on GPUs: every operation, type and reduction against plain torch.
+"""Tries ``nccl_direct``: every operation, type and reduction against plain torch.
 
-One rank on each GPU; with one GPU it sends to itself. Numbers are small and whole, so that every
-order of additions gives the same bits. Tests run the same on a C library with NCCL's interface.
+Numbers are small and whole, so that every order of additions gives the same bits.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.bench.ranks import run_ranks
 from hires.comm.backends.nccl_direct import NcclDirectBackend
-from hires.comm.backends.nccl_library import version_text
-from hires.core.ranks.world import World
 
 TYPES = (
     torch.float32,
@@ -31,33 +25,7 @@ TYPES = (
     torch.int8,
     torch.uint8,
 )
-_PATIENCE_S = 60.0
 Op = dist.ReduceOp
-
-
-def nccl_direct_on_gpus(num_ranks: int, timeout_s: float) -> tuple[bool, str]:
-    """Returns whether all came out right, and what was done; RunError: a rank crashed."""
-    with tempfile.TemporaryDirectory(prefix="hires-nccl-") as folder:
-        result: dict[str, Any] = run_ranks(_rank, num_ranks, timeout_s, num_ranks, folder)
-    wrong = result["wrong"]
-    what = f"NCCL {version_text(result['version'])}, {num_ranks} ranks, {len(TYPES)} types"
-    return not wrong, f"{what}; {', '.join(wrong[:5]) or 'all bitwise equal'}"
-
-
-def _rank(rank: int, num_ranks: int, folder: str) -> dict[str, Any]:
-    torch.cuda.set_device(rank)
-    backend = NcclDirectBackend()
-    store = torch._C._distributed_c10d.FileStore(str(Path(folder, "store")), num_ranks)
-    world = World(rank, num_ranks, rank, num_ranks, "127.0.0.1", 1, 0)
-    backend.join(world, store, _PATIENCE_S)
-    wrong = wrong_results(backend, rank, num_ranks, torch.device("cuda", rank))
-    # Tensors of the host pass through the device.
-    ours = torch.tensor([rank + 1.0])
-    backend.all_reduce(ours)
-    wrong += [] if ours.item() == num_ranks * (num_ranks + 1) / 2 else ["all_reduce of the host"]
-    backend.barrier()
-    backend.destroy_process_group()
-    return {"wrong": wrong, "version": backend.library.version}
 
 
 def wrong_results(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 from hires.cli.doctor_checks import guarded, machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config
-from hires.cli.verbs.verb_bench import main as bench
-from hires.core.config.run_config import RunConfig
+from hires.cli.verbs.verb_bench import become
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, RunError
 from hires.core.screen_table import painted_state
 from hires.core.terminal import columns, paints
@@ -44,12 +45,7 @@ PARSER = Parser(
 def main(args: Namespace) -> int:
     """Prints one line a check, each with a remedy if it is not ok; returns 1 if one failed."""
     if args.calibrate:
-        if args.config_dir or args.cfg or args.nodes is not None:
-            raise ConfigError(
-                "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
-                "or --nodes; `hires bench calibrate --help` lists its own options"
-            )
-        return bench(["calibrate", *(["--json"] if args.json else []), *args.overrides])
+        return calibrate(args)
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         from hires.cli.compose.compose_config import compose
@@ -65,6 +61,25 @@ def main(args: Namespace) -> int:
     body = {"ok": ok, "checks": [dataclasses.asdict(check) for check in checks]}
     print(json.dumps(body, indent=2) if args.json else "\n".join(lines(checks)))
     return 0 if ok else RunError.exit_code
+
+
+def calibrate(args: Namespace) -> int:
+    """Becomes the measurement of this machine, and of the layers of a network if keys name one."""
+    if args.config_dir or args.cfg or args.nodes is not None:
+        raise ConfigError(
+            "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
+            "or --nodes; keys of a network add its layers"
+        )
+    words = ["--json"] if args.json else []
+    if args.overrides:
+        from hires.cli.compose.compose_config import compose
+        from hires.cli.data_keys import with_classes
+
+        config = with_classes(compose(args.overrides))
+        with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+            json.dump(to_dict(config), file)
+        words += ["--config", file.name]
+    return become("hires.bench.calibrate_machine", *words)
 
 
 def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:

@@ -101,7 +101,7 @@ class Calibration:
     links: Links
     overheads: Overheads
     pace_s: float = 1.0
-    """Of a step that shows how fast the machine is at a moment (:mod:`hires.bench.pace`), when
+    """Of a step that shows how fast the machine is at a moment (``hires.bench``), when
     these samples were taken and the other cores were idle."""
     busy_pace_s: float = 1.0
     """The same while all cores computed."""

@@ -33,18 +33,6 @@ def test_failing_check_exits_1_with_its_remedy(hires, monkeypatch):
     )
 
 
-def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypatch):
-    seen = []
-    monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 0)
-    assert hires("doctor", "--calibrate", "--json").code == 0
-    assert seen == [["calibrate", "--json"]]
-    assert hires("doctor", "--calibrate", "model=unet", "image=64").code == 0
-    assert seen[1:] == [["calibrate", "model=unet", "image=64"]]
-    answer = hires("doctor", "--calibrate", "--nodes", "2")
-    assert answer.code == 2
-    assert "`hires doctor --calibrate` measures this machine and takes no --config" in answer.err
-
-
 def test_doctor_says_whether_and_when_the_machine_was_calibrated(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("HIRES_CACHE", raising=False)

@@ -1,0 +1,173 @@
+"""The rows of a benchmark: what is built, in which layout, and beside which other row.
+
+The front end has composed their configs (``hires.cli.verbs.verb_bench``); here they get plans, and
+the same on a small image, on which they are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.errors import ConfigError, HiresError
+from hires.core.precisions import INT8
+from hires.core.registry import offer
+from hires.engine.verify_bounds import in_float64
+from hires.nets.trace import trace_config
+from hires.plan.graph import Graph
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+
+SMALL_SIDES = (64, 128, 256)
+"""Pixels of the images on which rows are checked; below 64 the last maps of most networks are
+single pixels."""
+PLANNED = ("hires", "pipelining")
+LOWER = ("bf16", "fp16", INT8)
+"""Precisions in which a row is not compared in float64, but with one process in its own."""
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One row of a table."""
+
+    name: str
+    config: RunConfig
+    """``config.batch`` images make one step."""
+    plan: Plan | None = None
+    """Of :data:`PLANNED` peers: what is executed, and where it is cut."""
+    peer: str = "hires"
+    """What builds it: a module ``peers/peer_NAME.py``."""
+    what: str = ""
+    ranks: int = 1
+    threads: int = 1
+    """Of each rank."""
+    baseline: str = ""
+    """Row whose images per second count as 1."""
+    beside: tuple[str, ...] = ()
+    """Rows of other libraries that do the same; the fastest is compared."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """For the peer."""
+    checked: bool = True
+    """Whether its result must be that of one process; a bound computes something else."""
+    small: BenchRow | None = None
+    """The same on a small image, in float64 unless its precision is lower."""
+    predicted_s: float | None = None
+    """Of a step, by the model of this machine."""
+
+    @property
+    def training(self) -> bool:
+        """Whether a step is one of training."""
+        return self.config.task.name == "train"
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot run here; empty if it can."""
+        if self.config.device != "cpu" and self.threads > 1:
+            return f"threads are those of the CPU, and this is device={self.config.device}"
+        lacks = getattr(peer(self.peer), "lacks", None)
+        return lacks(self) if lacks else ""
+
+    @property
+    def converted(self) -> bool:
+        """Whether its library reads a file of the network, made for images of one size."""
+        return getattr(peer(self.peer), "CONVERTED", False)
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the row as plain values."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values |= {"config": to_dict(self.config), "beside": [*self.beside]}
+        values |= {"plan": self.plan.to_dict() if self.plan else None}
+        return {**values, "small": self.small.plain() if self.small else None}
+
+    @staticmethod
+    def of_plain(values: Mapping[str, Any]) -> BenchRow:
+        """Returns the row that :meth:`plain` described."""
+        made = {**values, "config": from_dict(values["config"]), "beside": (*values["beside"],)}
+        made["plan"] = Plan.from_dict(values["plan"]) if values["plan"] else None
+        made["small"] = BenchRow.of_plain(values["small"]) if values["small"] else None
+        return BenchRow(**made)
+
+
+def peer(name: str) -> ModuleType:
+    """Returns the module of a peer; ConfigError: there is none of this name."""
+    from hires.bench import peers
+
+    names = [one.name for one in pkgutil.iter_modules(peers.__path__)]
+    if f"peer_{name}" not in names:
+        known = [one.removeprefix("peer_") for one in names]
+        raise ConfigError(f"unknown peer {name!r} of a row; {offer(name, known)}")
+    return importlib.import_module(f"{peers.__name__}.peer_{name}")
+
+
+def row_of(values: Mapping[str, Any]) -> BenchRow:
+    """Returns a row that the front end has composed, not planned yet.
+
+    ``batch`` is that of a microbatch; the row's step has as many of them as its layout has.
+    """
+    values = dict(values)
+    config = from_dict(values.pop("config"))
+    config = replace(config, batch=config.batch * config.parallel.pieces)
+    # A rate of 0 costs the same, and the weights stay where all rows can be compared.
+    config = replace(config, optimizer=replace(config.optimizer, lr=0.0))
+    if values.pop("half_image", False):
+        config = replace(config, image=[(config.height + 1) // 2, config.width])
+    own = {f.name for f in dataclasses.fields(BenchRow)}
+    given = {key: value for key, value in values.items() if key in own}
+    given["beside"] = (*given.get("beside", ()),)
+    given.setdefault("ranks", config.parallel.num_ranks)
+    return BenchRow(config=config, **given)
+
+
+def planned(row: BenchRow) -> BenchRow:
+    """Returns a row with its plan, if its peer executes one; PlanError: it is impossible."""
+    if row.peer not in PLANNED:
+        return row
+    plan = make_plan(row.config, graph_of(row.config))
+    plan.require_ok()
+    return replace(row, plan=plan, ranks=plan.world)
+
+
+def with_small(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """Returns rows with what they are checked by, on the smallest image that all can cut."""
+    height, width = rows[0].config.image
+    for side in SMALL_SIDES:
+        with contextlib.suppress(HiresError):
+            return [_with_small(row, min(height, side), min(width, side)) for row in rows]
+    return [_with_small(row, height, width) for row in rows]
+
+
+def _with_small(row: BenchRow, height: int, width: int) -> BenchRow:
+    if not row.checked or row.converted:
+        return row
+    config = replace(row.config, image=[height, width])
+    if config.precision.name not in LOWER:
+        config = in_float64(config)
+    return replace(row, small=planned(replace(row, config=config)))
+
+
+def in_float32(config: RunConfig) -> RunConfig:
+    """Returns the config of the plain network of a row."""
+    return replace(config, precision=PrecisionConfig("fp32"))
+
+
+def graph_of(config: RunConfig) -> Graph:
+    """Returns the graph of a config's network and microbatch; equal ones are traced once."""
+    batch = config.batch // config.parallel.pieces
+    alone = replace(config, batch=batch, parallel=ParallelConfig())
+    return _traced(json.dumps(to_dict(alone)))
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(config: str) -> Graph:
+    return trace_config(from_dict(json.loads(config)))

@@ -1,0 +1,82 @@
+"""OpenVINO's CPU device in one thread: inference in fp32, bf16, and int8 by NNCF's speed preset."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hires.bench.bench_rows import BenchRow
+from hires.bench.kernel_types import count_graph
+from hires.bench.onnx_files import calibration_samples, missing_packages, network_file
+from hires.bench.race import Runner
+from hires.core.precisions import INT8
+from hires.engine.device import RankDevice
+from hires.engine.network_files import INPUT
+
+CONVERTED = True
+_HINTS = {"fp32": "f32", "bf16": "bf16", INT8: "f32"}
+"""OpenVINO's type of what is not quantised; hires, too, computes that in fp32 beside 8 bits."""
+
+
+def lacks(row: BenchRow) -> str:
+    """Returns why it cannot run a row."""
+    if row.training or row.config.precision.name not in _HINTS:
+        return "it has inference in fp32, bf16 and int8 alone"
+    return missing_packages("onnx", "onnxscript", "openvino", "nncf")
+
+
+def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
+    """Returns a compiled model of the network."""
+    path, images = network_file(row)
+    core = import_module("openvino").Core()
+    model = core.read_model(path)
+    if row.config.precision.name == INT8:
+        model = _quantised(model, row)
+    return ModelSteps(core, model, row.config.precision.name, images)
+
+
+class ModelSteps(Runner):
+    """The steps of a compiled model."""
+
+    def __init__(self, core: Any, model: Any, precision: str, images: Tensor) -> None:
+        options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_NUM_THREADS": 1,
+            "INFERENCE_PRECISION_HINT": _HINTS[precision],
+            "ENABLE_CPU_PINNING": False,  # nor are the threads of the others bound to a core
+        }
+        self.model = core.compile_model(model, "CPU", options)
+        self.request, self.feed = self.model.create_infer_request(), {INPUT: images.numpy()}
+
+    def step(self) -> Tensor:
+        """Returns the outputs."""
+        outputs = self.request.infer(self.feed, share_inputs=True, share_outputs=True)
+        return torch.from_numpy(outputs[0])
+
+    def kernels(self) -> dict[str, int]:
+        """Returns what the compiled model lists."""
+        self.step()
+        nodes = self.model.get_runtime_model().get_ops()
+        return count_graph(
+            [{key: one.astype(str) for key, one in n.get_rt_info().items()} for n in nodes]
+        )
+
+
+def _quantised(model: Any, row: BenchRow) -> Any:
+    nncf = import_module("nncf")
+    samples = [sample.numpy() for sample in calibration_samples(row)]
+    shape = [*model.input(0).shape]
+    model.reshape([*samples[0].shape])
+    quantised = nncf.quantize(
+        model,
+        nncf.Dataset(samples),
+        subset_size=len(samples),
+        preset=nncf.QuantizationPreset.PERFORMANCE,
+        target_device=nncf.TargetDevice.CPU,
+    )
+    quantised.reshape(shape)
+    return quantised

@@ -1,0 +1,111 @@
+"""``torch.distributed.pipelining``: the same operators, cut at the same node as the plan's.
+
+It is built as its documentation describes, with every advantage of hires: maps travel as NHWC, so
+that nothing is copied on the way, and examples spare it a first pass over uninitialised numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from hires.bench.bench_rows import BenchRow
+from hires.bench.peers.peer_module import placed, whole_batch
+from hires.bench.race import Runner
+from hires.engine.build import build_rank
+from hires.engine.device import RankDevice
+from hires.parallel.loss import plain_loss
+from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT
+from hires.plan.hardware import NCCL
+from hires.plan.plan import Plan
+
+
+def lacks(row: BenchRow) -> str:
+    """Returns why it cannot run a row."""
+    device, backend = row.config.device, row.config.comm.backend
+    if device not in ("cpu", "cuda"):
+        return f"torch has no messages of device={device}"
+    if device == "cuda" and backend != NCCL:
+        return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
+    return ""
+
+
+def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
+    """Returns the stage of this rank."""
+    return PipelineSteps(row, rank, device)
+
+
+class PipelineSteps(Runner):
+    """One rank's steps under torch's schedule."""
+
+    def __init__(self, row: BenchRow, rank: int, device: RankDevice) -> None:
+        config, plan = row.config, row.plan
+        assert plan is not None
+        engine = build_rank(config, plan, rank, 1, device)
+        self.optimizer, self.parameters = engine.optimizer, engine.parameters
+        count, num_stages = config.parallel.microbatches, len(plan.stages)
+        images, target = placed(whole_batch(config), engine.device)
+        self.inputs = [images] if rank == 0 else []
+        self.target = target if rank == num_stages - 1 else None
+        dtype = images.dtype
+        reads, writes = _examples(plan, rank - 1, dtype), _examples(plan, rank, dtype)
+        peer, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
+        stage = PipelineStage(peer, rank, num_stages, place, input_args=reads, output_args=writes)
+        make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
+
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return plain_loss(config.objective, output, target) / count
+
+        # The loss is divided instead of all gradients, as in hires: one pass over them less.
+        self.schedule = make(stage, count, loss if plan.training else None, scale_grads=False)
+
+    def step(self) -> Tensor | None:
+        """Runs one step; returns the loss (1) or the outputs on the last stage's rank."""
+        if self.optimizer is None:
+            with torch.no_grad():
+                output: Tensor | None = self.schedule.eval(*self.inputs)
+            return output
+        self.optimizer.zero_grad()
+        losses: list[Tensor] = []
+        self.schedule.step(*self.inputs, target=self.target, losses=losses, return_outputs=False)
+        self.optimizer.step()
+        return torch.stack([loss.detach() for loss in losses]).sum().view(1) if losses else None
+
+
+class StagePeer(nn.Module):
+    """A stage of hires as the module that torch's pipeline wants: its maps come and go as NHWC."""
+
+    def __init__(self, stage: StageModule, plan: Plan, index: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(stage.parameters.values())
+        self.run = stage.forward
+        self.reads = crossing(plan, index - 1) if index else [INPUT]
+        self.ends = index == len(plan.stages) - 1
+
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The values that enter the stage -> those that leave it."""
+        if self.reads != [INPUT]:
+            values = tuple(v.permute(0, 3, 1, 2) if v.dim() == 4 else v for v in values)
+        outputs = tuple(self.run(dict(zip(self.reads, values, strict=True))).values())
+        if self.ends:
+            return outputs[0]
+        return tuple(v.permute(0, 2, 3, 1) if v.dim() == 4 else v for v in outputs)
+
+
+def crossing(plan: Plan, stage: int) -> list[str]:
+    """Returns the values that a stage sends to the next, in the order of its outputs."""
+    return list(dict.fromkeys(edge.value for edge in plan.edges if edge.source == stage))
+
+
+def _examples(plan: Plan, stage: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Returns tensors as they leave a stage; stage -1 is the data."""
+    if stage < 0:
+        order = torch.channels_last
+        return (torch.empty(plan.graph.input_shape, dtype=dtype, memory_format=order),)
+    shapes = [plan.graph.shape(value) for value in crossing(plan, stage)]
+    wire = [[s[0], *s[2:], s[1]] if len(s) == 4 else s for s in shapes]
+    if stage == len(plan.stages) - 1:
+        wire = [plan.graph.shape(plan.graph.output)]
+    return tuple(torch.empty(s, dtype=dtype, requires_grad=plan.training) for s in wire)

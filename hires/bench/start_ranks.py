@@ -1,0 +1,247 @@
+"""Starts the ranks of a benchmark by torchrun, by the command of an MPI or by srun.
+
+    this process ── command ──▶ rank 0 ... n - 1     python -m hires.bench.start_ranks FILE
+         ▲                          │
+         └── lines of its standard output ◀── values of rank 0, and the error of any rank
+
+A value or an error is a line of JSON behind a prefix; all else that ranks and libraries print goes
+to standard error, or is shown if the command fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hires import comm
+from hires.comm.backends import rendezvous
+from hires.core import log as logs
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import HiresError, LateError, RunError
+from hires.core.python_command import module_command
+from hires.core.ranks import meeting, mpi_library, mpi_starter, ports
+from hires.core.ranks.world import World
+from hires.engine.device import open_device
+from hires.engine.memory_meter import keep_memory
+from hires.nets.custom import error_line
+from hires.plan.hardware import CPU, GLOO
+
+TORCHRUN = "torchrun"
+"""The starter that needs no MPI."""
+LINE_PREFIX = b"\x1ehires "
+END_S = 10.0
+"""How long the command may take to end after its ranks."""
+_SHOWN = 12
+"""Last lines of other output that the error of a failed command has."""
+
+log = logging.getLogger(__name__)
+
+
+def run_ranks(job: str, num_ranks: int, timeout_s: float, *args: Any) -> Any:
+    """Returns the last value of :func:`stream_ranks`; RunError: there was none."""
+    values = [*stream_ranks(job, num_ranks, timeout_s, *args)]
+    if not values:
+        raise RunError(f"the ranks of {job} ended without a result")
+    return values[-1]
+
+
+def stream_ranks(
+    job: str,
+    num_ranks: int,
+    timeout_s: float,
+    *args: Any,
+    start: str = TORCHRUN,
+    hosts: Sequence[str] = (),
+) -> Iterator[Any]:
+    """Yields what the generator ``job(world, *args)`` yields on rank 0; no rank is left behind.
+
+    Args:
+        job: ``module:function``; its arguments and values are plain.
+        num_ranks: how many; they are spread over the hosts.
+        timeout_s: for all of it.
+        args: of the job, behind its :class:`World`.
+        start: a key of ``DIALECTS``.
+        hosts: none: this machine.
+
+    Raises:
+        RunError: a rank failed, or the command is missing or failed.
+        LateError: the time was over.
+    """
+    config = RunConfig(launcher=LauncherConfig(TORCHRUN))
+    if start != TORCHRUN:
+        config.launcher = LauncherConfig("mpirun", mpi=start, hosts=[*hosts])
+    starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
+    if shutil.which(starter.words[0]) is None:
+        raise RunError(
+            f"there is no {starter.words[0]} here, which --start {start} needs; install it, load "
+            f"its module, or use --start {TORCHRUN}"
+        )
+    words = starter.words[: starter.words.index(sys.executable)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environ |= mpi_library.variables(start, words[0], environ)
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(ports.reserve(0))
+        address = hosts[0] if hosts else "127.0.0.1"
+        task = {"start": start, "job": job, "args": args, "address": address, "port": port}
+        text = json.dumps(task)
+        if len(text) > 65536:  # Linux takes words of the command line up to twice as long
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))
+            file.write(text)
+            file.flush()
+            text = f"@{file.name}"
+        process = subprocess.Popen(
+            [*words, *module_command(__name__, text)],
+            env=starter.environment(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        stack.enter_context(process.stdout)
+        stack.callback(_end, process)
+        yield from _values(process, start, hosts, timeout_s)
+
+
+def join_world(
+    world: World,
+    timeout_s: float,
+    backends: Sequence[str] = (GLOO,),
+    device: str = CPU,
+    **more: Any,
+) -> None:
+    """Makes this process a rank of the world: one thread, memory that is kept, messages."""
+    # Many networks in one process must not push each other's kernels out of oneDNN's cache.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
+    keep_memory()  # as in a run, for all rows alike
+    place = open_device(device, world.local_rank)
+    comm.init(backends, world=world, timeout_s=timeout_s, host_empty=place.host_empty, **more)
+
+
+def torch_world(world: World, timeout_s: float) -> None:
+    """Makes the default group of torch.distributed, for peers that are built on it."""
+    rendezvous.torch_world(world, timeout_s)
+
+
+def _values(
+    process: subprocess.Popen[bytes], start: str, hosts: Sequence[str], timeout_s: float
+) -> Iterator[Any]:
+    others: list[str] = []
+    for line in _lines(process, time.monotonic() + timeout_s, timeout_s):
+        if not line.startswith(LINE_PREFIX):
+            others.append(line.decode(errors="replace").rstrip())
+            continue
+        message = json.loads(line[len(LINE_PREFIX) :])
+        if "error" in message:
+            raise RunError(f"rank {message['rank']} failed: {message['error']}")
+        yield message["value"]
+    try:
+        code = process.wait(END_S)
+    except subprocess.TimeoutExpired:  # all ranks have closed their output: nothing is missing
+        log.warning("--start %s: its command did not end after its ranks; it is killed", start)
+        return
+    if code:
+        last = " | ".join(filter(None, others[-_SHOWN:])) or "no message on its standard output"
+        where, remedy = "", "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
+        if hosts:  # what torchrun would start on this one alone
+            where = f" on {', '.join(hosts)}"
+            remedy = "; each of --hosts must be reached without a password, as by `ssh HOST true`"
+        raise RunError(
+            f"--start {start}: its command{where} ended with code {code}: {last}{remedy}"
+        )
+
+
+def _lines(process: subprocess.Popen[bytes], deadline: float, timeout_s: float) -> Iterator[bytes]:
+    assert process.stdout is not None
+    stream, rest = process.stdout.fileno(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise LateError(f"the ranks were not done after {timeout_s:g} s; use --timeout")
+            data = os.read(stream, 1 << 16)
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+            if not data:
+                yield from [rest] if rest else []
+                return
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the command, and with it its ranks: first as it would itself, then at once."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3.0)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # ranks of a command that has ended
+
+
+def main() -> None:
+    """Runs the job on one rank."""
+    text = sys.argv[1]
+    task = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text)
+    world = _world(task)
+    output = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no value
+    logs.setup(world.rank)
+    torch.set_num_threads(1)
+    module, _, name = task["job"].partition(":")
+    code = 1
+    try:
+        for value in getattr(import_module(module), name)(world, *task["args"]):
+            if world.rank == 0:
+                _send(output, {"value": value})
+        if comm.is_initialized():
+            comm.barrier()
+        code = 0
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        if not isinstance(error, HiresError) and isinstance(error, Exception):
+            text = "".join([*traceback.format_exception(error), error_line(error)])
+        _send(output, {"error": text, "rank": world.rank})
+    sys.stderr.flush()
+    os._exit(code)  # threads of a broken transport must not keep it alive
+
+
+def _world(task: dict[str, Any]) -> World:
+    # This rank among all, in an environment that names no other rendezvous.
+    numbers = mpi_starter.numbers(task["start"], os.environ)
+    if task["start"] == TORCHRUN:
+        outer = tuple(DIALECTS[TORCHRUN].outer.split())
+        for name in [name for name in os.environ if name.startswith(outer)]:
+            del os.environ[name]
+    world = World(*numbers, task["address"], task["port"], 0, meeting.secret_of_environment())
+    if world.local_size == world.size:
+        loopback = "lo" if sys.platform == "linux" else "lo0"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    return world
+
+
+def _send(output: int, message: dict[str, Any]) -> None:
+    data = LINE_PREFIX + json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(output, data) :]
+
+
+if __name__ == "__main__":
+    main()
