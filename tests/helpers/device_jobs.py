@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,21 +23,6 @@ from hires.parallel.joint_norms import NormTiles
 from hires.parallel.slot_pass import SlotPass
 from hires.plan.message_routes import joined_backends
 from hires.plan.plan import Plan
-from tests.helpers.jobs import verify_each
-from tests.helpers.layouts import Given, config_of, given
-from tests.helpers.ranks import run_ranks
-
-
-def errors_of(folder: Path, configs: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Returns by how much layouts on the simulated device differ from one process, by name."""
-    by_size: dict[int, list[Given]] = {}
-    for name, keys in configs.items():
-        layout = given(name, folder, config_of(device="simulated", **keys))
-        by_size.setdefault(layout[2]["world"], []).append(layout)
-    errors = {}
-    for size, layouts in sorted(by_size.items()):
-        errors |= run_ranks(verify_each, size, layouts, timeout_s=60 + 10 * len(layouts))[0]
-    return errors
 
 
 @contextlib.contextmanager

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from hires.core.config.model_config import ModelConfig
 from hires.nets.build_network import build_model, materialise
 
-SLOW = "resnet"
-"""The network whose tests take longest; ``preact_resnet`` has the same kinds of nodes."""
 SIZES = {
-    SLOW: (45, 39),
+    "resnet": (45, 39),
     "preact_resnet": (19, 22),
     "amoebanet": (38, 35),
     "unet": (37, 45),

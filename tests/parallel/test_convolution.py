@@ -78,7 +78,6 @@ def test_output_and_gradients_are_those_of_the_same_numbers_in_float64(drawn):
         assert distance(one, other) < 0.02
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("of_x", "of_weight", "stride", "padding", "dilation"),

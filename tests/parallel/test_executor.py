@@ -38,7 +38,6 @@ def test_what_is_computed_again_is_said_again_as_the_plan_says(checkpoint: str):
     check(parallel, {"checkpoint": checkpoint})
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parallel", LAYOUTS)
 def test_ranks_communicate_and_wait_as_the_plan_says(parallel: dict[str, Any]):
     check(parallel, {})
@@ -79,7 +78,6 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
     assert program.count("issue") == program.count("wait_issued") > 3
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("parallel", "kinds"),
     [

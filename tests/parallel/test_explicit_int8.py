@@ -61,7 +61,6 @@ def _is_numbers(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.uint8
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NETS)
 def test_each_layer_is_within_one_step_of_ours(name):
     found = compared(name)

@@ -12,10 +12,8 @@ from torch import Tensor
 
 import hires.parallel  # noqa: F401, it registers the substitutes
 from hires.parallel.convolution import SUBSTITUTES
-from tests.helpers.layouts import verified
 
 ROOT = Path(__file__).resolve().parents[2]
-NORM_FIRST = {"name": "custom", "target": "tests.helpers.norm_nets:norm_first", "classes": 4}
 GROUP_NORM = """
 import torch
 import hires.parallel
@@ -41,7 +39,6 @@ def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
     return y * weight[:, None, None] + bias[:, None, None]
 
 
-@pytest.mark.slow
 def test_group_norm_of_images_does_not_end_the_process():
     command = [sys.executable, "-c", GROUP_NORM]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -76,12 +73,3 @@ def test_gradients_are_those_of_the_definition(kind, samples, needs):
         pixels = x.detach().flatten(2)
         assert torch.allclose(mean, 0.3 * pixels.mean((0, 2)))
         assert torch.allclose(var, 0.7 + 0.3 * pixels.var(2).mean(0))
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("parallel", [{"microbatches": 4}, {"stages": 2}, {"tiles": [2, 1]}])
-def test_network_that_begins_with_a_norm_trains_in_microbatches_of_one(parallel, tmp_path: Path):
-    keys = {"image": [10, 12], "batch": 4, "model": NORM_FIRST}
-    answer = verified(tmp_path, **keys, parallel={"microbatches": 4, **parallel})
-    assert answer["ok"], answer["worst"]
-    assert answer["max_rel_err"] < 1e-10

@@ -17,59 +17,11 @@ from hires.core.losses import LOSSES
 from hires.parallel.loss import loss_of_sums, plain_loss, sample_losses, sums_of_part
 from tests.helpers.layouts import config_of, plan_of, verified
 
-EDSR = {"model": {"name": "edsr", "blocks": 2, "width": 4}, "image": [13, 10]}
 UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [16, 12]}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "tiles": {"tiles": [2, 1]},
-    "shards": {"stages": 2, "local_dp": 2},
-    "pp": {"stages": 2, "microbatches": 2},
-    "dp": {"replicas": 2},
-}
 WEIGHTED = {
     "name": "cross_entropy", "weights": [0.5, 2.0, 1.0, 0.0], "label_smoothing": 0.2,
     "ignore_index": 3,
 }  # fmt: skip
-
-
-def charbonnier(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """A loss that torch lacks: a smooth l1."""
-    terms = ((output - target).square() + 1e-6).sqrt()
-    return {"none": terms, "sum": terms.sum(), "mean": terms.mean()}[reduction]
-
-
-def whole_only(output: Tensor, target: Tensor) -> Tensor:
-    """A loss whose terms depend on each other."""
-    return F.cross_entropy(output - output.mean(), target)
-
-
-def no_number(output: Tensor, target: Tensor) -> Tensor:
-    """No loss."""
-    return F.cross_entropy(output, target, reduction="none")
-
-
-CUSTOM = {"name": "custom", "target": f"{__name__}:charbonnier", "targets": "images"}
-CASES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
-    (EDSR, {"name": "l2"}, ("tiles", "shards")),
-    (EDSR, CUSTOM, ("tiles", "shards", "pp", "dp")),
-    (UNET, WEIGHTED, ("tiles", "shards", "pp", "dp")),
-    (UNET, {"name": "dice", "smooth": 0.5}, ("tiles", "shards", "pp", "dp")),
-    (UNET, {"name": "bce", "ignore_index": 1}, ("tiles", "dp")),
-    ({}, WEIGHTED, ("shards",)),
-    ({}, {"name": "custom", "target": f"{__name__}:whole_only"}, ("tiles",)),
-]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.dist
-@pytest.mark.parametrize(
-    ("net", "loss", "layout"),
-    [(net, loss, layout) for net, loss, layouts in CASES for layout in layouts],
-    ids=lambda one: one if isinstance(one, str) else one.get("name", ""),
-)
-def test_loss_of_a_layout_is_that_of_one_process(net, loss, layout, tmp_path: Path):
-    answer = verified(tmp_path, **net, batch=8, loss=loss, parallel=LAYOUTS[layout])
-    assert answer["ok"], answer["worst"]
-    assert answer["max_rel_err"] < 1e-10
 
 
 def keys(**values: Any) -> LossConfig:
@@ -216,7 +168,7 @@ def test_weights_of_another_number_of_classes_are_an_error_of_the_plan():
     ],
 )
 def test_function_that_is_no_loss_is_refused(function, net, parallel, expected, tmp_path: Path):
-    loss = {"name": "custom", "target": f"{__name__}:{function}"}
+    loss = {"name": "custom", "target": f"tests.helpers.losses:{function}"}
     with pytest.raises((AssertionError, ConfigError), match=expected):
         verified(tmp_path, **net, loss=loss, parallel=parallel)
 

@@ -1,0 +1,99 @@
+"""Reads the table of parity, ``tests/parity/cases.yaml``, and runs its rows on ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hires.core.config.run_config import RunConfig, to_dict
+from hires.plan.plan import Plan
+from tests.helpers.layouts import Given, config_of
+from tests.helpers.traces import plan_of
+
+TABLE = Path(__file__).parents[1] / "parity" / "cases.yaml"
+OWN_KEYS = ("net", "has", "gradients", "suites")
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    keys: dict[str, Any]
+    """Of its config."""
+    has: str
+    gradients: str
+    suites: tuple[str, ...]
+
+    def config(self, **more: Any) -> RunConfig:
+        """Returns its config with some keys replaced or, of sections, extended."""
+        return config_of(**_joined(self.keys, more))
+
+    def plan(self, config: RunConfig) -> Plan:
+        """Returns the plan of such a config, in which the row has what it says."""
+        plan = plan_of(config)
+        plan.gradients = self.gradients or plan.gradients
+        assert plan.ok, plan.findings
+        assert self.has in ("", *(node.kind for node in plan.graph.nodes))
+        return plan
+
+    def given(self, folder: Path, **more: Any) -> Given:
+        """Returns it as ranks take it; the comparison is written in a folder of its own."""
+        config = self.config(**more)
+        place = folder / self.name.replace("/", " ")
+        place.mkdir()
+        return self.name, to_dict(config), self.plan(config).to_dict(), str(place)
+
+
+def rows(suite: str = "", section: str = "") -> dict[str, Row]:
+    """Returns the rows of a suite, or all, by name; ``section``: ``int8``, or of floats."""
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8").replace("$", "tests.helpers."))
+    nets, found = table[f"{section} nets".strip()], {}
+    for name, line in table[f"{section} rows".strip()].items():
+        own = {key: value for key, value in line.items() if key not in OWN_KEYS}
+        row = Row(
+            name, _joined(nets[line["net"]], own), line.get("has", ""),
+            line.get("gradients", ""), tuple(line.get("suites", ())),
+        )  # fmt: skip
+        if not suite or suite in row.suites:
+            found[name] = row
+    return found
+
+
+def groups(chosen: dict[str, Row], most: int = 8) -> dict[str, list[Row]]:
+    """Returns rows that one world can run, so many at most; a name has their ranks."""
+    by_size: dict[int, list[Row]] = {}
+    for row in chosen.values():
+        by_size.setdefault(row.config().parallel.num_ranks, []).append(row)
+    return {
+        f"{size} ranks, {first // most + 1}": some[first : first + most]
+        for size, some in sorted(by_size.items())
+        for first in range(0, len(some), most)
+    }
+
+
+def by_world(layouts: list[Given]) -> dict[int, list[Given]]:
+    """Returns layouts by their number of ranks."""
+    found: dict[int, list[Given]] = {}
+    for layout in layouts:
+        found.setdefault(layout[2]["world"], []).append(layout)
+    return found
+
+
+def require_exact(errors: dict[str, float], layouts: list[Given]) -> None:
+    """Raises AssertionError if a layout differs from one process, or was not compared."""
+    assert errors.keys() == {layout[0] for layout in layouts}
+    wrong = {name: error for name, error in errors.items() if not error < TOLERANCE}
+    assert not wrong
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    joined = dict(first)
+    for key, value in second.items():
+        before = joined.get(key)
+        joined[key] = before | value if isinstance(before, dict) else value
+    return joined

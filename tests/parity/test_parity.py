@@ -1,0 +1,58 @@
+"""Every row of the table computes in float64 what one process computes, to 1e-10.
+
+Compared are outputs, losses, gradients, parameters after a step of the optimiser, and buffers such
+as running statistics; the one process runs the user's plain module with plain torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hires.core.config import model_config, optimizer_config, parallel_config
+from hires.core.losses import LOSSES
+from tests.helpers.jobs import verify, verify_each
+from tests.helpers.parity_rows import Row, by_world, groups, require_exact, rows
+from tests.helpers.pool import POOL, SIMULATED
+
+ROWS = rows()
+GROUPS = groups(ROWS)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_row_equals_one_process(row: Row, tmp_path: Path):
+    _, config, plan, folder = row.given(tmp_path)
+    answer = POOL.run(verify, plan["world"], config, plan, folder)[0]
+    assert answer["ok"], answer["worst"]
+    assert answer["max_rel_err"] < 1e-10, answer["worst"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("group", GROUPS)
+def test_rows_equal_one_process_on_a_device_that_is_no_cpu(group: str, tmp_path: Path):
+    layouts = [row.given(tmp_path, device="simulated") for row in GROUPS[group]]
+    size = layouts[0][2]["world"]
+    require_exact(SIMULATED.run(verify_each, size, layouts)[0], layouts)
+
+
+@pytest.mark.gpu
+def test_rows_equal_one_process_on_a_gpu(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    chosen = [
+        row.given(tmp_path, device="cuda", comm={"backend": "gloo"}) for row in rows("gpu").values()
+    ]
+    for size, layouts in by_world(chosen).items():
+        require_exact(POOL.run(verify_each, size, layouts)[0], layouts)
+
+
+def test_table_has_every_network_loss_optimiser_and_schedule():
+    configs = [row.config() for row in ROWS.values()]
+    assert {config.model.name for config in configs} == {*model_config.OWN_KEYS}
+    assert {config.objective.name for config in configs} == {*LOSSES}
+    assert {config.optimizer.name for config in configs} == {*optimizer_config.OWN_KEYS}
+    assert {config.parallel.schedule for config in configs} == {*parallel_config.SCHEDULES}
+    assert sum(map(len, GROUPS.values())) == len(ROWS)
