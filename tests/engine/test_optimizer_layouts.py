@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from hires.core.errors import PREEMPTED
 from hires.core.store import checkpoints, file_names
 from hires.core.store.reading import read_lines
-from hires.engine.footprint import footprint
-from tests.helpers.layouts import config_of, plan_of, verified
+from tests.helpers.layouts import verified
 from tests.helpers.plain_training import plain_training, torch_rates
 from tests.helpers.saved import attempt, config_at, losses, make, mean_losses
 
@@ -90,39 +89,3 @@ def test_adam_resumes_bit_for_bit(update, tmp_path: Path):
     assert {"stage00", "exp_avg00", "exp_avg_sq00"} <= names
     assert set(attempt(stopped)) == {0}
     assert losses(stopped, 0, 1) == losses(whole, 0)
-
-
-def test_other_optimiser_begins_anew_from_a_checkpoint(tmp_path: Path):
-    first = make(tmp_path / "first", checkpoint={"every": 8})
-    attempt(first)
-    steps = {"steps": 10, "checkpoint": {"resume": str(first), "every": 10}}
-    run = make(tmp_path / "second", optimizer=OPTIMIZERS["adam"], **steps)
-    assert set(attempt(run)) == {0}
-    counts = checkpoints.read(checkpoints.place(run, 10)).numbers
-    assert counts["updates"] == [2]
-
-
-def test_skipped_steps_are_no_updates(tmp_path: Path):
-    from tests.engine.test_loss_scale import STEEP, scales
-
-    adam = {"name": "adam", "lr": 1e-3, "eps": 1e-4}
-    keys = {**STEEP, "parallel": {"tiles": [2, 1]}, "checkpoint": {"every": 6}}
-    run = make(tmp_path, **keys, optimizer=adam)
-    assert attempt(run) == [0, 0]
-    skipped = {step for step, (_, skips) in scales(run)[0].items() if skips}
-    assert 0 < len(skipped) < 6
-    counts = checkpoints.read(checkpoints.place(run, 6)).numbers
-    assert counts["updates"] == [6 - len(skipped)]
-
-
-def test_both_means_are_predicted_and_measured(tmp_path: Path):
-    keys = {"precision": {"name": "fp32"}, "steps": 3, "optimizer": OPTIMIZERS["adamw"]}
-    run = make(tmp_path, **keys)
-    assert attempt(run) == [0]
-    lines = read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl")
-    held = max(line.get("optimizer_bytes", 0) for line in lines)
-    config = config_of(**keys)
-    [predicted] = footprint(config, plan_of(config))
-    assert predicted.optimizer_bytes == held
-    numbers = sum(stage.params for stage in plan_of(config).stages)
-    assert held == 2 * 4 * numbers
