@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -10,57 +9,25 @@ import torch
 
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.core.store import file_names, rundir
+from hires.core.store import file_names
 from hires.data.source import open_data, step_indices
 from hires.engine.build import whole_model
 from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.calibrated_values import observed_values
-from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8_scales import kept_by_name
-from hires.quant.affine import GROUP
 from hires.quant.origin import image_facts
 from hires.quant.scales import read_scales
+from tests.helpers.evaluations import GEMS, calibration, run_folder
 from tests.helpers.jobs import failing_folder, run_folders
-from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
 
-KEYS = {
-    "task": {"name": "calibrate"},
-    "batch": 4,
-    "steps": 3,
-    "measure": {"warmup": 0},
-    "data": {"length": 16, "classes": 4},
-    "quant": {"images": 10, "observer": "entropy"},
-}
-UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [20, 16]}
-PIPE = {"stages": 2, "microbatches": 2}
-GEMS = {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}
+HALO = {"parallel": {"tiles": [1, 2], "halo": {"fuse": 3}}}
 LAYOUTS = {
-    2: {
-        "one halo for several layers": {"parallel": {"tiles": [1, 2], "halo": {"fuse": 3}}},
-        "replicas": {"parallel": {"replicas": 2}},
-        "unet": {**UNET, "parallel": {"tiles": [2, 1]}},
-        "stages": {"quant": {"observer": "moving_average"}, "parallel": PIPE},
-    },
-    4: {
-        "gems": {"parallel": GEMS},
-        "shards": {"parallel": {"stages": 2, "tiles": [2, 1], "local_dp": 2}},
-    },
+    "one halo for several layers": HALO,
+    "replicas": {"quant": {"observer": "moving_average"}, "parallel": {"replicas": 2}},
+    "gems": {"parallel": GEMS},
 }
-
-
-def calibration(**keys):
-    merged = {**KEYS, **keys}
-    if "quant" in keys:
-        merged["quant"] = {**KEYS["quant"], **keys["quant"]}
-    return config_of(**merged)
-
-
-def folder_of(results, config):
-    plan = plan_of(config)
-    assert plan.ok, plan.findings
-    config = dataclasses.replace(config, results=str(results))
-    return rundir.create(config, plan.to_dict(), ["hires", "run"]).path, plan
 
 
 def scales_in(path):
@@ -75,36 +42,19 @@ def alone(config):
 
 
 @pytest.mark.dist
-def test_two_tiles_find_the_scales_of_one_process(tmp_path):
-    few = {"steps": 1, "quant": {"images": 3}}
-    keys = {**LAYOUTS[2]["one halo for several layers"], **few}
-    compare_with_one_process(tmp_path, {2: {"tiles": keys}})
-
-
-@pytest.mark.slow
-@pytest.mark.dist
 def test_every_layout_finds_the_scales_of_one_process(tmp_path):
-    compare_with_one_process(tmp_path, LAYOUTS)
-
-
-def compare_with_one_process(tmp_path, by_size):
-    """Compares the scales of layouts, by their number of ranks, with those of one process."""
-    pairs, worlds, singles = [], {1: [], 2: [], 4: []}, {}
-    for size, layouts in by_size.items():
-        for name, keys in layouts.items():
-            config = calibration(**keys)
-            place = tmp_path / name
-            path, plan = folder_of(place, config)
-            assert plan.world == size
-            worlds[size].append(str(path))
-            own = alone(config)
-            if str(own) not in singles:
-                singles[str(own)], _ = folder_of(place / "alone", own)
-                worlds[1].append(str(singles[str(own)]))
-            pairs.append((name, path, singles[str(own)]))
+    pairs, worlds, singles = [], {1: [], 2: [], 3: []}, {}
+    for name, keys in LAYOUTS.items():
+        config = calibration(**keys)
+        path = run_folder(tmp_path / name, config)
+        worlds[plan_of(config).world].append(str(path))
+        single = alone(config)
+        if str(single) not in singles:
+            singles[str(single)] = run_folder(tmp_path / name / "alone", single)
+            worlds[1].append(str(singles[str(single)]))
+        pairs.append((name, path, singles[str(single)]))
     for size, paths in worlds.items():
-        if paths:
-            run_ranks(run_folders, size, paths)
+        run_ranks(run_folders, size, paths)
     for name, path, single in pairs:
         found, wanted = scales_in(path), scales_in(single)
         assert found.network == wanted.network, name
@@ -120,7 +70,8 @@ def compare_with_one_process(tmp_path, by_size):
 @pytest.mark.dist
 def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
     config = calibration(quant={"observer": "min_max"})
-    path, plan = folder_of(tmp_path, config)
+    path = run_folder(tmp_path, config)
+    plan = plan_of(config)
     run_ranks(run_folders, 1, [str(path)])
     found, source, model = scales_in(path), open_data(config), whole_model(config)
     order = [i for step in range(3) for i in step_indices(step, 4, 16, config.seed, True)][:10]
@@ -142,9 +93,9 @@ def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
 
 
 @pytest.mark.dist
-def test_a_layer_that_makes_nan_is_named(tmp_path):
+def test_layer_that_makes_nan_is_named(tmp_path):
     config = calibration(model={"name": "custom", "target": "tests.helpers.custom_nets:overflows"})
-    path, _ = folder_of(tmp_path, config)
+    path = run_folder(tmp_path, config)
     [text] = run_ranks(failing_folder, 1, str(path))
     assert "mul (mul) cannot be calibrated: 10 images have NaN or infinite elements there" in text
     assert not (path / "a0" / file_names.SCALES).exists()
@@ -153,7 +104,7 @@ def test_a_layer_that_makes_nan_is_named(tmp_path):
 @pytest.mark.dist
 def test_layers_kept_in_float_need_no_finite_values(tmp_path):
     net = {"name": "custom", "target": "tests.helpers.custom_nets:overflows"}
-    path, _ = folder_of(tmp_path / "all", calibration(model=net, quant={"keep": ["*"]}))
+    path = run_folder(tmp_path / "all", calibration(model=net, quant={"keep": ["*"]}))
     run_ranks(run_folders, 1, [str(path)])
     found = scales_in(path)
     assert "input" in found.values
@@ -161,33 +112,14 @@ def test_layers_kept_in_float_need_no_finite_values(tmp_path):
     assert found.noise.keys() == found.values.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.dist
-def test_layers_stay_in_float_until_the_output_keeps_its_bound(tmp_path):
-    paths = {}
-    for auto in ("20dB", "48dB", "150dB"):
-        for tiles in ([1, 1], [2, 1]):
-            config = calibration(quant={"auto": auto}, parallel={"tiles": tiles})
-            paths[auto, tiles[0]], plan = folder_of(tmp_path / f"{auto}{tiles}", config)
-    for world in (1, 2):
-        run_ranks(run_folders, world, [str(p) for (_, size), p in paths.items() if size == world])
-    kept = {key: scales_in(path).kept for key, path in paths.items()}
-    layers = {node.name for node in plan.graph.nodes if facts_of(node.kind).multiplies}
-    assert kept["20dB", 1] == {}
-    assert layers < set(kept["150dB", 1])  # sums, too
-    assert len(kept["48dB", 1]) > 0
-    assert scales_in(paths["48dB", 1]).auto["operators"] > 0
-    for auto in ("20dB", "48dB", "150dB"):
-        assert kept[auto, 1] == kept[auto, 2]
-
-
 @pytest.mark.dist
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_a_layer_alone_has_the_error_of_its_weights_and_values(tmp_path, weights):
+def test_layer_alone_has_the_error_of_its_weights_and_values(tmp_path, weights):
     net = {"name": "preact_resnet", "n": 1, "classes": 4}
     quant = {"auto": "150dB", "weights": weights, "observer": "min_max"}
     config = calibration(model=net, quant=quant, engine={"fuse": "off"})
-    path, plan = folder_of(tmp_path, config)
+    path = run_folder(tmp_path, config)
+    plan = plan_of(config)
     run_ranks(run_folders, 1, [str(path)])
     found, model = scales_in(path), whole_model(config)
     source, rows, cols = open_data(config), (0, config.height), (0, config.width)
@@ -219,34 +151,13 @@ def test_a_layer_alone_has_the_error_of_its_weights_and_values(tmp_path, weights
 
 
 @pytest.mark.dist
-def test_fused_layers_alone_have_the_error_of_their_rounded_weights(tmp_path):
-    """Their kernels hold the weights in an order of their own, which follows the rounded ones."""
-    alone = {}
-    for weights in ("int8", "int4"):
-        quant = {"auto": "150dB", "weights": weights, "observer": "min_max"}
-        config = calibration(quant=quant, precision={"name": "fp32"})
-        path, plan = folder_of(tmp_path / weights, config)
-        run_ranks(run_folders, 1, [str(path)])
-        alone[weights] = {n: float(why.split()[1]) for n, why in scales_in(path).kept.items()}
-    params, fused = plan.graph.params, []
-    for node in plan.graph.nodes:
-        if (
-            node.kind == "fused_conv2d"
-            and math.prod(params[node.args["weight"]["param"]].shape[1:]) >= GROUP
-        ):  # else the weights stay in 8 bits
-            fused.append(node.name)
-    assert len(fused) > 5
-    for name in fused:
-        assert alone["int4"][name] < alone["int8"][name] - 3, name
-
-
-@pytest.mark.dist
-def test_a_dynamic_linear_layer_alone_has_the_error_of_its_weights_and_rows(tmp_path):
+def test_dynamic_linear_layer_alone_has_the_error_of_its_weights_and_rows(tmp_path):
     net = {"name": "custom", "target": "tests.helpers.linear_nets:mixer"}
     quant = {"auto": "150dB", "linear": "dynamic"}
     size = [18, 15]
     config = calibration(model={**net, "args": {"size": size}}, quant=quant, image=size)
-    path, plan = folder_of(tmp_path, config)
+    path = run_folder(tmp_path, config)
+    plan = plan_of(config)
     run_ranks(run_folders, 1, [str(path)])
     found, model = scales_in(path), whole_model(config)
     source, rows, cols = open_data(config), (0, size[0]), (0, size[1])
@@ -303,7 +214,7 @@ def test_decibels_of_any_powers():
         assert decibels(*powers) == -200
 
 
-def test_a_layer_is_kept_by_the_name_of_a_module_that_is_fused_into_it():
+def test_layer_is_kept_by_the_name_of_a_module_that_is_fused_into_it():
     net = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": 32}
     config = calibration(**net, quant={"keep": ["conv1", "layer4.1.c*1"]})
     graph = plan_of(config).graph

@@ -1,7 +1,8 @@
-"""Is a checkpoint of which anything differs from what was written named, and never used?"""
+"""A checkpoint of which anything differs from what was written is named, and never used."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -10,17 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from hires import comm
 from hires.core.errors import PREEMPTED
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.reading import read_lines
+from hires.engine.checkpoint import choose_begin
+from hires.plan.plan import Plan
+from tests.helpers.file_faults import STRUCTURAL
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import attempt, losses, make, numbered
 
 pytestmark = pytest.mark.dist
 
-NET = {"name": "preact_resnet", "n": 1}
-KEYS = {"model": NET, "precision": {"name": "fp32"}, "steps": 6}
+KEYS = {
+    "model": {"name": "preact_resnet", "n": 1},
+    "precision": {"name": "fp32"},
+    "optimizer": {"name": "adamw", "ema": 0.75},
+    "steps": 6,
+    "checkpoint": {"every": 2},
+}
 Harm = Callable[[Path], object]
 
 
@@ -57,37 +67,43 @@ def swap(first: str, second: str) -> Harm:
     return harm
 
 
-def without(folder: Path) -> None:
-    """Leaves a file out of the manifest."""
-    values = json.loads((folder / checkpoints.MANIFEST).read_text())
-    del values["files"]["momentum00.safetensors"]
-    (folder / checkpoints.MANIFEST).write_text(json.dumps(values))
+def left_out(*names: str) -> Harm:
+    """Leaves files out of the manifest."""
+
+    def harm(folder: Path) -> None:
+        values = json.loads((folder / checkpoints.MANIFEST).read_text())
+        for name in names:
+            del values["files"][name]
+        (folder / checkpoints.MANIFEST).write_text(json.dumps(values))
+
+    return harm
 
 
-def emptied(folder: Path) -> None:
-    """Leaves all files out of the manifest."""
-    values = json.loads((folder / checkpoints.MANIFEST).read_text())
-    (folder / checkpoints.MANIFEST).write_text(json.dumps({**values, "files": {}}))
-
-
-STAGE, MOMENTUM, RANDOM = (f"{name}.safetensors" for name in ("stage00", "momentum00", "rank0000"))
-FILES = (STAGE, MOMENTUM, RANDOM, checkpoints.MANIFEST)
+KINDS = ("stage00", "exp_avg00", "exp_avg_sq00", "ema00", "rank0000")
+STAGE, MEAN, SQUARES, EMA, RANDOM = TENSORS = [f"{kind}.safetensors" for kind in KINDS]
+FILES = (*TENSORS, checkpoints.MANIFEST)
 PLACES = random.Random(7)
 HARMS: dict[str, Harm] = {
     f"{file} bit {place}": flip(file, place)
     for file in FILES
     for place in (0, PLACES.randrange(8, 400), -1)
 }
-HARMS |= {f"{file} short": lambda f, n=file: (f / n).write_bytes(b"0") for file in FILES}
-HARMS |= {f"{file} gone": lambda f, n=file: (f / n).unlink() for file in FILES}
 HARMS |= {
-    "name of a momentum": replace(MOMENTUM, b'"conv1.weight"', b'"conv1.weighu"'),
+    "name of a mean": replace(MEAN, b'"conv1.weight"', b'"conv1.weighu"'),
     "name of a weight": replace(STAGE, b'"conv1.weight"', b'"conv1.weighu"'),
     "type": replace(STAGE, b'"dtype":"F32"', b'"dtype":"I32"'),
-    "swapped": swap(STAGE, MOMENTUM),
+    "swapped": swap(MEAN, SQUARES),
     "step": replace(checkpoints.MANIFEST, b'"step": 4', b'"step": 5'),
-    "left out": without,
-    "emptied": emptied,
+    "left out": left_out(MEAN),
+    "emptied": left_out(*TENSORS),
+}
+RESUMED = [f"{STAGE} bit -1", f"{EMA} bit -1", "swapped", "step"]
+"""Harms with which a whole attempt runs."""
+HARMS |= {
+    f"{file} {name}": lambda folder, file=file, harm=harm: harm(folder / file)
+    for file in FILES
+    for name, harm in STRUCTURAL.items()
+    if (name, file) != ("sparse", RANDOM)  # it takes as long as others do
 }
 
 
@@ -96,20 +112,52 @@ def attempts_of(world: World, folders: list[str]) -> list[int]:
     return [numbered(world, folder, 1, None) for folder in folders]
 
 
+def begins_of(world: World, folders: list[str]) -> list[str | None]:
+    """Returns the checkpoint at which the second attempt of each of some folders begins."""
+    comm.init(world=world, timeout_s=60)
+    found, own = [], dataclasses.replace(world, attempt=1)
+    for folder in folders:
+        plan = Plan.from_dict(records.read_plan(folder))
+        begin = choose_begin(Path(folder), records.read_config(folder), plan, own)
+        found.append(begin.checkpoint.name if begin.checkpoint else None)
+    comm.shutdown()
+    return found
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was saved after steps 2 and 4, and stopped there."""
-    run = make(tmp_path_factory.mktemp("damaged"), **KEYS, checkpoint={"every": 2})
+    run = make(tmp_path_factory.mktemp("damaged"), **KEYS)
     assert attempt(run, stop_at=4) == [PREEMPTED]
-    (file_names.attempt_dir(run, 1)).mkdir()
+    file_names.attempt_dir(run, 1).mkdir()
+    assert {path.name for path in checkpoints.place(run, 4).iterdir()} == {*FILES}
     return run
 
 
-def test_run_goes_on_from_the_one_before_whatever_is_damaged(stopped, tmp_path):
+def damage(run: Path) -> list[str]:
+    """Returns what the second attempt said of damaged checkpoints."""
+    events = read_lines(file_names.attempt_dir(run, 1) / "events.jsonl")
+    return [event["text"] for event in events if event["event"] == "checkpoint_damaged"]
+
+
+def test_every_damage_of_every_file_is_named_and_the_checkpoint_before_is_used(stopped, tmp_path):
     copies = {name: shutil.copytree(stopped, tmp_path / name / "run") for name in HARMS}
-    copies["unharmed"] = shutil.copytree(stopped, tmp_path / "unharmed" / "run")
     for name, harm in HARMS.items():
         harm(checkpoints.place(copies[name], 4))
+    [begins] = run_ranks(begins_of, 1, [str(path) for path in copies.values()])
+    assert dict(zip(copies, begins, strict=True)) == dict.fromkeys(copies, "step000002")
+    for name, run in copies.items():
+        texts = damage(run)
+        assert texts, name
+        assert all("step000004" in text and "step000002 is used" in text for text in texts), name
+        assert not any("\x1b" in text for text in texts), name
+
+
+def test_run_goes_on_from_the_checkpoint_before_with_the_same_bits(stopped, tmp_path):
+    copies = {name: shutil.copytree(stopped, tmp_path / name / "run") for name in RESUMED}
+    copies["unharmed"] = shutil.copytree(stopped, tmp_path / "unharmed" / "run")
+    for name in RESUMED:
+        HARMS[name](checkpoints.place(copies[name], 4))
     [codes] = run_ranks(attempts_of, 1, [str(path) for path in copies.values()])
     assert set(codes) == {0}
     whole = losses(copies.pop("unharmed"), 0, 1)
@@ -118,47 +166,34 @@ def test_run_goes_on_from_the_one_before_whatever_is_damaged(stopped, tmp_path):
         assert (name, resumed["checkpoint"]) == (name, "step000002")
         before = {key: loss for key, loss in losses(run, 0).items() if key[0] < 2}
         assert {**before, **losses(run, 1)} == whole, name  # bit for bit
-        texts = damage(run)
-        assert texts, name
-        assert all("step000004" in text and "step000002 is used" in text for text in texts), name
 
 
-def damage(run: Path) -> list[str]:
-    events = read_lines(file_names.attempt_dir(run, 1) / "events.jsonl")
-    return [event["text"] for event in events if event["event"] == "checkpoint_damaged"]
-
-
-def test_run_without_a_whole_one_says_that_it_begins_anew(stopped, tmp_path):
+def test_run_without_a_whole_checkpoint_says_that_it_begins_anew(stopped, tmp_path):
     run = shutil.copytree(stopped, tmp_path / "run")
     for step in (2, 4):
         flip(STAGE, 20)(checkpoints.place(run, step))
-    assert run_ranks(attempts_of, 1, [str(run)]) == [[0]]
-    assert records.read_record(run)["resumed"] is None
+    assert run_ranks(begins_of, 1, [str(run)]) == [[None]]
     texts = damage(run)
     assert [text for text in texts if "step000002" in text and "begins at step 0" in text]
     assert not any("is used" in text for text in texts)
 
 
-def test_damaged_one_does_not_count_among_those_that_are_kept(stopped, tmp_path):
+def test_damaged_checkpoint_does_not_count_among_those_that_are_kept(stopped, tmp_path):
     # It has the latest step, so with two to keep, the whole one before would go.
     run = shutil.copytree(stopped, tmp_path / "run")
     flip(STAGE, -3)(checkpoints.place(run, 4))
-    assert run_ranks(stopped_after, 1, str(run), 4) == [PREEMPTED]
+    assert run_ranks(numbered, 1, str(run), 1, 3) == [PREEMPTED]
     there = {one.step: one for one in checkpoints.whole_checkpoints(run)[0]}
-    for one in there.values():
-        one.verify(one.files)
-    assert sorted(there) == [2, 4]
+    assert sorted(there) == [2, 3, 4]
+    for step in (2, 3):
+        there[step].verify(there[step].files)
 
 
-def stopped_after(world: World, folder: str, step: int) -> int:
-    """Runs the second attempt up to a step."""
-    return numbered(world, folder, 1, step)
-
-
-@pytest.mark.parametrize("harm", ["name of a weight", "type", f"{STAGE} bit -1", "emptied"])
-@pytest.mark.parametrize("verb", ["show", "export", "run"])
-def test_verbs_name_the_damage_and_take_the_one_before(
-    stopped, tmp_path, hires, caplog, harm, verb
+@pytest.mark.parametrize(
+    ("verb", "harm"), [("show", "type"), ("export", f"{STAGE} bit -1"), ("run", "emptied")]
+)
+def test_verbs_name_the_damage_and_take_the_checkpoint_before(
+    stopped, tmp_path, hires, caplog, verb, harm
 ):
     run = shutil.copytree(stopped, tmp_path / "run")
     last, out = checkpoints.place(run, 4), tmp_path / "w.safetensors"
@@ -168,8 +203,7 @@ def test_verbs_name_the_damage_and_take_the_one_before(
         "export": ["weights", "export", "--out", str(out)],
         "run": ["run", "task=evaluate", "--dry-run"],
     }[verb]
-    named = [f"weights={last}" if verb == "run" else str(last)]
-    answer = hires(*words, *named)
+    answer = hires(*words, f"weights={last}" if verb == "run" else str(last))
     assert answer.code == 2
     assert "step000004 is damaged" in answer.err
     assert not out.exists()

@@ -1,163 +1,82 @@
-"""Does a pass over the data count each sample once, and as one process would, in every layout?"""
+"""A pass over the data counts each sample once, and as one process would, in every layout."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
-from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, summary
-from hires.core.store import file_names, records, rundir
+from hires.core.store import file_names, records
 from hires.data.source import open_data
-from hires.engine.build import whole_model
+from hires.engine import evaluation_intervals, image_similarity
 from hires.engine.evaluate import Evaluator
-from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
-from tests.helpers.jobs import evaluate_each, evaluate_while_training
-from tests.helpers.layouts import config_of, plan_of
+from hires.engine.evaluation_intervals import (
+    RESAMPLES,
+    intervals,
+    mean_interval,
+    overlap_intervals,
+)
+from hires.engine.image_similarity import similarity_sum
+from hires.engine.live_bytes import LiveBytes
+from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, expected, run_folder
+from tests.helpers.jobs import evaluate_each
+from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.reference import structural_similarity
+from tests.helpers.saved import attempt
 
-EVALUATE = {"task": {"name": "evaluate"}, "batch": 4, "data": {"length": 11, "classes": 4}}
-UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [20, 16]}
-EDSR = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "image": [12, 10]}
-"""Images of 24 x 20, so that windows of SSIM reach over several tiles."""
-PRODUCT = {"parallel": {"stages": 2, "microbatches": 2}}
-
-
-def evaluation(**keys):
-    return with_classes(config_of(**{**EVALUATE, **keys}))
-
-
-def plain(config):
-    """Returns what plain torch computes, image by image: outputs and targets."""
-    model, source = whole_model(config), open_data(config)
-    rows, cols = (0, config.height), (0, config.width)
-    outputs, targets = [], []
-    with torch.no_grad():
-        for i in range(len(source)):
-            image = torch.from_numpy(source.window(i, rows, cols))[None].double()
-            outputs.append(model(image)[0])
-            rect = config.target_rect
-            targets.append(
-                source.label(i) if rect is None else source.target(i, rect[:2], rect[2:])
-            )
-    return outputs, targets
-
-
-def expected(config, kind):
-    outputs, targets = plain(config)
-    if kind == IMAGES:
-        pairs = [(o, torch.from_numpy(t).double()) for o, t in zip(outputs, targets, strict=True)]
-        errors = [float((o.clamp(-2, 2) - t).square().mean()) for o, t in pairs]
-        ratios = [10 * math.log10(16 / error) for error in errors]
-        losses = [float((o - t).abs().mean()) for o, t in pairs]
-        mean, interval = sum(ratios) / len(ratios), mean_interval(ratios)
-        scaled = [[(one.clamp(-2, 2).numpy() + 2) / 4 for one in pair] for pair in pairs]
-        similar = [structural_similarity(*pair) for pair in scaled]
-        found = {"psnr": mean, "psnr_ci95": interval, "loss": sum(losses) / len(losses)}
-        return found | {"ssim": sum(similar) / 11, "ssim_ci95": mean_interval(similar)}
-    counts, by_image, losses, size = Counter(), Counter(), [], 0
-    for image, (output, target) in enumerate(zip(outputs, targets, strict=True)):
-        labels = torch.full(output.shape[1:], target)
-        losses.append(float(functional.cross_entropy(output[None], labels[None], reduction="sum")))
-        for made in output.argmax(0).flatten().tolist():
-            counts[target, made] += 1
-            by_image[image, target, made] += 1
-            size += 1
-    confusion = [[counts[t, p] for p in range(4)] for t in range(4)]
-    right = sum(confusion[t][t] for t in range(4))
-    found = {"top1": right / size, "loss": sum(losses) / size, "confusion": confusion}
-    return found | (overlap_intervals(by_image, len(outputs), 4) if kind == PIXELS else {})
-
-
-LAYOUTS = {
-    1: [("one batch larger than the data", CLASSES, {"batch": 16})],
-    2: [
-        ("tiles", CLASSES, {"parallel": {"tiles": [2, 1]}}),
-        ("stages", CLASSES, PRODUCT),
-        ("replicas", CLASSES, {"parallel": {"replicas": 2}}),
-        ("pixels in tiles", PIXELS, {**UNET, "parallel": {"tiles": [1, 2]}}),
-        ("images in tiles", IMAGES, {**EDSR, "parallel": {"tiles": [2, 1]}}),
-        ("images in stages", IMAGES, {**EDSR, **PRODUCT}),
-        ("images in replicas", IMAGES, {**EDSR, "parallel": {"replicas": 2}}),
-    ],
-    3: [
-        ("tiles, then one rank", CLASSES, {"parallel": {"stages": 2, "tiles": [[2, 1], [1, 1]]}}),
-        ("uneven tiles", PIXELS, {**UNET, "parallel": {"tiles": [3, 1]}}),
-        (
-            "images in a stage, then in tiles",
-            IMAGES,
-            {
-                **EDSR,
-                "parallel": {"stages": 2, "tiles": [[1, 1], [1, 2]], "microbatches": 2},
-            },
+PIPE = {"stages": 2, "microbatches": 2}
+UNEVEN = {"stages": 2, "tiles": [[1, 1], [1, 2]], "microbatches": 2}
+LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
+    1: {"one batch larger than the data": (CLASSES, {"batch": 16})},
+    2: {
+        "stages": (CLASSES, {"parallel": PIPE}),
+        "replicas": (CLASSES, {"parallel": {"replicas": 2}}),
+        "pixels in tiles": (PIXELS, {**UNET, "parallel": {"tiles": [1, 2]}}),
+        "images in replicas": (IMAGES, {**EDSR, "parallel": {"replicas": 2}}),
+    },
+    3: {
+        "gems": (CLASSES, {"parallel": GEMS}),
+        "uneven tiles": (PIXELS, {**UNET, "parallel": {"tiles": [3, 1]}}),
+        "images in a stage, then in tiles": (IMAGES, {**EDSR, "parallel": UNEVEN}),
+    },
+    4: {
+        "shards": (CLASSES, {"parallel": {"stages": 2, "tiles": [2, 1], "local_dp": 2}}),
+        "images in tiles smaller than half a window": (
+            IMAGES, {**EDSR, "image": [7, 8], "parallel": {"tiles": [4, 1]}}
         ),
-    ],
-    4: [
-        (
-            "gems",
-            CLASSES,
-            {"parallel": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}},
+        "images in tiles, both directions": (
+            IMAGES, {**EDSR, "parallel": {**GEMS, "tiles": [[2, 1], [2, 1]]}}
         ),
-        (
-            "shards",
-            CLASSES,
-            {"parallel": {"stages": 2, "tiles": [2, 1], "local_dp": 2}},
-        ),
-        (
-            "images in tiles smaller than half a window",
-            IMAGES,
-            {
-                **EDSR,
-                "image": [7, 8],
-                "parallel": {"tiles": [4, 1]},
-            },
-        ),
-        ("images in a grid", IMAGES, {**EDSR, "parallel": {"tiles": [2, 2], "microbatches": 2}}),
-        (
-            "images in tiles and stages, both directions",
-            IMAGES,
-            {
-                **EDSR,
-                "parallel": {
-                    "tiles": [[2, 1], [2, 1]],
-                    "stages": 2,
-                    "directions": 2,
-                    "schedule": "gems",
-                },
-            },
-        ),
-    ],
-}
+    },
+}  # fmt: skip
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.dist
 @pytest.mark.parametrize("size", LAYOUTS)
-def test_every_layout_counts_what_plain_torch_counts(size):
-    given, references = [], {}
-    for name, kind, keys in LAYOUTS[size]:
+def test_every_layout_counts_what_plain_torch_counts(size: int):
+    layouts, references = [], {}
+    for name, (kind, keys) in LAYOUTS[size].items():
         config = evaluation(**keys)
         plan = plan_of(config)
         assert plan.ok, plan.findings
         assert plan.world == size
-        given.append((name, to_dict(config), plan.to_dict()))
+        layouts.append((name, to_dict(config), plan.to_dict()))
         references[name] = kind, expected(config, kind)
-    answers = run_ranks(evaluate_each, size, given)
+    answers = run_ranks(evaluate_each, size, layouts)
     assert all(answer == answers[0] for answer in answers)  # all ranks have the summary
     for name, (kind, reference) in references.items():
         found = answers[0][name]
-        assert found["kind"] == kind
-        assert found["images"] == 11
+        assert (found["kind"], found["images"]) == (kind, 11)
         for key, value in reference.items():
             if key == "confusion" or (kind == PIXELS and key.endswith("ci95")):
                 assert found[key] == value, name
@@ -166,49 +85,22 @@ def test_every_layout_counts_what_plain_torch_counts(size):
 
 
 @pytest.mark.dist
-def test_training_evaluates_its_own_tensors_and_goes_on(tmp_path):
-    # Two engines on the same tensors: one plan with backward passes, one without.
-    layout = {"parallel": {"tiles": [2, 1], "stages": 2, "microbatches": 2}}
-    training = config_of(**{**EVALUATE, **layout, "task": {"name": "train"}, "image": [16, 16]})
-    config = evaluation(**layout, image=[16, 16])
-    given = [(to_dict(one), plan_of(one).to_dict()) for one in (with_classes(training), config)]
-    found, *others = run_ranks(evaluate_while_training, 3, str(tmp_path), *given)
-    assert others == [found] * 2
-    for step, one in zip((1, 3), found, strict=True):
-        held = [torch.load(tmp_path / f"{step} {rank}", weights_only=True) for rank in range(3)]
-        path = tmp_path / "now.pt"
-        torch.save({name: tensor for tensors in held for name, tensor in tensors.items()}, path)
-        reference = expected(dataclasses.replace(config, weights=str(path)), CLASSES)
-        assert one["confusion"] == reference["confusion"]
-        assert one["loss"] == pytest.approx(reference["loss"], rel=1e-10)
-    assert found[0]["loss"] != found[1]["loss"]
-
-
-def folder_of(tmp_path, **keys):
-    config = dataclasses.replace(evaluation(**keys), results=str(tmp_path))
-    return rundir.create(config, plan_of(config).to_dict(), ["hires", "run"]).path
-
-
-def written(path, attempt):
-    return json.loads((file_names.attempt_dir(path, attempt) / "evaluation.json").read_text())
-
-
-@pytest.mark.dist
-def test_stopped_evaluation_goes_on_and_predicts_the_very_same(tmp_path):
-    from tests.helpers.saved import attempt
-
-    keys = {"parallel": {"tiles": [2, 1]}, "precision": {"name": "fp32"}}
-    whole, stopped = folder_of(tmp_path / "a", **keys), folder_of(tmp_path / "b", **keys)
+def test_stopped_evaluation_goes_on_and_predicts_the_very_same(tmp_path: Path):
+    config = evaluation(parallel={"tiles": [2, 1]}, precision={"name": "fp32"})
+    whole, stopped = (run_folder(tmp_path / name, config) for name in "ab")
     assert attempt(whole) == [0, 0]
     assert attempt(stopped, stop_at=2) == [PREEMPTED, PREEMPTED]
     assert not (stopped / "a0" / "evaluation.json").exists()
     assert attempt(stopped) == [0, 0]
-    assert written(stopped, 1) == written(whole, 0)
+    written = [
+        json.loads((file_names.attempt_dir(path, number) / "evaluation.json").read_text())
+        for path, number in ((whole, 0), (stopped, 1))
+    ]
+    assert written[0] == written[1]
+    assert written[0]["samples"]["id"] == [str(i) for i in range(11)]
     record = records.read_record(stopped)
-    assert record["state"] == "done"
-    assert record["evaluation"]["images"] == 11
+    assert (record["state"], record["evaluation"]["images"]) == ("done", 11)
     assert "samples" not in record["evaluation"]
-    assert written(whole, 0)["samples"]["id"] == [str(i) for i in range(11)]
 
 
 def test_steps_of_an_evaluation_are_those_of_one_pass():
@@ -217,35 +109,151 @@ def test_steps_of_an_evaluation_are_those_of_one_pass():
     assert evaluation(data={"split": "validation", "length": 40, "classes": 4}).steps == 1
 
 
-def counted_alone(output, target, **keys):
-    """What an evaluator counts of one sample on one process, and its summary."""
+def counted_in_one_process(output: Any, target: Any, **keys: Any) -> tuple[Any, Evaluator]:
+    """Returns what an evaluator counts of one sample on one process, and the evaluator."""
     config = evaluation(**keys)
-    source, graph = open_data(config), plan_of(config).graph
-    evaluator = Evaluator(config, source, graph)
-    row = evaluator._map_row(0, output, target)
-    return row, evaluator
+    evaluator = Evaluator(config, open_data(config), plan_of(config).graph)
+    return evaluator._map_row(0, output, target), evaluator
 
 
-def test_pixels_that_are_not_finite_are_wrong():
+def test_what_is_not_finite_is_wrong_and_no_white():
     output = torch.zeros(4, 2, 3)
     output[0] = 1.0  # class 0 everywhere, which is the label
     output[:, 0, 0], output[2, 1, 1] = math.nan, math.inf
-    row, evaluator = counted_alone(output, 0, **UNET)
+    row, evaluator = counted_in_one_process(output, 0, **UNET)
     assert row[:2] == [6, 4]
     assert evaluator.counted.pixels == {(0, 0, 0): 4, (0, 0, -1): 2}
     facts = summary(PIXELS, [row], Counter({(0, 0): 4, (0, -1): 2}), list("abcd"))
     assert facts["top1"] == facts["mean_iou"] == facts["mean_recall"] == pytest.approx(4 / 6)
     assert facts["not_finite"] == 2
     counts = {(i, a, p): n for i in (0, 1) for (_, a, p), n in evaluator.counted.pixels.items()}
-    intervals = overlap_intervals(counts, 2, 4)
-    assert intervals["mean_iou_ci95"] == pytest.approx([4 / 6, 4 / 6])
-
-
-def test_a_pixel_of_an_image_that_is_infinite_is_no_white():
+    assert overlap_intervals(counts, 2, 4)["mean_iou_ci95"] == pytest.approx([4 / 6, 4 / 6])
     white = np.full((3, 24, 20), 2.0)
-    output = torch.full((3, 24, 20), 2.0)
-    assert counted_alone(output, white, **EDSR)[0][0] == 0
-    output[0, 0, 0] = math.inf
-    row, _ = counted_alone(output, white, **EDSR)
-    facts = summary(IMAGES, [row, [0.0, 0.0, 420.0]], {}, [], output.shape)
+    image = torch.full((3, 24, 20), 2.0)
+    assert counted_in_one_process(image, white, **EDSR)[0][0] == 0
+    image[0, 0, 0] = math.inf
+    row, _ = counted_in_one_process(image, white, **EDSR)
+    facts = summary(IMAGES, [row, [0.0, 0.0, 420.0]], {}, [], image.shape)
     assert (facts["psnr"], facts["ssim"], facts["not_finite"]) == (None, None, 1)
+
+
+@pytest.mark.parametrize(("n", "t_975"), [(5, 2.776), (30, 2.045)])
+def test_interval_of_a_mean_is_students(n: int, t_975: float):
+    values = np.random.default_rng(n).normal(30.0, 2.0, n)
+    low, high = mean_interval(values.tolist())
+    half = t_975 * values.std(ddof=1) / math.sqrt(n)
+    # 2000 draws place an end within 5 % of the half, and few units are no normal distribution.
+    assert low == pytest.approx(values.mean() - half, abs=0.2 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.2 * half)
+
+
+def pixels_of(num_images: int) -> Counter[tuple[int, int, int]]:
+    """Pixels by (image, class, predicted class): each image has an accuracy of its own."""
+    rng, counts = np.random.default_rng(0), Counter[tuple[int, int, int]]()
+    for image in range(num_images):
+        right = rng.beta(8, 2)
+        for label in (0, 1):
+            hits = int(rng.binomial(500, right))
+            counts[image, label, label] += hits
+            counts[image, label, 1 - label] += 500 - hits
+    return counts
+
+
+def shares_by_hand(counts: Any, images: Any) -> list[float]:
+    """Share of right pixels, mean IoU and mean Dice of some images."""
+    total = Counter[tuple[int, int]]()
+    for image in images:
+        for (of, label, made), number in counts.items():
+            total[label, made] += number * (of == image)
+    right = sum(number for (label, made), number in total.items() if label == made)
+    ious, dices = [], []
+    for label in {label for label, _ in +total}:
+        hits = total[label, label]
+        either = sum(n * ((t == label) + (p == label)) for (t, p), n in total.items())
+        ious.append(hits / (either - hits))
+        dices.append(2 * hits / either)
+    return [right / sum(total.values()), *(sum(some) / len(some) for some in (ious, dices))]
+
+
+def test_draws_are_counted_by_the_formula_of_the_whole(monkeypatch):
+    counts = {**pixels_of(6), (6, 2, 2): 70, (6, 2, 0): 30}  # a class of one image
+    found, by_hand = overlap_intervals(counts, 7, 3), shares_by_hand(counts, range(7))
+    for name, value in zip(("top1_ci95", "mean_iou_ci95", "mean_dice_ci95"), by_hand, strict=True):
+        low, high = found[name]
+        assert 0 <= low < value < high <= 1, name
+    assert overlap_intervals(dict(reversed(counts.items())), 7, 3) == found  # bit for bit
+    drawn = []
+
+    def shares(sums: Any) -> Any:
+        right, actual, _ = sums.reshape(-1, 3, 3).transpose(1, 0, 2)
+        drawn.append(right.sum(1) / actual.sum(1))
+        return drawn[-1][:, None]
+
+    table = np.zeros((7, 3, 3))
+    for (image, label, made), number in counts.items():
+        table[image, 0, label] += number * (label == made)
+        table[image, 1, label] += number
+        table[image, 2, made] += number
+    monkeypatch.setattr(evaluation_intervals, "_AT_ONCE", 7 * 300)  # several blocks of draws
+    intervals(table.reshape(7, -1), shares)
+    assert drawn[1].shape == (RESAMPLES,)
+    rng = np.random.default_rng(95)
+    rows = rng.integers(7, size=(300, 7))[:40].tolist()
+    wanted = [shares_by_hand(counts, row)[0] for row in rows]
+    assert drawn[1][:40].tolist() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_images_are_the_units_and_not_their_pixels():
+    found = overlap_intervals(pixels_of(20), 20, 2)["top1_ci95"]
+    more = {key: 100 * number for key, number in pixels_of(20).items()}
+    assert overlap_intervals(more, 20, 2)["top1_ci95"] == pytest.approx(found, rel=1e-12)
+    many = overlap_intervals(pixels_of(320), 320, 2)["top1_ci95"]
+    assert 2.5 < (found[1] - found[0]) / (many[1] - many[0]) < 6  # a quarter, of 16 times as many
+    same = {(image, 0, made): 10 for image in range(5) for made in (0, 1)}
+    assert overlap_intervals(same, 5, 2)["top1_ci95"] == [0.5, 0.5]
+    assert set(overlap_intervals({(0, 0, 0): 3}, 1, 2).values()) == {None}  # of a single image
+    assert mean_interval([31.0]) is mean_interval([31.0, math.inf]) is None
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns two similar images of the sizes of a network's output, from -2 to 2."""
+    generator = torch.Generator().manual_seed(2)
+    wanted = torch.rand(3, 17, 23, generator=generator).double() * 4 - 2
+    return wanted + 0.5 * torch.randn(3, 17, 23, generator=generator), wanted
+
+
+@pytest.mark.parametrize("side", [3, 100])
+def test_similarity_is_that_of_the_reference(side: int, monkeypatch):
+    monkeypatch.setattr(image_similarity, "_SIDE", side)  # blocks have the sum of the whole
+    made, wanted = images()
+    before = made.clone(), wanted.clone()
+    a, b = ((one.clamp(-2, 2).numpy() + 2) / 4 for one in (made, wanted))
+    found = similarity_sum(made, wanted) / (3 * 7 * 13)
+    assert found == pytest.approx(structural_similarity(a, b), rel=1e-12)
+    assert similarity_sum(wanted, wanted) == pytest.approx(3 * 7 * 13, rel=1e-12)
+    assert torch.equal(made, before[0])  # also in float64, where no copy is needed
+    assert torch.equal(wanted, before[1])
+    made[1, 8, 8] = math.inf
+    assert math.isnan(similarity_sum(made, wanted))
+    assert similarity_sum(made[:, :10], wanted[:, :10]) == 0.0
+
+
+def test_similarity_is_that_of_other_libraries():
+    metrics = pytest.importorskip("skimage.metrics", reason="needs scikit-image")
+    made, wanted = images()
+    a, b = ((one.clamp(-2, 2).numpy() + 2) / 4 for one in (made, wanted))
+    keys = {"gaussian_weights": True, "use_sample_covariance": False, "data_range": 1.0}
+    theirs = metrics.structural_similarity(a, b, channel_axis=0, **keys)
+    found = similarity_sum(made, wanted) / (3 * 7 * 13)
+    assert found == pytest.approx(float(theirs), rel=1e-10)
+
+
+def test_memory_of_similarity_does_not_grow_with_the_image():
+    # 11 copies of the image in float64 were there at once, and none of them in the prediction.
+    for rows, cols in ((300, 400), (900, 700)):
+        made, wanted = torch.rand(3, rows, cols), torch.rand(3, rows, cols)
+        with LiveBytes() as live:
+            live.assign([made, wanted], "buffers")
+            before = live.peak_bytes
+            similarity_sum(made, wanted)
+        assert live.peak_bytes - before < 6 * 2**20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 
 import numpy as np
@@ -14,17 +13,21 @@ from PIL import Image
 from torch.nn import functional as F
 
 from hires.cli.data_keys import with_classes
+from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
-from hires.core.store import file_names, rundir
+from hires.core.store import file_names
 from hires.data.source import open_data
 from hires.engine.build import whole_model
+from tests.helpers.evaluations import run_folder
+from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import attempt
 
 pytestmark = pytest.mark.dist
 
 UNET = {"model": {"name": "unet", "levels": 1, "width": 4}}
-RESNET = {"model": {"name": "resnet", "depth": 18}, "image": [32, 32]}
+NET = {"model": {"name": "preact_resnet", "n": 1}, "image": [32, 32]}
 
 
 def one_score(*lost):
@@ -38,15 +41,12 @@ def with_network(net, **keys):
 
 
 CASES = {
-    "masks, one score, cross-entropy": ("masks", with_network(UNET, classes=1), "cross_entropy"),
     "masks, one score, bce": ("masks", with_network(UNET, classes=1), "bce"),
     "masks, one score, dice": ("masks", with_network(UNET, classes=1), "dice"),
     "masks, two scores, bce": ("masks", UNET, "bce"),
-    "classes, one score, cross-entropy": ("folder", with_network(RESNET, classes=1), "auto"),
-    "classes, one score, bce": ("folder", with_network(RESNET, classes=1), "bce"),
-    "classes, one score, custom": ("folder", with_network(RESNET, classes=1), "custom"),
-    "classes, two scores, dice": ("folder", RESNET, "dice"),
-    "grey images, l1": ("pairs", with_network(UNET, channels=1, scale=1), "l1"),
+    "classes, one score, cross-entropy": ("folder", with_network(NET, classes=1), "cross_entropy"),
+    "classes, one score, custom": ("folder", with_network(NET, classes=1), "custom"),
+    "classes, two scores, dice": ("folder", NET, "dice"),
     "grey images, l2": ("pairs", with_network(UNET, channels=1, scale=1), "l2"),
     "images of two channels, l1": ("pairs", with_network(UNET, channels=2, scale=1), "l1"),
     "grey images, larger": (
@@ -77,18 +77,12 @@ def files(root, data, channels):
     return root
 
 
-def ran(tmp_path, **keys):
-    """Returns the folder of a run that ended."""
+def folder_of(tmp_path, **keys):
+    """Returns the config of a run and its folder."""
     config = with_classes(config_of(**keys))
-    config = dataclasses.replace(config, results=str(tmp_path / config.task.name))
-    plan = plan_of(config)
-    assert plan.ok, plan.findings
-    path = rundir.create(config, plan.to_dict(), ["hires", "run"]).path
-    assert set(attempt(path)) == {0}
-    return path, config
+    return config, run_folder(tmp_path / config.task.name, config)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_what_trains_is_evaluated_and_predicted(tmp_path, name):
     data, net, loss = CASES[name]
@@ -101,14 +95,16 @@ def test_what_trains_is_evaluated_and_predicted(tmp_path, name):
     }  # fmt: skip
     keys["data"] |= {"classes": 2} if data == "masks" else {}
     keys["model"] = {"classes": None, **keys["model"]}
-    train, _ = ran(tmp_path, **keys, validate={"every": 2}, steps=4)
+    _, train = folder_of(tmp_path, **keys, validate={"every": 2}, steps=4)
+    assert attempt(train) == [0]
     last = json.loads((train / file_names.RECORD).read_text())["validation"]["last"]
     keys["data"]["split"] = "validation"
-    evaluated, config = ran(tmp_path, **keys, task={"name": "evaluate"}, weights=str(train))
+    config, evaluated = folder_of(tmp_path, **keys, task={"name": "evaluate"}, weights=str(train))
+    _, predicted = folder_of(tmp_path, **keys, task={"name": "predict"}, weights=str(train))
+    run_ranks(run_folders, 1, [str(evaluated), str(predicted)])
     found = json.loads((evaluated / "a0" / file_names.EVALUATION).read_text())
     shared = [key for key in ("top1", "psnr", "loss", "mean_iou") if key in found]
     assert [found[key] for key in shared] == pytest.approx([last[key] for key in shared])
-    predicted, _ = ran(tmp_path, **keys, task={"name": "predict"}, weights=str(train))
     _require_like_torch(config, found, predicted / "a0", data)
 
 
@@ -141,7 +137,7 @@ def test_cases_have_every_loss():
     assert {*LOSSES} <= named
 
 
-def test_one_score_cannot_tell_three_classes(hires):
-    answer = hires("plan", "model=unet", "data.classes=3", "model.classes=1", "image=32")
-    assert answer.code == 2
-    assert "model.classes=1" in answer.err
+def test_one_score_cannot_tell_three_classes():
+    keys = {"model": {"name": "unet", "classes": 1}, "data": {"classes": 3, "length": 8}}
+    with pytest.raises(ConfigError, match=r"model\.classes=1"):
+        plan_of(with_classes(config_of(**keys, image=[32, 32]))).require_ok()

@@ -1,11 +1,9 @@
 import gc
-import itertools
 import subprocess
 import sys
 import threading
 import time
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,16 +186,6 @@ def test_waiting_is_measured():
     slow.close()
 
 
-def test_no_waiting_when_the_rank_computes_longer_than_the_loader_reads(monkeypatch):
-    source = Numbers()
-    quick = loader(source, steps=1, prefetch=9)
-    until(lambda: all(future.done() for future in quick._ahead))
-    own = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("hires.engine.loader.time", own)
-    next(quick)
-    assert quick.wait_s == 1  # from one look at the clock to the next
-
-
 def test_closing_stops_the_thread_and_may_be_repeated():
     endless = loader(Numbers(), steps=10**9)
     assert len(threads()) == 1
@@ -214,11 +202,6 @@ def test_a_forgotten_loader_stops_its_thread():
     del forgotten
     gc.collect()
     assert threads() == []
-
-
-def test_microbatches_of_unequal_size_are_a_bug():
-    with pytest.raises(AssertionError, match="4 samples in 3 microbatches"):
-        next(loader(Numbers(), num_microbatches=3))
 
 
 def test_a_process_ends_although_nobody_closed_the_loader():

@@ -23,7 +23,7 @@ from hires.engine.quantised_file import write_quantised
 from hires.engine.weights_file import open_weights
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales, write_scales
-from tests.engine.test_calibrate import calibration, folder_of
+from tests.helpers.evaluations import calibration, run_folder
 from tests.helpers.jobs import evaluate_each, run_folders, verify
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
@@ -31,15 +31,14 @@ from tests.helpers.ranks import run_ranks
 NET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}}
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("weights", "linear", "most"),
-    [("int8", "static", 0.4), ("int4", "static", 0.17), ("int4", "dynamic", 0.17)],
+    [("int8", "static", 0.4), ("int4", "dynamic", 0.17)],
 )
 def test_ranks_compute_the_same_bits_from_the_file(tmp_path, weights, linear, most):
     config = calibration(precision={"name": "fp32"}, **NET)
-    path, _ = folder_of(tmp_path, config)
+    path = run_folder(tmp_path, config)
     run_ranks(run_folders, 1, [str(path)])
     place = path / "a0" / file_names.SCALES
     single = quantised_config(config, place)

@@ -69,8 +69,7 @@ def test_long_sums_of_a_norm_in_fp32_are_within_the_bound(tmp_path):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("gradients", ["together", "early"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "gradients"), [("fp32", "together"), ("bf16", "early")])
 def test_messages_of_another_type_are_within_its_bound(dtype: str, gradients: str, tmp_path):
     # In float64 nothing else is rounded, so what differs shows that messages were.
     keys = {**SMALL, "parallel": {**ALL, "replicas": 1}, "comm": {"dtype": dtype}}
@@ -82,8 +81,7 @@ def test_messages_of_another_type_are_within_its_bound(dtype: str, gradients: st
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("fault", ["halo", "average"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("precision", "fault"), [("bf16", "halo"), ("fp16", "average")])
 def test_fault_exceeds_the_bound(precision: str, fault: str, tmp_path):
     config = config_of(**EDSR, precision={"name": precision}, parallel=TILES)
     plan = plan_of(config)

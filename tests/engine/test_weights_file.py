@@ -31,10 +31,8 @@ def trained(path, **keys):
     return path, state
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.dist
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-@pytest.mark.parametrize("task", ["train", "infer"])
+@pytest.mark.parametrize(("suffix", "task"), [(".safetensors", "train"), (".pt", "infer")])
 def test_layout_with_weights_is_one_process_with_weights(tmp_path, suffix, task):
     # The one process reads the same file, whole; without it its output is another.
     path, _ = trained(tmp_path / f"w{suffix}")
@@ -119,8 +117,9 @@ def test_weights_and_a_checkpoint_contradict_each_other():
         config_of(weights="a.pt", checkpoint={"resume": "b"})
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64])
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".safetensors", torch.bool), (".pt", torch.complex64)]
+)
 def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path, suffix, dtype):
     # They fitted, and the ranks failed.
     config = config_of(precision={"name": "fp32"})

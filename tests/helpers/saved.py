@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from hires import comm, worker
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
-from hires.core.store import attempts, file_names, records, rundir
+from hires.core.store import attempts, checkpoints, file_names, records, rundir
 from hires.core.store.reading import read_lines
 from hires.engine import checkpoint, run, tensorfile
 from hires.engine.device import open_device
@@ -149,6 +151,12 @@ def mean_losses(path: Path, *attempts: int) -> list[float]:
         if loss is not None:
             by_step.setdefault(step, []).append(loss)
     return [sum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)]
+
+
+def tensors_at(path: Path, step: int) -> dict[tuple[str, str], Tensor]:
+    """Returns all tensors of a checkpoint by (file, name)."""
+    files = sorted(checkpoints.place(path, step).glob("*.safetensors"))
+    return {(file.name, key): one for file in files for key, one in load_file(file).items()}
 
 
 def config_at(path: Path) -> RunConfig:

@@ -1,7 +1,8 @@
-"""Int8 convolutions are the same bits however they are computed, and oneDNN computes them."""
+"""Products of 8-bit integers have the bits of their definition, however they are computed."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from hires.parallel.kernel_choice import random_numbers
 from hires.quant import int8_kernels
+from hires.quant.affine import GROUP, packed_bytes
 from hires.quant.int8_kernels import (
     Added,
     Geometry,
@@ -19,7 +21,9 @@ from hires.quant.int8_kernels import (
     is_matrix,
     multiply_int8,
 )
-from tests.helpers.int8_cases import Case, cases
+from hires.quant.packed_weights import LARGEST_STEP, MOST, pack, require_packed, unpack
+from hires.quant.row_scales import multiply_rows, quantized_rows
+from tests.helpers.int8_cases import Case, cases, rows_by_definition
 
 NEEDS_VNNI = pytest.mark.skipif(
     not int8_kernels.has_exact_sums(), reason="this CPU sums 8-bit products in 16"
@@ -27,7 +31,7 @@ NEEDS_VNNI = pytest.mark.skipif(
 
 
 def test_every_shape_has_the_bits_of_the_definition():
-    for case in cases(600):
+    for case in cases(300):
         before = None if case.added is None else case.added.numbers.clone()
         assert torch.equal(case.computed(), case.expected()), str(case)
         if case.added is not None and before is not None:
@@ -37,7 +41,7 @@ def test_every_shape_has_the_bits_of_the_definition():
 def test_any_window_has_the_bits_of_the_whole():
     """Rows, columns and rectangles of the output, from windows whose border was copied."""
     drawn = random.Random(1)
-    for case in cases(300, seed=1):
+    for case in cases(150, seed=1):
         whole, (rows, columns) = case.computed(), case.how.stride
         r0, c0 = (drawn.randrange(size) for size in whole.shape[2:])
         r1 = drawn.randint(r0 + 1, whole.shape[2])
@@ -54,13 +58,13 @@ def test_any_window_has_the_bits_of_the_whole():
 
 def test_processors_that_saturate_compute_the_same_bits(monkeypatch):
     monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
-    for case in cases(150, seed=2):
+    for case in cases(80, seed=2):
         assert torch.equal(case.computed(), case.expected()), str(case)
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 7])
-@pytest.mark.parametrize("groups", [1, 4, 16])
-@pytest.mark.parametrize("channels", [16, 128, 512])
+@pytest.mark.parametrize(
+    ("channels", "groups", "kernel"), [(16, 1, 1), (512, 1, 3), (128, 4, 7), (512, 16, 1)]
+)
 def test_largest_numbers_of_any_signs_do_not_saturate(channels, groups, kernel):
     """AVX2's vpmaddubsw holds a sum of two products in 16 bits, which 255 * 127 * 2 exceeds."""
     torch.manual_seed(channels)
@@ -130,24 +134,22 @@ def test_kernels_of_onednn_compute():
     assert names.isdisjoint({"aten::conv2d", "aten::convolution", "aten::mkldnn_convolution"})
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 7, 3), (3, 10), (2, 4, 6), (1, 1, 1, 1)])
-def test_other_scales_of_numbers_of_any_dims(shape):
-    x, other = (torch.randint(0, 256, shape, dtype=torch.uint8) for _ in "ab")
-    channels = shape[1] if len(shape) == 4 else shape[-1]
-    made = Rescaling(channels, 0.7, 12.0)(x, 3, 200, Added(other, 0.25))
-    exact = x.float() * torch.tensor(0.7) + 12.0
-    exact = (other.double() * 0.25 + exact.double()).float()
-    assert torch.equal(made, exact.round().clamp(3, 200).to(torch.uint8))
-
-
-@pytest.mark.parametrize("other", [(3, 17, 1, 1), (3, 17, 6, 5), (3, 1, 6, 5), (1, 17, 1, 1)])
-def test_products_and_sums_of_any_operands(other):
+def test_other_scales_products_and_sums_of_any_dims():
+    for shape in ((2, 5, 7, 3), (3, 10), (2, 4, 6), (1, 1, 1, 1)):
+        x, other = (torch.randint(0, 256, shape, dtype=torch.uint8) for _ in "ab")
+        channels = shape[1] if len(shape) == 4 else shape[-1]
+        made = Rescaling(channels, 0.7, 12.0)(x, 3, 200, Added(other, 0.25))
+        exact = x.float() * torch.tensor(0.7) + 12.0
+        exact = (other.double() * 0.25 + exact.double()).float()
+        assert torch.equal(made, exact.round().clamp(3, 200).to(torch.uint8))
     x = torch.randint(0, 256, (3, 17, 6, 5), dtype=torch.uint8)
-    for rows in (x, x.contiguous(memory_format=torch.channels_last)[:, :, 1:, :4], x[:, :, :0]):
-        size = [b if b == 1 else a for a, b in zip(rows.shape, other, strict=True)]
-        factor, offset = torch.randn(size) * 2, torch.randn(size) * 100
-        made = int8_kernels.multiply_add_int8(rows, factor, offset)
-        assert torch.equal(made, (rows * factor + offset).round().clamp(0, 255).to(torch.uint8))
+    for operand in ((3, 17, 1, 1), (3, 17, 6, 5), (3, 1, 6, 5), (1, 17, 1, 1)):
+        for rows in (x, x.contiguous(memory_format=torch.channels_last)[:, :, 1:, :4], x[:, :, :0]):
+            size = [b if b == 1 else a for a, b in zip(rows.shape, operand, strict=True)]
+            factor, offset = torch.randn(size) * 2, torch.randn(size) * 100
+            made = int8_kernels.multiply_add_int8(rows, factor, offset)
+            wanted = (rows * factor + offset).round().clamp(0, 255).to(torch.uint8)
+            assert torch.equal(made, wanted)
 
 
 def test_weights_that_change_are_packed_again():
@@ -158,3 +160,157 @@ def test_weights_that_change_are_packed_again():
     again = Case.__new__(Case)
     again.__dict__ = {**case.__dict__, "weight": case.weight.clone()}
     assert torch.equal(case.computed(), again.computed())
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+def layer(features: int, outputs: int, bias: bool = True):
+    """Returns weight, multiplier, offset and bias."""
+    weight = torch.randint(-127, 128, (outputs, features, 1, 1), dtype=torch.int8)
+    multiplier = torch.rand(outputs) / 100
+    offset = -(weight.sum((1, 2, 3)).double() * multiplier).float()
+    return weight, multiplier, offset, torch.randn(outputs) if bias else None
+
+
+def inputs(features: int) -> torch.Tensor:
+    """Returns rows of many kinds, each of which has neighbours of the others."""
+    torch.manual_seed(features)
+    x = torch.randn(14, features) * torch.logspace(-6, 6, 14).view(-1, 1)
+    x[1], x[2], x[3] = 0.0, x[2].abs(), -x[3].abs()
+    x[4], x[5] = 3.25, -1e-44  # one number; below what has all digits
+    x[6] = torch.randn(features) * 1e-39
+    x[7] = torch.randn(features).clamp(-1, 1) * 1e37
+    x[8, 0], x[9, -1], x[10, features // 2] = torch.inf, -torch.inf, torch.nan
+    x[11] = torch.nan
+    x[12] = torch.inf
+    return x
+
+
+@pytest.mark.parametrize(("features", "bias"), [(1, True), (7, False), (515, True), (2000, False)])
+def test_rows_have_the_bits_of_the_definition(features, bias, monkeypatch):
+    x, how = inputs(features), layer(features, 33, bias)
+    y = multiply_rows(x, *how)
+    assert torch.equal(y, rows_by_definition(x, *how))
+    assert torch.isfinite(y).all()
+    monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+    assert torch.equal(multiply_rows(x, *how), y)  # on processors that saturate, too
+
+
+def test_rows_do_not_depend_on_those_beside_them():
+    x, how = inputs(130).view(2, 7, 130), layer(130, 21)
+    whole = multiply_rows(x, *how)
+    for first in range(7):
+        for end in range(first + 1, 8):
+            assert torch.equal(multiply_rows(x[:, first:end], *how), whole[:, first:end])
+    assert torch.equal(multiply_rows(x[1:], *how), whole[1:])
+    across = x.transpose(0, 1)  # in another order in memory
+    assert torch.equal(multiply_rows(across, *how), whole.transpose(0, 1))
+
+
+def test_rows_of_zeros_infinities_and_the_largest_numbers_have_a_scale():
+    weight, multiplier, offset, bias = layer(40, 9)
+    y = multiply_rows(torch.zeros(3, 40), weight, multiplier, offset, bias)
+    assert torch.equal(y, bias.expand(3, -1))
+    zeros = quantized_rows(torch.zeros(3, 40))
+    assert not zeros.numbers.any()
+    assert (zeros.scale == 1).all()
+    # Numbers that are not finite are clamped to the range of the others, as by a calibration.
+    x = torch.tensor([[0.5, -0.25, math.inf, 1.0], [0.5, -0.25, -math.inf, math.nan]])
+    tame = quantized_rows(torch.tensor([[0.5, -0.25, 1.0, 1.0], [0.5, -0.25, -0.25, -0.25]]))
+    assert torch.equal(quantized_rows(x).numbers, tame.numbers)
+    assert torch.equal(quantized_rows(x).scale, tame.scale)
+    # The distance of the ends may be more than fp32 holds.
+    rows = quantized_rows(torch.tensor([[LARGEST, -LARGEST, 0.0]]))
+    assert torch.isfinite(rows.scale).all()
+    assert rows.numbers.tolist() == [[255, 0, 128]]
+
+
+def test_products_are_those_of_real_numbers_but_for_a_rounding():
+    """Half a step of each number, times its weight, and fp32's own rounding."""
+    torch.manual_seed(0)
+    x, (weight, multiplier, offset, bias) = torch.randn(50, 300), layer(300, 40)
+    real = weight[:, :, 0, 0].double() * multiplier.double().view(-1, 1)
+    exact = x.double() @ real.t() + bias
+    error = (multiply_rows(x, weight, multiplier, offset, bias) - exact).abs()
+    # The zero point is rounded, too: the range of 256 numbers may be half a step beside the row's.
+    bound = quantized_rows(x).scale * real.abs().sum(1) + 1e-5 * exact.abs().max()
+    assert (error <= bound).all()
+    assert float(error.mean() / exact.abs().mean()) < 0.02
+
+
+COUNTS = (1, GROUP - 1, GROUP + 1, 147)
+
+
+def numbers_of(count, rows=5):
+    drawn = torch.randn(rows, count, generator=torch.Generator().manual_seed(count)) * 40
+    return drawn.round().clamp(-127, 127).to(torch.int8)
+
+
+def least_error(group):
+    """The least squared error that any step leaves, number by number."""
+    return min(
+        sum(min((n - step * k) ** 2 for k in range(-MOST, MOST + 1)) for n in group)
+        for step in range(1, LARGEST_STEP + 1)
+    )
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_group_has_the_least_error_of_all_steps(count):
+    numbers = numbers_of(count)
+    made = unpack(pack(numbers), [*numbers.shape]).int()
+    for row, own in zip(numbers.tolist(), made.tolist(), strict=True):
+        for first in range(0, count, GROUP):
+            group, rounded = row[first : first + GROUP], own[first : first + GROUP]
+            off = sum((n - r) ** 2 for n, r in zip(group, rounded, strict=True))
+            assert off == least_error(group)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_weights_that_4_bits_hold_come_back_as_they_were(count):
+    steps = range(1, LARGEST_STEP + 1)
+    every = torch.tensor([[k * s for k in range(-MOST, MOST + 1)] for s in steps])
+    numbers = every.repeat(1, math.ceil(count / every.shape[1]))[:, :count].to(torch.int8)
+    assert torch.equal(unpack(pack(numbers), [*numbers.shape]), numbers)
+
+
+def test_shapes_and_bytes():
+    numbers = numbers_of(32 * 9, rows=4).view(4, 32, 3, 3)
+    packed = pack(numbers)
+    assert list(packed.shape) == [4, packed_bytes(288)] == [4, 144 + 5]
+    assert packed.dtype == torch.uint8
+    assert unpack(packed, [4, 32, 3, 3]).shape == numbers.shape
+    assert not unpack(pack(torch.zeros_like(numbers)), [4, 32, 3, 3]).any()
+
+
+def damaged(packed, name):
+    packed = packed.clone()
+    if name == "a number of -8":
+        packed[2, 3] &= 0xF0
+    elif name == "a number behind the last":
+        packed[0, 32] ^= 0x10
+    elif name == "a step of 0":
+        packed[1, -1] = 0
+    elif name == "a step of 19":
+        packed[1, -2] = LARGEST_STEP + 1
+    elif name == "a byte less":
+        packed = packed[:, 1:]
+    elif name == "a row less":
+        packed = packed[1:]
+    elif name == "signed bytes":
+        packed = packed.view(torch.int8)
+    return packed
+
+
+NAMES = (
+    "a number of -8", "a number behind the last", "a step of 0", "a step of 19", "a byte less",
+    "a row less", "signed bytes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_that_are_no_weights_are_refused(name):
+    packed = pack(numbers_of(65))
+    require_packed(packed, [5, 65])
+    with pytest.raises(ValueError, match=r"4 bits|4-bit"):
+        require_packed(damaged(packed, name), [5, 65])

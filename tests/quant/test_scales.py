@@ -35,34 +35,24 @@ DAMAGE = {
     "another version": {"version": 2},
     "no values": {"values": None},
     "a scale of zero": {"values": {"input": [0.0, 3], "conv1": [0.1, 0]}},
-    "a scale below zero": {"values": {"input": [-1.0, 3], "conv1": [0.1, 0]}},
     "nan": {"values": {"input": [float("nan"), 3], "conv1": [0.1, 0]}},
     "infinity": {"values": {"input": [float("inf"), 3], "conv1": [0.1, 0]}},
     "a scale that float32 cannot hold": {"values": {"input": [1e-60, 3], "conv1": [0.1, 0]}},
     "a zero point of 9 bits": {"values": {"input": [0.1, 256], "conv1": [0.1, 0]}},
     "half a zero point": {"values": {"input": [0.1, 2.5], "conv1": [0.1, 0]}},
     "true as a zero point": {"values": {"input": [0.1, True], "conv1": [0.1, 0]}},
-    "three numbers": {"values": {"input": [0.1, 1, 2], "conv1": [0.1, 0]}},
-    "text for a scale": {"values": {"input": ["0.1", 1], "conv1": [0.1, 0]}},
     "a value without a range": {"ranges": {"input": [-2.0, 2.0]}},
     "a range upside down": {"ranges": {"input": [2.0, -2.0], "conv1": [0.0, 1.0]}},
     "an infinite range": {"ranges": {"input": [-2.0, float("inf")], "conv1": [0.0, 1.0]}},
     "no images": {"images": 0},
-    "many images": {"images": 1e9},
     "a hostile name": {"kept": {"\x1b[2J": "x"}},
-    "a long name": {"kept": {"x" * 5000: "x"}},
     "a list of kept": {"kept": ["fc"]},
     "weights of 2 bits": {"weight_type": "int2"},
-    "a number for a type": {"weight_type": 4},
-    "a list for a type": {"weight_type": ["int4"]},
     "scales of linear layers that are none": {"linear": "sometimes"},
-    "a list for those of linear layers": {"linear": ["dynamic"]},
     "a signal that is none": {"auto": {"asked_db": 30, "signal_db": "31", "images": 4}},
     "an origin that is none": {"origin": ["digits"]},
     "nan in the origin": {"origin": {"calibration": {"seed": float("nan")}}},
-    "a large number in the origin": {"origin": {"calibration": {"seed": 10**400}}},
     "a deep origin": {"origin": {"calibration": {"data": {"path": [[[1]]]}}}},
-    "half a signal": {"auto": {"asked_db": 30}},
 }
 
 
@@ -76,23 +66,18 @@ def test_wrong_numbers_are_refused(tmp_path, damage):
     assert len(str(refused.value)) < 600
 
 
-def test_what_the_network_has_is_kept_and_changes_no_older_mark(tmp_path):
-    auto = {"asked_db": 30.0, "signal_db": 31.5, "images": 4.0}
-    new = dataclasses.replace(GOOD, auto=auto)
-    write_scales(tmp_path / "a.json", new)
-    assert read_scales(tmp_path / "a.json") == new
-    assert "auto" not in GOOD.text()
-    assert new.mark != GOOD.mark
-
-
-def test_origin_is_kept_and_changes_no_digest(tmp_path):
+def test_optional_facts_are_kept_and_change_no_digest_but_their_own(tmp_path):
     # Digest and mark decide the names of runs, which do not depend on where files lay.
     facts = {"image": [32, 32], "seed": 0, "data": {"name": "digits", "split": "train"}}
-    new = dataclasses.replace(GOOD, origin={"calibration": facts, "weights": "/net/a\tb"})
-    write_scales(tmp_path / "a.json", new)
-    assert read_scales(tmp_path / "a.json") == new
-    assert "origin" not in GOOD.text()
-    assert (new.digest, new.mark) == (GOOD.digest, GOOD.mark)
+    of_images = {"calibration": facts, "weights": "/net/a\tb"}
+    auto = {"asked_db": 30.0, "signal_db": 31.5, "images": 4.0}
+    for keys in ({"auto": auto}, {"origin": of_images}, {"weight_type": "int4"}):
+        new = dataclasses.replace(GOOD, **keys)
+        write_scales(tmp_path / "a.json", new)
+        assert read_scales(tmp_path / "a.json") == new
+        same = "origin" in keys
+        assert (new.digest == GOOD.digest, new.mark == GOOD.mark) == (same, same)
+    assert not {"auto", "origin"} & {*json.loads(GOOD.text())}
 
 
 @pytest.mark.parametrize(
@@ -100,13 +85,8 @@ def test_origin_is_kept_and_changes_no_digest(tmp_path):
     [
         ([1], "it is a list, not an object of names"),
         ("scales", "it is a text, not an object of names"),
-        (None, "it is null, not an object of names"),
-        (True, "it is true or false, not an object"),
-        (7, "it is a number, not an object of names"),
         ({"values": [1, 2]}, "values is a list, not an object of names"),
         ({"ranges": "x"}, "ranges is a text, not an object"),
-        ({"noise": 3.5}, "noise is a number, not an object"),
-        ({"auto": []}, "auto is a list, not an object"),
         ({"values": {"input": {"scale": 1}}}, "the scale of input is an object, not a list of two"),
         ({"values": {"input": 0.5}}, "the scale of input is a number, not a list of two numbers"),
     ],
@@ -126,23 +106,13 @@ def test_every_truncated_file_is_refused(tmp_path):
             read_scales(tmp_path / "a.json")
 
 
-def test_a_file_that_does_not_say_has_8_bits_and_static_scales(tmp_path):
-    new = dataclasses.replace(GOOD, weight_type="int4", linear="dynamic")
-    held = json.loads(new.text())
-    (tmp_path / "new.json").write_text(json.dumps(held))
-    assert read_scales(tmp_path / "new.json") == new
-    del held["weight_type"], held["linear"]  # as files were written before there were others
-    (tmp_path / "old.json").write_text(json.dumps(held))
-    assert read_scales(tmp_path / "old.json") == GOOD
-
-
-@pytest.mark.parametrize("key", sorted({*json.loads(GOOD.text())} - {"weight_type", "linear"}))
-def test_a_missing_key_is_named(tmp_path, key):
-    held = json.loads(GOOD.text())
-    del held[key]
-    (tmp_path / "a.json").write_text(json.dumps(held))
-    with pytest.raises(ConfigError, match=f"no '{key}'"):
-        read_scales(tmp_path / "a.json")
+def test_missing_key_is_named(tmp_path):
+    for key in {*json.loads(GOOD.text())} - {"weight_type", "linear"}:
+        held = json.loads(GOOD.text())
+        del held[key]
+        (tmp_path / "a.json").write_text(json.dumps(held))
+        with pytest.raises(ConfigError, match=f"no '{key}'"):
+            read_scales(tmp_path / "a.json")
 
 
 def test_what_is_no_file_is_refused(tmp_path):

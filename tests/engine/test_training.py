@@ -1,0 +1,300 @@
+"""Optimisers, clipping, running means and the loss scale go where torch's own go."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hires.core.config.optimizer_config import OWN_KEYS
+from hires.core.config.run_config import from_dict
+from hires.core.errors import ConfigError, LossError
+from hires.core.store import checkpoints, file_names, records
+from hires.core.store.network_weights import find_weights
+from hires.core.store.reading import read_lines
+from hires.engine.footprint import footprint
+from hires.engine.optimizer import OPTIMIZERS, Optimizer, make_optimizer
+from hires.engine.weights_file import open_weights
+from hires.parallel import loss_scale
+from hires.parallel.loss_scale import MOST_SKIPPED, LossScale
+from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.plain_training import plain_training, torch_rates
+from tests.helpers.saved import attempt, config_at, make, mean_losses, tensors_at
+
+SHAPES = [(8, 4, 3, 3), (8, 4, 1, 1), (5, 7), (9,)]
+UNREACHED = 1
+"""Index of the parameter to which no gradient comes in the first step."""
+
+
+def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for shape in SHAPES:
+        numbers: Tensor = torch.randn(shape, generator=generator).to(dtype)
+        if numbers.dim() == 4:
+            numbers = numbers.contiguous(memory_format=torch.channels_last)
+        made.append(nn.Parameter(numbers))
+    return made
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {"momentum": 0.9, "nesterov": False}),
+    "no momentum": ("sgd", {"momentum": 0.0, "nesterov": False}),
+    "nesterov": ("sgd", {"momentum": 0.9, "nesterov": True}),
+    "adam": ("adam", {"betas": [0.8, 0.95], "eps": 1e-6}),
+    "adamw": ("adamw", {"betas": [0.9, 0.999], "eps": 1e-8}),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_optimiser_goes_where_torch_goes(dtype: torch.dtype, case: str):
+    name, settings = SETTINGS[case]
+    ours, theirs = parameters(dtype), parameters(dtype)
+    kind, settings = OPTIMIZERS[name], {"lr": 0.1, "weight_decay": 0.01, **settings}
+    optimizer = kind(ours, **settings)
+    reference = kind.reference(theirs, **settings)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        for index, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            gradient = torch.randn(own.shape, generator=generator).to(dtype)
+            # Steps of Adam count for all parameters together: the plan reaches each in every step.
+            known = step > 0 or index != UNREACHED or name != "sgd"
+            own.grad = torch.empty_like(own).copy_(gradient) if known else None
+            other.grad = gradient.clone() if known else None
+        if step == 0:
+            optimizer.reserve()  # what a step keeps, without one
+        optimizer.step()
+        reference.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in ours)
+    # fp32: a few rounded sums of numbers that are about 1; zeros lie far below them.
+    bound = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-13, "atol": 0}
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, **bound)
+        held = optimizer.kept_of(own)
+        assert held.keys() == optimizer.kept.keys()
+        assert all(tensor.shape == own.shape for tensor in held.values())
+    config = from_dict({"optimizer": {"name": name}})
+    made = make_optimizer(config, ours)
+    assert made is not None
+    assert len(made.kept) == config.optimizer.num_states
+    assert made.kept_of(ours[0]) == {}  # it was never moved
+    assert [*OPTIMIZERS] == [*OWN_KEYS]
+
+
+class Counting(Optimizer):
+    """Moves by the sign of the gradient, and counts its steps for each parameter."""
+
+    kept: ClassVar = {"moves": lambda numbers: torch.zeros(())}
+
+    def update(self, parameters, gradients, kept) -> None:
+        for parameter, gradient, moves in zip(parameters, gradients, kept["moves"], strict=True):
+            parameter -= self.settings["lr"] * gradient.sign()
+            moves += 1
+
+
+def test_optimiser_is_one_class_that_is_registered(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS._items, "sgd", Counting)
+    ours = parameters(torch.float64)
+    before = [parameter.detach().clone() for parameter in ours]
+    keys = {"optimizer": {"lr": 0.25}, "model": {"classes": 2}}
+    optimizer = make_optimizer(from_dict(keys), ours)
+    assert optimizer is not None
+    for _ in range(2):
+        for parameter in ours:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert all(torch.equal(a - 0.5, b) for a, b in zip(before, ours, strict=True))
+    assert [float(count) for count in optimizer.state()] == [2.0] * len(ours)
+    assert optimizer.kept_of(ours[0])["moves"].shape == ()
+
+
+@pytest.fixture
+def one_rank(monkeypatch):
+    """There is one rank, without a transport."""
+    monkeypatch.setattr(loss_scale, "max_all", lambda number: number)
+
+
+def test_loss_scale_follows_that_of_torch(one_rank):
+    # Overflows at random; the gradients are unscaled and checked by both.
+    ours, theirs = LossScale(3), torch.amp.GradScaler("cpu", growth_interval=3)
+    parameter = nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    moved, draws, skipped = parameter.detach().clone(), random.Random(0), 0
+    for _ in range(60):
+        gradient = torch.full((5,), draws.choice([1.0, 3.0, 1e38, float("nan")]))
+        theirs.scale(torch.zeros(1))  # begins a step
+        assert theirs.get_scale() == ours.scale
+        parameter.grad = gradient * ours.scale
+        own = gradient * ours.scale
+        ours.agree([own])
+        theirs.step(optimizer)
+        theirs.update()
+        if not ours.skips:
+            assert torch.equal(own, parameter.grad)
+            moved -= 0.5 * own
+        ours.update()
+        skipped += ours.skips
+        assert torch.equal(moved, parameter.detach())
+        restored = LossScale(3)  # as after a checkpoint in every step
+        restored.restore(ours.state())
+        assert vars(restored) == {**vars(ours), "skips": False}
+        ours = restored
+    assert ours.scale < 2.0**16
+    assert ours.skipped == skipped
+
+
+def test_loss_scale_stays_in_range_or_fixed_and_ends_a_run_that_always_overflows(one_rank):
+    largest, fixed, hopeless = LossScale(1), LossScale(1, fixed=512.0), LossScale(2000)
+    largest.scale = 2.0**126
+    for _ in range(3):
+        largest.agree([torch.zeros(2)])
+        largest.update()
+    assert largest.scale == 2.0**127  # a number of fp32
+    for value, skips in ((1.0, False), (float("inf"), True), (1.0, False)):
+        fixed.agree([torch.full((2,), value)])
+        fixed.update()
+        assert (fixed.skips, fixed.scale) == (skips, 512.0)
+    for _ in range(MOST_SKIPPED):
+        hopeless.require_progress()
+        hopeless.agree([torch.full((2,), float("inf"))])
+        hopeless.update()
+    with pytest.raises(LossError, match="precision=bf16"):
+        hopeless.require_progress()
+
+
+def test_rank_whose_own_gradients_are_finite_skips_with_the_others(monkeypatch):
+    monkeypatch.setattr(loss_scale, "max_all", lambda number: 1)
+    ours = LossScale(2000)
+    ours.agree([torch.ones(2)])
+    assert ours.skips
+
+
+GEMS = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sp+gems": {"parallel": GEMS},
+    "broadcast": {"parallel": GEMS, "optimizer": {"shard": True, "exchange": "broadcast"}},
+    "scatter": {"parallel": {"replicas": 2}, "optimizer": {"shard": True, "exchange": "scatter"}},
+}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_training_equals_that_of_torch(name, tmp_path: Path):
+    # eps far above what noise in a gradient of 0 may be: Adam divides a gradient by its own size.
+    own = LAYOUTS[name].get("optimizer", {})
+    update = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "betas": [0.8, 0.9], "eps": 1e-3}
+    run = make(
+        tmp_path,
+        batch=4,
+        steps=4,
+        parallel=LAYOUTS[name]["parallel"],
+        optimizer={**update, "clip_norm": 0.7, "ema": 0.75, **own},
+        lr_schedule={"name": "one_cycle", "warmup": 1, "steps": 4},
+        checkpoint={"every": 4},
+    )
+    assert set(attempt(run)) == {0}
+    config = config_at(run)
+    plain = plain_training(config)
+    assert mean_losses(run, 0) == pytest.approx(plain.losses, rel=1e-10)
+    lines = read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl")
+    steps = [line for line in lines if line["kind"] == "step"]
+    for rank in {line["rank"] for line in steps}:
+        mine = [line for line in steps if line["rank"] == rank]
+        assert [line["lr"] for line in mine] == pytest.approx(torch_rates(config))
+        assert [line["grad_norm"] for line in mine] == pytest.approx(plain.norms, rel=1e-10)
+    assert max(plain.norms) > 0.7  # or nothing was clipped
+    tensors = tensors_at(run, 4).items()
+    held = {key: tensor for (file, key), tensor in tensors if file.startswith("stage")}
+    means = open_weights(f"{run}/ema")
+    assert means.shapes == find_weights(f"{run}/ema").shapes()
+    assert means.shapes.keys() == find_weights(str(run)).shapes().keys()  # also buffers
+    assert not torch.equal(means.tensor("fc.weight"), held["fc.weight"])
+    running = {key: means.tensor(key) for key in plain.means}
+    for wanted, found in ((plain.parameters, held), (plain.means, running)):
+        for key, tensor in wanted.items():
+            largest = max(1.0, float(tensor.abs().max()))
+            assert float((found[key] - tensor).abs().max()) < 1e-10 * largest, key
+    # The state is predicted as what is measured; a divided one is a part of the whole.
+    measured = [0] * plan_of(config).world
+    for line in lines:
+        measured[line["rank"]] = max(measured[line["rank"]], line.get("optimizer_bytes", 0))
+    memory = footprint(config, plan_of(config))  # of one replica
+    assert [one.optimizer_bytes for one in memory] == measured[: len(memory)]
+    if "shard" in own:
+        parts = checkpoints.read(checkpoints.place(run, 4)).files
+        assert {"exp_avg00.000.safetensors", "exp_avg00.001.safetensors"} <= parts.keys()
+
+
+@pytest.mark.dist
+def test_fp16_training_skips_overflows_and_is_within_its_rounding(tmp_path: Path):
+    steep = {"name": "custom", "target": "tests.helpers.custom_nets:Steep", "classes": 4}
+    keys: dict[str, Any] = {"image": [18, 14], "batch": 4, "steps": 6, "model": steep}
+    run = make(
+        tmp_path,
+        **keys,
+        parallel={"tiles": [2, 1]},
+        precision={"name": "fp16", "scale_interval": 2},
+        optimizer={"clip_norm": 0.5},
+    )
+    assert attempt(run) == [0, 0]
+    lines = read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl")
+    first = [line for line in lines if line["kind"] == "step" and line["rank"] == 0]
+    skipped = {line["step"] for line in first if line["skipped"]}
+    assert 0 in skipped
+    assert len(skipped) < 6
+    for line, later in itertools.pairwise(first):
+        scale = line["loss_scale"]
+        assert later["loss_scale"] in ((scale / 2,) if line["skipped"] else (scale, scale * 2))
+    # The forward pass rounds about 10 times on its way: 4 * 2^-11 * sqrt(10) = 0.6 %. The gradients
+    # are off by as much twice, and by sqrt(3 * 2^-11) = 4 % for ReLUs on the other side of zero; of
+    # what the updates change, which is at most half of a loss here, that is another 2 %.
+    plain = plain_training(config_at(run), skipped)
+    assert mean_losses(run, 0) == pytest.approx(plain.losses, rel=0.03)
+    for line, norm in zip(first, plain.norms, strict=True):
+        assert line["skipped"] or line["grad_norm"] == pytest.approx(norm, rel=0.1)
+    record = records.read_record(run)
+    assert record["skipped_steps"] == len(skipped)
+    assert record["loss_scale"] == first[5]["loss_scale"]
+
+
+@pytest.mark.dist
+def test_running_means_begin_with_the_weights_of_a_run_that_had_none(hires, tmp_path: Path):
+    keys: dict[str, Any] = {"precision": {"name": "fp32"}, "measure": {"warmup": 0}}
+    none = make(tmp_path / "none", **keys, steps=2, checkpoint={"every": 2})
+    assert attempt(none) == [0]
+    with pytest.raises(ConfigError, match=r"holds no running means .* optimizer.ema=0.999"):
+        find_weights(f"{none}/ema")
+    later = {"resume": str(none), "every": 3}
+    run = make(tmp_path / "later", **keys, steps=3, checkpoint=later, optimizer={"ema": 0.75})
+    assert attempt(run) == [0]
+    before, after = (
+        open_weights(str(checkpoints.place(path, n))).tensor("fc.weight")
+        for path, n in ((none, 2), (run, 3))
+    )
+    mean = open_weights(f"{run}/ema").tensor("fc.weight")
+    torch.testing.assert_close(mean, torch.lerp(before, after, 0.25), rtol=1e-6, atol=1e-7)
+    results = str(tmp_path / "later")
+    shown = hires("weights", "show", f"{run.name}/ema", "--results", results, "--json")
+    assert shown.code == 0, shown.err
+    assert json.loads(shown.out)["tensors"].keys() == find_weights(str(run)).shapes().keys()
+
+
+@pytest.mark.dist
+def test_norm_of_gradients_that_is_no_number_ends_the_run(tmp_path: Path):
+    keys = {"optimizer": {"clip_norm": 1.0, "lr": 1e200}, "parallel": {"stages": 2}}
+    run = make(tmp_path, **keys)
+    with pytest.raises((AssertionError, LossError), match=r"not finite|is (nan|inf) at step"):
+        attempt(run)
+
+
+def test_norm_is_a_message_of_the_plan():
+    plan = plan_of(config_of(optimizer={"clip_norm": 1.0}, parallel={"tiles": [2, 1]}))
+    assert plan.totals["by_kind"]["grad_norm"]["messages"] == 2
