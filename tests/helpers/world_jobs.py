@@ -67,6 +67,13 @@ def overlapping_groups(world: World) -> list[float]:
             found.append(float(tensor[0]))
     if world.rank == 2:
         comm.all_reduce(torch.ones(1), group=groups[-1])
+    pairs = [*enumerate([one for one in groups if one.ranks == [0, 2]], 1)]
+    works = [  # groups of the same ranks have an order each
+        comm.all_reduce(torch.ones(size), group=one, async_op=True)
+        for size, one in (pairs if world.rank == 0 else reversed(pairs))
+    ]
+    for work in works:
+        work.wait()
     factor = torch.distributed._make_nccl_premul_sum(1.0 / (1 + world.rank))
     tensor = torch.full((1,), 1.0 + world.rank)
     comm.all_reduce(tensor, factor)
