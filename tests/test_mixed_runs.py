@@ -33,7 +33,6 @@ MPI = [
 ]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("rules", "words", "backends"),
     [

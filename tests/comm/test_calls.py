@@ -1,68 +1,75 @@
-"""Every tensor that torch.distributed takes is carried: parameters, views that negate, strided."""
+"""Calls that cannot be right fail at once with the value and why; failures name the operation."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hires import comm
+from hires.comm import calls, staging
+from hires.comm import transport as transport_module
 from hires.comm.dispatch import call_of
+from hires.comm.guarded_waits import failure
 from hires.comm.message_log import ALL_REDUCE
-from hires.comm.plain_reductions import ReduceOp
-from hires.comm.transport import Group
-from hires.core.errors import CommError
-from hires.core.ranks.world import World
+from hires.comm.operation_routes import DIRECT_BYTES
+from hires.comm.staging import Staging
+from hires.comm.transport import Group, transport
+from hires.core.errors import CommError, EndedError, PeerError
+from hires.core.ranks import call_records
+from hires.plan.routes import Route
 from tests.helpers.ranks import run_ranks
-
-
-def odd_tensors(world: World) -> list[str]:
-    """Returns which sums and copies of odd tensors are wrong, or fail, over gloo and shm."""
-    comm.init(["gloo", "shm"], world=world, timeout_s=20)
-    own, wrong = world.rank + 1.0, list[str]()
-    twos = torch.complex(torch.ones(3, 2), torch.full((3, 2), own))
-    odd = {
-        "parameter": lambda: torch.nn.Parameter(torch.full((2, 3), own)),
-        "strided parameter": lambda: torch.nn.Parameter(torch.full((2, 3), own).t()),
-        "of a graph": lambda: torch.nn.Parameter(torch.full((2, 3), own)) * 2,
-        "negated": lambda: torch._neg_view(torch.full((2, 3), own)),
-        "negated and strided": lambda: torch._neg_view(torch.full((2, 3), own)).t(),
-        "conjugated": lambda: twos.clone().conj(),
-        "part of a conjugate": lambda: twos.clone().conj().imag,
-    }
-    sums = {
-        "sum": lambda tensor, how: comm.all_reduce(tensor, **how),
-        "mean": lambda tensor, how: comm.all_reduce(tensor, ReduceOp.AVG, **how),
-        "broadcast": lambda tensor, how: comm.broadcast(tensor, 1, **how),
-    }
-    for backend in ("gloo", "shm"):
-        for kind, make in odd.items():
-            for name, operation in sums.items():
-                tensor = make()
-                both = torch.empty(2, *tensor.shape, dtype=tensor.dtype)
-                plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-                plain = plain.resolve_conj().resolve_neg()
-                comm.all_gather_into_tensor(both, plain, backend="gloo")
-                expected = {"sum": both.sum(0), "mean": both.mean(0), "broadcast": both[1]}[name]
-                for how in ({}, {"async_op": True}):
-                    again = make()
-                    try:
-                        handle = operation(again, {"backend": backend, **how})
-                        if handle is not None:
-                            handle.wait()
-                        if not torch.equal(again, expected):
-                            wrong.append(f"{name} of {kind} over {backend}: {again.tolist()}")
-                    except Exception as error:
-                        wrong.append(f"{name} of {kind} over {backend}: {error!r}")
-    comm.shutdown()
-    return wrong
+from tests.helpers.wrong_calls import COMMON, OURS, wrong_calls
 
 
 @pytest.mark.dist
-def test_parameters_and_views_that_negate_are_reduced_in_place():
-    assert run_ranks(odd_tensors, 2) == [[], []]
+def test_wrong_arguments_are_named():
+    raised = run_ranks(wrong_calls, 3)[1]
+    texts = {name: text for name, (_, text) in (COMMON | OURS).items()}
+    assert raised.keys() == texts.keys()
+    wrong = {
+        name: ours
+        for name, (ours, _) in raised.items()
+        if not (ours.startswith("CommError: ") and texts[name] in ours)
+    }
+    assert wrong == {}
+    assert [name for name in COMMON if not raised[name][1]] == []
+
+
+@pytest.mark.parametrize("tag", [-1, 2**31 - 1024, 2**31 - 1, None])
+def test_tags_of_messages_of_hires_itself_are_refused(tag: int | None):
+    one, post = torch.zeros(1), comm.P2POp(comm.isend, torch.zeros(1), 1, tag=tag)
+    for call in (
+        lambda: comm.send(one, 1, tag=tag),
+        lambda: comm.irecv(one, 1, tag=tag),
+        lambda: comm.batch_isend_irecv([post]),
+    ):
+        with pytest.raises(CommError, match=r"under 2147482624 to 2147483647|no whole number"):
+            call()
+
+
+def test_rank_that_has_not_begun_does_not_go_on_alone():
+    total = torch.ones(3)
+    for call in (
+        lambda: comm.all_reduce(total),
+        lambda: comm.all_reduce(total, async_op=True),
+        lambda: comm.broadcast(total, 0),
+        comm.barrier,
+        lambda: comm.all_gather([total], total),
+        lambda: comm.send(total, 1),
+        lambda: comm.max_all(1),
+        comm.new_group,
+    ):
+        with pytest.raises(comm.CommError, match=r"call hires\.comm\.init first"):
+            call()
+    [alone] = comm.make_groups([[0]]).values()  # a plan's, of one process
+    comm.all_reduce(total, group=alone)
+    assert repr(alone) == "Group(ranks [0], position 0, no backend)"
 
 
 def test_tensor_on_meta_is_refused_after_one_of_its_size_on_a_gpu():
@@ -72,3 +79,152 @@ def test_tensor_on_meta_is_refused_after_one_of_its_size_on_a_gpu():
     call_of(ALL_REDUCE, "all_reduce", among, None, on_gpu, like.nbytes)
     with pytest.raises(CommError, match="a tensor on meta has no memory"):
         call_of(ALL_REDUCE, "all_reduce", among, None, like.to("meta"), like.nbytes)
+
+
+# ---- failures of a backend
+
+
+class Check:
+    """As the check of a world."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def reason(self, number: int, patience_s: float, ended: Sequence[int]) -> str:
+        self.asked.append(patience_s)
+        return "what the others do"
+
+
+CLOSED = "[/a/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3. This may"
+
+
+@pytest.mark.parametrize(
+    ("error", "asks", "short"),
+    [
+        (PeerError("it took over 3 s"), True, ""),
+        (EndedError("rank 1 has ended"), True, ""),
+        (OSError("broken pipe"), True, ""),
+        (dist.DistBackendError("NCCL error"), True, ""),
+        (RuntimeError(CLOSED), True, "Connection closed by peer [127.0.0.1]:3"),
+        (RuntimeError("Application timeout caused pair closure"), True, ""),
+        (RuntimeError("Message truncated, error stack:\nMPIR(1)"), True, "Message truncated"),
+        (RuntimeError("Invalid scalar type"), False, ""),
+        (NotImplementedError("no such operation"), False, ""),
+        (ValueError("Tag must be nonnegative"), False, ""),
+        (CommError("4 rows cannot be divided among 3 ranks"), False, ""),
+    ],
+)
+def test_only_what_another_rank_may_have_caused_asks_for_its_calls(
+    error: Exception, asks: bool, short: str, monkeypatch: pytest.MonkeyPatch
+):
+    check = Check()
+    monkeypatch.setattr(transport, "check", check)
+    text = str(failure("a sum", error, "gloo", 5))
+    why = "; what the others do" if asks else ""
+    assert text == f"a sum over gloo failed: {short or error}{why}"
+    assert len(check.asked) == asks
+    if isinstance(error, EndedError):
+        assert check.asked[0] < 1.0
+
+
+# ---- a rank that is rehearsed, without the others
+
+
+def test_rehearsed_operations_have_the_shapes_of_a_real_world():
+    received = []
+    with comm.rehearsal(1, shared_memory=False) as silent:
+        silent.on_receive = lambda tensor: received.append(tuple(tensor.shape))
+        made = comm.make_groups([[0, 1, 2], [0, 2], [1]])
+        assert sorted(made) == [0, 2]
+        assert made[0].index == 1
+        assert comm.all_gather_stacked(torch.zeros(2, 5), made[0]).shape == (3, 2, 5)
+        large = torch.zeros(DIRECT_BYTES)
+        assert comm.all_gather_stacked(large, made[0]).shape == (3, *large.shape)
+        comm.all_reduce(large, group=made[0])
+        buffer = torch.zeros(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+        comm.post("recv", buffer, 0, 1).wait()
+        comm.post("send", buffer, 2, 1).wait()
+        comm.barrier()
+    assert received == [(10,), (10,), (1, 3, 4, 2)]  # a small gather goes point to point
+    with pytest.raises(ValueError, match="boom"), comm.rehearsal(0, shared_memory=False):
+        raise ValueError("boom")
+    assert not transport.backends
+
+
+def test_memory_of_a_rehearsal_is_counted_by_what_is_touched(monkeypatch):
+    """Pieces of the others' tensors were counted, and not the copy that ranks send who may not."""
+    sent = []
+    for reads in (True, False):
+        with comm.rehearsal(0, shared_memory=True, reads_peers=reads) as silent:
+            monkeypatch.setattr(silent, "all_reduce", lambda *a, **k: sent.append(a[0].numel()))
+            close, group = comm.make_groups([[0, 1], [0, 1]], 1).values()
+            if close.shared is None:
+                pytest.skip("this machine has no shared memory for messages")
+            for rows in (4, 16, 8):
+                comm.all_gather_stacked(torch.zeros(rows), close)
+            mail = Route("shm", "mailbox")
+            comm.post("send", torch.zeros(10), 1, 0, close, backend=mail)
+            comm.post("recv", torch.zeros(10), 1, 0, close, backend=mail).wait()
+            # Everything has two places; of a gather both ranks' are read.
+            assert silent.shared_bytes() == 2 * (2 * 16 * 4) + 2 * 40 + 2 * 40
+            assert (group.peers is not None) == reads
+            comm.all_reduce_coalesced([torch.zeros(4), torch.zeros(3)], group)
+    assert sent == [7]
+
+
+# ---- what a long program keeps
+
+
+def test_sizes_and_tags_without_end_take_bounded_memory_and_keep_their_numbers(monkeypatch):
+    """A program whose sizes vary for ever kept an entry of each; so did one whose tags do."""
+    for module in (calls, transport_module):
+        monkeypatch.setattr(module, "MOST_CALLS", 8)
+    monkeypatch.setattr(call_records, "MOST_CHANNELS", 20)
+    with comm.rehearsal(0, shared_memory=False):
+        world = transport.world = Group([0, 1], 0, {"null": None})
+        ring = call_records.CallRing(())
+        transport.check = SimpleNamespace(ring=ring, note=ring.note)
+        for size in range(1, 50):
+            comm.all_reduce(torch.zeros(size))
+            assert len(world.calls) <= 8
+        for tag in [*range(100), 3]:
+            comm.send(torch.zeros(1), 1, tag=tag)
+        [sends] = [call for call in world.calls.values() if call.peer == 1]
+        assert len(sends.channels) <= 8
+        record = ring.record(0)
+    assert record.channels["all ranks over null"] == [49, [0, 1]]
+    # Tag 3 goes on where it was; further tags than are counted are no calls of the record.
+    assert record.channels["messages 0 to 1, tag 3, in all ranks over null"] == [2, [0, 1]]
+    assert len([name for name in record.channels if name.startswith("messages")]) == 20
+
+
+def test_buffers_of_the_host_are_kept_for_some_sizes_only(monkeypatch):
+    monkeypatch.setattr(staging, "MOST_SIZES", 3)
+    waited, kept = [], Staging(("cpu",))
+    for size in range(1, 10):
+        event = SimpleNamespace(synchronize=lambda size=size: waited.append(size))
+        kept.give_back(kept.take(torch.float32, size), event)
+    assert len(kept._free) == 3
+    assert waited == [1, 2, 3, 4, 5, 6]  # the device may still read what goes
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_buffer_of_the_host_is_free_after_the_operation(fails: bool, monkeypatch):
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    device = SimpleNamespace(Event=lambda: event)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    buffers = Staging(())  # not even the host is reached
+    monkeypatch.setitem(transport.stagings, "cma", buffers)
+
+    def double(parts: list[list[torch.Tensor]]) -> None:
+        parts[0][0].mul_(2)
+        if fails:
+            raise PeerError("rank 1 has ended")
+
+    group = Group([0, 1], 0, {}, peers=SimpleNamespace(reduce_parts=double))
+    own = torch.ones(3)
+    error = pytest.raises(CommError, match="rank 1 has ended")
+    with error if fails else contextlib.nullcontext():
+        comm.reduce_scatter_coalesced([[own], [torch.ones(2)]], group)
+    assert own.tolist() == [1.0 if fails else 2.0] * 3
+    assert [len(pairs) for pairs in buffers._free.values()] == [1]

@@ -1,66 +1,110 @@
-"""Every backend gives the same answers and refuses the same calls, and later calls still work."""
+"""Every backend gives the same answers and refuses the same calls, and later calls still work.
+
+One world of each kind runs all parts of the suite (tests/helpers/conformance.py).
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 from hires.comm.backends import attach
-from tests.helpers import conformance
+from tests.helpers.conformance import MISTAKES, Spec, conform, mistake
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 
-WORLDS = {"gloo": (["gloo"], None), "shm": (["shm"], None), "cma": (["cma"], None)}
-WORLDS |= {"mix": (["gloo", "shm"], "shm")}
-JOBS = ("reductions", "kinds", "overlaps")
+ALL = ("reductions", "operations", "messages", "kinds", "overlaps")
+BY_TORCH = tuple(one for one in ALL if one != "messages")
+WORLDS: dict[str, tuple[int, Spec, Sequence[str]]] = {
+    "gloo": (3, Spec(("gloo",)), ALL),
+    "shm": (3, Spec(("shm",)), ALL),
+    "cma": (3, Spec(("cma",)), ("reductions", "operations", "overlaps")),
+    "gloo, shm, cma": (2, Spec(("gloo", "shm", "cma"), "shm"), ("operations", "messages", "kinds")),
+    "torch over gloo": (2, Spec(("gloo",), through="torch"), ("kinds",)),
+    "torch over shm": (2, Spec(("shm",), through="torch"), BY_TORCH),
+    "gloo of four": (4, Spec(("gloo",), types=(torch.int16,)), ("reductions",)),
+}
+"""Name -> ranks, what carries their operations, parts."""
+NODES = (1, 2)
+ALGORITHMS = ("segmented:2KiB", "two_step", "hierarchical:2KiB", "direct")
+SOME = (torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
-@pytest.fixture(params=[*WORLDS])
-def world(request) -> tuple[list[str], str | None]:
-    if request.param == "cma" and not attach.is_allowed():
+def staged(backend: str, nodes: tuple[int, ...]) -> dict[str, tuple[Spec, Sequence[str]]]:
+    """Returns worlds of pretended nodes, one for each algorithm."""
+    routes = [f"{backend}:{one}" for one in ALGORITHMS]
+    worlds = {
+        one: (Spec((backend,), one, nodes=nodes, types=SOME), ("operations",)) for one in routes
+    }
+    return worlds | {"several": (Spec((backend,), nodes=nodes), ("at_once",))}
+
+
+@functools.cache
+def wrong_in(name: str) -> list[dict[str, list[str]]]:
+    """Returns what is wrong on each rank of a world."""
+    size, spec, parts = WORLDS[name]
+    return run_ranks(conform, size, {name: (spec, parts)})
+
+
+@functools.cache
+def wrong_in_algorithms() -> list[dict[str, list[str]]]:
+    """Returns what is wrong on each rank of nodes of other sizes, by algorithm."""
+    return run_ranks(conform, sum(NODES), staged("gloo", NODES))
+
+
+CASES = [(name, part) for name, (_, _, parts) in WORLDS.items() for part in parts]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("name", "part"), CASES, ids=[f"{one}-{part}" for one, part in CASES])
+def test_backend_conforms(name: str, part: str):
+    if "cma" in name and not attach.is_allowed():
         pytest.skip("ranks may not read each other's memory here")
-    return WORLDS[request.param]
+    assert [one[f"{name} {part}"] for one in wrong_in(name)] == [[]] * WORLDS[name][0]
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("job", JOBS)
-def test_backend_conforms(world: Any, job: str):
-    backends, backend = world
-    assert run_ranks(getattr(conformance, job), 2, backends, "comm", backend) == [[]] * 2
+@pytest.mark.parametrize("name", staged("gloo", NODES))
+def test_algorithm_is_the_plain_operation(name: str):
+    part = "at_once" if name == "several" else "operations"
+    assert [one[f"{name} {part}"] for one in wrong_in_algorithms()] == [[]] * sum(NODES)
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_backend_conforms_through_torch(backend: str, job: str):
-    assert run_ranks(getattr(conformance, job), 2, [backend], "torch", None) == [[]] * 2
+OVER_MPI = {
+    "mpi": (Spec(("mpi",)), ALL),
+    "mpi, gloo": (Spec(("mpi", "gloo"), "gloo"), ("operations", "messages")),
+    **staged("mpi", (2, 1)),
+}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("job", JOBS)
-def test_mpi_conforms(mpi: str, job: str, tmp_path: Path):
-    function = getattr(conformance, job)
-    assert run_mpi(mpi, function, 2, ["mpi"], "comm", None, folder=tmp_path) == [[]] * 2
+def test_mpi_conforms(mpi: str, tmp_path: Path):
+    for wrong in run_mpi(mpi, conform, 3, OVER_MPI, folder=tmp_path):
+        assert {part: text for part, text in wrong.items() if text} == {}
+        assert len(wrong) == sum(len(parts) for _, parts in OVER_MPI.values())
 
 
 # A rank went on after its error, and its next call was paired with the one that the others were in:
 # the sum was wrong, and no rank had an error.
 @pytest.mark.dist
-@pytest.mark.parametrize("mistake", conformance.MISTAKES)
-def test_mistake_of_one_rank_is_named_on_all_and_no_later_sum_is_wrong(world: Any, mistake: str):
-    backends, _ = world
-    check(run_ranks(conformance.mistake, 3, backends, "comm", mistake))
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_of_one_rank_is_named_on_all_and_no_later_sum_is_wrong(backend: str, name: str):
+    check_mistake(run_ranks(mistake, 3, Spec((backend,), timeout_s=4.0), name))
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mistake", ["type", "refused"])
-def test_mistake_of_one_rank_of_an_mpi(mpi: str, mistake: str, tmp_path: Path):
-    check(run_mpi(mpi, conformance.mistake, 3, ["mpi"], "comm", mistake, folder=tmp_path))
+@pytest.mark.parametrize("name", ["type", "refused"])
+def test_mistake_of_one_rank_of_an_mpi(mpi: str, name: str, tmp_path: Path):
+    spec = Spec(("mpi",), timeout_s=4.0)
+    check_mistake(run_mpi(mpi, mistake, 3, spec, name, folder=tmp_path))
 
 
-def check(answers: list[list[str]]) -> None:
+def check_mistake(answers: list[list[str]]) -> None:
     for rank, errors in enumerate(answers):
         assert "wrong" not in str(errors), rank
         first = next(place for place, error in enumerate(errors) if error != "done")

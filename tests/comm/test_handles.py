@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from hires.comm import handles
-from hires.comm.backends.joined_work import JoinedWork
 from hires.comm.caller_streams import CallerStreams
 from hires.comm.dispatch import Dispatch
 from hires.comm.handles import Handle
@@ -162,29 +161,6 @@ def test_operation_ends_in_the_log_in_which_it_began(has_future: bool):
         handle.get_future().wait()
     handle.wait(PATIENCE_S)
     assert log.ended == [0]
-
-
-class Raises:
-    """A part of an operation that fails at its first look, and then hangs."""
-
-    looks = 0
-
-    def is_completed(self) -> bool:
-        self.looks += 1
-        if self.looks > 1:
-            return False
-        raise PeerError("rank 1 has ended")
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        raise AssertionError("a part that has failed")
-
-
-def test_error_of_a_look_at_joined_works_is_kept():
-    joined = JoinedWork([FakeWork(), Raises()])
-    assert joined.is_completed()
-    assert joined.is_completed()
-    with pytest.raises(PeerError, match="rank 1 has ended"):
-        joined.wait()
 
 
 class FakeStreams:

@@ -40,7 +40,6 @@ def test_a_thousand_random_programs_give_the_reference_result(num_ranks: int, fi
 
 
 # Seeds at which the rank that is wrong and its calls are clear, with what an error must name.
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("bug", "seed", "words"),
     [

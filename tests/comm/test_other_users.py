@@ -1,7 +1,12 @@
-"""Other users of the machine play strangers where ranks meet: they read, set, delete and flood."""
+"""Other users of the machine play strangers where ranks meet: they read, set, delete and flood.
+
+And strangers of any machine call at the ports at which torch listens: the store, and gloo.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import socket
@@ -17,7 +22,6 @@ import pytest
 from hires.core.errors import CommError
 from hires.core.python_command import code_command
 from hires.core.ranks import meeting, ports
-from tests.comm.test_store_attack import listening
 
 pytestmark = [
     pytest.mark.dist,
@@ -70,6 +74,32 @@ for number in range(10**6):
             store.delete_key(key)
 """
 
+_MAGIC = (0x3C85F7CE).to_bytes(4, "little")
+ATTACKS = (
+    b"",
+    b"\xff" * 100_000,
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"[" * 50_000,
+    bytes(2**20),
+    b"\x09" + _MAGIC + b"\x00" + (2**62).to_bytes(8, "little") + b"key",  # sets a key of 2^62 bytes
+    b"\x09" + _MAGIC + b"\x7f" * 100,
+)
+
+
+def listening(processes: list[subprocess.Popen]) -> set[int]:
+    """Returns the ports at which some processes listen."""
+    inodes, found = {}, set()
+    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+        rows = [line.split() for line in Path(file).read_text().splitlines()[1:]]
+        inodes |= {row[9]: int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A"}
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inode = str(link.readlink()).removeprefix("socket:[").rstrip("]")
+                    found |= {inodes[inode]} if inode in inodes else set()
+    return found
+
 
 class Processes:
     """Ranks of a program of a user's own, and what they printed."""
@@ -116,50 +146,67 @@ def stranger(way: str, port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/")
 
 
-def test_ranks_of_one_machine_listen_on_its_loopback_alone_and_serve_no_store(tmp_path):
-    with ports.reserve(0) as port:
-        ranks = Processes(tmp_path, port, 2, "gloo,shm", LIMIT_S, 1)
-        for rank in ranks.all:
-            assert rank.stdout is not None
-            assert rank.stdout.readline() == b"joined\n"
-        assert listening(ranks.all)  # gloo's own
-        rows = [
-            line.split()
-            for file in ("/proc/net/tcp", "/proc/net/tcp6")
-            for line in Path(file).read_text().splitlines()[1:]
-        ]
-        own = {f"{number:04X}" for number in listening(ranks.all)}
-        addresses = {row[1].split(":")[0] for row in rows if row[1].split(":")[1] in own}
-        loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
-        assert addresses == {loopback}
-        assert port not in listening(ranks.all)
-        assert [code for code, _ in ranks.end()] == [0, 0]
-    assert not [*tmp_path.glob("hires/*")]
-
-
 @needs_users
 @pytest.mark.parametrize(
-    ("way", "words"),
-    [("set", "no proof of the ranks' secret"), ("delete", "time|proof"), ("flood", "")],
+    ("way", "words"), [("set", "no proof of the ranks' secret"), ("delete", "time|proof")]
 )
-def test_stranger_at_the_store_between_machines(tmp_path, way, words):
-    """It may end the start, in time and by name, and it may do nothing else."""
+def test_stranger_at_the_store_between_machines_ends_the_start_by_name_at_most(
+    tmp_path, way, words
+):
     with ports.reserve(0) as port:
         other = stranger(way, port)
         assert other.stdout is not None
         try:
             # The ranks meet in moments: the stranger is at the store of rank 0 before rank 1 comes.
             come = other.stdout.readline
-            ends = Processes(tmp_path, port, 1, "gloo", 15, 1, before_rank_1=come).end()
+            limit_s = 40 if way == "set" else 15
+            ends = Processes(tmp_path, port, 1, "gloo", limit_s, 1, before_rank_1=come).end()
             assert other.poll() is None or other.returncode
         finally:
             other.kill()
             other.communicate()
-    if way == "flood":
-        assert [code for code, _ in ends] == [0, 0]
-    else:
-        assert any(code == 1 and re.search(words, text) for code, text in ends)
-        assert all(code in (0, 1) for code, _ in ends)
+    assert any(code == 1 and re.search(words, text) for code, text in ends)
+    assert all(code in (0, 1) for code, _ in ends)
+
+
+@needs_users
+@pytest.mark.parametrize("local_size", [1, 2])
+def test_ranks_meet_and_sum_while_strangers_call_and_flood(tmp_path, local_size):
+    """Those of one machine listen on its loopback alone, and serve no store."""
+    attacked, addresses, kept = set[int](), set[str](), list[socket.socket]()
+
+    def attack() -> None:
+        here = listening(ranks.all)
+        attacked.update(here)
+        for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+            rows = [line.split()[1].split(":") for line in Path(file).read_text().splitlines()[1:]]
+            addresses.update(address for address, port in rows if int(port, 16) in here)
+        for place, text in itertools.product(here, ATTACKS):
+            with contextlib.suppress(OSError):
+                one = socket.create_connection(("127.0.0.1", place), timeout=1)
+                one.settimeout(0.3)
+                kept.append(one)
+                one.sendall(text)
+
+    with ports.reserve(0) as port:
+        flood, backends = stranger("flood", port), "gloo" if local_size == 1 else "gloo,shm"
+        ranks = Processes(tmp_path, port, local_size, backends, 75, 1)
+        try:
+            end_s = time.monotonic() + LIMIT_S
+            while any(one.poll() is None for one in ranks.all) and time.monotonic() < end_s:
+                attack()
+                time.sleep(0.1)
+            assert [code for code, _ in ranks.end()] == [0, 0]
+        finally:
+            flood.kill()
+            flood.communicate()
+    for one in kept:
+        one.close()
+    assert len(kept) > 20
+    assert (port in attacked) == (local_size == 1)
+    if local_size == 2:
+        assert addresses == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
+        assert not [*tmp_path.glob("hires/*")]
 
 
 def test_listener_that_never_answers_is_named_in_time(tmp_path):
@@ -188,6 +235,22 @@ def test_folder_that_a_stranger_made_is_refused(tmp_path, monkeypatch, kind):
         os.chown(folder, STRANGER if kind == "folder" else os.geteuid(), -1)
     with pytest.raises(CommError, match=r"hires.*mode 700.*XDG_RUNTIME_DIR"):
         meeting.private_folder()
+
+
+@needs_users
+@pytest.mark.parametrize("kind", ["owner", "link", "open"])
+def test_file_that_a_stranger_made_is_refused(tmp_path, kind):
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    if kind == "owner":
+        os.chown(path, STRANGER, -1)
+    elif kind == "open":
+        path.chmod(0o640)
+    else:
+        path = path.rename(tmp_path / "other")
+        (tmp_path / "secret").symlink_to(path)
+    with pytest.raises(OSError, match=r"mode 600|symbolic links"):
+        meeting.open_own("secret", os.O_RDONLY, tmp_path)
 
 
 def test_folder_in_tmp_is_used_where_the_runtime_folder_is_not_ours(tmp_path, monkeypatch):

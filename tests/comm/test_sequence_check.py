@@ -164,7 +164,7 @@ def test_ranks_that_do_not_wait_rarely_ask_the_board():
             return super().look()
 
     rank = Rank(Counted(), 0, False, 60.0)
-    for _ in range(40):
+    for _ in range(30):
         rank.wait(rank.call(SUM))
         time.sleep(0.04)
     rank.check.close()
@@ -208,6 +208,18 @@ def test_rank_0_leaves_the_others_what_it_called(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(CommError, match=r"send of 8 B int8 .* where rank 1 calls recv of 4 B int8"):
         second.close()
+
+
+def test_calls_in_another_order_that_are_older_than_what_is_kept_are_found():
+    other = CallFacts("broadcast", 4096, "float32", "shm")
+    mine = CallFacts("all_reduce", 4096, "float32", "shm")
+    with ranks() as (first, second):
+        for rank, order in ((first, (mine, other)), (second, (other, mine))):
+            for facts in (*order, *[mine] * 200):
+                rank.call(facts, None, "shm")
+        first.check.close()
+        with pytest.raises(CommError, match="made different calls in shm before call"):
+            second.check.close()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -301,6 +313,7 @@ def test_board_answers_ranks_and_drops_strangers(monkeypatch: pytest.MonkeyPatch
     token = server.place.partition(" ")[2].encode()
     strangers = [b"GET / HTTP/1.1\r\n\r\n", b"x" * 10**6, token + b'\n["run", []]\n', b"[" * 99]
     strangers += [token + b"\n" + b"[" * 10**5 + b"\n", token + b'\n["put", []]\n']
+    strangers += [b'x\n["put", [1, 9, "false"]]\n', b"x" * len(token) + b'\n["ask", []]\n']
     for text in strangers:
         other = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
         with other, contextlib.suppress(OSError):

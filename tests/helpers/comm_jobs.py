@@ -1,59 +1,54 @@
-"""Gathers, sums and agreements of ranks, also of late and silent ones."""
+"""What ranks do in tests of the memory that they share: gathers, sums, late and dead ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
+import signal
 import time
-from pathlib import Path
 
 import torch
 
 from hires import comm
 from hires.comm import divided_sums
 from hires.comm.backends import attach
+from hires.comm.backends.shared import SharedMemory
+from hires.comm.backends.shm_backend import ShmBackend
 from hires.comm.transport import transport
 from hires.core.errors import CommError, HiresError
 from hires.core.ranks import memory_files
-from hires.core.ranks.timeline import Recorder
 from hires.core.ranks.world import World
-from tests.helpers.patience import until
+from tests.helpers.patience import PATIENCE_S
 
 
-def gather_of_rank(world: World, num_elements: int, shared: bool) -> list[float]:
-    """Returns the gathered first elements of tensors that hold the rank's number."""
-    comm.init(world=world, timeout_s=60, shared_memory=shared)
-    [group] = comm.make_groups([list(range(world.size))], 1).values()
-    gathered = comm.all_gather_stacked(torch.full((num_elements,), float(world.rank)), group)
-    total = torch.full((3,), float(world.rank))
-    comm.all_reduce(total, group=group)
-    comm.shutdown()
-    return [*gathered[:, -1].tolist(), total[0].item()]
+def many_gathers(world: World, rounds: int) -> tuple[int, str]:
+    """Gathers again and again, each rank late in turn; returns how many answers were wrong.
 
-
-def labels_of_rank(world: World) -> list[str]:
-    """Returns what the time line calls a gather and a sum."""
+    And what ranks 1 and 2 are told of a gather of tensors of two sizes.
+    """
     comm.init(world=world, timeout_s=60)
-    [group] = comm.make_groups([list(range(world.size))], 1).values()
-    group.recorder = Recorder()
-    group.recorder.begin_step()
-    group.recorder.action = "F0"
-    comm.all_gather_stacked(torch.zeros(2), group)
-    comm.all_reduce(torch.zeros(2), group=group)
-    comm.shutdown()
-    return [span.what for span in group.recorder.steps[-1].spans]
-
-
-def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
-    """Returns what ranks agreed on, without and with patience, and what rank 0 told them."""
-    comm.init(world=world, timeout_s=60)
-    number = comm.max_all(world.rank)
-    assert comm.sum_all(world.rank + 0.5) == world.size**2 / 2
-    patient = comm.max_all(7 - world.rank, patient=True)
-    told = [comm.broadcast_text(text) for text in (f"r\u00e4nk {world.rank} of {world.size}", "")]
-    comm.shutdown()
-    return number, patient, told
+    groups = comm.make_groups([[*range(world.size)], [1, 2]], 2)
+    assert groups[0].shared is not None, "this machine should share memory"
+    chance, wrong, told = random.Random(world.rank), 0, ""
+    for number in range(rounds):
+        if chance.random() < 0.1:
+            time.sleep(chance.random() / 200)
+        gathered = comm.all_gather_stacked(torch.tensor([[number, world.rank]]), groups[0])
+        wrong += gathered.tolist() != [[[number, rank]] for rank in range(world.size)]
+    large = comm.all_gather_stacked(torch.full((100_000,), float(world.rank)), groups[0])
+    wrong += large[:, -1].tolist() != [*range(world.size)]
+    if world.rank:
+        try:
+            comm.all_gather_stacked(torch.zeros(1 + world.rank, dtype=torch.float64), groups[1])
+        except CommError as error:
+            told = str(error)
+        gathered = comm.all_gather_stacked(torch.tensor([world.rank]), groups[1])
+        wrong += gathered.tolist() != [[1], [2]]
+    with contextlib.suppress(CommError):
+        comm.shutdown()
+    return wrong, told
 
 
 def sums_of_rank(
@@ -78,71 +73,6 @@ def sums_of_rank(
     comm.barrier()
     comm.shutdown()
     return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors], messages
-
-
-def many_gathers(world: World, rounds: int) -> int:
-    """Gathers again and again, each rank late in turn; returns how many answers were wrong."""
-    comm.init(world=world, timeout_s=60)
-    [group] = comm.make_groups([list(range(world.size))], 1).values()
-    assert group.shared is not None, "this machine should share memory"
-    chance = random.Random(world.rank)
-    wrong = 0
-    for number in range(rounds):
-        if chance.random() < 0.1:
-            time.sleep(chance.random() / 200)
-        gathered = comm.all_gather_stacked(torch.tensor([[number, world.rank]]), group)
-        expected = [[[number, rank]] for rank in range(world.size)]
-        wrong += gathered.tolist() != expected
-    comm.shutdown()
-    return wrong
-
-
-def late_gather(world: World, done: Path) -> str:
-    """Rank 1 never comes to a gather; returns what rank 0 is told."""
-    comm.init(world=world, timeout_s=60)
-    transport.timeout_s = 0.5  # of the group's waits
-    [group] = comm.make_groups([[0, 1]], 1).values()
-    if world.rank == 1:
-        until(done.exists)
-        return ""
-    try:
-        comm.all_gather_stacked(torch.zeros(2), group)
-    except CommError as error:
-        return str(error)
-    finally:
-        done.touch()
-    return "no error"
-
-
-def uneven_gather(world: World) -> str:
-    """Ranks 1 and 2 gather tensors of two sizes through memory; returns what they are told."""
-    comm.init(world=world, timeout_s=60)
-    made = comm.make_groups([[1, 2]], 1)
-    text = ""
-    if made:
-        assert made[0].shared is not None
-        try:
-            comm.all_gather_stacked(torch.zeros(1 + world.rank, dtype=torch.float64), made[0])
-        except CommError as error:
-            text = str(error)
-        gathered = comm.all_gather_stacked(torch.tensor([world.rank]), made[0])
-        assert gathered.tolist() == [[1], [2]]
-    with contextlib.suppress(CommError):
-        comm.shutdown()
-    return text
-
-
-def silent_peer(world: World) -> str:
-    """Rank 1 never answers; returns what rank 0 is told."""
-    comm.init(world=world, timeout_s=3)
-    if world.rank == 1:
-        time.sleep(6)
-        return ""
-    try:
-        comm.irecv(torch.empty(3), 1, tag=5).wait()
-    except CommError as error:
-        return str(error)
-    return "no error"
 
 
 def no_room(world: World) -> str:
@@ -206,17 +136,46 @@ def _parts_of(sizes: list[list[int]], rank: int) -> list[list[torch.Tensor]]:
     ]
 
 
-def absent_from_patience(world: World, over: str) -> str:
-    """Returns the error of rank 0, which waits patiently for a rank that does something else."""
-    comm.init(["gloo"], world=world, timeout_s=2.0)
-    if world.rank > 0:
-        while not Path(over).exists():
-            time.sleep(0.02)
-        return ""
-    try:
-        comm.max_all(0, patient=True)
-    except CommError as error:
-        return str(error)
-    finally:
-        Path(over).touch()
-    return "no error"
+def killed(world: World, backends: list[str]) -> list[str]:
+    """Returns how each kind of wait ended for a rank whose peer was killed in the meantime."""
+    if world.rank == 1:  # a process of its own, so that this one can answer
+        if not (child := os.fork()):
+            comm.init(backends, world=world, timeout_s=60)
+            comm.new_group()
+            comm.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        return []
+    comm.init(backends, world=world, timeout_s=PATIENCE_S)
+    group = comm.new_group()
+    comm.barrier()
+    time.sleep(0.2)
+    numbers, told = torch.zeros(100_000), []
+    for wait in (
+        lambda: comm.recv(torch.zeros(1), 1),
+        lambda: comm.send(numbers, 1),
+        lambda: comm.all_reduce(numbers, group=group),
+        lambda: comm.all_reduce(numbers, async_op=True).wait(),
+    ):
+        try:
+            wait()
+            told.append("nothing")
+        except CommError as error:
+            told.append(str(error))
+    comm.shutdown()
+    return told
+
+
+def spins_of_bound_ranks(world: World) -> list[int]:
+    """Returns how long waits look: of the backend and of a group, by a core each and by one."""
+    cores, found = sorted(os.sched_getaffinity(0)), []
+    for own in (cores[world.rank % len(cores)], cores[0]):
+        os.sched_setaffinity(0, {own})
+        comm.init(["gloo", "shm"], world=world, timeout_s=PATIENCE_S)
+        [group] = comm.make_groups([[0, 1]], 1).values()
+        backend = transport.backends["shm"]
+        assert isinstance(backend, ShmBackend)
+        assert isinstance(group.shared, SharedMemory)
+        found += [backend._spins, group.shared._counters._spins]
+        comm.shutdown()
+    return found

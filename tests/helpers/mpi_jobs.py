@@ -1,4 +1,4 @@
-"""What ranks do in tests of backends: functions that ``run_mpi`` and ``run_ranks`` can name."""
+"""What ranks do in tests of an MPI: one command starts them, and they run a list of jobs."""
 
 from __future__ import annotations
 
@@ -6,150 +6,68 @@ import datetime
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm
 from hires.comm.backends import mpi_backend
-from hires.comm.backends.backend_protocol import RESERVED_TAGS
+from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
 from hires.comm.transport import transport
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
+from tests.helpers.conformance import TYPES, values
 from tests.helpers.patience import until
 
-TYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-]
+Job = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def values(dtype: torch.dtype, size: int, seed: int) -> Tensor:
-    """Returns numbers that any type holds, and of which a few may be added."""
-    numbers = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    if dtype.is_floating_point:
-        return numbers.to(dtype)
-    return numbers.abs().mul(3).to(torch.int64).clamp(max=9).to(dtype)
-
-
-def sums(world: World, backend: str, sizes: list[int]) -> dict[str, list]:
-    """Returns the sums and largest values by type and size, also in a group of the last two."""
-    comm.init([backend], world=world, timeout_s=60, shared_memory=False)
-    library = transport.backend
-    last = [world.size - 2, world.size - 1]
-    group = library.new_group(last)
-    found = {}
-    for dtype in TYPES:
-        for size in sizes:
-            if not size or (backend == "gloo" and dtype in (torch.bool, torch.int16)):
-                continue  # gloo's sums lack these types
-            for name in ("SUM", "MAX"):
-                tensor = values(dtype, size, world.rank)
-                library.all_reduce(tensor, getattr(dist.ReduceOp, name))
-                found[f"{name} {dtype} {size}"] = tensor.double().tolist()
-            if world.rank in last:
-                tensor = values(dtype, size, world.rank)
-                work = library.all_reduce(tensor, group=group, async_op=True)
-                work.wait()
-                assert work.is_completed()
-                found[f"pair {dtype} {size}"] = tensor.double().tolist()
-    comm.shutdown()
-    return found
+def run_jobs(world: World, jobs: list[Job]) -> list[Any]:
+    """Returns what each of some jobs returns, and whether MPI goes on after the last."""
+    mpi = mpi_library.load()  # the program starts MPI, and keeps it
+    mpi.Init_thread(mpi.THREAD_SERIALIZED)
+    answers = [function(world, *args) for function, args in jobs]
+    return [*answers, not mpi.Is_finalized()]
 
 
 def deliveries(world: World, piece_bytes: int) -> int:
-    """Checks messages, gathers and broadcasts of all types and lengths; returns how many."""
-    mpi_backend.PIECE_BYTES = piece_bytes
+    """Checks messages and gathers of all types, lengths and tags; returns how many messages."""
+    whole_bytes, mpi_backend.PIECE_BYTES = mpi_backend.PIECE_BYTES, piece_bytes
     comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
-    library = transport.backend
+    library: Any = transport.backend
     group = library.new_group([*range(world.size)], datetime.timedelta(seconds=30))
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    # Receives in another order than sends, with the lowest, usual and highest tags; where the MPI
+    # has fewer, two of them have one number there.
+    tags = [0, 7, RESERVED_TAGS, 2**31 - 1, *{RESERVED_TAGS - (TAGS - library._num_tags)} - {0}]
+    tags = [*dict.fromkeys(tags)]
     count = 0
     for dtype in TYPES:
         for size in (0, 1, 37, 40_000):
-            # Receives in another order than sends, with the lowest, usual and highest tags.
-            tags = [0, 7, RESERVED_TAGS, 2**31 - 1]
             buffers = {tag: torch.empty(size, dtype=dtype) for tag in tags}
             works = [library.irecv(buffers[tag], left, tag=tag) for tag in reversed(tags)]
             for i, tag in enumerate(tags):
-                sent = values(dtype, size, 10 * world.rank + i)
-                works.append(library.isend(sent, right, tag=tag))
+                works.append(library.isend(values(dtype, (size,), world.rank, i), right, tag=tag))
             for work in works:
                 work.wait()
             for i, tag in enumerate(tags):
-                assert torch.equal(buffers[tag], values(dtype, size, 10 * left + i)), (dtype, tag)
+                assert torch.equal(buffers[tag], values(dtype, (size,), left, i)), (dtype, tag)
             parts = [torch.empty(size, dtype=dtype) for _ in range(world.size)]
             beside = [*torch.empty(world.size, size, dtype=dtype).unbind(0)]
             for tensors in (parts, beside):
-                library.all_gather(tensors, values(dtype, size, world.rank), group)
+                library.all_gather(tensors, values(dtype, (size,), world.rank), group)
                 for rank, part in enumerate(tensors):
-                    assert torch.equal(part, values(dtype, size, rank))
-            given = values(dtype, size, world.rank)
-            library.broadcast(given, world.size - 1, group)
-            assert torch.equal(given, values(dtype, size, world.size - 1))
-            count += len(tags) + 3
-    # A channels-last tensor is summed as one that is contiguous.
-    tensor = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    expected = tensor * world.size
-    comm.all_reduce(tensor)
-    assert torch.equal(tensor, expected)
+                    assert torch.equal(part, values(dtype, (size,), rank))
+            count += len(tags)
     comm.barrier()
     comm.shutdown()
     assert not library.is_initialized()
+    mpi_backend.PIECE_BYTES = whole_bytes
     return count
-
-
-def programs(world: World, seed: int, length: int) -> int:
-    """Runs a random program that all ranks know; returns how many results were wrong."""
-    comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
-    groups = [[*range(world.size)], [0, 1], [1, world.size - 1] if world.size > 2 else [0, 1]]
-    made = comm.make_groups(groups)
-    chance, wrong, waiting = random.Random(seed), 0, []
-    for number in range(length):
-        kind = chance.choice(("message", "sum", "late sum", "gather", "wait", "largest"))
-        size, dtype = chance.choice((0, 1, 5, 300, 70_000, 600_000)), chance.choice(TYPES[:2])
-        source, target = chance.sample(range(world.size), 2)
-        where = chance.randrange(len(groups))
-        tag = chance.randrange(3)
-        expected = values(dtype, size, number)
-        if kind == "message":
-            if world.rank == source:
-                waiting.append((comm.isend(expected, target, tag=tag), expected, expected))
-            elif world.rank == target:
-                buffer = torch.empty(size, dtype=dtype)
-                waiting.append((comm.irecv(buffer, source, tag=tag), buffer, expected))
-        elif kind in ("sum", "late sum") and where in made:
-            terms = [values(dtype, size, number + rank) for rank in groups[where]]
-            mine = values(dtype, size, number + world.rank)
-            late = kind == "late sum"
-            handle = comm.all_reduce(mine, group=made[where], async_op=late)
-            waiting.append((handle or comm.Handle(None, None), mine, sum(terms)))
-        elif kind == "gather" and where in made:
-            got = comm.all_gather_stacked(values(dtype, size, world.rank), made[where])
-            parts = [values(dtype, size, rank) for rank in groups[where]]
-            wrong += not torch.equal(got, torch.stack(parts))
-        elif kind == "largest":
-            wrong += comm.max_all(number * world.rank) != number * (world.size - 1)
-        elif kind == "wait":
-            random.Random(number + world.rank).shuffle(waiting)  # an order of its own
-            wrong += _finish(waiting)
-    wrong += _finish(waiting)
-    comm.barrier()
-    comm.shutdown()
-    return wrong
-
-
-def _finish(waiting: list[tuple[Any, Tensor, Tensor]]) -> int:
-    wrong = 0
-    for handle, got, expected in waiting:
-        handle.wait()
-        wrong += not torch.allclose(got, expected, rtol=1e-6, atol=1e-6)
-    waiting.clear()
-    return wrong
 
 
 def progress(world: World, folder: str) -> bool:
@@ -171,58 +89,6 @@ def progress(world: World, folder: str) -> bool:
     return "mpi-progress" in threads
 
 
-def latency(world: World, backend: str, rounds: int) -> dict[str, float]:
-    """Returns the median time in microseconds of 16 bytes, by ours and by raw calls."""
-    comm.init([backend], world=world, timeout_s=60, shared_memory=False)
-    library = transport.backend
-    [group] = comm.make_groups([[*range(world.size)]]).values()
-    tensor, buffer = torch.zeros(2).double(), torch.zeros(2).double()
-    other = 1 - world.rank
-
-    def ping(isend: Any, irecv: Any) -> None:
-        for turn in (0, 1):
-            if world.rank == turn:
-                isend(tensor, other, tag=1).wait()
-            else:
-                irecv(buffer, other, tag=1).wait()
-
-    ways = {
-        "round trip, comm": lambda: ping(comm.isend, comm.irecv),
-        "round trip, backend": lambda: ping(library.isend, library.irecv),
-        "all-reduce, comm": lambda: comm.all_reduce(tensor, group=group),
-        "all-reduce, backend": lambda: library.all_reduce(tensor),
-    }
-    if backend == "mpi":
-        from mpi4py import MPI
-
-        world_comm, a, b = MPI.COMM_WORLD, bytearray(16), bytearray(16)
-
-        def raw() -> None:
-            with library.calls:
-                if world.rank == 0:
-                    world_comm.Send(a, 1, 5), world_comm.Recv(b, 1, 5)
-                else:
-                    world_comm.Recv(b, 0, 5), world_comm.Send(a, 0, 5)
-
-        def raw_sum() -> None:
-            with library.calls:
-                world_comm.Allreduce(one, two)
-
-        ways["round trip, mpi4py"] = raw
-        one, two = [a, 2, MPI.DOUBLE], [b, 2, MPI.DOUBLE]
-        ways["all-reduce, mpi4py"] = raw_sum
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        for name, way in ways.items():
-            begin = time.perf_counter()
-            way()
-            if number >= rounds // 10:
-                times[name].append(time.perf_counter() - begin)
-    comm.barrier()
-    comm.shutdown()
-    return {name: round(1e6 * sorted(all_s)[len(all_s) // 2], 2) for name, all_s in times.items()}
-
-
 def windows(world: World, folder: str) -> int:
     """Both ranks send and receive many large messages, and then wait outside MPI for each other."""
     comm.init(["mpi"], world=world, timeout_s=30)
@@ -240,39 +106,6 @@ def windows(world: World, folder: str) -> int:
     return turn
 
 
-def shared_with_program(world: World) -> list[Any]:
-    """Returns what operations within one tensor give, the error of a late one, and MPI's state.
-
-    The program has started MPI, and goes on with it.
-    """
-    mpi = mpi_library.load()
-    mpi.Init_thread(mpi.THREAD_SERIALIZED)
-    comm.init(["mpi"], world=world, timeout_s=60)
-    rank, own = world.rank, slice(2 * world.rank, 2 * world.rank + 2)
-    gathered, scattered = torch.zeros(4), torch.arange(4.0) + rank
-    gathered[own] = rank + 1.0
-    swapped = torch.arange(4.0) + 10 * rank
-    comm.all_gather_into_tensor(gathered, gathered[own])
-    comm.reduce_scatter_tensor(scattered[own], scattered)
-    comm.all_to_all_single(swapped, swapped)
-    found: list[Any] = [one.tolist() for one in (gathered, scattered[own], swapped)]
-    group, error = comm.new_group([0, 1], timeout=0.5), ""
-    if rank == 0:
-        try:
-            comm.recv(torch.zeros(1), 1, group, tag=5)
-        except CommError as late:
-            error = str(late)
-    comm.barrier()
-    if rank == 1:
-        comm.send(torch.zeros(1), 0, group, tag=5)
-    comm.barrier()
-    comm.shutdown()
-    mpi.COMM_WORLD.Barrier()
-    state = mpi.Is_finalized()
-    mpi.Finalize()
-    return [*found, error, state]
-
-
 def meetings(world: World, seed: int, length: int) -> int:
     """Runs large collectives that each rank waits for or not, as it likes; returns how many erred.
 
@@ -280,7 +113,7 @@ def meetings(world: World, seed: int, length: int) -> int:
     """
     comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
     transport.backends["mpi"]._may_block = True  # also where cores are few
-    mpi_backend.MEETING_BYTES = 10_000
+    usual_bytes, mpi_backend.MEETING_BYTES = mpi_backend.MEETING_BYTES, 10_000
     groups = [comm.new_group([*range(world.size)]), comm.new_group([0, world.size - 1])]
     shared, own, wrong = random.Random(seed), random.Random(seed + world.rank), 0
     open_works: list[tuple[Any, Tensor, Tensor]] = []
@@ -322,17 +155,27 @@ def meetings(world: World, seed: int, length: int) -> int:
         if own.random() < 0.3:
             wrong += _finish(open_works)
     wrong += _finish(open_works)
+    mpi_backend.MEETING_BYTES = usual_bytes
     comm.barrier()
     comm.shutdown()
     return wrong
 
 
-def late_meeting(world: World, folder: str) -> list[Any]:
-    """Rank 1 comes late to a large sum, which the other gives up; returns what each one gets."""
+def _finish(waiting: list[tuple[Any, Tensor, Tensor]]) -> int:
+    wrong = 0
+    for handle, got, expected in waiting:
+        handle.wait()
+        wrong += not torch.allclose(got, expected, rtol=1e-6, atol=1e-6)
+    waiting.clear()
+    return wrong
+
+
+def late_meeting(world: World, folder: str, last: int) -> list[Any]:
+    """A rank comes late to a large sum, which the other gives up; returns what each one gets."""
     comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
     transport.backends["mpi"]._may_block = True
     group = comm.new_group([0, 1], timeout=1.0)
-    given_up, error, late = Path(folder) / "given up", "", world.rank == int(Path(folder).name[-1])
+    given_up, error, late = Path(folder) / f"given up {last}", "", world.rank == last
     tensor = torch.full((600_000,), world.rank + 1.0)
     if late:
         until(given_up.exists)
@@ -375,3 +218,100 @@ def sizes_of_some_ranks(world: World) -> list[bool]:
         )
     comm.shutdown()  # the check finds no difference
     return right
+
+
+def refusals(world: World, folder: str) -> list[str]:
+    """Returns the errors of rank 0: of what cannot be sent, and of a rank that never answers."""
+    comm.init(["mpi"], world=world, timeout_s=1.0, shared_memory=False)
+    done, errors = Path(folder) / "refused", []
+    if world.rank != 0:
+        until(done.exists)
+        return []
+    big = torch.zeros(3_000_000)
+    for begin in (
+        lambda: comm.irecv(torch.zeros(2), 1, tag=5).wait(),
+        lambda: comm.isend(big, 1, tag=6).wait(),
+        lambda: comm.barrier(),
+        lambda: transport.backend.isend(torch.zeros(4, 4).t(), 1),
+        lambda: transport.backend.all_reduce(torch.zeros(2, dtype=torch.complex64)),
+        lambda: transport.backend.isend(torch.zeros(2), 1, tag=-1),
+    ):
+        try:
+            begin()
+            errors.append("no error")
+        except (CommError, ValueError) as error:
+            errors.append(str(error))
+    done.touch()
+    return errors
+
+
+def rows_of_another_number(world: World) -> str:
+    """Returns the error of an exchange in which rank 0 expects 3 rows of rank 1, which sends 2."""
+    comm.init(["mpi"], world=world, timeout_s=20, shared_memory=False)
+    taken, sizes = torch.zeros(4 + (world.rank == 0)), [2, 2 + (world.rank == 0)]
+    error = ""
+    try:
+        comm.all_to_all_single(taken, torch.ones(4), sizes, [2, 2])
+    except CommError as failed:
+        error = str(failed)
+    comm.shutdown()
+    return error
+
+
+def different_calls(world: World) -> list[str]:
+    """Returns what faulty programs raise: large calls of different operation, root and size."""
+    comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
+    transport.backends["mpi"]._may_block = True
+    large, rank = 2**18, world.rank
+    programs = {
+        "operation": lambda x, group: (
+            comm.broadcast(x, 0, group) if rank else comm.all_reduce(x, group=group)
+        ),
+        "root": lambda x, group: comm.broadcast(x, rank, group),
+        "size": lambda x, group: comm.all_reduce(x[: large // (1 + rank)], group=group),
+        "does not meet": lambda x, group: comm.all_reduce(x[: large >> 10 * rank], group=group),
+    }
+    raised = []
+    # Each has a group of its own: it leaves open what the others would match.
+    groups = [comm.new_group([0, 1], timeout=1.0) for _ in programs]
+    for name, group in zip(programs, groups, strict=True):
+        begin_s = time.monotonic()
+        try:
+            programs[name](torch.ones(large), group)
+        except CommError as error:
+            raised.append(f"{name}: {error}")
+        assert time.monotonic() - begin_s < 20
+        comm.barrier()  # no thread of a rank is inside the library, with its lock
+    return raised
+
+
+def other_sizes(world: World, sent: int, taken: int) -> tuple[str, str]:
+    """Returns what a receive of another size says, and the end of the world; rank 0 ends first."""
+    comm.init(["mpi"], world=world, timeout_s=20)
+    first = last = ""
+    if world.rank == 0:
+        comm.send(torch.ones(sent, dtype=torch.uint8), 1)
+    else:
+        time.sleep(0.2)
+        try:
+            comm.recv(torch.zeros(taken, dtype=torch.uint8), 0)
+        except CommError as error:
+            first = str(error)
+    try:
+        comm.shutdown()
+    except CommError as error:
+        last = str(error)
+    return first, last
+
+
+def different_groups(world: World) -> list[str]:
+    """Returns how the making of groups ends: alike, of other ranks on rank 1, and alike again."""
+    comm.init(["mpi"], world=world, timeout_s=60)
+    told = []
+    for ranks in ([0, 2], [1, 2] if world.rank == 1 else [0, 2], [0, 1, 2]):
+        try:
+            told.append(repr(comm.new_group(ranks).ranks))
+        except CommError as error:
+            told.append(str(error))
+    comm.shutdown()
+    return told

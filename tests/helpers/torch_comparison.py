@@ -61,12 +61,3 @@ def ranks() -> tuple[int, int]:
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, dtype=torch.float64).mul(9).to(dtype)
-
-
-def both(call: Callable[[Any, Tensor], Any], gloo: Any, given: Tensor) -> None:
-    """Compares what a call leaves or returns, over hires and over gloo."""
-    ours, theirs = given.clone(), given.clone()
-    first, second = call(None, ours), call(gloo, theirs)
-    same(ours, theirs)
-    if first is not None:
-        same(first, second)

@@ -10,93 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.helpers.torch_comparison import both, numbers, ranks, same, script
-
-
-@script
-def reductions(gloo: Any) -> None:
-    op = dist.ReduceOp
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8):
-        for kind in (op.SUM, op.PRODUCT, op.MIN, op.MAX):
-            both(lambda g, x, k=kind: dist.all_reduce(x, k, g), gloo, numbers(5, 3, dtype=dtype))
-    for kind in (op.BAND, op.BOR, op.BXOR):
-        both(lambda g, x, k=kind: dist.all_reduce(x, k, g), gloo, numbers(7).to(torch.int32))
-    both(lambda g, x: dist.all_reduce(x, group=g), gloo, torch.view_as_complex(numbers(4, 2)))
-    both(lambda g, x: dist.all_reduce(x, group=g), gloo, torch.empty(0))
-    rank, size = ranks()
-    mean = torch.full((3,), float(rank))
-    dist.all_reduce(mean, op.AVG)
-    assert torch.equal(mean, torch.full((3,), (size - 1) / 2))
-
-    def to_last(group: Any, x: Tensor) -> Tensor:
-        dist.reduce(x, size - 1, group=group)
-        return x if rank == size - 1 else torch.zeros(())
-
-    ours, theirs = (to_last(group, numbers(6)) for group in (None, None))
-    given = numbers(6)
-    ours, theirs = given.clone(), given.clone()
-    same(to_last(None, ours), to_last(gloo, theirs))
-
-
-@script
-def copies(gloo: Any) -> None:
-    rank, size = ranks()
-    for source in range(size):
-        both(lambda g, x, s=source: dist.broadcast(x, s, g), gloo, numbers(4))
-
-    def gathered(group: Any, x: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(x) for _ in range(size)]
-        dist.all_gather(parts, x, group)
-        flat = x.new_empty(size * x.numel())
-        dist.all_gather_into_tensor(flat, x, group)
-        return [*parts, flat]
-
-    both(gathered, gloo, numbers(3))
-    both(gathered, gloo, numbers(3) > 0)
-
-    def to_first(group: Any, x: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(x) for _ in range(size)] if rank == 0 else None
-        dist.gather(x, parts, 0, group)
-        dist.scatter(x, [x + place for place in range(size)] if rank == 0 else None, 0, group)
-        return parts or []
-
-    both(to_first, gloo, numbers(2, 2))
-
-    def scattered(group: Any, x: Tensor) -> list[Tensor]:
-        one, other = torch.empty(2, dtype=x.dtype), torch.empty(2, dtype=x.dtype)
-        dist.reduce_scatter(one, [x[:2] + place for place in range(size)], group=group)
-        dist.reduce_scatter_tensor(other, x[: 2 * size].contiguous(), group=group)
-        return [one, other]
-
-    both(scattered, gloo, numbers(2 * size))
-
-
-@script
-def exchanges(gloo: Any) -> None:
-    rank, size = ranks()
-
-    def rows(group: Any, x: Tensor) -> Tensor:
-        even = torch.empty_like(x)
-        dist.all_to_all_single(even, x, group=group)
-        return even
-
-    both(rows, gloo, numbers(2 * size, 3))
-
-    def uneven_rows(group: Any, x: Tensor) -> Tensor:
-        # Rank r sends r + 1 rows to every rank.
-        taken = [other + 1 for other in range(size)]
-        got = x.new_empty(sum(taken), 3)
-        dist.all_to_all_single(got, x, taken, [rank + 1] * size, group=group)
-        return got
-
-    both(uneven_rows, gloo, numbers(size * (rank + 1), 3))
-    given = [torch.full((place + 1,), float(10 * rank + place)) for place in range(size)]
-    taken = [torch.empty(rank + 1) for _ in range(size)]
-    dist.all_to_all(taken, given)
-    same(taken, [torch.full((rank + 1,), float(10 * other + rank)) for other in range(size)])
-    parts = [torch.empty(other + 1) for other in range(size)]
-    dist.all_gather(parts, torch.full((rank + 1,), float(rank)))  # gloo refuses unequal sizes
-    same(parts, [torch.full((other + 1,), float(other)) for other in range(size)])
+from tests.helpers.torch_comparison import numbers, ranks, same, script
 
 
 @script
@@ -199,7 +113,9 @@ def groups(gloo: Any) -> None:
         x = torch.full((2,), float(rank))
         dist.all_reduce(x, group=group)
         same(x, torch.full((2,), float(sum(last))))
+        x.fill_(rank)
         dist.broadcast(x, size - 1, group)
+        same(x, torch.full((2,), size - 1.0))
         assert dist.get_process_group_ranks(group) == last
         assert dist.get_backend(group) == "hires"
         ours = group._group

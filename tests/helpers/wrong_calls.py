@@ -11,50 +11,109 @@ import torch.distributed as dist
 from hires import comm
 from hires.comm.backends import rendezvous
 from hires.core.ranks.world import World
+from hires.plan.routes import Route
 
-Calls = dict[str, Callable[[Any, Any, int], Any]]
-"""Name -> a call of a library (hires.comm or torch.distributed) with a group, by a rank."""
+Call = Callable[[Any, Any, int], Any]
+"""Of a library (hires.comm or torch.distributed) with a group of ranks 0 and 1, by a rank."""
 
-X = torch.ones(6)
-CALLS: Calls = {
-    "root is no rank": lambda lib, _, __: lib.broadcast(X, 7),
-    "root is not in the group": lambda lib, pair, _: lib.broadcast(X, 2, pair),
-    "target is no rank": lambda lib, _, __: lib.send(X, 9),
-    "sender is not named": lambda lib, _, __: lib.recv(X, None),
-    "no tensor": lambda lib, _, __: lib.broadcast([1], 0),
-    "no list": lambda lib, _, __: lib.all_gather(X, X),
-    "no group": lambda lib, _, __: lib.all_reduce(X, dist.ReduceOp.SUM, [0, 1]),
-    "target is this rank": lambda lib, _, rank: lib.send(X, rank),
-    "negative tag": lambda lib, _, rank: lib.send(X, (rank + 1) % 3, None, -1),
-    "too few outputs": lambda lib, _, __: lib.all_gather([X], X),
-    "outputs of another type": lambda lib, _, __: lib.all_gather(
-        [torch.ones(6, dtype=torch.int32) for _ in range(3)], X
+X, D = torch.ones(6), torch.ones(9, dtype=torch.float64)
+COMMON: dict[str, tuple[Call, str]] = {
+    "root is no rank": (lambda lib, *_: lib.broadcast(X, 7), "rank 7 is not among ranks [0, 1, 2]"),
+    "root is not in the group": (
+        lambda lib, pair, _: lib.broadcast(X, 2, pair), "rank 2 is not among ranks [0, 1]",
     ),
-    "output too small": lambda lib, _, __: lib.all_gather_into_tensor(torch.ones(5), X),
-    "output of another type": lambda lib, _, __: lib.all_gather_into_tensor(
-        torch.ones(9, dtype=torch.float64), X
+    "no tensor": (lambda lib, *_: lib.broadcast([1], 0), "[1] is no tensor; give a torch.Tensor"),
+    "no list": (lambda lib, *_: lib.all_gather(X, X), "give a list of one tensor for each rank"),
+    "no group": (
+        lambda lib, *_: lib.all_reduce(X, dist.ReduceOp.SUM, [0, 1]),
+        "[0, 1] is no group; make one with hires.comm.new_group",
     ),
-    "input too small": lambda lib, _, __: lib.reduce_scatter_tensor(torch.ones(5), X),
-    "too few inputs": lambda lib, _, __: lib.reduce_scatter(X.clone(), [X]),
-    "nothing to scatter": lambda lib, _, rank: lib.scatter(X, None, rank),
-    "another rank scatters": lambda lib, _, rank: lib.scatter(X, [X] * 3, (rank + 1) % 3),
-    "nowhere to gather": lambda lib, _, rank: lib.gather(X, None, rank),
-    "another rank gathers": lambda lib, _, rank: lib.gather(X, [X] * 3, (rank + 1) % 3),
-    "too few to exchange": lambda lib, _, __: lib.all_to_all([X.clone()], [X]),
-    "rows do not divide": lambda lib, _, __: lib.all_to_all_single(torch.ones(4), torch.ones(4)),
-    "sizes do not add up": lambda lib, _, __: lib.all_to_all_single(
-        torch.ones(3), torch.ones(4), [1, 1, 1], [1, 1, 1]
+    "target is this rank": (
+        lambda lib, _, rank: lib.send(X, rank), "rank 1 is this rank; copy the tensor",
     ),
-    "output smaller than input": lambda lib, _, __: lib.all_to_all_single(torch.ones(3), X),
-    "rows of other widths": lambda lib, _, __: lib.all_to_all_single(
-        torch.ones(3, 1), torch.ones(3, 2), [1, 1, 1], [1, 1, 1]
+    "negative tag": (
+        lambda lib, _, rank: lib.send(X, (rank + 1) % 3, None, -1),
+        "tag -1 is not among those of users, 0 to 2147482623",
     ),
-    "unknown reduction": lambda lib, _, __: lib.all_reduce(X.clone(), "sum"),
-    "bits of floats": lambda lib, _, __: lib.all_reduce(X.clone(), dist.ReduceOp.BAND),
-    "no memory": lambda lib, _, __: lib.all_reduce(torch.ones(3, device="meta")),
-    "rank twice": lambda lib, _, __: lib.new_group([0, 0]),
-    "rank beyond": lambda lib, _, __: lib.new_group([0, 5]),
-}
+    "too few outputs": (lambda lib, *_: lib.all_gather([X], X), "1 tensors for the 3 ranks [0, 1"),
+    "outputs of another type": (
+        lambda lib, *_: lib.all_gather([X.int() for _ in range(3)], X),
+        "tensors of torch.int32 and torch.float32",
+    ),
+    "output too small": (
+        lambda lib, *_: lib.all_gather_into_tensor(torch.ones(5), X),
+        "a tensor of 20 bytes in the place of 72",
+    ),
+    "output of another type": (
+        lambda lib, *_: lib.all_gather_into_tensor(D, X), "tensors of torch.float64 and torch",
+    ),
+    "input too small": (
+        lambda lib, *_: lib.reduce_scatter_tensor(torch.ones(5), X),
+        "a tensor of 24 bytes in the place of 60",
+    ),
+    "too few inputs": (lambda lib, *_: lib.reduce_scatter(X.clone(), [X]), "1 tensors for the 3"),
+    "nothing to scatter": (lambda lib, _, rank: lib.scatter(X, None, rank), "0 tensors for the 3"),
+    "another rank scatters": (
+        lambda lib, _, rank: lib.scatter(X, [X] * 3, (rank + 1) % 3),
+        "rank 1 gives 3 tensors, and only rank 2 may",
+    ),
+    "nowhere to gather": (lambda lib, _, rank: lib.gather(X, None, rank), "0 tensors for the 3"),
+    "another rank gathers": (
+        lambda lib, _, rank: lib.gather(X, [X] * 3, (rank + 1) % 3),
+        "rank 1 gives 3 tensors, and only rank 2 may",
+    ),
+    "too few to exchange": (lambda lib, *_: lib.all_to_all([X.clone()], [X]), "1 tensors for the"),
+    "rows do not divide": (
+        lambda lib, *_: lib.all_to_all_single(torch.ones(4), torch.ones(4)),
+        "4 rows cannot be divided among 3 ranks",
+    ),
+    "sizes do not add up": (
+        lambda lib, *_: lib.all_to_all_single(torch.ones(3), torch.ones(4), [1] * 3, [1] * 3),
+        "split sizes [1, 1, 1] do not divide 4 rows",
+    ),
+    "output smaller than input": (
+        lambda lib, *_: lib.all_to_all_single(torch.ones(3), X),
+        "a tensor of 12 bytes in the place of 24",
+    ),
+    "rows of other widths": (
+        lambda lib, *_: lib.all_to_all_single(torch.ones(3, 1), torch.ones(3, 2), [1] * 3, [1] * 3),
+        "rows of 1 numbers and of 2; give rows of one size",
+    ),
+    "unknown reduction": (
+        lambda lib, *_: lib.all_reduce(X.clone(), "sum"),
+        "unknown reduction 'sum'; choose one of SUM, PRODUCT",
+    ),
+    "bits of floats": (
+        lambda lib, *_: lib.all_reduce(X.clone(), dist.ReduceOp.BAND),
+        "BAND of torch.float32 is not defined",
+    ),
+    "rank twice": (
+        lambda lib, *_: lib.new_group([0, 0]),
+        "ranks [0, 0] are no group of a world of 3; name some of ranks 0 to 2, each once",
+    ),
+    "rank beyond": (lambda lib, *_: lib.new_group([0, 5]), "ranks [0, 5]"),
+}  # fmt: skip
+"""What torch.distributed refuses, too, and what hires says."""
+OURS: dict[str, tuple[Call, str]] = {
+    # torch 2.13 with gloo looks a target up beyond its list of ranks, and may crash.
+    "target is no rank": (lambda lib, *_: lib.send(X, 9), "9 is not among ranks [0, 1, 2]; name"),
+    "sender is not named": (lambda lib, *_: lib.recv(X, None), "rank None is no rank; name one of"),
+    "no memory": (
+        lambda lib, *_: lib.all_reduce(torch.ones(3, device="meta")), "on meta has no memory",
+    ),
+    "backend not in use": (
+        lambda lib, *_: lib.all_reduce(X, backend="mpi"),
+        "backend 'mpi' is not in use; begin with it, or use gloo",
+    ),
+    "algorithm that was not opened": (
+        lambda lib, *_: lib.all_reduce(X, backend=Route("gloo", "two_step")),
+        "begin with hires.comm.init(algorithms=['two_step'])",
+    ),
+    "algorithm without the operation": (
+        lambda lib, *_: lib.broadcast(X, 0, backend=Route("gloo", "two_step")),
+        "two_step cannot carry out broadcast",
+    ),
+}  # fmt: skip
 
 
 def wrong_calls(world: World) -> dict[str, tuple[str, str]]:
@@ -63,14 +122,11 @@ def wrong_calls(world: World) -> dict[str, tuple[str, str]]:
     rendezvous.torch_world(world, 20)
     ours, theirs = comm.new_group([0, 1]), dist.new_group([0, 1])
     raised = {}
-    for name, call in CALLS.items():
+    for name, (call, _) in (COMMON | OURS).items():
         if name == "root is not in the group" and world.rank == 2:
             continue
-        own = _raised(call, comm, ours, world.rank)
-        # torch 2.13 with gloo looks a target up beyond its list of ranks, and may crash.
-        # It takes a message of any rank.
-        unsafe = name in ("target is no rank", "sender is not named")
-        raised[name] = own, "" if unsafe else _raised(call, dist, theirs, world.rank)
+        theirs_raised = _raised(call, dist, theirs, world.rank) if name in COMMON else ""
+        raised[name] = _raised(call, comm, ours, world.rank), theirs_raised
     # The calls above have left nothing behind.
     total = torch.ones(2)
     comm.all_reduce(total)
@@ -79,7 +135,7 @@ def wrong_calls(world: World) -> dict[str, tuple[str, str]]:
     return raised
 
 
-def _raised(call: Callable[..., Any], library: Any, group: Any, rank: int) -> str:
+def _raised(call: Call, library: Any, group: Any, rank: int) -> str:
     try:
         call(library, group, rank)
     except Exception as error:

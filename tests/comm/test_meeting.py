@@ -1,4 +1,4 @@
-"""Stores keep what another rank may still need, and no more."""
+"""Ranks meet in a store that keeps what another rank may still need, and no more."""
 
 from __future__ import annotations
 

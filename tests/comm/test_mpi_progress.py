@@ -67,17 +67,6 @@ def test_thread_looks_after_small_messages_too_but_rarely():
     progress.close()
 
 
-def test_large_message_begins_without_a_look():
-    """A look copies the message before it, and the sends that the other rank needs come later."""
-    library = Library(1)
-    progress = Progress(library.call)
-    progress.close()  # its thread would look
-    work = progress.begin(MpiWork(progress, [library], [], 1.0, "the message"), looks=False)
-    assert library.left == 1
-    assert work.wait()
-    assert library.left == 0
-
-
 def test_rank_that_waits_for_a_small_message_polls_itself():
     library, progress, work = begin(10**6, small=True)
     left = library.left
@@ -131,17 +120,6 @@ def test_end_of_a_large_operation_wakes_the_thread(monkeypatch: pytest.MonkeyPat
     until(lambda: progress._sleeps)
     progress.complete(MpiWork(progress, [Library(1)], [torch.zeros(1000)], 1.0, "the sum"))
     until(lambda: library.left <= 0)
-    progress.close()
-
-
-def test_thread_rests_until_no_other_one_polls():
-    """The first of two threads that had done made it poll beside the second."""
-    progress = Progress(lambda: None)
-    with progress:
-        with progress:
-            pass
-        assert progress._waits
-    assert not progress._waits
     progress.close()
 
 

@@ -1,0 +1,391 @@
+"""The memory of one machine: waits end and are named, rings and rounds keep what is not read.
+
+What its operations compute is in test_conformance.py. Ranks are threads that share memory alone, or
+processes where waking and dying are the subject.
+"""
+
+from __future__ import annotations
+
+import datetime
+import mmap
+import multiprocessing
+import os
+import random
+import subprocess
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hires.comm.backends import counters, rings, rounds
+from hires.comm.backends.counters import Counters
+from hires.comm.backends.host_memory import copy
+from hires.comm.backends.local_sums import reduce_in_order
+from hires.comm.backends.peer_messages import PeerMessages
+from hires.comm.backends.rank_cores import enough
+from hires.comm.backends.rings import Rings
+from hires.comm.backends.rounds import Rounds
+from hires.core.errors import EndedError, PeerError
+from hires.core.store import provenance
+from tests.helpers import comm_jobs
+from tests.helpers.patience import PATIENCE_S, until
+from tests.helpers.ranks import run_ranks
+from tests.helpers.thread_ranks import run_threads
+
+RANKS, LIMIT_S = 3, 15.0
+"""Longest wait of a rank whose others run."""
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "CELL_BYTES", 512)
+    monkeypatch.setattr(rounds, "SLOT_BYTES", 1000)
+    monkeypatch.setattr(rounds, "WHOLE_BYTES", 64)
+
+
+def memory_of(num_bytes: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, num_bytes))
+
+
+# ---- counters
+
+
+def counters_of(num_ranks: int, spins: int = 0, timeout_s: float = LIMIT_S) -> list[Counters]:
+    """Returns the counters of ranks 5, 7 and so on."""
+    memory, ranks = memory_of(counters.num_bytes(num_ranks, num_ranks)), range(5, 99, 2)
+    return [Counters(memory, num_ranks, i, timeout_s, spins, ranks) for i in range(num_ranks)]
+
+
+def test_wait_for_a_process_that_has_ended_ends():
+    first, second, third = counters_of(3)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        birth = provenance._birth(process.pid)
+        second._note_process(process.pid, birth)
+        assert not any(first.has_ended(member) for member in range(3))
+        process.kill()
+    with pytest.raises(EndedError, match="waiting for a gather of rank 7: it has ended") as error:
+        first.wait(1, 1, "a gather of rank %d", 1)
+    assert error.value.ranks == (7,)
+    first.arrive(range(3), 1)
+    with pytest.raises(EndedError, match="waiting for the others: rank 7 has ended"):
+        first.meet(range(3), 1, "the others")  # rank 9 is late, and lives
+    third._note_process(os.getpid(), birth)  # its number was given to another process
+    assert first.has_ended(2)
+    third._space += 1
+    third._note_process(process.pid, birth)  # numbers of another name space
+    assert not first.has_ended(2)
+
+
+def test_wait_ends_in_time_and_names_the_rank():
+    (here, _), began_s = counters_of(2, timeout_s=0.05), time.monotonic()
+    with pytest.raises(PeerError, match=r"waiting for rank 7 took over 0\.05 s"):
+        here.wait(1, 1, "rank %d", 1)
+    assert time.monotonic() - began_s < LIMIT_S
+
+
+def hand_over(here: Counters, index: int, turns: int) -> None:
+    """Counts in turns with the other rank."""
+    for number in range(1, turns):
+        if index:
+            here.wait(0, number, "its turn")
+        here.values[index] = number
+        here.wake(1 - index)
+        if not index:
+            here.wait(1, number, "its turn")
+
+
+def meet(here: Counters, index: int, turns: int) -> None:
+    """All ranks come together again and again."""
+    for number in range(1, turns):
+        here.arrive(range(3), number)
+        for member in range(3):
+            here.wait(member, number, "rank %d", member)
+
+
+@pytest.mark.parametrize("spins", [0, 100])
+@pytest.mark.parametrize(("job", "num_ranks"), [(hand_over, 2), (meet, 3)])
+def test_no_wake_up_is_lost_between_processes_on_one_core(job, num_ranks, spins, monkeypatch):
+    """A lost one would show as a sleep that ends by its limit with its counter reached."""
+    doze = Counters.doze
+
+    def counted(self: Counters, address: int, limit_s: float) -> bool:
+        begin_s = time.monotonic()
+        if not doze(self, address, LIMIT_S) and time.monotonic() - begin_s >= LIMIT_S:
+            os._exit(3)
+        return True
+
+    monkeypatch.setattr(Counters, "doze", counted)
+    ranks, context = counters_of(num_ranks, spins, PATIENCE_S), multiprocessing.get_context("fork")
+
+    def rank(index: int) -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        job(ranks[index], index, 2000)
+        os._exit(0)
+
+    processes = [context.Process(target=rank, args=(i,), daemon=True) for i in range(num_ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE_S)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * num_ranks
+
+
+def test_several_threads_of_a_rank_sleep_on_one_word():
+    here, there = counters_of(2)
+    done: list[int] = []
+
+    def wait(number: int) -> None:
+        here.wait(1, number, "it")
+        done.append(number)
+
+    waits = [threading.Thread(target=wait, args=(number,)) for number in range(1, 21)]
+    for thread in waits:
+        thread.start()
+    for number in range(1, 21):
+        there.values[1] = number
+        there.wake(0)
+    for thread in waits:
+        thread.join(PATIENCE_S)
+    assert sorted(done) == [*range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [
+        ([0b01, 0b10], True),  # each bound to its own: they counted as crowded
+        ([0b11, 0b11], True),
+        ([0b1, 0b1], False),
+        ([0b11, 0b11, 0b11], False),
+        ([0b001, 0b001, 0b110], False),  # three cores, and two ranks share one
+        ([0b001, 0b111, 0b111], True),
+    ],
+)
+def test_ranks_have_a_core_each(masks: list[int], expected: bool):
+    assert enough(masks) is expected
+
+
+@pytest.mark.dist
+def test_waits_in_memory_follow_the_cores_of_all_ranks_together():
+    # A rank bound to one core saw that alone, and two ranks with a core each counted as crowded.
+    bound = counters.SPINS if len(os.sched_getaffinity(0)) > 1 else counters.CROWDED_SPINS
+    found = run_ranks(comm_jobs.spins_of_bound_ranks, 2)
+    assert found == [[bound, bound, counters.CROWDED_SPINS, counters.CROWDED_SPINS]] * 2
+
+
+# ---- messages
+
+
+@pytest.fixture(params=["by cells", "by reading"])
+def messages(request: Any) -> Any:
+    memory = memory_of(rings.num_bytes(RANKS))
+    reads = request.param == "by reading"
+    pull = (lambda rank, here, there, size: copy(here, there, size)) if reads else None
+    made = [PeerMessages(Rings(memory, RANKS, rank, LIMIT_S, 0), pull) for rank in range(RANKS)]
+    yield made
+    for one in made:
+        one.close()
+    assert "peer-messages" not in [thread.name for thread in threading.enumerate()]
+
+
+def content(source: int, target: int, number: int) -> torch.Tensor:
+    size = random.Random(f"{source} {target} {number}").choice([0, 1, 100, 384, 385, 5000, 50_000])
+    return torch.full((size,), number % 251, dtype=torch.uint8)
+
+
+def test_many_messages_with_tags_in_any_order(messages):
+    """Each rank posts all its receives and sends in an order of its own, and waits in another."""
+
+    def job(rank: int) -> None:
+        order, posts, works = random.Random(rank), [], []
+        for peer in range(RANKS):  # to itself, too
+            for number in range(60):
+                posts += [("send", peer, number), ("recv", peer, number)]
+        order.shuffle(posts)
+        for kind, peer, number in posts:
+            if kind == "send":
+                given = content(rank, peer, number)
+                works.append((messages[rank].isend(given, peer, 1, number), None, None))
+            else:
+                expected = content(peer, rank, number)
+                taken = torch.zeros_like(expected)
+                works.append((messages[rank].irecv(taken, peer, 1, number), taken, expected))
+        order.shuffle(works)
+        for work, taken, expected in works:
+            assert work.wait()
+            assert taken is None or torch.equal(taken, expected)
+
+    run_threads(job, RANKS)
+
+
+def test_messages_with_one_tag_keep_their_order_and_groups_are_apart(messages):
+    given = [torch.full((n * 100,), n, dtype=torch.uint8) for n in range(30)]
+    taken = [torch.zeros_like(one) for one in given]
+
+    def job(rank: int) -> None:
+        if rank == 0:
+            works = [messages[0].isend(one, 1, n % 2, 7) for n, one in enumerate(given)]
+        else:
+            works = [messages[1].irecv(taken[n], 0, 1, 7) for n in range(1, 30, 2)]
+            works += [messages[1].irecv(taken[n], 0, 0, 7) for n in range(0, 30, 2)]
+        for work in works:
+            work.wait()
+
+    run_threads(job, 2)
+    assert all(torch.equal(*pair) for pair in zip(taken, given, strict=True))
+
+
+def test_short_message_needs_no_receiver_and_a_long_one_only_its_post(messages):
+    first, second, _ = messages
+    assert first.isend(torch.ones(4), 1, 0, 0).is_completed()
+    large = first.isend(torch.arange(10_000.0), 1, 0, 1)
+    assert not large.is_completed()
+    taken = torch.zeros(10_000)
+    received = second.irecv(taken, 0, 0, 1)  # from here on its rank computes
+    assert large.wait(datetime.timedelta(seconds=LIMIT_S))
+    until(lambda: received.done)
+    assert torch.equal(taken, torch.arange(10_000.0))
+    assert second.irecv(torch.zeros(4), 0, 0, 0).is_completed()
+
+
+def test_full_ring_is_read_while_its_reader_computes(messages):
+    first, second, _ = messages
+    taken = [torch.zeros(1, dtype=torch.uint8) for _ in range(100)]
+    works = [second.irecv(one, 0, 0, n) for n, one in enumerate(taken)]
+    works += [first.isend(torch.full((1,), n, dtype=torch.uint8), 1, 0, n) for n in range(100)]
+    for work in reversed(works):
+        work.wait()
+    assert [int(one) for one in taken] == [*range(100)]
+
+
+def test_several_threads_of_a_rank_wait_at_once(messages):
+    taken = [torch.zeros(1000 * n) for n in range(8)]
+    works = [messages[1].irecv(one, 0, 0, n) for n, one in enumerate(taken)]
+
+    def job(thread: int) -> None:
+        if thread < 8:
+            works[thread].wait()
+            return
+        for n in reversed(range(8)):
+            messages[0].isend(torch.ones(1000 * n), 1, 0, n).wait()
+
+    run_threads(job, 9)
+    assert [int(one.sum()) for one in taken] == [1000 * n for n in range(8)]
+
+
+def test_room_that_is_made_while_a_thread_looks_is_used(messages, monkeypatch):
+    """The reader finds this rank awake and wakes nobody; what waits for room must not stay."""
+    first, second, _ = messages
+    count = rings.CELLS + 1
+    monkeypatch.setattr(first, "_start_helper", lambda _: None)
+    sends = [first.isend(torch.ones(4), 1, 0, n) for n in range(count)]
+    assert not sends[-1].is_completed()
+    awaited = first.irecv(torch.zeros(4), 1, 0, 99)
+
+    def spin(message: Any) -> bool:
+        second.isend(torch.ones(4), 0, 0, 99)
+        found = first.look(message)
+        for number in range(rings.CELLS):
+            second.irecv(torch.zeros(4), 0, 0, number).wait()
+        return found
+
+    monkeypatch.setattr(first, "_spin", spin)
+    assert awaited.wait()
+    assert sends[-1].done
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(16, 12), (12, 16), (20_000, 10_000), (400, 20_000)])
+def test_message_of_another_size_fails_on_both_sides(messages, sent: int, taken: int):
+    first, second, _ = messages
+    given = first.isend(torch.zeros(sent, dtype=torch.uint8), 1, 0, 6)
+    buffer = torch.ones(taken, dtype=torch.uint8)
+    work = second.irecv(buffer, 0, 0, 6)
+    with pytest.raises(PeerError, match=rf"tag 6 \({taken} bytes\) has {sent} bytes"):
+        work.wait()
+    assert isinstance(work.exception(), PeerError)
+    assert buffer.all()
+    if sent > 384:  # it was announced
+        text = rf"send to rank 1 with tag 6 \({sent} bytes\) is received as {taken} bytes"
+        with pytest.raises(PeerError, match=text):
+            given.wait(datetime.timedelta(seconds=LIMIT_S))
+    with pytest.raises(PeerError, match=r"message of rank 0 with tag 5 .* took over 0\.05 s"):
+        second.irecv(torch.zeros(3), 0, 0, 5).wait(datetime.timedelta(seconds=0.05))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 64, 500])
+def test_memory_of_rings_and_rounds_is_bounded(num_ranks: int, monkeypatch):
+    monkeypatch.undo()
+    cells = rings.CELLS * num_ranks**2 * rings.cell_bytes(num_ranks)
+    assert cells <= max(rings.ALL_CELLS_BYTES, 2048 * num_ranks**2)
+    assert rings.num_bytes(num_ranks) == cells + 128 * (2 * num_ranks + 2 * num_ranks**2)
+    assert rounds.slot_bytes(num_ranks) % (128 * num_ranks) == 0
+    most = max(2 * rounds.ALL_SLOTS_BYTES, 512 * num_ranks**2)
+    assert rounds.num_bytes(num_ranks) <= 4 * num_ranks * 128 + most
+
+
+# ---- rounds
+
+
+def rounds_of(timeout_s: float = LIMIT_S) -> list[Rounds]:
+    memory = memory_of(rounds.num_bytes(RANKS))
+    return [Rounds(memory, range(RANKS), rank, timeout_s, 0) for rank in range(RANKS)]
+
+
+def test_ranks_that_are_late_find_their_pieces_unharmed():
+    ranks, pause = rounds_of(), threading.Event()
+
+    def job(rank: int) -> None:
+        for number in range(60):
+            if number % RANKS == rank:
+                pause.wait(0.002)
+            own = torch.full((200,), float(number + rank))
+            ranks[rank].reduce(own, dist.ReduceOp.SUM)
+            assert (own == 3 * number + 3).all()
+            taken = [torch.zeros(1) for _ in range(RANKS)]
+            ranks[rank].share(torch.full((1,), float(number + rank)), taken)
+            assert [int(t) for t in taken] == [number, number + 1, number + 2]
+
+    run_threads(job, RANKS)
+
+
+@pytest.mark.parametrize("size", [2, 1024])
+@pytest.mark.parametrize("name", ["deal", "reduce_scatter", "reduce"])
+def test_parts_of_another_size_are_refused_and_leave_the_output(name: str, size: int):
+    """What one rank gives to all is too short for the last."""
+    ranks = rounds_of(timeout_s=0.3)
+    outputs = [torch.full((size + (rank == RANKS - 1),), -1.0) for rank in range(RANKS)]
+
+    def job(rank: int) -> None:
+        given, op = [torch.ones(size)] * RANKS, dist.ReduceOp.SUM
+        if name == "reduce":
+            ranks[rank].reduce(outputs[rank], op)
+        elif name == "reduce_scatter":
+            ranks[rank].reduce_scatter(outputs[rank], given, op)
+        else:
+            ranks[rank].deal(given if rank == 0 else [], [outputs[rank], None, None])
+
+    def outcome(rank: int) -> str:
+        try:
+            job(rank)
+        except PeerError as error:
+            return str(error)
+        return ""
+
+    told = run_threads(outcome, RANKS)
+    assert f"gives {4 * size} bytes, and rank 2 expects {4 * size + 4}" in told[-1]
+    if name != "reduce" and size == 1024:  # the others wait for it in the second round
+        assert "ranks [2] are behind" in told[0]
+    assert (outputs[-1] == -1).all()
+
+
+def test_halves_are_rounded_once_and_a_type_without_the_reduction_is_refused():
+    # 2048 + 1 + 1 in fp16: rounded after each addition it would stay 2048.
+    terms = [torch.tensor([value], dtype=torch.float16) for value in (2048.0, 1.0, 1.0)]
+    reduce_in_order(terms, dist.ReduceOp.SUM, terms[1])
+    assert terms[1].item() == 2050
+    assert terms[0].item() == 2048  # a term stays as it was, also where there are three
+    with pytest.raises(ValueError, match="has no reduction"):
+        reduce_in_order([torch.ones(1)] * 2, dist.ReduceOp.BAND, torch.ones(1))

@@ -1,0 +1,220 @@
+"""Scripts of torch.distributed run unchanged with ``init_process_group("hires")``.
+
+Over gloo they leave the bits of torch's own gloo; over memory and MPI what rounding allows. Under
+torchrun and mpirun torch loads the backend, and the launcher numbers the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tomllib
+import torch.distributed as dist
+
+from hires.comm import torch_world
+from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
+from hires.core.ranks import mpi_library, mpi_starter
+from tests.helpers.mpi_ranks import run_mpi
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ranks import run_ranks
+from tests.helpers.torch_scripts import SCRIPTS, run_scripts
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILED = "functional_compiled"
+USUAL = tuple(name for name in SCRIPTS if name != COMPILED)
+IN_MEMORY = {
+    "format": 1,
+    "rules": [{"operation": ["all_reduce", "all_gather", "send"], "route": "cma"}],
+    "default": "shm",
+}
+BY_SIZE = {
+    "format": 1,
+    "rules": [
+        {"operation": "all_reduce", "bytes": "..512", "route": "mpi"},
+        {"operation": ["broadcast", "all_to_all"], "route": "mpi"},
+    ],
+    "default": "gloo",
+}
+
+
+def failures(answers: list[dict[str, str]]) -> dict[str, list[str]]:
+    """Returns what scripts raised on any rank, or where they differ."""
+    wrong = {name: [one[name] for one in answers if one[name]] for name in answers[0]}
+    return {name: texts for name, texts in wrong.items() if texts}
+
+
+@pytest.mark.dist
+def test_scripts_over_gloo_leave_the_bits_of_torchs_own():
+    answers = run_ranks(run_scripts, 3, "gloo", True, USUAL)
+    assert failures(answers) == {}
+    assert answers[0].keys() == {*USUAL}
+
+
+@pytest.mark.dist
+def test_scripts_are_right_over_shared_and_foreign_memory(tmp_path: Path):
+    (tmp_path / "table.json").write_text(json.dumps(IN_MEMORY))
+    given = "", False, USUAL, "", str(tmp_path / "table.json")
+    assert failures(run_ranks(run_scripts, 2, *given)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_compiled_functional_collective_runs():
+    assert failures(run_ranks(run_scripts, 3, "gloo", True, (COMPILED,))) == {}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("backends", "table"), [("mpi", None), ("", BY_SIZE)])
+def test_scripts_are_right_over_mpi_and_over_two_backends_by_size(mpi, backends, table, tmp_path):
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    given = f"file://{tmp_path}/store", str(tmp_path / "table.json") if table else ""
+    answers = run_mpi(mpi, run_scripts, 2, backends, False, USUAL, *given, folder=tmp_path)
+    assert failures(answers) == {}
+
+
+def test_backend_on_which_torchs_groups_stand_is_refused():
+    options = SimpleNamespace(
+        global_ranks_in_group=[], timeout=timedelta(seconds=5), store=dist.HashStore(),
+        group_rank=0, group_size=1,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="use nccl_direct"):
+        torch_world.create(options, ["gloo", "nccl"])
+
+
+# ---- under a launcher
+
+
+def examples(page: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+DYING = """\
+import os, sys, torch, torch.distributed as dist, datetime
+dist.init_process_group("hires", timeout=datetime.timedelta(seconds=5))
+if dist.get_rank() == 1:
+    os._exit(7)
+try:
+    dist.all_reduce(torch.ones(3))
+except dist.DistBackendError as error:
+    print("CAUGHT", error, flush=True)
+    sys.exit(3)
+"""
+LAZY = """\
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:hires")
+dist.all_reduce(torch.ones(3), async_op=True)
+print("left without destroy_process_group", flush=True)
+"""
+# The agent serves the store, so rank 0 must not; and it keeps what an earlier world has left.
+TWICE = """\
+import torch
+from hires import comm
+for world in (1, 2):
+    comm.init(["gloo", "shm"])
+    total = torch.ones(3)
+    comm.all_reduce(total)
+    comm.new_group([0, 1])
+    comm.shutdown()
+    print("world", world, total.tolist(), flush=True)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """Returns an environment where this checkout is installed as a package."""
+    info = tmp_path / "site" / "hires-0.dist-info"
+    info.mkdir(parents=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [[group, entries]] = project["entry-points"].items()
+    lines = "".join(f"{name} = {where}\n" for name, where in entries.items())
+    (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hires\nVersion: 0\n")
+    own = {key: value for key, value in os.environ.items() if not key.startswith("HIRES_")}
+    path = os.pathsep.join((str(info.parent), str(ROOT)))
+    return {**own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def started(
+    words: list[str], text: str, environ: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess:
+    path = folder / "script.py"
+    path.write_text(text)
+    return subprocess.run(
+        [*words, str(path)],
+        env=environ,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("text", "code", "printed"),
+    [
+        (examples("torch.md")[0], 0, "trained on 2 ranks"),
+        # torchrun ends the other rank when it sees the death; its own error may come before.
+        (DYING, 1, "CAUGHT an all-reduce among ranks [0, 1]|SIGTERM"),
+        pytest.param(LAZY, 0, "left without", marks=pytest.mark.slow),
+        pytest.param(TWICE, 0, "world 2 [2.0, 2.0, 2.0]", marks=pytest.mark.slow),
+    ],
+    ids=["docs", "dying", "lazy", "twice"],
+)
+def test_script_runs_under_torchrun(text, code, printed, installed, tmp_path):
+    done = started(TORCHRUN, text, installed, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert any(one in done.stdout + done.stderr for one in printed.split("|"))
+    assert "failed to bind" not in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("text", [examples("torch.md")[0], LAZY], ids=["docs", "lazy"])
+def test_script_runs_under_mpirun_without_variables_of_torch(mpi, text, installed, tmp_path):
+    config = RunConfig(launcher=LauncherConfig("mpirun", mpi=mpi))
+    starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, 2))
+    words = starter.words[: starter.words.index(sys.executable)]
+    environ = {**installed, **mpi_library.variables(mpi, words[0], installed)}
+    environ = starter.environment({**environ, "HIRES_COMM_BACKENDS": "mpi"})
+    done = started([*words, sys.executable], text, environ, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "trained on 2 ranks" in done.stdout or done.stdout.count("left without") == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("number", "lines"),
+    [
+        (0, ["rank 0 of 2: [[3.0, 3.0, 3.0]]", "rank 1 of 2: [[3.0, 3.0, 3.0]]"]),
+        (1, [f"rank {rank}: ['gloo', 'mpi'] agree" for rank in (0, 1)]),
+    ],
+)
+def test_examples_of_the_thesis_run_under_a_plain_mpirun(mpi, number, lines, tmp_path):
+    """Without anything of hires around it."""
+    dialect = DIALECTS[mpi]
+    options = ["--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
+    command = [dialect.programs.split()[0], *options, "-n", "2", sys.executable]
+    own = {k: v for k, v in os.environ.items() if k not in ("RANK", "MASTER_ADDR", "MASTER_PORT")}
+    environ = {**own, **(dialect.as_root or {}), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    # Debian's MPICH needs a search path; without it the error has this line.
+    environ |= mpi_library.variables(mpi, command[0], own)
+    done = started(command, examples("communication.md")[number], environ, tmp_path)
+    assert done.returncode == 0, done.stderr
+    # Open MPI may print the lines of two ranks into each other: "line of rank 1line of rank 0".
+    assert [done.stdout.count(line) for line in lines] == [1, 1], done.stdout

@@ -1,0 +1,278 @@
+"""What waits does so in the program's order and for no longer than its limit; errors reach it."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hires.comm.backends import fifo, waiting_threads
+from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
+from hires.comm.backends.fifo import Fifo
+from hires.comm.backends.gloo_backend import GlooWork, slot_of
+from hires.comm.backends.joined_work import JoinedWork
+from hires.comm.backends.polling import poll
+from hires.comm.backends.waiting_threads import WaitingThreads
+from hires.core.errors import CommError, PeerError
+from hires.core.ranks import ports
+from tests.helpers.patience import PATIENCE_S, until
+
+# ---- queues of operations that block
+
+
+@pytest.fixture
+def queue():
+    made = Fifo("test-fifo")
+    yield made
+    made.close()
+
+
+def test_operations_run_in_the_order_of_the_program_and_inline_where_none_is_open(queue):
+    seen, gate, thread = [], threading.Event(), threading.current_thread
+    queue.run(lambda: seen.append(thread()))
+    assert seen.pop() is thread()
+    first = queue.begin(lambda: gate.wait(PATIENCE_S) and seen.append(0))
+    others = [queue.begin(lambda i=i: seen.append(i)) for i in range(1, 100)]
+    assert not first.is_completed()
+    threading.Timer(0.05, gate.set).start()
+    queue.run(seen.append, 100)  # waits for all before it
+    assert seen == [*range(101)]
+    assert all(work.is_completed() for work in (first, *others))
+    until(lambda: not queue._open)
+    queue.run(lambda: seen.append(thread()))
+    assert seen.pop() is thread()
+
+
+def test_callers_of_several_threads_take_turns(queue):
+    inside, most = [], []
+
+    def operation() -> None:
+        inside.append(1)
+        most.append(len(inside))
+        inside.pop()
+
+    def call() -> None:
+        for number in range(200):
+            queue.run(operation) if number % 3 else queue.begin(operation).wait()
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert (len(most), max(most)) == (800, 1)
+
+
+def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument(queue):
+    with pytest.raises(ValueError, match="invalid literal"):
+        queue.run(int, "x")
+    with pytest.raises(ValueError, match="invalid literal"):
+        queue.begin(lambda: int("x")).wait()
+    queue.run(lambda: None)
+    assert queue.begin(lambda: None).exception() is None
+
+    def fail() -> None:
+        raise CommError("rank 1 did not come")
+
+    failed, next_one = queue.begin(fail, what="a sum"), queue.begin(lambda: None, what="a barrier")
+    for _ in range(2):
+        with pytest.raises(CommError, match="rank 1 did not come"):
+            failed.wait()
+    assert isinstance(failed.exception(), CommError)
+    with pytest.raises(CommError, match="a barrier was not begun: rank 1"):
+        next_one.wait()
+    with pytest.raises(CommError, match="not begun: rank 1"):
+        queue.run(lambda: None)
+
+
+def test_wait_has_a_limit_and_close_fails_what_has_not_run(monkeypatch):
+    monkeypatch.setattr(fifo, "CLOSE_S", 0.05)
+    queue, gate = Fifo("test-closed"), threading.Event()
+    hangs = queue.begin(lambda: gate.wait(PATIENCE_S), what="a sum")
+    with pytest.raises(CommError, match=r"a sum took over 0\.01 s"):
+        hangs.wait(datetime.timedelta(seconds=0.01))
+    behind = queue.begin(lambda: None, what="a barrier")
+    queue.close()
+    gate.set()
+    assert hangs.wait()
+    with pytest.raises(CommError, match="a barrier was not begun: its communicator was closed"):
+        behind.wait()
+    until(lambda: "test-closed" not in [thread.name for thread in threading.enumerate()])
+    with pytest.raises(CommError, match="was closed"):
+        queue.begin(lambda: None).wait()
+
+
+# ---- threads for what a library can only wait for
+
+
+def test_calls_that_wait_have_a_thread_each_which_later_ones_use_again(monkeypatch):
+    monkeypatch.setattr(waiting_threads, "IDLE_S", 0.1)
+    pool, names, gate = WaitingThreads(), set(), threading.Event()
+    for _ in range(20):  # one after the other
+        done = threading.Event()
+        pool.run(lambda done=done: (names.add(threading.get_ident()), done.set()))
+        until(done.is_set, pause_s=1e-3)
+        until(lambda: pool._num_free == 1, pause_s=1e-3)
+    assert len(names) == 1
+    for _ in range(5):
+        pool.run(gate.wait)
+    done = threading.Event()
+    pool.run(done.set)  # not behind those that wait
+    until(done.is_set)
+    gate.set()
+    until(lambda: pool._num_free == 0)  # all have ended
+
+
+def test_call_without_a_thread_is_an_error_and_does_not_run_later(monkeypatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, ran = WaitingThreads(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            pool.run(lambda: ran.append("first"))
+    pool.run(lambda: ran.append("second"))
+    pool.drain(PATIENCE_S)
+    assert ran == ["second"]
+
+
+def test_work_of_gloo_that_fails_with_any_error_is_complete_and_raises_it():
+    class Failing:
+        def wait(self) -> None:
+            raise ValueError("an address of another kind")
+
+    work = GlooWork(Failing())
+    until(work.is_completed)
+    with pytest.raises(ValueError, match="an address of another kind"):
+        work.wait()
+
+
+ENDS_EARLY = """
+import sys, time
+from hires import comm
+from hires.core.ranks.world import World
+rank, port = map(int, sys.argv[1:])
+comm.init(["gloo"], world=World(rank, 2, rank, 2, "127.0.0.1", port, 0), timeout_s=30.0)
+import torch
+handle = comm.irecv(torch.zeros(4), 1 - rank)
+assert not handle.is_completed()
+future = handle.get_future()
+time.sleep(0.2)  # the threads are in the library
+"""
+
+
+@pytest.mark.dist
+def test_process_ends_well_while_threads_wait_in_the_library():
+    with ports.reserve(0) as port:
+        commands = [[sys.executable, "-c", ENDS_EARLY, str(rank), str(port)] for rank in range(2)]
+        ranks = [subprocess.Popen(command, stderr=subprocess.PIPE) for command in commands]
+        try:
+            ended = [(one.communicate(timeout=60)[1].decode(), one.returncode) for one in ranks]
+        finally:
+            for one in ranks:
+                one.kill()
+    assert [code for _, code in ended] == [0, 0], ended
+
+
+def test_tags_and_sizes_of_messages_of_gloo_have_slots_of_their_own():
+    tags = [*range(3072), 3072, 2**30, 2**31 - 2**26 - 1, *range(RESERVED_TAGS, TAGS)]
+    for sizes in ((0, 1, 8, 16), (4096, 8192, 2**20, 2**21, 3 * 2**20)):
+        slots = {slot_of(tag, size) for tag in tags for size in sizes}
+        assert len(slots) == 3 + (len(tags) - 3) * len(sizes)
+        assert 0 <= min(slots) <= max(slots) < TAGS
+    with pytest.raises(ValueError, match="beyond those of gloo"):
+        slot_of(2**31 - 2**26, 8)
+
+
+# ---- works that are one operation, and polls
+
+
+class FakeWork:
+    """A work that ends at once, well or not, or never; its first look may fail."""
+
+    def __init__(
+        self, error: Exception | None = None, ends: bool = True, look: Exception | None = None
+    ) -> None:
+        self.error, self.ends, self.look = error, ends, look
+
+    def is_completed(self) -> bool:
+        look, self.look = self.look, None
+        if look is not None:
+            self.ends = False
+            raise look
+        return self.ends
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        if not self.ends:
+            raise CommError("it took over the limit")
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+LOST = PeerError("rank 1 is gone")
+
+
+@pytest.mark.parametrize("looks_first", [True, False])
+@pytest.mark.parametrize("place", [0, 1])
+def test_work_that_failed_fails_the_operation(looks_first: bool, place: int):
+    works, ran = [FakeWork(), FakeWork()], list[int]()
+    works[place] = FakeWork(LOST)
+    joined = JoinedWork(works, lambda: ran.append(1))
+    if looks_first:
+        assert joined.is_completed()
+    for _ in range(2):
+        with pytest.raises(CommError, match="rank 1 is gone"):
+            joined.wait()
+    assert joined.is_completed()
+    assert ran == []
+
+
+def test_error_of_a_look_at_joined_works_is_kept():
+    joined = JoinedWork([FakeWork(), FakeWork(look=LOST)])
+    assert joined.is_completed()
+    assert joined.is_completed()
+    with pytest.raises(PeerError, match="rank 1 is gone"):
+        joined.wait()
+
+
+def test_late_work_stays_under_way_and_what_follows_runs_once():
+    work, ran = FakeWork(ends=False), list[int]()
+    joined = JoinedWork([work], lambda: ran.append(1))
+    assert not joined.is_completed()
+    with pytest.raises(CommError, match="over the limit"):
+        joined.wait(datetime.timedelta(seconds=0.001))
+    work.ends = True
+    assert joined.is_completed()
+    assert joined.wait()
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("looks_first", [True, False])
+def test_error_of_what_follows_is_not_lost(looks_first: bool):
+    def fail() -> None:
+        raise ValueError("no such sum")
+
+    joined = JoinedWork([FakeWork()], fail)
+    if looks_first:
+        assert joined.is_completed()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such sum"):
+            joined.wait()
+
+
+def test_process_that_was_stopped_past_its_limit_sees_what_came_meanwhile():
+    looks = iter((False, False, True))
+
+    def done() -> bool:
+        came = next(looks)
+        time.sleep(0.02)
+        return came
+
+    assert poll(done, 0.01, 1)
+    assert not poll(lambda: False, 0.01, 1)
