@@ -1,14 +1,19 @@
-"""Is a plan drawn as it is? Expected drawings are written out."""
+"""A plan is drawn as it is: placement, memory, messages, findings and proof, on any screen."""
 
 from __future__ import annotations
 
 from hires.cli.screens.show_plan import (
+    bar,
     finding_lines,
+    memory_lines,
     message_lines,
     placement_lines,
     plan_lines,
     proof_lines,
+    start_reason,
 )
+from hires.core.units import MIB
+from hires.plan.memory import RankMemory
 from tests.helpers.small_plans import plan_of
 
 
@@ -25,19 +30,9 @@ def facts(replicas: int, *tiles: list[int]) -> dict:
     return {"placement": placement, "stages": stages, "world": len(placement)}
 
 
-def test_one_process():
+def test_tiles_stand_as_they_cut_the_image_and_stages_side_by_side():
     assert placement_lines(facts(1, [1, 1])) == ["stage 0", "[ 0 ]"]
-
-
-def test_tiles_stand_as_they_cut_the_image():
-    assert placement_lines(facts(1, [2, 3])) == [
-        "stage 0",
-        "[ 0 1 2 ]",
-        "[ 3 4 5 ]",
-    ]
-
-
-def test_stages_stand_side_by_side_and_replicas_below_each_other():
+    assert placement_lines(facts(1, [2, 3])) == ["stage 0", "[ 0 1 2 ]", "[ 3 4 5 ]"]
     assert placement_lines(facts(2, [2, 2], [2, 2], [1, 1])) == [
         "replica 0",
         "stage 0   stage 1   stage 2",
@@ -48,15 +43,9 @@ def test_stages_stand_side_by_side_and_replicas_below_each_other():
         "[  9 10 ]   [ 13 14 ]   [ 17 ]",
         "[ 11 12 ]   [ 15 16 ]",
     ]
-
-
-def test_one_of_many_replicas_stands_for_all():
-    assert placement_lines(facts(100, [1, 2])) == [
-        "replica 0",
-        "stage 0",
-        "[ 0 1 ]",
-        "and 99 more replicas, alike, each 2 ranks further",
-    ]
+    assert placement_lines(facts(100, [1, 2]))[-1] == (
+        "and 99 more replicas, alike, each 2 ranks further"
+    )
 
 
 def test_directions_stand_below_each_other_and_shards_in_a_column():
@@ -91,10 +80,6 @@ def test_messages_by_kind_with_their_sum():
         "halo        12  3.0 MiB",
         "all         12  3.0 MiB",
     ]
-
-
-def test_one_process_sends_nothing():
-    assert message_lines({"messages": 0, "bytes": 0, "by_kind": {}}) == ["none"]
 
 
 def test_errors_come_first_and_name_their_key():
@@ -141,3 +126,40 @@ def test_tables_and_findings_of_a_plan_fit_a_narrow_screen(monkeypatch):
     assert "  (texts are shortened; COLUMNS=" in note or "left out" in note
     stages = narrow[narrow.index("stages") + 1]
     assert stages.split()[:3] == ["stage", "layers", "from"]
+
+
+SMALL = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB).to_dict()
+
+
+LARGE = RankMemory(2 * MIB, 0, 2 * MIB, 11 * MIB, MIB).to_dict()
+
+
+def test_memory_is_a_bar_of_its_parts():
+    assert bar(SMALL, 16 * MIB) == "[PPGOAAAAAABB............]"
+    assert bar(LARGE, 16 * MIB) == "[PPPOOOAAAAAAAAAAAAAAAABB]"
+    assert bar(LARGE, 8 * MIB).endswith("A>]")  # beyond the limit
+    assert len(bar(LARGE, 8 * MIB)) == 26
+    assert memory_lines([]) == []
+    head, first, second, names, scale = memory_lines([LARGE, LARGE, SMALL])
+    assert head.split() == ["rank", "peak", *"PGOAB"]
+    assert max(map(len, (head, first, second, names))) <= 80
+    assert first.split()[0] == "0-1"  # equal neighbours share a line
+    assert first.split()[-6:] == ["16.0", "2.0", "0.0", "2.0", "11.0", "1.0"]
+    assert scale == "MiB, predicted; a full bar is 16.0 MiB"
+    limited = memory_lines([SMALL], limit=32 * MIB)
+    assert limited[-1] == "MiB, predicted; a full bar is memory.limit, 32.0 MiB"
+    assert limited[1].count(".....") == 3
+
+
+def test_a_start_that_needs_most_says_for_what():
+    more = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB, start_bytes=32 * MIB).to_dict()
+    own, made = {"recipe": None}, {"recipe": {"make": "folded_weight"}}
+    packed = {"recipe": {"make": "unpacked_weight"}}
+    reasons = {
+        "weights are brought into the order of their kernels there": {"a": own},
+        "weights are unpacked there from 4 bits": {"a": own, "b": packed},
+        "weights are computed from others there": {"a": own, "b": packed, "c": made},
+    }
+    for why, params in reasons.items():
+        lines = memory_lines([more], why=start_reason(params))
+        assert lines[-1] == f"the start needs up to 32.0 MiB: {why}"

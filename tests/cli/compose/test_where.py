@@ -1,4 +1,4 @@
-"""Does ``--where`` keep what it says, and can it do nothing else?"""
+"""An expression of ``--where`` keeps what it says, and executes nothing else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from hires.core.errors import ConfigError
 CONFIG = compose(
     ["image=512", "batch=8", "parallel=sp", "parallel.tiles=[2,2]", "optimizer.lr=0.5"]
 )
+
+
 CHOICES = {"parallel": "sp", "precision": "bf16"}
 
 

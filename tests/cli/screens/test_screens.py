@@ -1,0 +1,384 @@
+"""What a screen shows of records, trainings and progress is what they hold, and fits on it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.cli.screens import progress, screen
+from hires.cli.screens.printable import behind, printable_output
+from hires.cli.screens.progress import StepProgress, SweepProgress, show_planning
+from hires.cli.screens.show_training import confusion_table, training_lines
+from hires.cli.start_run import explain
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.store import checkpoints
+from hires.core.store.checkpoints import Best
+from hires.core.store.records import read_record
+from hires.core.store.rundir import RunDir
+from hires.launcher.attempt_queue import Ended
+from hires.launcher.interface import FrozenRun, Outcome
+from hires.report.columns import Column
+from hires.report.frames import load
+from hires.report.page import render
+from hires.report.plots.base import PlotData, draw
+from hires.report.summaries import summaries
+from hires.report.tables import tables
+from tests.helpers.compared_runs import compared_run
+from tests.helpers.run_folders import saved_stages
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt.exe\u2066\u200b\x00\r\ud800\u2028"
+
+
+UNSEEN = set("\x1b\x07\x9b\u202e\u2066\u200b\x00\r\ud800\u2028")
+
+
+def printed(*texts: str) -> str:
+    """Returns what reaches the terminal of some texts."""
+    with contextlib.redirect_stdout(io.StringIO()) as output, printable_output():
+        for text in texts:
+            sys.stdout.write(text)
+    return output.getvalue()
+
+
+def test_what_a_terminal_would_obey_is_replaced_and_letters_of_all_languages_stay(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = printed(f"a\tb {HOSTILE}", "\nnext\n")
+    assert not UNSEEN & set(text)
+    assert text.startswith("a\tb \N{REPLACEMENT CHARACTER}]0;owned")
+    assert text.endswith("\nnext\n")
+    text = "Größe 画像 µs ─ 1\u00a0000 \N{MULTIPLICATION SIGN} é e\u0301\n"
+    assert printed(text) == text
+    # A state is in its own colour, and nothing else is: neither another text nor another colour.
+    assert printed("\x1b[32mdone\x1b[0m\n") == "\x1b[32mdone\x1b[0m\n"
+    for other in ("\x1b[32mowned\x1b[0m", "\x1b[31mdone\x1b[0m", "\x1b[32mdone \x07\x1b[2J\x1b[0m"):
+        assert not {"\x07", "\x1b"} & set(printed(other))
+
+
+def test_hires_itself_draws_behind_the_filter():
+    with contextlib.redirect_stdout(io.StringIO()) as output, printable_output():
+        with printable_output():
+            behind(sys.stdout).write("\x1b[H")
+        assert sys.stdout.isatty() is False
+    assert output.getvalue() == "\x1b[H"
+
+
+COLUMNS = (Column("model", "model"), Column("rate", "median", "img/s", digits=2))
+
+
+def test_numbers_are_flush_right_below_their_unit(capsys):
+    screen.print_table("Throughput", COLUMNS, [["resnet50", "9.50"], ["unet", "12.25"]])
+    title, _, *rows = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert title == "Throughput"
+    assert [row for row in rows if row[:1] in ("m", "r", "u")] == [
+        "median",
+        "model     [img/s]",
+        "resnet50     9.50",
+        "unet        12.25",
+    ]
+
+
+def test_single_row_too_wide_for_the_terminal_stays_a_table(capsys, monkeypatch):
+    spread = {"median": 20.81, "p10": 20.5, "p90": 21.0}
+    record = {
+        **dict.fromkeys(("model", "precision"), "fp32"),
+        "state": "done",
+        "layout": "sp+gems",
+        "image": [2048, 2048],
+        "world": 4,
+        "throughput": {"img_per_s": spread, "step_s": {**spread, "median": 0.0961}, "samples": 3},
+        "memory": [{"rank": 0, "peak_bytes": 2**30}],
+        "images_per_step": 2,
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    screen.print_record(record)
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    # The heading is above its value: one line of headings, one of units, a rule, one row.
+    lines = text.split("Memory")[0].splitlines()
+    heads = next(line for line in lines if "layout" in line)
+    row = next(line for line in lines if "sp+gems" in line)
+    assert heads.index("layout") == row.index("sp+gems")
+    # What a user compares stays, and a line names the rest.
+    assert "20.81" in row
+    assert "0.0961" in row
+    assert re.search(r"\(left out: .*step p90", text)
+    assert "1024.0" in text
+
+
+def table_of(capsys, monkeypatch, width, columns, rows, **how):
+    monkeypatch.setenv("COLUMNS", str(width))
+    screen.print_table("T", columns, rows, **how)
+    return capsys.readouterr().out
+
+
+def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch):
+    names = ("peak_bytes", "predicted_bytes", "params_bytes", "grads_bytes", "optimizer_bytes")
+    sizes = dict.fromkeys(names, 10**10)
+    place = {"replica": 0, "stage": [1], "tile": [[1, 0]], "source": "device"}
+    memory = tables({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})[1]
+    text = table_of(capsys, monkeypatch, 80, memory.columns, memory.text_rows())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    # One table: the last columns are left out, and a line says how they are seen.
+    assert [line.split()[0] for line in text.splitlines() if "9536.7" in line] == [*"0123"]
+    [note] = re.findall(
+        r"^ \(left out: .*optimiser; COLUMNS=(\d+) shows all\)$", text, re.MULTILINE
+    )
+    whole = table_of(capsys, monkeypatch, note, memory.columns, memory.text_rows())
+    assert whole.count("9536.7") == 20
+    assert "left out" not in whole
+    assert max(len(line) for line in whole.splitlines()) == int(note)
+
+
+@pytest.mark.parametrize("width", [20, 24, 40, 100])
+def test_no_line_is_wider_than_the_screen_and_the_columns_to_keep_stay(capsys, monkeypatch, width):
+    columns = ["run", "cause", Column("rate", "median", "img/s", digits=2), "state"]
+    rows = [["resnet50-224x224-sp-fp32-0123abcd", "the loss is nan " * 9, "123.45", "failed"]] * 2
+    text = table_of(capsys, monkeypatch, width, columns, rows, keep=("state", "rate"))
+    table = text.split("(")[0]
+    assert max(len(line) for line in table.splitlines()) <= width
+    assert table.count("failed") == (2 if width > 24 else 0)
+    assert ("123.45" in table) == (width >= 40)
+    assert "cause" in text  # in the table, or among what is left out
+    monkeypatch.delenv("COLUMNS")
+    screen.print_table("T", columns, rows)
+    assert rows[0][1].strip() in capsys.readouterr().out  # in a file no table is cut
+
+
+def test_colours_are_for_terminals_and_for_who_wants_them(capsys, monkeypatch):
+    def shown():
+        screen.print_table("", ["run", "state"], [["a", "done"], ["b", "failed (oom)"]])
+        return capsys.readouterr().out
+
+    plain = shown()
+    assert "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[32mdone\x1b[0m" in shown()
+    assert "\x1b[31mfailed (oom)\x1b[0m" in shown()
+    assert re.sub(r"\x1b\[\d+m", "", shown()) == plain  # colours move nothing
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown() == plain
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert "\x1b" in shown()
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown() == plain
+
+
+def test_tables_of_a_run_that_did_not_end_say_so(capsys):
+    spread = {"median": 1.0, "p10": 1.0, "p90": 1.0}
+    names = dict.fromkeys(("model", "layout", "precision"), "x")
+    throughput = {"img_per_s": spread, "step_s": spread, "samples": 3}
+    record = {"state": "cancelled", "throughput": throughput, "memory": [], **names}
+    record |= {"image": [8, 8], "world": 1, "images_per_step": 1}
+    screen.print_record(record)
+    assert capsys.readouterr().out.startswith("cancelled: the tables hold what was measured until")
+    record["throughput"]["samples"] = 0
+    screen.print_record(record)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_prediction_says_where_it_lies_and_how_many_there_are(capsys):
+    made = {"kind": "pixels", "images": 11, "reduce": "argmax", "not_finite": 2}
+    made |= {"table": "a1/predictions.csv", "folder": "a1/predictions"}
+    record = {"state": "done", "prediction": made, "model": "unet", "layout": "sp"}
+    screen.print_record(record, "results/one")
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "predictions of 11 images: results/one/a1/predictions.csv, pixels in "
+        "results/one/a1/predictions\n"
+    )
+    assert re.search(r"11 +pixels +argmax +2 .*a1/predictions.csv", out)
+
+
+@pytest.mark.parametrize("image", [224, [75, 61]])
+def test_printed_config_is_the_config(capsys, image):
+    screen.print_config(RunConfig(image=image))
+    assert from_dict(yaml.safe_load(capsys.readouterr().out)) == RunConfig(image=image)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "text"),
+    [
+        (7, "fp16: 7 steps overflowed and were skipped, the last loss scale is 512\n"),
+        (1, "fp16: 1 step overflowed and was skipped, the last loss scale is 512\n"),
+        (None, ""),
+    ],
+)
+def test_record_names_the_skipped_steps(skipped, text, capsys):
+    screen.print_record({"state": "failed", "skipped_steps": skipped, "loss_scale": 512})
+    assert capsys.readouterr().out == text
+
+
+def test_scales_of_a_calibration_are_named(capsys, tmp_path):
+    """The tables of a calibration show throughput and memory only; its result is a file."""
+    screen.print_record({"state": "done", "attempt": 1}, tmp_path)
+    assert "scales" not in capsys.readouterr().out
+    (tmp_path / "a1").mkdir()
+    (tmp_path / "a1/scales.json").write_text("{}")
+    screen.print_record({"state": "done", "attempt": 1}, tmp_path)
+    assert f"scales: {tmp_path}/a1/scales.json" in capsys.readouterr().out
+
+
+NAMES = ["<b>cat</b>", "dog $x$", "=2+2"]
+
+
+COUNTS = [[8, 2, 0], [1, 9, 0], [0, 0, 0]]
+
+
+def evaluated_run(folder, names=NAMES, counts=COUNTS):
+    run = compared_run(folder, [[0.5]], task={"name": "evaluate"}, weights="net.pt")
+    for path in (run, run / "a0"):
+        record = json.loads((path / "record.json").read_text())
+        record["evaluation"] = {"images": 20, "top1": 0.85}
+        (path / "record.json").write_text(json.dumps(record))
+    classes = [{"class": n, "name": name} for n, name in enumerate(names)]
+    held = {"confusion": counts, "classes": classes}
+    (run / "a0" / "evaluation.json").write_text(json.dumps(held))
+    return run
+
+
+def saved(run, step):
+    saved_stages([], run, step)
+
+
+def test_end_of_a_training_names_its_weights(tmp_path, hires):
+    run = compared_run(tmp_path / "results", [[0.5]])
+    assert training_lines(read_record(run), run) == []
+    saved(run, 12)
+    [last] = training_lines(read_record(run), run)
+    assert last == f"weights={run} are those after step 12"
+    saved(run, 8)
+    checkpoints.write_best(run, Best(8, "top1", 0.875))
+    best, _ = training_lines(read_record(run), run)
+    assert best == f"weights={run}/best are the best ones: top1 0.875 after step 8"
+    shown = hires("show", str(run)).out
+    assert "step000008 (0 B, attempt a0, the best: top1 0.875)" in shown
+    assert best in shown
+
+
+def test_confusion_is_a_table_on_the_screen(tmp_path, capsys):
+    run = evaluated_run(tmp_path)
+    screen.print_record(read_record(run), run)
+    lines = capsys.readouterr().out.partition("Confusion")[2].splitlines()
+    assert [line.split() for line in lines[2:4]] == [["dog"], ["class", NAMES[0], "$x$", "=2+2"]]
+    assert next(line.split()[-3:] for line in lines if "cat" in line[:14]) == ["8", "2", "0"]
+
+
+@pytest.mark.parametrize("counts", [[[1] * 13] * 13, [[1, 2], [3]], "x", [[None, 1], [1, 1]]])
+def test_confusion_of_many_classes_or_damaged_is_left_out(tmp_path, counts):
+    run = evaluated_run(tmp_path, [str(n) for n in range(len(counts))], counts)
+    assert confusion_table(read_record(run), run) is None
+
+
+def test_confusion_is_a_heat_map_whose_names_are_escaped(tmp_path):
+    frames = load([evaluated_run(tmp_path)])
+    plots = draw(PlotData(frames))
+    [plot] = [one for one in plots if one.name == "confusion"]
+    assert plot.figure is not None, plot.missing
+    assert "85 % right" in plot.caption
+    assert "<b>cat</b> as dog $x$ 2 times" in plot.caption
+    page = render(frames, summaries(frames), plots, plots, None)
+    assert "<b>cat" not in page
+    assert "&lt;b&gt;cat" in page
+
+
+class Screen(io.StringIO):
+    """Text that a terminal or a file would get."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+
+def steps_of(world: int, steps: int):
+    for step in range(steps):
+        for rank in range(world):
+            loss = 2.0 - step if rank else None
+            yield {"kind": "step", "rank": rank, "step": step, "step_s": 0.5 + rank, "loss": loss}
+
+
+def test_step_counts_when_every_rank_has_it(capsys):
+    stream = io.StringIO()
+    with StepProgress(2, 6, 50, stream) as shown:
+        shown({"kind": "ready", "rank": 0})
+        first, second, *rest = steps_of(2, 50)
+        shown(first)
+        assert stream.getvalue() == ""
+        for line in (second, *rest):
+            shown(line)
+    # The slowest rank decides: 6 images in 1.5 s. A quick run has its first and last step.
+    begin, end = stream.getvalue().splitlines()
+    assert (begin.startswith("step 1/50"), "4 img/s" in begin) == (True, True)
+    assert end.startswith("step 50/50")
+    terminal = Screen(terminal=True)
+    with StepProgress(2, 6, 3, terminal) as shown:
+        for line in steps_of(2, 3):
+            shown(line)
+    assert "3/3" in terminal.getvalue()
+    assert capsys.readouterr().out == ""  # standard output is for the result
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_sweep_shows_each_start_and_end(monkeypatch, terminal):
+    path = Path("results/default/one-0123abcd")
+    task = FrozenRun(path, ("hires", "run"), RunConfig(steps=4))
+    output = Screen(terminal)
+    monkeypatch.setattr(sys, "stderr", output)
+    assert list(show_planning("ab")) == ["a", "b"]
+    with SweepProgress(2) as bars:
+        bars.started(task, 0)
+        bars.line(task, next(steps_of(1, 1)))
+        bars.ended(Ended(task, 0, "failed", "rank 0 is [gone]", 2.0))
+        bars.ended(Ended(task, None, "failed", "runs already"))
+    text = output.getvalue()
+    assert "[1/2] one-0123abcd a0: failed" in text
+    assert "rank 0 is [gone]" in text
+    if terminal:
+        assert "planning point 1 of 2" in text
+        assert "attempts" in text
+    else:
+        assert len(text.splitlines()) == 4
+        assert text.splitlines()[2].endswith("logs: results/default/one-0123abcd/a0/logs")
+
+
+def test_points_that_take_long_to_plan_are_named(monkeypatch, capsys):
+    begun: list[str] = []
+    monkeypatch.setattr(progress, "_PLANNING_EVERY_S", -1.0)
+    assert list(show_planning("ab", lambda point: f"layout {point}", begun.append)) == ["a", "b"]
+    assert "planning point 2 of 2: layout b" in capsys.readouterr().err
+    assert begun == ["point 1 of 2: ", "point 2 of 2: ", ""]
+
+
+PAGE = """no progress: rank 1 does not answer
+
+unmatched: norm of bn3 in B0: rank 1 has not come to it
+
+where every rank stands
+  rank 1 does not answer
+
+last communications of each rank
+  rank 0: a barrier
+"""
+
+
+def test_run_that_hung_shows_who_was_to_blame(tmp_path, capsys):
+    run = RunDir(tmp_path, 0)
+    outcome = Outcome("failed", "no progress: rank 1 does not answer", {}, [], 1, "hang")
+    explain(outcome, run)  # a page that could not be written is no crash
+    assert "the whole page" not in capsys.readouterr().err
+    run.attempt_dir.mkdir()
+    (run.attempt_dir / "hang.txt").write_text(PAGE)
+    explain(outcome, run)
+    err = capsys.readouterr().err
+    assert err.count("no progress: rank 1 does not answer") == 1
+    assert "  unmatched: norm of bn3 in B0: rank 1 has not come to it\n" in err
+    assert "last communications" not in err
+    assert f"the whole page: {run.attempt_dir / 'hang.txt'}\n" in err
