@@ -17,7 +17,7 @@ from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.compose.overrides import checked
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.core.registry import nearest, offer
+from hires.core.registry import nearest
 from hires.core.store.naming import run_name
 from hires.plan.route_choice import resolve
 
@@ -143,16 +143,6 @@ def test_file_that_is_no_text_is_named_only_where_it_is_chosen(tmp_path: Path):
         compose(["cluster=mine"], str(tmp_path))
 
 
-def test_file_that_stands_on_a_wrong_one_of_the_same_folder_names_that(tmp_path: Path):
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "mine.yaml").write_text("defaults: [theirs]\n")
-    (tmp_path / "cluster" / "theirs.yaml").write_text("options: {gres: 1}\npartitoin: x\n")
-    with pytest.raises(ConfigError) as caught:
-        compose(["cluster=mine"], str(tmp_path))
-    file = tmp_path / "cluster" / "theirs.yaml"
-    assert str(caught.value) == f"{file}: cluster has no 'partitoin'; did you mean partition?"
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -250,12 +240,6 @@ def test_wrong_defaults_of_a_file_are_refused(tmp_path: Path, defaults: str, tex
     (tmp_path / "parallel" / "mine.yaml").write_text(f"defaults: {defaults}\n")
     with pytest.raises(ConfigError, match=text):
         composed(["parallel=mine"], str(tmp_path))
-
-
-def test_nearest_words_are_offered():
-    assert nearest("SPATIAL-STAGES", ["stages", "spatial_stages"]) == ["spatial_stages"]
-    assert nearest("resnet51", ["resnet50", "preact_resnet"]) == ["resnet50"]
-    assert offer("qqq", ["gpipe", "1f1b"]) == "choose one of gpipe, 1f1b"
 
 
 @settings(max_examples=30)

@@ -6,11 +6,9 @@ from hires.cli.screens.show_plan import (
     bar,
     finding_lines,
     memory_lines,
-    message_lines,
     placement_lines,
     plan_lines,
     proof_lines,
-    start_reason,
 )
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
@@ -69,16 +67,6 @@ def test_directions_stand_below_each_other_and_shards_in_a_column():
         "stage 0   stage 1",
         "[ 3 2 ]   [ 1 ]",
         "          [ 0 ]",
-    ]
-
-
-def test_messages_by_kind_with_their_sum():
-    halo, none = {"messages": 12, "bytes": 3 << 20}, {"messages": 0, "bytes": 0}
-    totals = {"messages": 12, "bytes": 3 << 20, "by_kind": {"halo": halo, "join": none}}
-    assert message_lines(totals) == [
-        "kind  messages    bytes",
-        "halo        12  3.0 MiB",
-        "all         12  3.0 MiB",
     ]
 
 
@@ -149,17 +137,3 @@ def test_memory_is_a_bar_of_its_parts():
     limited = memory_lines([SMALL], limit=32 * MIB)
     assert limited[-1] == "MiB, predicted; a full bar is memory.limit, 32.0 MiB"
     assert limited[1].count(".....") == 3
-
-
-def test_a_start_that_needs_most_says_for_what():
-    more = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB, start_bytes=32 * MIB).to_dict()
-    own, made = {"recipe": None}, {"recipe": {"make": "folded_weight"}}
-    packed = {"recipe": {"make": "unpacked_weight"}}
-    reasons = {
-        "weights are brought into the order of their kernels there": {"a": own},
-        "weights are unpacked there from 4 bits": {"a": own, "b": packed},
-        "weights are computed from others there": {"a": own, "b": packed, "c": made},
-    }
-    for why, params in reasons.items():
-        lines = memory_lines([more], why=start_reason(params))
-        assert lines[-1] == f"the start needs up to 32.0 MiB: {why}"

@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from hires.cli.screens import progress, screen
+from hires.cli.screens import screen
 from hires.cli.screens.printable import behind, printable_output
 from hires.cli.screens.progress import StepProgress, SweepProgress, show_planning
 from hires.cli.screens.show_training import confusion_table, training_lines
 from hires.cli.start_run import explain
-from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.run_config import RunConfig
 from hires.core.store import checkpoints
 from hires.core.store.checkpoints import Best
 from hires.core.store.records import read_record
@@ -25,11 +24,6 @@ from hires.core.store.rundir import RunDir
 from hires.launcher.attempt_queue import Ended
 from hires.launcher.interface import FrozenRun, Outcome
 from hires.report.columns import Column
-from hires.report.frames import load
-from hires.report.page import render
-from hires.report.plots.base import PlotData, draw
-from hires.report.summaries import summaries
-from hires.report.tables import tables
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.run_folders import saved_stages
 
@@ -72,68 +66,10 @@ def test_hires_itself_draws_behind_the_filter():
 COLUMNS = (Column("model", "model"), Column("rate", "median", "img/s", digits=2))
 
 
-def test_numbers_are_flush_right_below_their_unit(capsys):
-    screen.print_table("Throughput", COLUMNS, [["resnet50", "9.50"], ["unet", "12.25"]])
-    title, _, *rows = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert title == "Throughput"
-    assert [row for row in rows if row[:1] in ("m", "r", "u")] == [
-        "median",
-        "model     [img/s]",
-        "resnet50     9.50",
-        "unet        12.25",
-    ]
-
-
-def test_single_row_too_wide_for_the_terminal_stays_a_table(capsys, monkeypatch):
-    spread = {"median": 20.81, "p10": 20.5, "p90": 21.0}
-    record = {
-        **dict.fromkeys(("model", "precision"), "fp32"),
-        "state": "done",
-        "layout": "sp+gems",
-        "image": [2048, 2048],
-        "world": 4,
-        "throughput": {"img_per_s": spread, "step_s": {**spread, "median": 0.0961}, "samples": 3},
-        "memory": [{"rank": 0, "peak_bytes": 2**30}],
-        "images_per_step": 2,
-    }
-    monkeypatch.setenv("COLUMNS", "80")
-    screen.print_record(record)
-    text = capsys.readouterr().out
-    assert max(len(line) for line in text.splitlines()) <= 80
-    # The heading is above its value: one line of headings, one of units, a rule, one row.
-    lines = text.split("Memory")[0].splitlines()
-    heads = next(line for line in lines if "layout" in line)
-    row = next(line for line in lines if "sp+gems" in line)
-    assert heads.index("layout") == row.index("sp+gems")
-    # What a user compares stays, and a line names the rest.
-    assert "20.81" in row
-    assert "0.0961" in row
-    assert re.search(r"\(left out: .*step p90", text)
-    assert "1024.0" in text
-
-
 def table_of(capsys, monkeypatch, width, columns, rows, **how):
     monkeypatch.setenv("COLUMNS", str(width))
     screen.print_table("T", columns, rows, **how)
     return capsys.readouterr().out
-
-
-def test_memory_of_four_ranks_fits_a_terminal_of_80_columns(capsys, monkeypatch):
-    names = ("peak_bytes", "predicted_bytes", "params_bytes", "grads_bytes", "optimizer_bytes")
-    sizes = dict.fromkeys(names, 10**10)
-    place = {"replica": 0, "stage": [1], "tile": [[1, 0]], "source": "device"}
-    memory = tables({"memory": [{"rank": rank, **place, **sizes} for rank in range(4)]})[1]
-    text = table_of(capsys, monkeypatch, 80, memory.columns, memory.text_rows())
-    assert max(len(line) for line in text.splitlines()) <= 80
-    # One table: the last columns are left out, and a line says how they are seen.
-    assert [line.split()[0] for line in text.splitlines() if "9536.7" in line] == [*"0123"]
-    [note] = re.findall(
-        r"^ \(left out: .*optimiser; COLUMNS=(\d+) shows all\)$", text, re.MULTILINE
-    )
-    whole = table_of(capsys, monkeypatch, note, memory.columns, memory.text_rows())
-    assert whole.count("9536.7") == 20
-    assert "left out" not in whole
-    assert max(len(line) for line in whole.splitlines()) == int(note)
 
 
 @pytest.mark.parametrize("width", [20, 24, 40, 100])
@@ -185,48 +121,6 @@ def test_tables_of_a_run_that_did_not_end_say_so(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_prediction_says_where_it_lies_and_how_many_there_are(capsys):
-    made = {"kind": "pixels", "images": 11, "reduce": "argmax", "not_finite": 2}
-    made |= {"table": "a1/predictions.csv", "folder": "a1/predictions"}
-    record = {"state": "done", "prediction": made, "model": "unet", "layout": "sp"}
-    screen.print_record(record, "results/one")
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "predictions of 11 images: results/one/a1/predictions.csv, pixels in "
-        "results/one/a1/predictions\n"
-    )
-    assert re.search(r"11 +pixels +argmax +2 .*a1/predictions.csv", out)
-
-
-@pytest.mark.parametrize("image", [224, [75, 61]])
-def test_printed_config_is_the_config(capsys, image):
-    screen.print_config(RunConfig(image=image))
-    assert from_dict(yaml.safe_load(capsys.readouterr().out)) == RunConfig(image=image)
-
-
-@pytest.mark.parametrize(
-    ("skipped", "text"),
-    [
-        (7, "fp16: 7 steps overflowed and were skipped, the last loss scale is 512\n"),
-        (1, "fp16: 1 step overflowed and was skipped, the last loss scale is 512\n"),
-        (None, ""),
-    ],
-)
-def test_record_names_the_skipped_steps(skipped, text, capsys):
-    screen.print_record({"state": "failed", "skipped_steps": skipped, "loss_scale": 512})
-    assert capsys.readouterr().out == text
-
-
-def test_scales_of_a_calibration_are_named(capsys, tmp_path):
-    """The tables of a calibration show throughput and memory only; its result is a file."""
-    screen.print_record({"state": "done", "attempt": 1}, tmp_path)
-    assert "scales" not in capsys.readouterr().out
-    (tmp_path / "a1").mkdir()
-    (tmp_path / "a1/scales.json").write_text("{}")
-    screen.print_record({"state": "done", "attempt": 1}, tmp_path)
-    assert f"scales: {tmp_path}/a1/scales.json" in capsys.readouterr().out
-
-
 NAMES = ["<b>cat</b>", "dog $x$", "=2+2"]
 
 
@@ -276,18 +170,6 @@ def test_confusion_is_a_table_on_the_screen(tmp_path, capsys):
 def test_confusion_of_many_classes_or_damaged_is_left_out(tmp_path, counts):
     run = evaluated_run(tmp_path, [str(n) for n in range(len(counts))], counts)
     assert confusion_table(read_record(run), run) is None
-
-
-def test_confusion_is_a_heat_map_whose_names_are_escaped(tmp_path):
-    frames = load([evaluated_run(tmp_path)])
-    plots = draw(PlotData(frames))
-    [plot] = [one for one in plots if one.name == "confusion"]
-    assert plot.figure is not None, plot.missing
-    assert "85 % right" in plot.caption
-    assert "<b>cat</b> as dog $x$ 2 times" in plot.caption
-    page = render(frames, summaries(frames), plots, plots, None)
-    assert "<b>cat" not in page
-    assert "&lt;b&gt;cat" in page
 
 
 class Screen(io.StringIO):
@@ -347,14 +229,6 @@ def test_sweep_shows_each_start_and_end(monkeypatch, terminal):
     else:
         assert len(text.splitlines()) == 4
         assert text.splitlines()[2].endswith("logs: results/default/one-0123abcd/a0/logs")
-
-
-def test_points_that_take_long_to_plan_are_named(monkeypatch, capsys):
-    begun: list[str] = []
-    monkeypatch.setattr(progress, "_PLANNING_EVERY_S", -1.0)
-    assert list(show_planning("ab", lambda point: f"layout {point}", begun.append)) == ["a", "b"]
-    assert "planning point 2 of 2: layout b" in capsys.readouterr().err
-    assert begun == ["point 1 of 2: ", "point 2 of 2: ", ""]
 
 
 PAGE = """no progress: rank 1 does not answer

@@ -1,4 +1,5 @@
-"""Does ``hires weights`` show, export and import, and answer what does not fit?"""
+"""``hires weights`` shows, exports and imports weights, in the layout and numbers of plain torch,
+and answers what does not fit with every name."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from hires.cli.named_weights import path_of_weights, run_of_weights
 from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.store.network_weights import require_fit
 from hires.data.source import open_source
 from hires.nets.build_network import build_model
-from tests.cli.conftest import SMALL
+from tests.helpers.commands import SMALL
+from tests.helpers.run_folders import make_run
 
 
 def torchvision_resnet50(classes=1000):
@@ -47,12 +50,6 @@ def torchvision_resnet50(classes=1000):
             width_in = 4 * width
     yield "fc.weight", [classes, 2048]
     yield "fc.bias", [classes]
-
-
-def test_torchvision_names_are_those_of_the_network():
-    model = build_model(ModelConfig(depth=50, classes=1000), 0, (64, 64))
-    needed = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    require_fit("weights=resnet50.pth", dict(torchvision_resnet50()), needed)
 
 
 def torchvision_weights():
@@ -94,6 +91,12 @@ def plain_resnet50(state, x):
                 x = conv_norm(x, f"{name}.downsample.0", f"{name}.downsample.1", stride)
             x = (x + y).relu()
     return functional.linear(x.mean((2, 3)), state["fc.weight"], state["fc.bias"])
+
+
+def test_torchvision_names_are_those_of_the_network():
+    model = build_model(ModelConfig(depth=50, classes=1000), 0, (64, 64))
+    needed = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    require_fit("weights=resnet50.pth", dict(torchvision_resnet50()), needed)
 
 
 @pytest.mark.dist
@@ -211,6 +214,19 @@ def test_wrong_words_are_answered_with_a_remedy(hires, words, text):
     assert answer.code == 2
     assert text in answer.err
     assert not Path("a.pt").exists()
+
+
+def test_weights_are_named_by_run_hash_step_and_kind(tmp_path):
+    run = make_run(tmp_path / "results")
+    last = run / "checkpoints" / "step000012"
+    last.mkdir(parents=True)
+    for name in ("", "/best", "/ema", "/best/ema", "/checkpoints/step000012"):
+        found = path_of_weights(f"0123abcd{name}", tmp_path / "results")
+        assert found == f"{run}{name}"
+        assert run_of_weights(found) == run
+    assert run_of_weights(f"{last}/ema") == run
+    assert path_of_weights("net.safetensors", tmp_path) == "net.safetensors"
+    assert run_of_weights(str(tmp_path / "net.safetensors")) is None
 
 
 @pytest.mark.dist

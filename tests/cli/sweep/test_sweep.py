@@ -1,4 +1,5 @@
-"""Does one command plan many runs, run what can run, and go on where it was stopped?"""
+"""One command plans many runs, runs what can run, counts each once, and goes on where it was
+stopped."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store import campaign, files
+from hires.cli import planning
+from hires.core.store import campaign
 from hires.core.store.choice_file import read_choice
-from tests.cli.conftest import SMALL
+from tests.helpers.commands import SMALL
 from tests.helpers.patience import until
 from tests.helpers.run_folders import begin
 
@@ -37,26 +39,36 @@ def results(text):
     return [line.split() for line in lines if line.strip()[:1].isdigit()]
 
 
-def test_sweep_runs_every_point_and_ends_with_one_table(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "parallel=single,sp", "precision=fp32,bf16")
+def test_sweep_runs_every_point_and_ends_with_one_table(hires, fake_ranks, monkeypatch):
+    words = ("sweep", *SMALL, "parallel=single,sp", "precision=fp32,bf16")
+    answer = hires(*words)
     assert answer.code == 0, answer.err
     assert "4 points: 4 to run, 0 complete, 0 excluded" in answer.out
-    assert "[4/4]" in answer.err
     assert "4 of 4 attempts done" in answer.err
-    assert len(runs()) == 4
     assert "Throughput" not in answer.out
     layouts = [("single", "fp32"), ("single", "bf16"), ("sp", "fp32"), ("sp", "bf16")]
     states = {(cells[1], cells[2]): cells[4] for cells in results(answer.out)}
     assert states == dict.fromkeys(layouts, "done")
     assert all(float(cells[5]) > 0 for cells in results(answer.out))
+    assert len(runs()) == 4
     for run in runs():
-        assert run.name in answer.out
         assert answer.out.count(run.name) == 2  # as a point, and as a result
         assert {"throughput.csv", "memory.md"} <= {file.name for file in run.iterdir()}
     rows = (FOLDER / "throughput.csv").read_text().splitlines()
-    assert len(rows) == 5
     hashes = [row.split(",")[0] for row in rows[1:]]
     assert hashes == [point.run.rpartition("-")[2] for point in held().points]
+    # Each run can be made again alone.
+    verb, *line = shlex.split(json.loads((runs()[0] / "record.json").read_text())["reproduce"])[1:]
+    answer = hires(verb, *line)
+    assert (answer.code, "complete since an earlier time" in answer.err) == (0, True)
+    # Complete points are skipped without tracing unless they are asked for again.
+    assert hires(*words[:-1], "precision=bf16", "--again").code == 0
+    assert [(run / "a1").exists() for run in runs()] == ["bf16" in run.name for run in runs()]
+    monkeypatch.setattr("hires.cli.planning.make_plan", None)
+    answer = hires(*words)
+    assert answer.code == 0, answer.err
+    assert "4 points: 0 to run, 4 complete" in answer.out
+    assert not any((run / "a2").exists() for run in runs())
 
 
 def test_runs_of_a_sweep_keep_what_their_layouts_were_chosen_from(hires, fake_ranks):
@@ -72,59 +84,11 @@ def test_runs_of_a_sweep_keep_what_their_layouts_were_chosen_from(hires, fake_ra
         assert set(choice["options"][0]["overrides"].split()) <= {*again}
 
 
-def test_table_at_the_end_has_failed_and_excluded_points_and_memory_if_asked(
+def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(
     hires, fake_ranks, monkeypatch
 ):
-    words = ("sweep", *SMALL, "parallel=single,pp", "parallel.stages=1,99", "--memory")
-    out = hires(*words).out
-    states = [cells[4] for cells in results(out)]
-    assert set(states) == {"done", "infeasible"}
-    [done, *_] = [cells for cells in results(out) if cells[4] == "done"]
-    assert len(done) == 9  # point, two keys, ranks, state, speed, peak, prediction, run
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = hires(*words).out
-    assert max(map(len, narrow.splitlines())) <= 60
-    assert all(state in cells for state, cells in zip(states, results(narrow), strict=True))
-
-
-def test_each_run_can_be_made_again_alone(hires, fake_ranks):
-    hires("sweep", *SMALL, "parallel=single,sp")
-    record = json.loads((runs()[0] / "record.json").read_text())
-    verb, *words = shlex.split(record["reproduce"])[1:]
-    answer = hires(verb, *words)
-    assert answer.code == 0
-    assert "complete since an earlier time" in answer.err
-
-
-def test_run_m_is_the_same_verb(hires, fake_ranks):
-    answer = hires("run", "-m", *SMALL, "parallel=single,sp", "--dry-run")
-    assert answer.code == 0
-    assert "2 points: 2 to run" in answer.out
-
-
-def test_complete_points_are_skipped_without_tracing_unless_asked_again(
-    hires, fake_ranks, monkeypatch
-):
-    words = ("sweep", *SMALL, "precision=fp32,bf16")
-    assert hires(*words).code == 0
-    assert hires(*words, "--again").code == 0
-    assert all((run / "a1" / "record.json").exists() for run in runs())
-    monkeypatch.setattr("hires.cli.planning.make_plan", None)
-    answer = hires(*words)
-    assert answer.code == 0, answer.err
-    assert "2 points: 0 to run, 2 complete" in answer.out
-    assert [cells[3] for cells in results(answer.out)] == ["done", "done"]
-    assert not any((run / "a2").exists() for run in runs())
-
-
-def test_dry_run_writes_nothing(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "parallel=single,sp", "--dry-run")
-    assert answer.code == 0
-    assert not Path("results").exists()
-
-
-def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "precision=fp32,bf16", "parallel.stages=1,99", "--json")
+    words = ("sweep", *SMALL, "precision=fp32,bf16", "parallel.stages=1,99")
+    answer = hires(*words, "--json")
     assert answer.code == 0
     told = json.loads(answer.out)
     assert [point["state"] for point in told["points"]] == ["done"] * 2
@@ -134,22 +98,30 @@ def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(hires, 
     assert [p.overrides for p in held().excluded] == [p["overrides"] for p in told["excluded"]]
     assert {point.state for point in held().excluded} == {"infeasible"}
     assert {(p.what or {}).get("model") for p in held().excluded} == {"resnet18"}
-    shown = hires("sweep", *SMALL, "precision=fp32,bf16", "parallel.stages=1,99").out
+    shown = hires(*words, "--memory").out
     assert "nearest that can run" in shown
-    assert "is more than the" in shown
+    states = [cells[4] for cells in results(shown)]
+    assert set(states) == {"done", "infeasible"}
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = hires(*words, "--memory").out
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert all(state in cells for state, cells in zip(states, results(narrow), strict=True))
 
 
-def test_values_that_make_no_sense_together_exclude_a_point(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "steps=1,3", "--dry-run")
+def test_dry_run_writes_nothing_and_run_m_is_the_same_verb(hires):
+    answer = hires("run", "-m", *SMALL, "steps=1,3", "--dry-run")
     assert answer.code == 0
     assert "1 to run, 0 complete, 1 excluded" in answer.out
     assert "steps=1 leaves too little after" in " ".join(answer.out.split())
+    assert not Path("results").exists()
+    words = ("parallel=single,sp", "precision=fp32,bf16", "--cfg", "job")
+    answer = hires("sweep", *SMALL, *words, "--where", "ranks == 1 or precision == 'bf16'")
+    assert answer.out.count("---") == 3
 
 
-def test_no_valid_point_exits_3_and_none_that_makes_sense_exits_2(hires):
+def test_no_valid_point_ends_with_3_and_none_that_makes_sense_with_2(hires):
     answer = hires("sweep", *SMALL, "parallel=lp", "parallel.stages=98,99")
-    assert answer.code == 3
-    assert "0 to run" in answer.out
+    assert (answer.code, "0 to run" in answer.out) == (3, True)
     assert len(held().excluded) == 2
     answer = hires("sweep", *SMALL, "steps=1,0")
     assert answer.code == 2
@@ -178,37 +150,20 @@ def test_mistakes_exit_2_with_nothing_written(hires, words, meant):
     assert not Path("results").exists()
 
 
-def test_where_leaves_points_out(hires):
-    words = ("parallel=single,sp", "precision=fp32,bf16")
-    answer = hires(
-        "sweep", *SMALL, *words, "--where", "ranks == 1 or precision == 'bf16'", "--cfg", "job"
-    )
-    assert answer.out.count("---") == 3
-    assert "precision=fp32" not in answer.out.split("--- # ")[-1].splitlines()[0]
-
-
 def test_stored_sweep_is_overridden_by_the_command_line(hires, fake_ranks, tmp_path):
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "two.yaml").write_text(
         "# Two precisions\noverrides:\n- precision=fp32,bf16\n- batch=9\nrepeat: 2\n"
     )
     words = ("sweep", "experiment=two", *SMALL, "--config-dir", "mine")
-    assert hires(*words).code == 0
-    assert all((run / "a1").is_dir() for run in runs())
-    assert "\nbatch: 4\n" in (runs()[0] / "config.yaml").read_text()
-    answer = hires(*words, "--repeat=3", "--dry-run")
-    assert "ready (2 of 3)" in answer.out
-
-
-def test_repeat_interleaved_runs_one_attempt_of_every_point_in_turn(hires, fake_ranks):
-    words = ("sweep", *SMALL, "precision=fp32,bf16", "--repeat", "2")
     answer = hires(*words, "--order", "interleaved")
     ended = [line.split() for line in answer.err.splitlines() if line.startswith("[")]
-    assert [line[2] for line in ended] == ["a0:", "a0:", "a1:", "a1:"]
+    assert [line[2] for line in ended] == ["a0:", "a0:", "a1:", "a1:"]  # in turn
     assert len((FOLDER / "throughput.csv").read_text().splitlines()) == 5
-    answer = hires(*words)
-    assert "2 complete" in answer.out
-    assert hires("sweep", *SMALL, "precision=fp32,bf16", "--repeat", "3").code == 0
+    assert "\nbatch: 4\n" in (runs()[0] / "config.yaml").read_text()
+    assert "2 complete" in hires(*words).out
+    assert "ready (2 of 3)" in hires(*words, "--repeat=3", "--dry-run").out
+    assert hires(*words, "--repeat=3").code == 0
     assert all((run / "a2").is_dir() and not (run / "a3").exists() for run in runs())
 
 
@@ -289,22 +244,18 @@ def test_second_sweep_of_a_campaign_is_refused_with_the_process_named(hires, fak
 
 
 def test_points_that_are_the_same_run_count_once(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "memory.limit=1GiB,2GiB")
-    assert answer.code == 0
-    assert "1 the same run as another" in answer.out
-    same = "note: memory.limit=2GiB is the same run as memory.limit=1GiB (1 point)"
-    assert same in answer.err
-    assert len(runs()) == 1
-
-
-def test_layout_is_named_by_what_all_words_make_of_it(hires, fake_ranks):
-    # The table said "single" of two ranks, and not why half of the points were left out.
-    words = ("parallel=single,sp", "parallel.tiles=[2,1]", "precision=fp32,bf16")
+    words = ("parallel=single,sp", "parallel.tiles=[2,1]", "memory.limit=1GiB,2GiB")
     answer = hires("sweep", *SMALL, *words)
-    assert answer.code == 0, answer.err
-    assert [cells[1] for cells in results(answer.out)] == ["sp", "sp"]
-    same = "parallel=sp with parallel.tiles=[2,1] is the same run as parallel=single (2 points)"
-    assert f"note: {same}" in answer.err
+    assert answer.code == 0
+    assert "3 the same run as another" in answer.out
+    # The table said "single" of two ranks, and not why half of the points were left out.
+    assert [cells[1] for cells in results(answer.out)] == ["sp"]
+    for same in (
+        "memory.limit=2GiB is the same run as memory.limit=1GiB",
+        "parallel=sp with parallel.tiles=[2,1] is the same run as parallel=single",
+    ):
+        assert same in answer.err
+    assert len(runs()) == 1
 
 
 def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
@@ -328,9 +279,7 @@ def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
     assert not Path("bad").exists()
 
 
-def test_plans_and_traces_are_shared_where_keys_do_not_matter(hires, fake_ranks, monkeypatch):
-    from hires.cli import planning
-
+def test_plans_are_shared_where_keys_do_not_matter(hires, monkeypatch):
     made = []
     real = planning.make_plan
     monkeypatch.setattr(planning, "make_plan", lambda *args: made.append(args) or real(*args))
@@ -341,24 +290,11 @@ def test_plans_and_traces_are_shared_where_keys_do_not_matter(hires, fake_ranks,
     assert len(made) == 2
 
 
-def test_point_that_keeps_more_cores_busy_than_there_are_is_warned_of(hires, fake_ranks):
-    cores = len(os.sched_getaffinity(0))
-    answer = hires("sweep", *SMALL, f"launcher.threads={cores + 1}", "precision=fp32")
-    assert answer.code == 0
-    assert f"a point keeps {cores + 1} cores busy" in answer.err
-
-
-def test_lock_file_is_the_one_of_the_campaign(hires, fake_ranks):
-    with files.lock(FOLDER.absolute() / ".other", "x"):
-        assert hires("sweep", *SMALL, "campaign=mine", "precision=fp32").code == 0
-    assert (Path("results/mine/campaign.json")).is_file()
-
-
 def test_point_that_another_machine_runs_is_left_to_it_as_it_is(hires, fake_ranks):
     fake_ranks({"0": "exit 1"})
     assert hires("sweep", *SMALL, "seed=0").code == 1
     fake_ranks({})
-    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    [run] = runs()
     begin(run, 1, host="another", boot="1", space="pid:[1]", pid=7)
     before = (run / "config.yaml").read_bytes()
     answer = hires("sweep", *SMALL, "seed=0,1", "comm.timeout_s=7")
