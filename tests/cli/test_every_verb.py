@@ -84,42 +84,41 @@ def test_help_names_every_verb_and_exit_code(hires):
 
 
 @pytest.mark.parametrize("verb", FOUND)
-def test_help_has_examples_that_can_be_typed(verb, capsys, tmp_path):
+def test_help_examples_completion_and_mistakes(verb, hires, capsys, tmp_path):
     text = help_of(capsys, verb)
     assert f"usage: hires {verb}" in text
-    if verb not in PARSERS or verb == "completion":
+    # An option that is not there ends with 2 and one line, as JSON too.
+    answer = hires(verb, "--nosuch" if verb in PARSERS else "nosuch")
+    assert (answer.code, answer.out) == (2, "")
+    assert (answer.err[:7], answer.err.count("\n"), "nosuch" in answer.err) == ("hires: ", 1, True)
+    if verb not in PARSERS:
         return
-    examples = text.partition("examples:\n")[2].splitlines()
-    assert f"hires {verb}" in examples[0]
+    if "--json" in OPTIONS[verb]:
+        body = json.loads(hires(verb, "--nosuch", "--json").out)["error"]
+        assert (body["type"], body["exit_code"]) == ("ConfigError", 2)
+        assert body["text"] in answer.err
+        assert (verb in GOOD) != (verb in MEASURING)
+    # The shell offers the options of the help.
+    shown = help_of(capsys, verb, GROUPS[verb]) if verb in GROUPS else text
+    options = shown.split("examples:")[0].partition("options:")[2]
+    lines = [line.strip() for line in options.splitlines() if line.strip().startswith("-")]
+    named = {name for line in lines for name in re.findall(r"--[a-z-]+", line.split("  ")[0])}
+    assert named | {"--help"} == {*hires("_complete", verb, "--").out.split()}
+    # Every example can be typed.
+    examples = text.partition("examples:\n")[2].splitlines() if verb != "completion" else []
     for example in examples:
         line = re.split(r"\s{2,}", example.strip())[0].replace("/data/results", str(tmp_path))
         program, other, *words = shlex.split(line)
         assert program == "hires"
         PARSERS[other].read(words)  # raises a ConfigError
+    assert f"hires {verb}" in "".join(examples[:1]) or verb == "completion"
 
 
-@pytest.mark.parametrize("verb", FOUND)
-def test_wrong_option_ends_with_2_and_one_line(verb, hires):
-    answer = hires(verb, "--nosuch" if verb in PARSERS else "nosuch")
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("hires: ")
-    assert "nosuch" in answer.err
-    assert answer.err.count("\n") == 1
-    if "--json" in OPTIONS.get(verb, ()):
-        body = json.loads(hires(verb, "--nosuch", "--json").out)["error"]
-        assert (body["type"], body["exit_code"]) == ("ConfigError", 2)
-        assert body["text"] in answer.err
-
-
-@pytest.mark.parametrize("verb", FOUND)
+@pytest.mark.parametrize("verb", GOOD)
 def test_json_is_one_object(verb, hires, good):
-    if "--json" not in OPTIONS.get(verb, ()):
-        return
-    assert (verb in GOOD) != (verb in MEASURING)
-    if verb in GOOD:
-        answer = hires(*good(verb, "--json"))
-        assert answer.code == 0, answer.err
-        assert isinstance(json.loads(answer.out), dict)
+    answer = hires(*good(verb, "--json"))
+    assert answer.code == 0, answer.err
+    assert isinstance(json.loads(answer.out), dict)
 
 
 TABLES = ("plan", "show", "compare", "status", "list")
@@ -146,14 +145,17 @@ def test_lists_fold_on_a_narrow_screen(what, hires, monkeypatch):
     assert max(map(len, hires("list", what).out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("verb", TABLES)
-def test_colours_are_for_terminals_and_move_nothing(verb, hires, good, monkeypatch):
-    plain = hires(*good(verb)).out
-    assert "\x1b" not in plain
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert re.sub(r"\x1b\[\d+m", "", hires(*good(verb)).out) == plain
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert hires(*good(verb)).out == plain
+def test_colours_are_for_terminals_and_move_nothing(hires, good, monkeypatch):
+    for verb in TABLES:
+        plain = hires(*good(verb)).out
+        assert "\x1b" not in plain
+        with monkeypatch.context() as patch:
+            patch.setenv("FORCE_COLOR", "1")
+            coloured = hires(*good(verb)).out
+            assert re.sub(r"\x1b\[\d+m", "", coloured) == plain
+            assert ("\x1b[32mdone" in coloured) == (verb in ("status", "list"))
+            patch.setenv("NO_COLOR", "1")
+            assert hires(*good(verb)).out == plain
 
 
 @pytest.mark.parametrize(
@@ -235,15 +237,6 @@ def test_quick_verbs_load_nothing_that_is_slow_to_load(python):
     answer = python("-c", LOADED)
     assert answer.code == 0, answer.err
     assert not slow & {*answer.out.split()}
-
-
-@pytest.mark.parametrize("verb", PARSERS)
-def test_completion_offers_the_options_of_the_help(verb, capsys, hires):
-    words = [verb, GROUPS[verb]] if verb in GROUPS else [verb]
-    text = help_of(capsys, *words).split("examples:")[0].partition("options:")[2]
-    named = [line.strip() for line in text.splitlines() if line.strip().startswith("-")]
-    expected = {name for line in named for name in re.findall(r"--[a-z-]+", line.split("  ")[0])}
-    assert expected | {"--help"} == {*hires("_complete", verb, "--").out.split()}
 
 
 def test_completion_offers_what_can_follow(hires):

@@ -198,14 +198,6 @@ def test_arrays_stay_below_what_slurm_and_the_user_allow(hires, slurm):
     assert ["--dependency=afterany:1|" in line for line in slurm()] == [False, False, True]
 
 
-def test_packed_points_share_elements_and_are_sized_for_the_largest(hires, slurm):
-    hires("sweep", *SMALL, *NODES, "launcher.pack=2", "parallel=sp,sp+lp", "seed=0,1,2")
-    assert [len(runs) for runs in listed(0)] == [2, 2, 2]
-    assert option(0, "ntasks") == ["3"]
-    told = [json.loads(path.read_text()) for path in Path("results").glob("*/*/a0/job.json")]
-    assert {value["pack"] for value in told} == {2}
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_point_whose_job_waits_is_not_submitted_again(hires, slurm, killed):
     hires("sweep", *SMALL, *SLURM, "seed=0,1")

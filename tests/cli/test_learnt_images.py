@@ -34,6 +34,9 @@ def resolved(**keys: Any) -> RunConfig:
 def test_every_image_is_taken_as_often_as_there_are_epochs(epochs, batch, steps):
     config = resolved(epochs=epochs, batch=batch, measure={"warmup": 0})
     assert (config.steps, config.epochs) == (steps, None)
+    # 0.07 of 100 images are 7, though the product of the two numbers is a little more.
+    exact = resolved(epochs=0.07, batch=1, data={"length": 100}, measure={"warmup": 0})
+    assert exact.steps == 7
 
 
 def test_run_of_epochs_is_the_run_of_as_many_steps_and_saves_its_weights():

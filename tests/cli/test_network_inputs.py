@@ -164,7 +164,6 @@ def read_inputs() -> RunInputs:
     return replace(inputs, network=own)
 
 
-@pytest.mark.slow
 def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     first = inputs()
     assert {Path(one.path).name for one in first.network} == {
@@ -191,18 +190,3 @@ def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     names.add(create(CONFIG, PLAN, ARGV, after).name)
     assert len(names) == 5
     assert run_path(CONFIG, before).name in names
-
-
-def test_repeated_search_of_a_users_network_builds_it_no_more(inputs, hires, tmp_path, monkeypatch):
-    monkeypatch.setenv("HIRES_CACHE", "on")
-    network = ("model=custom", "model.target=net:Net", "image=16", "batch=2", "data.classes=2")
-    words = ("plan", "--choose", *network, "ranks=2", "--json")
-    first = json.loads(hires(*words).out)
-    asked = []
-    monkeypatch.setattr(TorchProcess, "_ask", lambda self, *of: asked.append(of) or 1 / 0)
-    again = json.loads(hires(*words).out)
-    assert (first["kept"], again["kept"], asked) == (False, True, [])
-    assert again["options"] == first["options"]
-    write(tmp_path, "widths.json", "5")
-    with pytest.raises(ZeroDivisionError):
-        hires(*words)

@@ -3,25 +3,20 @@ where it does not fit; what cannot be planned names every wrong number and what 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hires.cli import planning
 from hires.cli.planning import PackedPlan, Planner
-from hires.cli.sweep import execution
-from hires.cli.sweep.execution import Sweep
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store.files import cache_dir
 from hires.core.units import MIB
-from hires.launcher.interface import FrozenRun
 from hires.plan.graph import Graph
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory
 from hires.plan.partition import layer_starts
@@ -283,57 +278,3 @@ def test_plan_of_a_point_says_what_each_gpu_and_the_host_need():
     refusal = packed(config).refusal
     assert "of the host's memory beside its GPUs" in refusal
     assert "; use a smaller image, a smaller batch or fewer ranks" in refusal
-
-
-def runs_of(tmp_path, *configs: RunConfig) -> list[FrozenRun]:
-    """Returns points as the sweep starts them."""
-    sweep: Any = SimpleNamespace(options=SimpleNamespace(config_dir=None))
-    made = []
-    for number, config in enumerate(configs):
-        planned = PackedPlan(gpu_bytes=() if config.device == "cpu" else (5, 6))
-        point: Any = SimpleNamespace(
-            choice=None,
-            path=tmp_path / f"r{number}",
-            words=["seed=0"],
-            planned=planned,
-            done=[],
-            ready=config,
-        )
-        made.append(Sweep.run_of(sweep, point))
-    return made
-
-
-@pytest.mark.usefixtures("gpus")
-def test_queue_has_the_gpus_that_every_point_may_take(tmp_path, monkeypatch):
-    queues: list[dict[str, Any]] = []
-
-    class Queue:
-        def __init__(self, tasks: Any, *args: Any, gpus: Any, **more: Any) -> None:
-            queues.append({"needs": [task.gpu_bytes for task in tasks], "gpus": gpus})
-
-        def work(self) -> None:
-            pass
-
-    monkeypatch.setattr(execution, "LocalQueue", Queue)
-    monkeypatch.setattr(execution.running_elsewhere, "holders", lambda points: {})
-    monkeypatch.setattr(execution.campaign, "starting", lambda folders: contextlib.nullcontext())
-    cores = config_of("train", 4)
-    cores.device = "cpu"
-    tasks = runs_of(tmp_path, on_gpus(2, "40GiB"), on_gpus(None, "30GiB"), cores)
-    options = SimpleNamespace(max_parallel=2, budget_gpu_hours=None)
-    by_path = {task.path: task for task in tasks}
-    sweep: Any = SimpleNamespace(
-        folder=tmp_path,
-        options=options,
-        freeze=lambda point: None,
-        run_of=lambda point: by_path[point.path],
-    )
-    execution._run_here(sweep, [SimpleNamespace(path=path) for path in by_path])  # type: ignore[misc]
-    [queue] = queues
-    assert queue["needs"] == [(5, 6), (5, 6), ()]
-    assert queue["gpus"].names == ["4", "7"]
-    assert queue["gpus"].each_bytes == 30 * GIB
-    # GPUs of which one point does not say the memory are not shared.
-    known = execution._gpus_of(runs_of(tmp_path, on_gpus(None, "40GiB"), on_gpus(None)))
-    assert (known.names, known.each_bytes) == (["4", "7", "1"], None)
-    assert execution._gpus_of(runs_of(tmp_path, cores)).names == []

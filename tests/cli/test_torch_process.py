@@ -30,16 +30,6 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_config_goes_in_and_a_graph_comes_out(process):
-    module = process(
-        "image = json.loads(sys.stdin.readline())['trace']['image']\n"
-        "graph = {'nodes': [], 'output': 'fc', 'input_shape': [1, 3, *image], 'params': {}}\n"
-        "print(json.dumps({'graph': graph, 'network': []}))\n"
-    )
-    graph = trace(RunConfig(image=[75, 61]), module)
-    assert graph.input_shape == [1, 3, 75, 61]
-
-
 @pytest.mark.parametrize("kind", [ConfigError, PlanError, RunError])
 def test_errors_keep_their_class_and_text(process, kind):
     body = {"error": {"type": kind.__name__, "text": "because"}}

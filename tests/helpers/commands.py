@@ -10,7 +10,7 @@ from pathlib import Path
 from hires.cli.main import main
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
-"""Overrides of a run whose network the tests of the verbs trace once (``tests/cli/conftest.py``)."""
+"""Overrides of a run whose network is traced once for all verbs (``tests/cli/conftest.py``)."""
 
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:

@@ -60,12 +60,6 @@ def test_file_that_refers_to_a_key_gets_that_keys_own_value(tmp_path: Path):
         assert config["optimizer"]["lr"] == batch
 
 
-def test_choices_are_the_last_said_or_the_default():
-    _, chosen = Composer().composed(["parallel=sp", "parallel='sp+gems'", "batch=4"])
-    assert chosen["parallel"] == "sp+gems"
-    assert chosen["model"] == "resnet50"
-
-
 def test_defaults_are_those_of_the_dataclasses_and_a_stored_config_reads_back():
     # But for what auto means here.
     assert to_dict(compose([])) == to_dict(resolve(RunConfig()))

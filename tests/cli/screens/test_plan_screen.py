@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from hires.cli.screens.show_plan import (
     bar,
-    finding_lines,
     memory_lines,
     placement_lines,
     plan_lines,
-    proof_lines,
 )
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
@@ -67,36 +65,6 @@ def test_directions_stand_below_each_other_and_shards_in_a_column():
         "stage 0   stage 1",
         "[ 3 2 ]   [ 1 ]",
         "          [ 0 ]",
-    ]
-
-
-def test_errors_come_first_and_name_their_key():
-    found = [
-        {"severity": "note", "key": "batch", "text": "small"},
-        {"severity": "error", "key": "parallel.tiles", "text": "too many"},
-    ]
-    assert finding_lines(found) == ["error: too many [parallel.tiles]", "note: small [batch]"]
-
-
-def test_failed_proof_lists_what_it_found_up_to_a_limit():
-    proof = {
-        "semantics": "rendezvous",
-        "backends": ["gloo"],
-        "order": "ahead",
-        "decides": True,
-        "ok": False,
-        "messages": 1,
-        "collectives": 0,
-        "seconds": 0.002,
-        "problems": ["deadlock: rank 0 waits; rank 1 waits", *["rank 2 waits"] * 9],
-    }
-    assert proof_lines([proof]) == [
-        "semantics   backends  receives posted   verdict  messages  collectives    time",
-        "rendezvous  gloo      one action ahead  FAILS           1            0  2.0 ms",
-        "    deadlock: rank 0 waits",
-        "      rank 1 waits",
-        *["    rank 2 waits"] * 7,
-        "    and 2 more; --json shows all",
     ]
 
 

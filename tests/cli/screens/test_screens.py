@@ -14,7 +14,7 @@ import pytest
 from hires.cli.screens import screen
 from hires.cli.screens.printable import behind, printable_output
 from hires.cli.screens.progress import StepProgress, SweepProgress, show_planning
-from hires.cli.screens.show_training import confusion_table, training_lines
+from hires.cli.screens.show_training import training_lines
 from hires.cli.start_run import explain
 from hires.core.config.run_config import RunConfig
 from hires.core.store import checkpoints
@@ -108,19 +108,6 @@ def test_colours_are_for_terminals_and_for_who_wants_them(capsys, monkeypatch):
     assert shown() == plain
 
 
-def test_tables_of_a_run_that_did_not_end_say_so(capsys):
-    spread = {"median": 1.0, "p10": 1.0, "p90": 1.0}
-    names = dict.fromkeys(("model", "layout", "precision"), "x")
-    throughput = {"img_per_s": spread, "step_s": spread, "samples": 3}
-    record = {"state": "cancelled", "throughput": throughput, "memory": [], **names}
-    record |= {"image": [8, 8], "world": 1, "images_per_step": 1}
-    screen.print_record(record)
-    assert capsys.readouterr().out.startswith("cancelled: the tables hold what was measured until")
-    record["throughput"]["samples"] = 0
-    screen.print_record(record)
-    assert capsys.readouterr().out == ""
-
-
 NAMES = ["<b>cat</b>", "dog $x$", "=2+2"]
 
 
@@ -164,12 +151,6 @@ def test_confusion_is_a_table_on_the_screen(tmp_path, capsys):
     lines = capsys.readouterr().out.partition("Confusion")[2].splitlines()
     assert [line.split() for line in lines[2:4]] == [["dog"], ["class", NAMES[0], "$x$", "=2+2"]]
     assert next(line.split()[-3:] for line in lines if "cat" in line[:14]) == ["8", "2", "0"]
-
-
-@pytest.mark.parametrize("counts", [[[1] * 13] * 13, [[1, 2], [3]], "x", [[None, 1], [1, 1]]])
-def test_confusion_of_many_classes_or_damaged_is_left_out(tmp_path, counts):
-    run = evaluated_run(tmp_path, [str(n) for n in range(len(counts))], counts)
-    assert confusion_table(read_record(run), run) is None
 
 
 class Screen(io.StringIO):

@@ -13,11 +13,9 @@ from hires.cli.calibration import calibration_of
 from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import Composer
 from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.figure_sweep import AUTO, FigureSweep
 from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
 from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.errors import ConfigError
-from hires.core.published import FIGURES, TABLE_2_1_RUN
 from hires.data.source import open_data
 from hires.data.textures import make_folder
 from tests.helpers import commands
@@ -128,46 +126,6 @@ def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path, monke
     assert "A and B predict the same class for" in answer
     assert "of 179 images" in answer
     assert "the accuracy of B less that of A is" in answer
-
-
-def sweep_of(name, *typed, size=AUTO):
-    """Returns the points to predict and those to measure, and the figure's sweep."""
-    _, stored = stored_sweep([f"experiment={name}"], None)
-    zipped, where = stored.options.get("zip", []), stored.options.get("where")
-    keeps = None if where is None else Where(where, groups())
-    made, composer = FigureSweep(stored, typed, zipped, size), Composer(None)
-    words = made.words(composer, keeps)
-    measured = compose_all(axes_of(words, zipped, composer.groups), composer, keeps)
-    return made.published.valid, measured.valid, made
-
-
-def sizes(points):
-    """Returns image, batch, layout and ranks of points."""
-    configs = [point.config for point in points]
-    return {(c.height, c.batch, c.parallel.label, c.parallel.num_ranks) for c in configs}
-
-
-def precisions(points):
-    return {point.config.precision.name for point in points}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fig2.8", {(2048, 16, "sp+lp", 3), (2048, 32, "sp+lp", 5), (2048, 64, "sp+lp", 9)}),
-        ("fig2.10", {(8192, 1, "single", 1), (8192, 1, "sp", 4), (8192, 1, "sp", 8)}),
-    ],
-)
-def test_published_points_have_the_sizes_of_the_text(name, expected):
-    published, measured, _ = sweep_of(name, ON_CPU)
-    assert sizes(published) == expected
-    number = name.removeprefix("fig")
-    assert {one.precision for one in FIGURES if one.figure == number} <= precisions(published)
-    assert {point.config.model.n for point in published} == {TABLE_2_1_RUN["model"]["n"]}
-    # What is measured here is smaller in every way, in the same precisions.
-    assert {point.config.model.n for point in measured} == {1}
-    assert max(sizes(measured))[0] <= 512
-    assert precisions(measured) == precisions(published)
 
 
 FIGURE = """# A figure

@@ -159,18 +159,6 @@ def packed(results: Path, number: int, index: int, pack: int) -> Path:
     return run
 
 
-def test_run_that_shares_its_job_is_cancelled_without_the_others(hires, tmp_path, slurm):
-    runs = [packed(tmp_path / "results", n, index=0, pack=3) for n in range(3)]
-    begin(runs[0])
-    end(begin(runs[2]), "done")
-    for run in runs[:2]:
-        answer = hires("cancel", run.name)
-        assert "the other runs of job 7_0 go on" in answer.out if run is runs[0] else True
-    assert (runs[0] / "a0" / "cancel").exists()
-    assert json.loads((runs[1] / "a0" / "exit.json").read_text())["state"] == "cancelled"
-    assert slurm() == []
-
-
 def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
     hires, tmp_path, slurm
 ):
@@ -192,16 +180,6 @@ def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
     assert [found.state for found in state.states(runs[:2])] == ["cancelled", "pending"]
     hires("cancel", runs[1].name)
     assert slurm() == ["7_1"]
-
-
-def test_shared_job_is_cancelled_when_none_of_its_runs_is_to_go_on(hires, tmp_path, slurm):
-    runs = [packed(tmp_path / "results", n, index=0, pack=3) for n in range(3)]
-    begin(runs[0])
-    end(begin(runs[2]), "done")
-    hires("cancel", "default")
-    assert slurm() == ["7_0"]
-    # An attempt that begins at this moment sees that it was meant.
-    assert [(run / "a0" / "cancel").exists() for run in runs] == [True, True, False]
 
 
 def test_requests_of_a_cancel_that_failed_are_named_or_taken_back(hires, tmp_path, slurm, cluster):

@@ -60,10 +60,11 @@ def test_run_of_other_keys_or_no_more_steps_is_not_offered_it(hires, saved):
         assert "--continue" not in hires("run", *BASE, *words, "--dry-run").err
         answer = hires("run", *BASE, *words, "--continue", "--dry-run")
         assert (answer.code, "nothing to continue" in answer.err) == (0, True)
-    # Nor is one of as many steps as a longer run had made when it was saved.
-    moved = saved_stages([], run_of(2).absolute(), 2)
-    answer = hires("run", *BASE, "steps=2", "--continue", "--dry-run", "data.shuffle=false")
-    assert (answer.code, moved.is_dir(), "nothing to continue" in answer.err) == (0, True, True)
+    # Nor is it offered a step at which nothing would be left: the one before is taken.
+    hires("run", *BASE, "steps=6", "--dry-run")
+    saved_stages([], run_of(6).absolute(), 4)
+    answer = hires("run", *BASE, "steps=4", "--continue", "--dry-run")
+    assert (answer.code, continues(run_of(4))) == (0, str(saved)), answer.err
 
 
 def test_points_of_a_sweep_go_on_and_their_notes_are_grouped(hires, saved):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -23,20 +22,6 @@ def test_every_file_key_and_alias_is_listed(hires):
     assert [name for name in groups()["model"] if name.startswith("resnet")] == [
         "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
     ]  # fmt: skip
-
-
-def test_one_group_or_key_by_any_of_its_names(hires):
-    text = hires("list", "models").out
-    assert text.startswith("model\n")
-    assert ("resnet50" in text, "parallel" in text) == (True, False)
-    assert json.loads(hires("list", "parallel", "--json").out) == {"parallel": groups()["parallel"]}
-    text = hires("list", "parallel.schedule").out
-    assert text.startswith("parallel.schedule\n  default  gpipe\n  values   gpipe, 1f1b")
-    assert "meaning  Order of the passes of a pipeline" in text
-    assert "parallel.halo.fuse" in hires("list", "parallel.halo").out
-    text = hires("list", "keys").out
-    assert re.search(r"^parallel\.tiles +\[1,1\] ", text, re.MULTILINE)
-    assert re.search(r"^data\.shuffle +true ", text, re.MULTILINE)
 
 
 def test_reference_pages_hold_every_verb_with_its_options_and_every_key(hires):

@@ -207,20 +207,3 @@ def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert not values["always"]
     assert explored(tmp_path, "ranks: {0: [broadcast 0], 1: [broadcast 1]}") == 3
     assert "the ranks do not agree" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "program.yaml"),
-        ("ranks: {0: [brrier]}", "program.yaml"),
-        ("ranks: {0: [wait a]}", "'a' is no open handle; there are none"),
-        (None, "name a file of calls, as `ranks: {0: [barrier]"),
-    ],
-)
-def test_files_that_are_no_program_are_refused(tmp_path, text, why, capsys):
-    if text is None:
-        assert main(["explore", str(tmp_path / "none.yaml")]) == 2
-    else:
-        assert explored(tmp_path, text) == 2
-    assert why in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import shutil
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import run_index
-from hires.report.mlflow_export import TAG
 from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.report_runs import report_run
 from tests.helpers.run_folders import begin, end, make_run
@@ -226,36 +224,3 @@ def test_mistakes_of_an_export_end_with_2(hires, words, text):
     answer = hires("export", *[run if word == "RUN" else word for word in words])
     assert (answer.code, text in answer.err) == (2, True), answer.err
     assert not [*Path().glob("*.onnx"), *Path().glob("out")]
-
-
-@pytest.fixture
-def mlflow_settings():
-    """The variables that an export to mlflow sets, taken back after the test."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
-            patch.setenv(name, "true")
-        yield
-
-
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is an extra")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("attempts", "mlflow_settings")
-def test_mlflow_finds_what_was_written(hires):
-    words = ("export", "--to", "mlflow", "--out", "out")
-    answer = hires(*words)
-    assert answer.code == 0, answer.err
-    assert answer.out.startswith("2 complete attempts written")
-    assert hires(*words).out.startswith("0 complete attempts written into out, 2 were there")
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=Path("out").absolute().as_uri())
-    held = client.search_runs([client.get_experiment_by_name("a").experiment_id])
-    assert {run.data.tags[TAG].rpartition("/")[2] for run in held} == {"a0", "a1"}
-    data = held[0].data
-    assert data.params["parallel.tiles"] == "[1,1]"
-    assert data.metrics["step_s_median"] == 0.5
-    assert data.tags["hires.host"] == "node1"
-    history = client.get_metric_history(held[0].info.run_id, "step_s")
-    assert [(metric.step, metric.value) for metric in history] == [
-        (0, 9.0), (1, 0.5), (2, 0.5), (3, 0.25),
-    ]  # fmt: skip

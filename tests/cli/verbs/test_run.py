@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli.planning import Planner, shapes_of
-from hires.cli.start_run import explain
-from hires.core.store import attempts, records
-from hires.core.store.rundir import open_run
-from hires.launcher.interface import Outcome
+from hires.core.store import attempts
 from tests.helpers.commands import SMALL
 from tests.helpers.patience import until
 from tests.helpers.run_folders import begin, saved_with
@@ -196,18 +193,6 @@ def test_checkpoint_of_the_same_network_is_taken(hires, fake_ranks, saved, damag
         file.write_bytes(b"\xff" * file.stat().st_size)
     answer = hires("run", *SMALL, f"checkpoint.resume={path}")
     assert answer.code == 0, answer.err
-
-
-def test_checkpoints_that_went_wrong_are_told_on_screen(hires, fake_ranks, capsys):
-    assert hires("run", *SMALL).code == 0
-    run = open_run(only_run())
-    records.event(run, 0, "checkpoint_failed", step=4, text="writing failed: no space")
-    records.event(run, 0, "checkpoint_damaged", text="step000003 is damaged: torn")
-    explain(Outcome("done", None, {}, [], None), run)
-    assert capsys.readouterr().err == (
-        "warning: no checkpoint of step 4: writing failed: no space\n"
-        "warning: step000003 is damaged: torn\n"
-    )
 
 
 def test_network_of_the_run_whose_weights_do_not_fit_is_named(hires, fake_ranks, graph):
