@@ -50,6 +50,7 @@ from hires.nets import NETS
         ("model=resnet18 model.width=64", "model.width", "model.depth"),
         ("optimizer=adam optimizer.momentum=0.9", "optimizer.momentum", "optimizer.betas"),
         ("task=infer optimizer.lr=0.001", "optimizer.lr", "task=train"),
+        ("task=predict loss.label_smoothing=0.0", "loss.label_smoothing", "task=evaluate"),
         ("task=evaluate measure.tensorboard=true", "measure.tensorboard", "task=train"),
         ("task=evaluate loss.weights=[1,2]", "loss.weights", "task=train"),
         ("task=predict loss.label_smoothing=0.1", "loss.label_smoothing", "task=evaluate"),
