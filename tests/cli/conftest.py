@@ -1,44 +1,48 @@
-"""A traced network, so that one slow start of torch serves all tests of the verbs."""
+"""A traced network, fake ranks and finished runs: one slow start of torch serves all verbs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from hires.cli import planning
 from hires.cli.sweep import execution
-from hires.cli.tracing import TorchProcess
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
 from hires.launcher.kinds import this_machine
+from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.passes.int8_tensors import stored_params
 from hires.plan.plan import Plan
 from hires.quant.scales import MARK
+from tests.helpers import commands
+from tests.helpers.commands import SMALL
 
-SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
-"""Overrides whose network ``traced`` holds, for one microbatch of four."""
+REPOSITORY = Path(__file__).resolve().parents[2]
+FAKE_RANK = "tests.helpers.fake_rank"
 
 
 @pytest.fixture(scope="session")
 def graph() -> Graph:
     """The network of SMALL, traced by the real process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-        with TorchProcess() as process:
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        with planning.TorchProcess() as process:
             return process.trace(
                 RunConfig(image=32, batch=4, model=ModelConfig(depth=18, classes=10))
             )
 
 
-@pytest.fixture
-def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
+def answer_at_once(patch: pytest.MonkeyPatch, graph: Graph, cache: Path) -> None:
     """The verbs get the network, and ranks of one MiB, at once instead of asking torch."""
 
     class Process(contextlib.nullcontext):
@@ -65,21 +69,68 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
         def __enter__(self) -> Process:
             return self
 
-    monkeypatch.setattr("hires.cli.planning.TorchProcess", Process)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    patch.setattr(planning, "TorchProcess", Process)
+    patch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def start_fake_ranks(patch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """The verbs start ranks without torch; returns what sets {rank: behaviour} (fake_rank.py)."""
+
+    def behave(ranks: dict[str, str]) -> None:
+        patch.setenv("HIRES_FAKE_RANKS", json.dumps(ranks))
+
+    behave({})
+    patch.setattr(this_machine, "launch", functools.partial(this_machine.launch, module=FAKE_RANK))
+    queue = functools.partial(execution.LocalQueue, module=FAKE_RANK)
+    patch.setattr(execution, "LocalQueue", queue)
+    return behave
+
+
+@pytest.fixture
+def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
+    """The verbs get the network at once; see ``answer_at_once``."""
+    answer_at_once(monkeypatch, graph, tmp_path / "cache")
     return graph
 
 
 @pytest.fixture
-def fake_ranks(monkeypatch: pytest.MonkeyPatch, lean_forks: None):
-    """The verbs start ranks without torch; call it with {rank: behaviour} (see fake_rank.py)."""
+def fake_ranks(
+    monkeypatch: pytest.MonkeyPatch, lean_forks: None
+) -> Callable[[dict[str, str]], None]:
+    """The verbs start ranks without torch; call it with {rank: behaviour}."""
+    return start_fake_ranks(monkeypatch)
 
-    def behave(ranks: dict[str, str]) -> None:
-        monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(ranks))
 
-    behave({})
-    fake = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(this_machine, "launch", fake)
-    queue = functools.partial(execution.LocalQueue, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(execution, "LocalQueue", queue)
-    return behave
+@pytest.fixture(scope="session")
+def finished_results(
+    graph: Graph,
+    _lean_process: spawn.WarmProcess | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder of results with one complete run of SMALL on two tiles."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        before = spawn._current
+        spawn.use(_lean_process)
+        answer_at_once(patch, graph, folder / "cache")
+        start_fake_ranks(patch)
+        commands.hires(folder, "run", *SMALL, "parallel=sp")
+        spawn.use(before)
+    return folder / "results"
+
+
+@pytest.fixture
+def finished(finished_results: Path, tmp_path: Path, hires: object, traced: Graph) -> Path:
+    """A copy of the complete run, below the current folder."""
+    shutil.copytree(finished_results, tmp_path / "results")
+    [config] = (tmp_path / "results").glob("*/*/config.yaml")
+    return config.parent
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Stands for the programs of a cluster: call it with a name and a line of shell."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return functools.partial(commands.stand_in, folder)

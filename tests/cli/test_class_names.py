@@ -114,6 +114,9 @@ def test_slides_and_masks_are_mapped(tmp_path):
     assert labels.tolist() == [[2, 0, 2, 0]] * 2
     with pytest.raises(ConfigError, match=r"data\.ignore=0"):
         open_data(config_for("evaluate", {**data, "ignore": 0}, run))
+    data = masks(tmp_path / "e", "stem", "leaf", "ground")  # the same names in another order
+    labels = open_data(config_for("evaluate", data, run)).labels(0, (0, 1), (0, 4))
+    assert labels.tolist() == [[2, 1, 0, 2]]
 
 
 def test_label_maps_without_names_take_those_of_the_run(tmp_path):

@@ -31,7 +31,7 @@ from hires.launcher.interface import (
     note_job,
 )
 from hires.launcher.job_wait import JobWait
-from tests.cli.conftest import SMALL
+from tests.helpers.commands import SMALL
 from tests.helpers.patience import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,24 +1,66 @@
-"""Does an evaluation say which of its images its weights were trained with?"""
+"""What follows from data: classes, steps and saved weights; and an evaluation says which of its
+images its weights or scales were made with."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hires.cli.calibration import origin_of
 from hires.cli.data_keys import with_classes
 from hires.cli.learnt_images import learnt_images
-from hires.core.config.run_config import from_dict
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import ConfigError
 from hires.core.store import rundir
+from hires.core.store.naming import run_name
 from hires.data.source import open_data, step_indices
+from hires.data.textures import make_folder
 from hires.quant.affine import Affine
 from hires.quant.scales import Scales, write_scales
 
+
+def resolved(**keys: Any) -> RunConfig:
+    """Returns a config of 10 images with what follows from them."""
+    return with_classes(from_dict({"image": 8, "batch": 4, "data": {"length": 10}, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch", "steps"),
+    [(1, 4, 3), (2, 4, 5), (0.5, 4, 2), (40, 4, 100), (1.1, 4, 3), (1.1, 1, 11)],
+)
+def test_every_image_is_taken_as_often_as_there_are_epochs(epochs, batch, steps):
+    config = resolved(epochs=epochs, batch=batch, measure={"warmup": 0})
+    assert (config.steps, config.epochs) == (steps, None)
+    # 0.07 of 100 images are 7, though the product of the two numbers is a little more.
+    exact = resolved(epochs=0.07, batch=1, data={"length": 100}, measure={"warmup": 0})
+    assert exact.steps == 7
+
+
+def test_run_of_epochs_is_the_run_of_as_many_steps_and_saves_its_weights():
+    long = resolved(epochs=40.0)
+    assert (long.measure.warmup, resolved(epochs=0.1).measure.warmup) == (2, 0)
+    assert run_name(long) == run_name(resolved(steps=100))
+    assert long.checkpoint.saves_end
+    assert not resolved(epochs=2.0, checkpoint={"at_end": "never"}).checkpoint.saves_end
+    # Of a training from real images nothing was left; weights from synthetic ones are of no use.
+    keys = {"steps": 5, "data": {"name": "digits"}, "model": {"channels": 1}}
+    assert resolved(**keys).checkpoint.saves_end
+    assert not resolved(steps=5).checkpoint.saves_end
+    assert not resolved(**keys, task={"name": "infer"}).checkpoint.saves_end
+    never = resolved(**keys, checkpoint={"at_end": "never"})
+    assert not never.checkpoint.saves_end
+    assert run_name(never) == run_name(resolved(**keys))
+    with pytest.raises(ConfigError, match=r"lr_schedule.warmup=50 leaves no step of steps=5"):
+        resolved(epochs=2.0, lr_schedule={"warmup": 50})
+    assert resolved(epochs=40.0, lr_schedule={"warmup": 50}).steps == 100
+
+
 NET = {"name": "unet", "levels": 2, "width": 4, "channels": 1}
+
+
 DIGITS = {"name": "digits"}
 
 
@@ -64,23 +106,17 @@ def test_other_images_are_no_finding(run, tmp_path):
     assert "40 of the 40" in findings_of(made, {"name": "textures", "length": 40})[0].text
 
 
-def test_data_that_is_divided_in_another_way_shares_some_images(run):
+def test_data_that_is_divided_in_another_way_shares_some_images(run, tmp_path):
     [finding] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
     count = int(finding.text.partition("trains with ")[2].split()[0])
     assert 0 < count < 179
     assert "use the data.split_file, data.validation" in finding.text
-
-
-def test_training_of_all_images_leaves_none_to_evaluate(tmp_path):
-    run = run_of(tmp_path, DIGITS)
-    [finding] = findings_of(run, {**DIGITS, "split": "validation"})
+    [finding] = findings_of(run_of(tmp_path / "all", DIGITS), {**DIGITS, "split": "validation"})
     assert "179 of the 179" in finding.text
     assert "train with data.split=train (validate.every sets it)" in finding.text
 
 
 def test_folder_of_its_own_parts_is_divided_by_them(tmp_path, monkeypatch):
-    from hires.data.textures import make_folder
-
     for part, count in (("train", 3), ("val", 2)):
         make_folder(tmp_path / "images" / part, classes=2, count=count, size=[16, 16], seed=0)
     data = {"name": "folder", "path": str(tmp_path / "images"), "split": "train"}
@@ -162,32 +198,11 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("origin", HOSTILE)
-def test_wrong_facts_of_a_calibration_are_left_out(tmp_path, origin):
+def test_wrong_facts_of_a_calibration_are_left_out(tmp_path):
     file = tmp_path / "n8.safetensors"
-    scales = dataclasses.replace(SCALES, weights="1" * 16, images=2**60, origin=origin)
-    write_scales(tmp_path / "n8.json", scales)
-    int8 = {"precision": {"name": "int8"}}
-    for finding in findings_of(str(file), {**DIGITS, "split": "validation"}, **int8):
-        assert finding.text.isprintable()
-
-
-@pytest.mark.slow
-@pytest.mark.dist
-def test_evaluation_plan_and_sweep_say_so(hires):
-    net = "model=unet", "model.levels=2", "model.width=4", "model.channels=1", "image=16"
-    data = "data=digits", "data.validation=0.9"
-    ran = hires("run", *net, *data, "batch=4", "steps=3", "validate.every=3", "campaign=net")
-    assert ran.code == 0, ran.err
-    assert "trains with" not in ran.err
-    [run] = Path("results").glob("net/*")
-    words = *net, *data, "batch=100", "task=evaluate", f"weights={run}/best"
-    text = "of the 1797 images that this evaluates"
-    answer = hires("run", *words)
-    assert answer.code == 0, answer.err
-    assert "warning: the run of weights=" in answer.err
-    assert text in answer.err
-    assert text in hires("plan", *words).out
-    answer = hires("sweep", *words, "--dry-run", "--json")
-    assert text in json.loads(answer.out)["points"][0]["notes"][0]
-    assert "trains with" not in hires("plan", *words, "data.split=validation").out
+    for origin in HOSTILE:
+        scales = dataclasses.replace(SCALES, weights="1" * 16, images=2**60, origin=origin)
+        write_scales(tmp_path / "n8.json", scales)
+        int8 = {"precision": {"name": "int8"}}
+        for finding in findings_of(str(file), {**DIGITS, "split": "validation"}, **int8):
+            assert finding.text.isprintable()

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import provenance
-from tests.cli.conftest import SMALL
-from tests.conftest import REPOSITORY
+from tests.helpers.commands import SMALL
 from tests.helpers.patience import PATIENCE_S, until
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 WORDS = ("sweep", *SMALL, "parallel=sp", "campaign=mend", "seed=0,1,2")
 HANGS = 1
 """The seed whose first attempt hangs until something is killed."""
@@ -70,7 +70,6 @@ def gone(pid: int) -> bool:
     return provenance.state_of(pid) in (None, "Z")
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("victim", "first_ends"),
     [

@@ -1,7 +1,9 @@
-"""Does what a network is built from belong to its run: files that it reads, and what it built?"""
+"""What a network is built from belongs to its run, and a kept trace is never stale: modules, files
+that it reads, variables, and what it built."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli import tracing
 from hires.cli.tracing import TorchProcess
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
@@ -19,7 +22,83 @@ from hires.core.store.rundir import create, run_path
 from tests.helpers.new_runs import ARGV, PLAN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NET = """
+NET = "from torch import nn\nfrom width import WIDTH\n\ndef net():\n"
+NET += "    return nn.Sequential(nn.Conv2d(3, WIDTH, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hires"
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the process with torch was asked."""
+    asked: list[str] = []
+    ask = TorchProcess._ask
+
+    def count(self, what, question):
+        asked.append(what)
+        return ask(self, what, question)
+
+    monkeypatch.setattr(TorchProcess, "_ask", count)
+    return asked
+
+
+def write_source(folder: Path, width: int) -> None:
+    (folder / "width.py").write_text(f"WIDTH = {width}\n")
+    for file in folder.glob("*.py"):  # edited well before anything is started
+        os.utime(file, (time.time() - 60, time.time() - 60))
+
+
+def test_edit_of_a_module_that_the_network_imports_is_never_stale(
+    cache, counted, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "net.py").write_text(NET)
+    config = RunConfig(image=8, batch=2, model=ModelConfig("custom", target="net:net"))
+
+    def channels() -> int:
+        with TorchProcess() as process:
+            graph = process.trace(config)
+            return graph.shape(graph.output)[1]
+
+    write_source(tmp_path, 4)
+    assert [channels(), channels()] == [4, 4]
+    assert counted == ["tracing the network", "building the network"]
+    [entry] = (cache / "trace").iterdir()
+    assert str(tmp_path / "width.py") in entry.read_text()
+    write_source(tmp_path, 5)
+    assert [channels(), channels()] == [5, 5]
+    assert counted.count("tracing the network") == 2
+
+
+def test_sources_that_changed_or_cannot_be_compared_are_not_the_same(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("relu")
+    same = {str(file): hashlib.sha256(b"relu").hexdigest()}
+    assert tracing.same_sources({})
+    assert tracing.same_sources(same)
+    file.write_text("gelu")
+    for sources in (same, None, 3, {"/nowhere": "0"}, {"/nowhere": 3}):
+        assert not tracing.same_sources(sources)
+
+
+def test_key_holds_what_decides_the_trace():
+    def key(**keys) -> str:
+        return tracing.trace_key(RunConfig(**keys))
+
+    assert key(batch=4) != key(batch=8)
+    assert key(image=32) != key(image=64)
+    assert key(seed=1) == key(seed=2)
+    custom = ModelConfig("custom", target="net:net")
+    assert key(seed=1, model=custom) != key(seed=2, model=custom)
+
+
+READS = """
 import ctypes, json, os
 from pathlib import Path
 import torch
@@ -64,7 +143,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], RunI
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     for name, text in {
-        "net.py": NET,
+        "net.py": READS,
         "widths.json": "4",
         "classes.txt": "cat dog",
         "scale.json": "1.0",
@@ -85,7 +164,6 @@ def read_inputs() -> RunInputs:
     return replace(inputs, network=own)
 
 
-@pytest.mark.slow
 def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     first = inputs()
     assert {Path(one.path).name for one in first.network} == {
@@ -112,41 +190,3 @@ def test_what_a_network_reads_is_part_of_the_run(inputs, tmp_path, monkeypatch):
     names.add(create(CONFIG, PLAN, ARGV, after).name)
     assert len(names) == 5
     assert run_path(CONFIG, before).name in names
-
-
-@pytest.mark.slow
-def test_kept_trace_tells_what_a_network_was_made_from_until_it_changes(
-    inputs, tmp_path, monkeypatch
-):
-    def kept() -> RunInputs | None:
-        return TorchProcess().kept_inputs(CONFIG)  # which starts nothing
-
-    assert kept() is None
-    for change in (
-        lambda: None,
-        lambda: write(tmp_path, "widths.json", "5"),
-        lambda: monkeypatch.setenv("SLOPE", "0.2"),
-        lambda: monkeypatch.delenv("SLOPE"),
-    ):
-        change()
-        assert kept() is None
-        before = inputs()
-        monkeypatch.setenv("UNREAD", "1")
-        after = kept()
-        assert after is not None
-        assert after.recorded["built"] == before.recorded["built"]
-
-
-def test_repeated_search_of_a_users_network_builds_it_no_more(inputs, hires, tmp_path, monkeypatch):
-    monkeypatch.setenv("HIRES_CACHE", "on")
-    network = ("model=custom", "model.target=net:Net", "image=16", "batch=2", "data.classes=2")
-    words = ("plan", "--choose", *network, "ranks=2", "--json")
-    first = json.loads(hires(*words).out)
-    asked = []
-    monkeypatch.setattr(TorchProcess, "_ask", lambda self, *of: asked.append(of) or 1 / 0)
-    again = json.loads(hires(*words).out)
-    assert (first["kept"], again["kept"], asked) == (False, True, [])
-    assert again["options"] == first["options"]
-    write(tmp_path, "widths.json", "5")
-    with pytest.raises(ZeroDivisionError):
-        hires(*words)

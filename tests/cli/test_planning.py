@@ -1,16 +1,34 @@
-"""What is told when a config does not become a plan."""
+"""What becomes of a config on its way to a plan: its memory is predicted once, kept, and refused
+where it does not fit; what cannot be planned names every wrong number and what would work."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hires.cli import planning
-from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.errors import ConfigError
+from hires.cli.planning import PackedPlan, Planner
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.optimizer_config import OptimizerConfig
+from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
+from hires.core.errors import ConfigError, PlanError, RunError
+from hires.core.store.files import cache_dir
+from hires.core.units import MIB
 from hires.plan.graph import Graph
+from hires.plan.memory import LIBRARIES_BYTES, RankMemory
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.search.layout_search import Budget
+from tests.helpers.commands import SMALL
 from tests.helpers.small_plans import config_of, forked
+
+MODEL = ModelConfig(depth=18, classes=10)
+CONFIG = RunConfig(image=32, batch=4, model=MODEL)
+GIB = 2**30
 
 
 def planned(config: RunConfig) -> Plan:
@@ -49,34 +67,214 @@ def test_batch_that_does_not_divide_is_the_reason_before_a_trace_of_its_rest(mon
     assert "takes no such image" not in str(caught.value)
 
 
+class Tracing(Refusing):
+    """A process that traces a small network."""
+
+    def trace(self, config: RunConfig) -> Graph:
+        return forked(4, True)
+
+
 def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):
     # The proof of thousands of tiles took minutes, and what they are too many for came after it.
-    class Tracing(Refusing):
-        def trace(self, config: RunConfig) -> Graph:
-            return forked(4, True)
-
     def never(*args: object) -> None:
         raise AssertionError("a layout that cannot start is proved")
 
     monkeypatch.setattr(planning, "TorchProcess", Tracing)
     monkeypatch.setattr("hires.plan.planner.verify", never)
     plan = planned(config_of("train", 7, tiles=[13, 10], microbatches=2))
-    assert [f.key for f in plan.findings if f.severity == "error"] == [
-        "batch",
-        "launcher.max_ranks",
-    ]
-    assert any("hold nothing" in finding.text for finding in plan.findings)
-    plan = planned(config_of("train", 4, tiles=[13, 10]))
-    assert not plan.ok
-
-
-def test_stages_that_are_advised_are_no_more_than_layers(monkeypatch):
-    class Tracing(Refusing):
-        def trace(self, config: RunConfig) -> Graph:
-            return forked(4, True)
-
-    monkeypatch.setattr(planning, "TorchProcess", Tracing)
-    layers = len(layer_starts(forked(4, True)))
+    errors = [f.key for f in plan.findings if f.severity == "error"]
+    assert errors == ["batch", "launcher.max_ranks"]
+    assert not planned(config_of("train", 4, tiles=[13, 10])).ok
+    layers = len(layer_starts(forked(4, True)))  # no more stages are advised
     findings = planned(config_of("train", 4, stages=100)).findings
     assert [f.key for f in findings] == ["parallel.stages", "launcher.max_ranks"]
     assert all(f"; use parallel.stages={layers}" in f.text for f in findings)
+
+
+def memory(*sizes: int) -> RankMemory:
+    """Memory of a rank, its parts in 2 MiB each."""
+    return RankMemory(*(2 * MIB * number for number in sizes))
+
+
+class Process:
+    """Predicts 200 MiB for every microbatch of a step, a tenth with recomputation."""
+
+    def __init__(self, graph) -> None:
+        self.graph = graph
+        self.asked = 0
+
+    def trace(self, config):
+        return self.graph
+
+    def footprint(self, config, plan):
+        self.asked += 1
+        kept = 100 // config.parallel.microbatches
+        if config.memory.checkpoint != "none":
+            kept //= 10
+        return [memory(1, 2, 3, kept, 4).to_dict()] * plan.ranks_per_replica
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def forecast(config: RunConfig, process) -> object:
+    plan = make_plan(config, process.graph)
+    Planner(process).add_memory(config, plan, Budget())
+    return plan
+
+
+def test_second_forecast_comes_from_the_cache(graph, cache):
+    process = Process(graph)
+    first = forecast(CONFIG, process)
+    second = forecast(CONFIG, process)
+    assert first.memory == second.memory == [memory(1, 2, 3, 100, 4).to_dict()]
+    assert process.asked == 1
+    [file] = (cache / "hires" / "memory").iterdir()
+    for asked, damaged in enumerate(('{"half', "[1]", '[{"peak_bytes": 1}]'), start=2):
+        file.write_text(damaged)
+        assert forecast(CONFIG, process).memory == first.memory
+        assert process.asked == asked
+
+
+def test_forecast_is_shared_where_keys_do_not_decide_it(graph):
+    process = Process(graph)
+    plan = make_plan(CONFIG, graph)
+    Planner(process, 0).add_memory(CONFIG, plan)
+    assert plan.memory == []
+    assert "no time is left for it; plan again, which uses what is kept" in plan.findings[-1].text
+    forecast(CONFIG, process)
+    limited = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit="1GiB"))
+    forecast(limited, process)
+    other = RunConfig(
+        image=32, batch=4, model=MODEL, seed=5, steps=40, optimizer=OptimizerConfig(lr=0.5)
+    )
+    plan = make_plan(other, graph)
+    Planner(process, 0).add_memory(other, plan)
+    assert (plan.ok, bool(plan.memory), process.asked) == (True, True, 1)
+    again = MemoryConfig(checkpoint="stage")
+    forecast(RunConfig(image=32, batch=4, model=MODEL, memory=again), process)
+    assert process.asked == 2
+
+
+def test_cache_that_cannot_be_written_is_no_error(graph, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert forecast(CONFIG, Process(graph)).memory
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard ignores it
+    assert cache_dir() == Path.home() / ".cache" / "hires"
+
+
+@pytest.mark.parametrize(
+    ("error", "severity", "key"),
+    [
+        # It was a warning, and the run died in its first step.
+        (PlanError("a rank cannot run its step: RuntimeError: view"), "error", None),
+        (PlanError("loss.target='m:bad': m has no function 'bad'"), "error", "loss.target"),
+        (RunError("no fake kernel"), "warning", None),
+    ],
+)
+def test_forecast_that_fails_is_a_finding(graph, error, severity, key):
+    class Fails(Process):
+        def footprint(self, config, plan):
+            raise error
+
+    plan = forecast(CONFIG, Fails(graph))
+    [found] = plan.findings
+    assert (found.severity, str(error) in found.text, plan.memory) == (severity, True, [])
+    assert key in (None, found.key)
+    assert plan.ok == (severity == "warning")
+
+
+def test_plan_that_does_not_fit_names_every_single_change_that_would(graph):
+    config = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit="140MiB"))
+    plan = forecast(config, Process(graph))
+    [finding] = plan.findings
+    assert not plan.ok
+    assert finding.key == "memory.limit"
+    assert finding.text == (
+        "rank 0 needs 220.0 MiB, predicted, which is more than memory.limit=140MiB; "
+        "parallel.microbatches=2 (120.0 MiB), or memory.checkpoint=block (40.0 MiB), or "
+        "memory.checkpoint=stage (40.0 MiB) would fit"
+    )
+
+
+@pytest.mark.usefixtures("traced")
+def test_plan_draws_the_memory_and_exits_3_where_it_does_not_fit(hires):
+    answer = hires("plan", *SMALL, "memory.limit=2MiB")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert "memory of a rank" in lines
+    assert any("[PPPGOOAAABBB............]" in line for line in lines)
+    assert any("memory.limit, 2.0 MiB" in line for line in lines)
+    answer = hires("plan", *SMALL, "memory.limit=1MB", "--json")
+    assert answer.code == 3
+    facts = json.loads(answer.out)
+    assert facts["memory"][0]["peak_bytes"] == 1 << 20
+    assert any("memory.limit=1MB" in finding["text"] for finding in facts["findings"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        ("lots", "is no size; give a number and a unit"),
+        ("-1", "is no size; give a number and a unit"),
+        (True, "is no size; give a number and a unit"),
+        ([4], "is no size; give a number and a unit"),
+        # memory.limit=4 was 4 bytes, and every layout too large.
+        (4.5, "has no unit; write memory.limit=4.5GiB or "),
+        ("4096", "has no unit; write memory.limit=4096GiB or "),
+        (8 << 30, "write memory.limit=8.59GB or 8GiB (8589934592B for bytes)"),
+        ("2000000", "write memory.limit=2MB or 2MiB (2000000B for bytes)"),
+    ],
+)
+def test_limit_that_is_no_size_is_refused(limit, text):
+    with pytest.raises(ConfigError) as caught:
+        MemoryConfig(limit=limit)
+    assert text in str(caught.value)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Three GPUs that a job left this process."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,1")
+
+
+class LargeRanks:
+    """Predicts 1, 2, 3 ... GiB of a GPU for the ranks, and 16 of the host."""
+
+    def trace(self, config: RunConfig) -> Any:
+        return forked(4, True)
+
+    def footprint(self, config: RunConfig, plan: Any) -> list[dict[str, int]]:
+        ranks = range(plan.ranks_per_replica)
+        return [RankMemory((r + 1) * GIB, 0, 0, 0, 0, host_bytes=16 * GIB).to_dict() for r in ranks]
+
+
+def on_gpus(count: int | None = 2, memory: str | None = None, **parallel: Any) -> RunConfig:
+    config = config_of("train", 4, **parallel)
+    config.device, config.cluster.gpus, config.cluster.gpu_memory = "cuda", count, memory
+    return config
+
+
+def packed(config: RunConfig, forecasts_s: float = 60.0) -> PackedPlan:
+    return Planner(LargeRanks(), forecasts_s).packed(config)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_plan_of_a_point_says_what_each_gpu_and_the_host_need():
+    assert packed(on_gpus(tiles=[2, 2]), 0).gpu_bytes == (0, 0)  # without a forecast
+    plan = packed(on_gpus(tiles=[2, 2]))
+    assert plan.gpu_bytes == (4 * GIB, 6 * GIB)  # ranks 0 and 2, ranks 1 and 3
+    assert plan.needs_bytes == 4 * (16 * GIB + LIBRARIES_BYTES)
+    assert packed(on_gpus(1, tiles=[2, 1])).gpu_bytes == (3 * GIB,)
+    config = on_gpus(tiles=[2, 2])
+    config.device = "cpu"
+    assert packed(config).gpu_bytes == ()
+    config = on_gpus(tiles=[2, 2])
+    config.cluster.memory = "1GiB"
+    refusal = packed(config).refusal
+    assert "of the host's memory beside its GPUs" in refusal
+    assert "; use a smaller image, a smaller batch or fewer ranks" in refusal

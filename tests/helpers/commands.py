@@ -9,6 +9,9 @@ from pathlib import Path
 
 from hires.cli.main import main
 
+SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
+"""Overrides of a run whose network is traced once for all verbs (``tests/cli/conftest.py``)."""
+
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
     """Runs one command line in a folder.
@@ -35,3 +38,15 @@ def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
             os.environ["PYTHONPATH"] = before
     assert code is None or ended == code, (ended, out.getvalue(), err.getvalue())
     return out.getvalue(), err.getvalue()
+
+
+def stand_in(folder: Path, name: str, shell: str) -> None:
+    """Writes a program of a cluster, as ``sbatch``, that runs a line of shell instead."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{shell}\n")
+    (folder / name).chmod(0o755)
+
+
+def tables_of(text: str) -> list[str]:
+    """Returns the lines of an output that are no sentence with a path or a command in it."""
+    return [line for line in text.splitlines() if "/" not in line and "hires " not in line]

@@ -24,7 +24,8 @@ def print_keys(keys: Iterable[ConfigKey]) -> None:
     if width is None or width >= _ROOM:
         print("\n".join(aligned(folded(rows, width), "llll")))
     else:
-        lines = aligned(fitted([row[:3] for row in rows], width, "lll").rows, "lll")
+        fit = fitted([row[:3] for row in rows], width, "lll")
+        lines = aligned(fit.rows, "l" * len(fit.places))
         for line, row in zip(lines, rows, strict=True):
             print("\n".join([line, *_indented(row[3], width)]))
     print("\n`hires list KEY` shows all about one key.")

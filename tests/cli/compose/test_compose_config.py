@@ -1,55 +1,101 @@
-"""What config comes out of the overrides that somebody types?"""
+"""Composing: words and files of a user become the config that Hydra would make of them, or are
+refused with the file, the line and what would work."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import hydra
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
-from hires.cli.compose.choices import groups
-from hires.cli.compose.compose_config import compose
+from hires.cli.compose.choices import conf_dir
+from hires.cli.compose.compose_config import Composer, compose
+from hires.cli.compose.overrides import checked
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
+from hires.core.registry import nearest
+from hires.core.store.naming import run_name
 from hires.plan.route_choice import resolve
 
 
-def test_no_override_gives_the_defaults_of_the_dataclasses():
-    # But for what auto means here.
-    assert to_dict(compose([])) == to_dict(resolve(RunConfig()))
-
-
-def test_result_is_a_fixed_point_of_the_frozen_config():
-    config = compose(["parallel=sp+pp", "image=[75,61]", "precision=bf16"])
-    assert from_dict(to_dict(config)) == config
+def composed(words: list[str], config_dir: str | None = None) -> dict[str, Any]:
+    return Composer(config_dir).composed(words)[0]
 
 
 @pytest.mark.parametrize(
-    ("layout", "replicas", "stages", "tiles", "spatial_stages", "microbatches"),
+    "words",
     [
-        ("single", 1, 1, [1, 1], 0, 1),
-        ("dp", 2, 1, [1, 1], 0, 1),
-        ("lp", 1, 2, [1, 1], 0, 1),
-        ("pp", 1, 2, [1, 1], 0, 4),
-        ("sp", 1, 1, [2, 1], 1, 1),
-        ("sp+lp", 1, 2, [2, 1], 1, 1),
-        ("sp+pp", 1, 2, [2, 1], 1, 4),
+        ["image=64", "batch=4", "parallel=sp+gems", "parallel.stages=4"],
+        ["image=[75,61]", "parallel.tiles=[[2,2],[1,2]]", "parallel=sp+lp"],
+        ["optimizer.lr=1", "optimizer.momentum=0.5", "data.shuffle=false", "data.shuffle=yes"],
+        ["campaign=a b", "campaign=123", "data.path=null", "results=/x"],
+        ["batch=4", "batch=${seed}", "seed=3"],
+        ["steps=${batch}", "batch=8"],
+        ["model=custom", "model.target=a.b:c", "model.args={width:3}", "model.args.width=4"],
+        ["memory.limit=4GiB", "parallel.balance=[1,2]", "parallel.stages=2"],
+        ["memory.limit=2.5", "model.classes=null", "seed=1_0"],
+        ["data.path='/it\\'s'", "data=folder", "~measure"],
+        ["parallel.stages=3", "parallel=pp", "model=edsr_large", "model.width=8"],
     ],
 )
-def test_layouts(layout, replicas, stages, tiles, spatial_stages, microbatches):
-    made = compose([f"parallel={layout}"]).parallel
-    assert made.name == layout
-    assert (made.replicas, made.stages, made.tiles) == (replicas, stages, tiles)
-    assert (made.spatial_stages, made.microbatches) == (spatial_stages, microbatches)
+def test_values_are_those_of_hydra(words):
+    composer = Composer()
+    first, _ = composer.composed(words)
+    assert composer.composed(words)[0] == first  # nothing was changed by the first time
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        config = hydra.compose("config", checked(words, composer.groups))
+    assert first == OmegaConf.to_container(config, resolve=True)
 
 
-def test_keys_win_over_the_layout_in_any_order():
-    for words in (["parallel.stages=3", "parallel=sp+lp"], ["parallel=sp+lp", "parallel.stages=3"]):
-        made = compose(words).parallel
-        assert (made.stages, made.tiles, made.name) == (3, [2, 1], "sp+lp")
+def test_file_that_refers_to_a_key_gets_that_keys_own_value(tmp_path: Path):
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "scaled.yaml").write_text("# Refers\nlr: ${batch}\n")
+    composer = Composer(str(tmp_path))
+    for batch in (4, 8):
+        config, _ = composer.composed(["optimizer=scaled", f"batch={batch}"])
+        assert config["optimizer"]["lr"] == batch
 
 
-def test_replicas_go_around_every_layout():
-    assert compose(["parallel=sp+pp", "parallel.replicas=2"]).parallel.replicas == 2
+def test_defaults_are_those_of_the_dataclasses_and_a_stored_config_reads_back():
+    # But for what auto means here.
+    assert to_dict(compose([])) == to_dict(resolve(RunConfig()))
+    assert compose(["~parallel"]).parallel == RunConfig().parallel
+    config = compose(["parallel=sp+pp", "image=[75,61]", "precision=bf16"])
+    assert from_dict(to_dict(config)) == config
+    values = {"parallel": {"name": "sp", "tiles": [2, 1], "stages": 3}}
+    assert from_dict(values).parallel.name == "sp"  # a stored config keeps its name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "replicas", "stages", "tiles", "microbatches"),
+    [
+        ("parallel=single", "single", 1, 1, [1, 1], 1),
+        ("parallel=dp", "dp", 2, 1, [1, 1], 1),
+        ("parallel=pp", "pp", 1, 2, [1, 1], 4),
+        ("parallel=sp+lp", "sp+lp", 1, 2, [2, 1], 1),
+        ("parallel=sp+pp parallel.replicas=2", "sp+pp+dp", 2, 2, [2, 1], 4),
+        ("parallel.stages=3 parallel=sp+lp", "sp+lp", 1, 3, [2, 1], 1),
+        ("parallel=sp parallel.stages=3", "sp+lp", 1, 3, [2, 1], 1),
+        ("parallel=sp parallel.stages=3 parallel.microbatches=4", "sp+pp", 1, 3, [2, 1], 4),
+        ("parallel.tiles=[2,1]", "sp", 1, 1, [2, 1], 1),
+        ("parallel=sp parallel.tiles=[1,1]", "single", 1, 1, [1, 1], 1),
+        ("parallel=sp+dp parallel.replicas=1", "sp", 1, 1, [2, 1], 1),
+        ("parallel=gems parallel.microbatches=4", "gems", 1, 2, [1, 1], 4),
+        ("parallel=gems parallel.schedule=gems_1f1b", "pp+gems", 1, 2, [1, 1], 1),
+        ("parallel=sp parallel.stages=3 parallel.name=mine", "mine", 1, 3, [2, 1], 1),
+    ],
+)
+def test_layout_is_called_what_its_keys_make_it(
+    overrides, name, replicas, stages, tiles, microbatches
+):
+    made = compose(overrides.split()).parallel
+    assert made.name == name
+    found = (made.replicas, made.stages, made.tiles, made.microbatches)
+    assert found == (replicas, stages, tiles, microbatches)
 
 
 def test_arguments_of_a_users_network_need_no_plus():
@@ -61,11 +107,6 @@ def test_arguments_of_a_users_network_need_no_plus():
     }
 
 
-@pytest.mark.parametrize("plus", ["", "+", "++"])
-def test_a_plus_before_a_known_key_changes_nothing(plus):
-    assert compose([f"{plus}steps=20"]).steps == 20
-
-
 @pytest.mark.parametrize(
     "path",
     ["/tmp/my images (2024)/a=b", "/tmp/it's", '/tmp/"quoted"', "/tmp/ünïcode", "/tmp/a b"],
@@ -74,31 +115,13 @@ def test_paths_need_no_quotes_of_their_own(path):
     assert compose(["data=folder", f"data.path={path}"]).data.path == path
 
 
-def test_data_path_is_absolute_because_ranks_may_start_elsewhere(tmp_path, monkeypatch):
+def test_folders_are_absolute_because_ranks_may_start_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert compose(["data=folder", "data.path=images"]).data.path == str(tmp_path / "images")
-
-
-def test_tilde_means_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
+    assert compose(["data=folder", "data.path=images"]).data.path == str(tmp_path / "images")
     config = compose(["data=folder", "data.path=~/images", "results=~/runs"])
     assert (config.data.path, config.results) == ("/home/somebody/images", "/home/somebody/runs")
-
-
-def test_number_as_a_name():
-    assert compose(["campaign=2024"]).campaign == "2024"
-
-
-def test_deleting_a_group_goes_back_to_its_defaults():
-    assert compose(["~parallel"]).parallel == RunConfig().parallel
-
-
-def test_config_dir_adds_choices(tmp_path):
-    folder = tmp_path / "my conf"
-    (folder / "parallel").mkdir(parents=True)
-    (folder / "parallel" / "wide.yaml").write_text("defaults: [sp]\nname: wide\ntiles: [1, 4]\n")
-    made = compose(["parallel=wide"], str(folder)).parallel
-    assert (made.name, made.tiles) == ("wide", [1, 4])
+    assert compose(["campaign=2024", "++steps=20"]).campaign == "2024"  # a number as a name
 
 
 def test_missing_config_dir_is_refused(tmp_path):
@@ -112,16 +135,6 @@ def test_file_that_is_no_text_is_named_only_where_it_is_chosen(tmp_path: Path):
     assert compose([], str(tmp_path)) == compose([])
     with pytest.raises(ConfigError, match=r"mine\.yaml is no text in UTF-8"):
         compose(["cluster=mine"], str(tmp_path))
-
-
-def test_file_that_stands_on_a_wrong_one_of_the_same_folder_names_that(tmp_path: Path):
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "mine.yaml").write_text("defaults: [theirs]\n")
-    (tmp_path / "cluster" / "theirs.yaml").write_text("options: {gres: 1}\npartitoin: x\n")
-    with pytest.raises(ConfigError) as caught:
-        compose(["cluster=mine"], str(tmp_path))
-    file = tmp_path / "cluster" / "theirs.yaml"
-    assert str(caught.value) == f"{file}: cluster has no 'partitoin'; did you mean partition?"
 
 
 @pytest.mark.parametrize(
@@ -165,35 +178,65 @@ def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp
     assert made.modules == ["a", "b"]
 
 
-def test_list_of_names_is_asked_for_as_such():
-    with pytest.raises(ConfigError, match=r"launcher.hosts must be a list of names, as \[a,b\]"):
-        compose(["launcher=mpirun", "launcher.hosts=n1"])
-
-
-@pytest.mark.parametrize("name", sorted(groups()["parallel"]))
-def test_every_layout_of_conf_is_called_by_its_own_name(name):
-    assert compose([f"parallel={name}"]).parallel.name == name
+@pytest.mark.parametrize("name", ["preact_resnet", "mpi4dl_resnet"])
+def test_depth_of_a_residual_network_stands_for_its_blocks(name, tmp_path):
+    family = f"model={name}"
+    for n, depth in ((1, 11), (6, 56), (11, 101), (12, 110)):
+        run = compose([family, f"model.depth={depth}"])
+        assert run.model.n == n
+        assert run_name(run) == run_name(compose([family, f"model.n={n}"]))
+        assert compose([family, f"model.n={n}", f"model.depth={depth}"]).model.n == n
+    assert compose([family]).model.n == 12
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "deep.yaml").write_text(f"name: {name}\ndepth: 29\n")
+    deep = [compose(["model=deep", *words], str(tmp_path)) for words in ([], ["model.n=1"])]
+    assert [config.model.n for config in deep] == [3, 1]
+    (tmp_path / "model" / "torn.yaml").write_text(f"name: {name}\ndepth: 29\nn: 4\n")
+    with pytest.raises(ConfigError, match=r"contradicts model\.n=4"):
+        compose(["model=torn"], str(tmp_path))
+    assert compose(["model=resnet101"]).model.depth == 101
+    # A run of an older version keeps its network and its name.
+    assert from_dict({"model": {"name": name, "depth": 101, "n": 12}}).model.depth == 101
 
 
 @pytest.mark.parametrize(
-    ("overrides", "name"),
+    ("words", "text"),
     [
-        ("parallel=sp parallel.stages=3", "sp+lp"),
-        ("parallel=sp parallel.stages=3 parallel.microbatches=4", "sp+pp"),
-        ("parallel.tiles=[2,1]", "sp"),
-        ("parallel=sp parallel.tiles=[1,1]", "single"),
-        ("parallel=sp+dp parallel.replicas=1", "sp"),
-        ("parallel=lp parallel.microbatches=2", "pp"),
-        ("parallel=gems parallel.microbatches=4", "gems"),
-        ("parallel=gems parallel.schedule=gems_1f1b", "pp+gems"),
-        ("parallel=sp+lp+local_dp parallel.replicas=2", "sp+lp+local_dp+dp"),
-        ("parallel=sp parallel.stages=3 parallel.name=mine", "mine"),
+        (["model.depth=100"], "layers; use model.depth=92 or model.depth=101"),
+        (["model.depth=50"], "use model.depth=47 or model.depth=56"),
+        (["model.depth=-7"], "use model.depth=11$"),
+        (["model.depth=11", "model.n=3"], "is model.n=1 .*contradicts model.n=3"),
+        (["model.n=12", "model.depth=29"], "is model.n=3 .*contradicts model.n=12"),
+        (["model.depth=50", "model.n=3"], "use model.depth=47 or model.depth=56"),
     ],
 )
-def test_layout_is_called_what_its_keys_make_it(overrides, name):
-    assert compose(overrides.split()).parallel.name == name
+def test_depth_without_blocks_and_contradictions_are_refused(words, text):
+    with pytest.raises(ConfigError, match=text):
+        compose(["model=mpi4dl_resnet", *words])
 
 
-def test_stored_config_keeps_its_name():
-    values = {"parallel": {"name": "sp", "tiles": [2, 1], "stages": 3}}
-    assert from_dict(values).parallel.name == "sp"
+def test_hydra_is_asked_once_for_points_that_choose_the_same_groups(monkeypatch):
+    asked, compose = [], hydra.compose
+    monkeypatch.setattr(
+        hydra, "compose", lambda *args, **kw: asked.append(args) or compose(*args, **kw)
+    )
+    composer = Composer()
+    for image in range(32, 64):
+        assert composer.composed(["parallel=sp", f"image={image}"])[0]["image"] == image
+    assert asked == [("config", ["parallel=sp"])]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "text"), [("[mine]", "lead back to itself"), ("3", "defaults must be a list")]
+)
+def test_wrong_defaults_of_a_file_are_refused(tmp_path: Path, defaults: str, text: str):
+    (tmp_path / "parallel").mkdir()
+    (tmp_path / "parallel" / "mine.yaml").write_text(f"defaults: {defaults}\n")
+    with pytest.raises(ConfigError, match=text):
+        composed(["parallel=mine"], str(tmp_path))
+
+
+@settings(max_examples=30)
+@given(st.text(), st.lists(st.text(), max_size=5))
+def test_offers_known_words_only(word, known):
+    assert set(nearest(word, known)) <= set(known)

@@ -10,7 +10,9 @@ import inspect
 import pytest
 
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.idle_keys import idle_keys
 from hires.core.config import data_config, model_config
+from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.data.source import KINDS
 from hires.nets import NETS
@@ -48,6 +50,7 @@ from hires.nets import NETS
         ("model=resnet18 model.width=64", "model.width", "model.depth"),
         ("optimizer=adam optimizer.momentum=0.9", "optimizer.momentum", "optimizer.betas"),
         ("task=infer optimizer.lr=0.001", "optimizer.lr", "task=train"),
+        ("task=predict loss.label_smoothing=0.0", "loss.label_smoothing", "task=evaluate"),
         ("task=evaluate measure.tensorboard=true", "measure.tensorboard", "task=train"),
         ("task=evaluate loss.weights=[1,2]", "loss.weights", "task=train"),
         ("task=predict loss.label_smoothing=0.1", "loss.label_smoothing", "task=evaluate"),
@@ -92,3 +95,26 @@ def test_every_network_lists_the_keys_that_it_reads():
 
 def test_every_data_set_lists_the_keys_that_it_reads():
     assert {*data_config.OWN_KEYS} == {*KINDS}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "text"),
+    [
+        (
+            {"task": {"name": "predict"}, "steps": 12, "batch": 3},
+            ["steps=5", "task=predict"],
+            "steps does nothing: task=predict makes one pass over its data, 12 steps of batch=3",
+        ),
+        (
+            {"task": {"name": "calibrate"}, "quant": {"images": 96}},
+            ["task=calibrate", "steps=5"],
+            "steps does nothing: task=calibrate takes as many as quant.images=96 need in batches "
+            "of 8",
+        ),
+        ({"task": {"name": "evaluate"}, "steps": 12}, ["task=evaluate"], None),
+        ({"steps": 5}, ["steps=5"], None),
+    ],
+)
+def test_steps_that_follow_from_the_data_are_named(keys, words, text):
+    found = [note.text for note in idle_keys(from_dict(keys), words)]
+    assert found == ([] if text is None else [text])

@@ -1,14 +1,16 @@
-"""Are values split, joined and paired as somebody who types them means it?"""
+"""Values of a sweep are split, joined, paired and read from a file as whoever typed them means."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from hires.cli.compose.choices import groups
+from hires.cli.compose.compose_config import Composer
 from hires.cli.compose.overrides import checked
-from hires.cli.sweep.axes import MOST_POINTS, axes_of
+from hires.cli.sweep.axes import MOST_POINTS, axes_of, stored_sweep
 from hires.core.errors import ConfigError
 
 
@@ -54,20 +56,15 @@ def test_values_of_one_word(word, values):
     assert points(word) == [[f"{key}={value}"] for value in values]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "text", ["/tmp/$(touch x)", "a;b", "`x`", "it's", "a\nb", 'say "hi"', "a)b", "tail\\'"]
-)
-def test_one_odd_text_is_one_value_that_comes_back_unchanged(text):
-    [[word]] = points(f"data.path={text}")
-    from hires.cli.compose.compose_config import Composer
-
-    assert Composer().composed([word])[0]["data"]["path"].endswith(text)
-
-
-def test_odd_texts_with_a_comma_need_quotes():
+def test_odd_texts_are_values_that_come_back_unchanged():
+    for text in ("/tmp/$(touch x)", "a;b", "`x`", "it's", "a\nb", 'say "hi"', "a)b", "tail\\'"):
+        [[word]] = points(f"data.path={text}")
+        assert Composer().composed([word])[0]["data"]["path"].endswith(text)
+    # With a comma they need quotes.
     assert "put each value" in answer("data.path=/a$(x),/b$(y)")
     assert points("data.path='/a$(x)','/b;y'") == [["data.path='/a$(x)'"], ["data.path='/b;y'"]]
+    for words in points("parallel=sp,pp", "model.args.x=1,2", "~data", "data.path='a b',c"):
+        assert checked(words, groups())  # words that one run takes
 
 
 def test_later_word_replaces_an_earlier_one_of_the_same_key():
@@ -118,6 +115,54 @@ def test_zipped_keys_change_together_in_the_place_of_the_first():
     ]
 
 
-def test_points_are_words_that_one_run_takes():
-    for words in points("parallel=sp,pp", "model.args.x=1,2", "~data", "data.path='a b',c"):
-        assert checked(words, groups())
+def store(folder: Path, text: str) -> None:
+    (folder / "experiment").mkdir(exist_ok=True)
+    (folder / "experiment" / "mine.yaml").write_text(text)
+
+
+def test_words_and_options_come_out(tmp_path):
+    store(tmp_path, "overrides: [image=64]\nmax-parallel: 2\nwhere: batch < 4\nzip: ['a,b']\n")
+    words, stored = stored_sweep(["batch=2", "experiment=mine", "--x"], tmp_path)
+    assert words == ["batch=2", "--x"]
+    assert stored.words == ["image=64"]
+    assert stored.options == {"max_parallel": 2, "where": "batch < 4", "zip": ["a,b"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("- image=64\n", "must hold keys, one a line, as `overrides: [model=resnet18]`"),
+        ("overrides: image=64\n", "a list of words"),
+        ("overrides: [1]\n", "a list of words"),
+        ("overrides: [experiment=other]\n", "none may"),
+        ("repeats: 3\n", "did you mean repeat"),
+        ("repeat: yes\n", "wrong type"),
+        ("repeat: three\n", "wrong type"),
+        ("zip: a,b\n", "wrong type"),
+        ("overrides: [\n", "line 2: this is no YAML"),
+        ("figure: {number: '2.4', title: a, shows: [size]}\n", "must hold speed, memory"),
+        ("figure: {number: '9', title: a, shows: [speed]}\n", "is none of which"),
+        ("figure: [2.4]\n", "figure must"),
+        ("small: image=64\n", "small must be a list of words"),
+    ],
+)
+def test_mistake_in_the_file_names_it(tmp_path, text, meant):
+    store(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
+        stored_sweep(["experiment=mine"], tmp_path)
+    assert meant in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["experiment=layuots"], "did you mean layouts?"),
+        (["experiment=layouts,other"], "a sweep has one"),
+        (["experiment=layouts", "experiment=other"], "a sweep has one"),
+    ],
+)
+def test_experiment_that_is_not_there(words, meant):
+    with pytest.raises(ConfigError) as caught:
+        stored_sweep(words, None)
+    assert meant in str(caught.value)

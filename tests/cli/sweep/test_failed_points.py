@@ -28,7 +28,7 @@ def net(tmp_path, monkeypatch):
     Path("raising_net.py").write_text(NET)
 
 
-@pytest.mark.parametrize("values", ["4,5", "6,4", "5,6"])
+@pytest.mark.parametrize("values", ["5,4,6", "5,6"])
 def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, net, values):
     words = (*WORDS, f"+model.args.width={values}", "measure.warmup=1")
     answer = hires("sweep", *words, "--json")
@@ -36,7 +36,7 @@ def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, n
     facts = json.loads(answer.out)
     broken = [value for value in values.split(",") if value != "4"]
     assert [one["state"] for one in facts["excluded"]] == ["failed"] * len(broken)
-    assert [point["state"] for point in facts["points"]] == ["done"] * (2 - len(broken))
+    assert [point["state"] for point in facts["points"]] == ["done"] * ("4" in values)
     for value in broken:
         assert f"width={value} failed" in answer.err
     assert {one.state for one in campaign.read(Path("results/default")).excluded} == {"failed"}

@@ -1,7 +1,9 @@
-"""Does each point of a sweep get the run that goes before it, and each such run run once?"""
+"""Each point of a sweep begins with the weights of the run before it, and each such run runs once;
+stored figures and tables have the published sizes."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.errors import ConfigError
 from hires.data.source import open_data
 from hires.data.textures import make_folder
-from tests.helpers.cifar10_files import cifar10_folder
-from tests.helpers.commands import hires
+from tests.helpers import commands
+from tests.helpers.commands import SMALL
 
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
+ON_CPU = "device=cpu"
 
 
 def made(*words, first=SAVED, where=None):
@@ -42,26 +45,25 @@ def test_points_that_differ_in_what_is_replaced_share_one_run():
     assert before.listed[0].config.steps == 4
 
 
-def test_last_word_of_a_key_counts():
+def test_last_word_of_a_key_counts_and_keys_of_a_replaced_group_go_with_it():
     _, before, _ = made("batch=4", first=(*SAVED, "steps=6"))
     assert before.listed[0].words == ["batch=4", "task=train", "steps=6", "checkpoint.every=2"]
-
-
-def test_keys_of_a_replaced_group_go_with_it():
     _, before, _ = made("parallel=sp", "parallel.tiles=[1,2]", first=(*SAVED, "parallel=single"))
     assert before.listed[0].words == [*SAVED, "parallel=single"]
 
 
-@pytest.mark.parametrize("words", [("steps=4",), ("steps=5", "checkpoint.every=2")])
-def test_run_that_saves_nothing_at_its_end_is_refused(words):
-    with pytest.raises(ConfigError, match=r"add --first checkpoint\.every=[45]"):
-        made("batch=4", first=words)
-
-
-@pytest.mark.parametrize("word", ["steps", "steps=4,5"])
-def test_word_that_is_no_single_override_is_refused(word):
-    with pytest.raises(ConfigError, match="must be one KEY=VALUE"):
-        made("batch=4", first=(word,))
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (("steps=4",), "add --first checkpoint.every=4"),
+        (("steps=5", "checkpoint.every=2"), "add --first checkpoint.every=5"),
+        (("steps",), "must be one KEY=VALUE"),
+        (("steps=4,5",), "must be one KEY=VALUE"),
+    ],
+)
+def test_run_before_a_point_is_one_that_saves_its_end(first, told):
+    with pytest.raises(ConfigError, match=told):
+        made("batch=4", first=first)
 
 
 def test_point_begins_with_the_weights_of_its_complete_run(tmp_path):
@@ -86,53 +88,20 @@ def table_2_2(*typed):
     return points, before
 
 
-@pytest.mark.slow
-def test_table_2_2_trains_once_for_each_data_set():
-    points, before = table_2_2()
-    assert len(points.listed) == 5 * len(before.listed) == 15
-    arithmetic = [(p.config.precision.name, p.config.quant.weights) for p in points.listed[:5]]
+def test_table_2_2_trains_once_and_calibrates_on_no_image_that_it_evaluates(tmp_path):
+    for part, count, seed in (("train", 300, 0), ("val", 60, 1)):
+        make_folder(tmp_path / "images" / part, 3, count, (8, 8), seed)
+    points, before = table_2_2("data=folder", f"data.path={tmp_path / 'images'}")
+    [trained] = [len(open_data(point.config)) for point in before.listed]
+    arithmetic = [(p.config.precision.name, p.config.quant.weights) for p in points.listed]
     assert arithmetic == [
         ("fp32", "int8"), ("fp16", "int8"), ("bf16", "int8"), ("int8", "int8"), ("int8", "int4"),
     ]  # fmt: skip
-    assert {point.config.data.split for point in before.listed} == {"train"}
-    assert {point.config.data.split for point in points.listed} == {"validation"}
-
-
-@pytest.mark.slow
-def test_table_2_2_calibrates_on_no_image_that_it_evaluates():
-    points, _ = table_2_2()
-    quantised = [one for one in points.listed if one.config.precision.name == "int8"]
-    assert len(quantised) == 6
-    for point in quantised:
-        own = calibration_of(point.config, point.words)
-        assert own.data.split == "train"
-        calibrated, evaluated = (
-            {source.name(index) for index in range(len(source))}
-            for source in (open_data(own), open_data(point.config))
-        )
-        assert len(calibrated) >= own.quant.images
-        assert len(evaluated) > 1000
-        assert calibrated.isdisjoint(evaluated)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("data", ["cifar10", "folder"])
-def test_table_2_2_takes_data_of_a_local_path(tmp_path, data):
-    if data == "cifar10":
-        cifar10_folder(tmp_path / "images", each=60)
-    else:
-        make_folder(tmp_path / "images" / "train", 3, 300, (8, 8), 0)
-        make_folder(tmp_path / "images" / "val", 3, 60, (8, 8), 1)
-    points, before = table_2_2(f"data={data}", f"data.path={tmp_path / 'images'}")
-    assert len(points.listed) == 5
-    [trained] = [len(open_data(point.config)) for point in before.listed]
-    assert trained == 300
     assert {len(open_data(point.config)) for point in points.listed} == {60}
-    last = points.listed[-1]
-    assert len(open_data(calibration_of(last.config, last.words))) == 300
+    own = calibration_of(points.listed[-1].config, points.listed[-1].words)
+    assert (trained, len(open_data(own)), own.data.split) == (300, 300, "train")
 
 
-@pytest.mark.slow
 @pytest.mark.dist
 def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -141,17 +110,57 @@ def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path, monke
     words = (*words, "task=evaluate", "data.split=validation", "campaign=c")
     first = ("task=train", "data.split=train", "precision=fp32", "steps=2", "checkpoint.every=2")
     flags = [word for one in first for word in ("--first", one)]
-    out, err = hires(tmp_path, *words, *flags)
+    out, err = commands.hires(tmp_path, *words, *flags)
     assert "1 of 1 attempts done" in err
     assert "2 of 2 attempts done" in err
     table = out[out.rindex("Accuracy") :]
     assert table.count("digits, validation") == 2
-    again, _ = hires(tmp_path, *words, *flags, "--json")  # nothing runs twice
+    again, _ = commands.hires(tmp_path, *words, *flags, "--json")  # nothing runs twice
     facts = json.loads(again)
     assert [point["state"] for point in facts["points"]] == ["done", "done"]
     assert [point["state"] for point in facts["first"]["points"]] == ["done"]
     low, exact = (Path(point["path"]) for point in sorted(facts["points"], key=lambda p: p["run"]))
-    answer, _ = hires(tmp_path, "compare", str(exact), str(low), "--metric", "accuracy", code=None)
+    answer, _ = commands.hires(
+        tmp_path, "compare", str(exact), str(low), "--metric", "accuracy", code=None
+    )
     assert "A and B predict the same class for" in answer
     assert "of 179 images" in answer
     assert "the accuracy of B less that of A is" in answer
+
+
+FIGURE = """# A figure
+figure: {number: "2.5", title: memory, shows: [memory, speed]}
+overrides: ["precision=fp32,fp16", task=infer, image=64, batch=8]
+small: [image=32, batch=4]
+"""
+
+
+@pytest.mark.usefixtures("traced", "fake_ranks")
+def test_figure_is_predicted_then_written_as_tables_and_plot(hires, tmp_path):
+    folder = tmp_path / "mine" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(FIGURE)
+    own = [word for word in SMALL if not word.startswith(("image", "batch"))]
+    words = ("sweep", "experiment=mine", *own, ON_CPU, "--config-dir", "mine")
+    answer = hires(*words, "--dry-run")
+    assert answer.code == 0, answer.err
+    assert "Figure 2.5: what the text gives, and ours" in answer.out
+    assert "not published as a number" in " ".join(answer.out.split())
+    assert not Path("results").exists()
+    answer = hires(*words, "--json")
+    assert answer.code == 0, answer.err
+    facts = json.loads(answer.out)["figure"]
+    sources = [(row["source"], row["image"], row["precision"]) for row in facts["points"]]
+    assert sources == [
+        ("predicted", "64x64", "fp32"),
+        ("predicted", "64x64", "fp16"),
+        ("measured", "32x32", "fp32"),
+        ("measured", "32x32", "fp16"),
+    ]
+    assert all(row["img_per_s"] > 0 for row in facts["points"])
+    folder = Path("results/default")
+    with (folder / "figure2.5.csv").open() as file:
+        assert [row["source"] for row in csv.DictReader(file)] == [one for one, *_ in sources]
+    with (folder / "figure2.5-published.csv").open() as file:
+        assert "1.77" in {row["published"] for row in csv.DictReader(file)}
+    assert (folder / "figure2.5.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Ranks that find scales at once, for verbs that quantise, and programs of a cluster."""
+"""Ranks that find scales at once, for verbs that quantise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.plan import Plan
 from hires.quant.affine import affine_of
 from hires.quant.scales import Scales, calibration_key, write_scales
-from tests.cli.conftest import SMALL
+from tests.helpers.commands import SMALL
 
 NET = ("quantize", *SMALL, "quant.images=10")
 """A calibration on ten images."""
@@ -67,17 +67,3 @@ def quantised(hires, ranks):
     answer = hires(*NET, "data=synthetic", "quant.keep=[fc]", "out=n8.safetensors")
     assert answer.code == 0, answer.err
     return answer
-
-
-@pytest.fixture
-def commands(tmp_path, monkeypatch):
-    """Stands for the programs of a cluster: call it with a name and a line of shell."""
-    folder = tmp_path / "commands"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-    def command(name: str, text: str) -> None:
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-
-    return command

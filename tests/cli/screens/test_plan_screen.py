@@ -1,0 +1,107 @@
+"""A plan is drawn as it is: placement, memory, messages, findings and proof, on any screen."""
+
+from __future__ import annotations
+
+from hires.cli.screens.show_plan import (
+    bar,
+    memory_lines,
+    placement_lines,
+    plan_lines,
+)
+from hires.core.units import MIB
+from hires.plan.memory import RankMemory
+from tests.helpers.small_plans import plan_of
+
+
+def facts(replicas: int, *tiles: list[int]) -> dict:
+    """The placement of stages with these tile grids, ranks in order."""
+    placement = []
+    for replica in range(replicas):
+        for stage, (rows, cols) in enumerate(tiles):
+            for tile in range(rows * cols):
+                where = list(divmod(tile, cols)) if rows * cols > 1 else None
+                slot = {"rank": len(placement), "replica": replica, "stage": stage, "tile": where}
+                placement.append({**slot, "direction": "down", "shard": None})
+    stages = [{"index": i, "tiles": list(grid), "shards": 1} for i, grid in enumerate(tiles)]
+    return {"placement": placement, "stages": stages, "world": len(placement)}
+
+
+def test_tiles_stand_as_they_cut_the_image_and_stages_side_by_side():
+    assert placement_lines(facts(1, [1, 1])) == ["stage 0", "[ 0 ]"]
+    assert placement_lines(facts(1, [2, 3])) == ["stage 0", "[ 0 1 2 ]", "[ 3 4 5 ]"]
+    assert placement_lines(facts(2, [2, 2], [2, 2], [1, 1])) == [
+        "replica 0",
+        "stage 0   stage 1   stage 2",
+        "[ 0 1 ]   [ 4 5 ]   [ 8 ]",
+        "[ 2 3 ]   [ 6 7 ]",
+        "replica 1",
+        "stage 0     stage 1     stage 2",
+        "[  9 10 ]   [ 13 14 ]   [ 17 ]",
+        "[ 11 12 ]   [ 15 16 ]",
+    ]
+    assert placement_lines(facts(100, [1, 2]))[-1] == (
+        "and 99 more replicas, alike, each 2 ranks further"
+    )
+
+
+def test_directions_stand_below_each_other_and_shards_in_a_column():
+    stages = [
+        {"index": 0, "tiles": [1, 2], "shards": 1},
+        {"index": 1, "tiles": [1, 1], "shards": 2},
+    ]
+    placement = []
+    for direction, ranks in (("down", [0, 1, 2, 3]), ("up", [3, 2, 1, 0])):
+        for rank, stage, tile, shard in zip(
+            ranks, [0, 0, 1, 1], [[0, 0], [0, 1], None, None], [None, None, 0, 1], strict=True
+        ):
+            slot = {"rank": rank, "replica": 0, "direction": direction, "stage": stage}
+            placement.append({**slot, "tile": tile, "shard": shard})
+    assert placement_lines({"placement": placement, "stages": stages}) == [
+        "down",
+        "stage 0   stage 1",
+        "[ 0 1 ]   [ 2 ]",
+        "          [ 3 ]",
+        "up",
+        "stage 0   stage 1",
+        "[ 3 2 ]   [ 1 ]",
+        "          [ 0 ]",
+    ]
+
+
+def test_tables_and_findings_of_a_plan_fit_a_narrow_screen(monkeypatch):
+    plan = plan_of(tiles=[2, 1], stages=3, directions=2, schedule="gems").to_dict()
+    plan["findings"] = [{"severity": "note", "key": "memory", "text": "a sentence " * 30}]
+    for stage in plan["stages"]:
+        stage["last_layer"] = "layer4.1.a_long_name_of_a_layer.conv2"
+    whole = plan_lines(plan, ["F0"])
+    assert max(map(len, whole)) > 300  # in a file a finding is one line
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = plan_lines(plan, ["F0"])
+    assert max(map(len, narrow)) <= 80
+    [note] = [line for line in narrow if "shows all" in line]
+    assert "  (texts are shortened; COLUMNS=" in note or "left out" in note
+    stages = narrow[narrow.index("stages") + 1]
+    assert stages.split()[:3] == ["stage", "layers", "from"]
+
+
+SMALL = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB).to_dict()
+
+
+LARGE = RankMemory(2 * MIB, 0, 2 * MIB, 11 * MIB, MIB).to_dict()
+
+
+def test_memory_is_a_bar_of_its_parts():
+    assert bar(SMALL, 16 * MIB) == "[PPGOAAAAAABB............]"
+    assert bar(LARGE, 16 * MIB) == "[PPPOOOAAAAAAAAAAAAAAAABB]"
+    assert bar(LARGE, 8 * MIB).endswith("A>]")  # beyond the limit
+    assert len(bar(LARGE, 8 * MIB)) == 26
+    assert memory_lines([]) == []
+    head, first, second, names, scale = memory_lines([LARGE, LARGE, SMALL])
+    assert head.split() == ["rank", "peak", *"PGOAB"]
+    assert max(map(len, (head, first, second, names))) <= 80
+    assert first.split()[0] == "0-1"  # equal neighbours share a line
+    assert first.split()[-6:] == ["16.0", "2.0", "0.0", "2.0", "11.0", "1.0"]
+    assert scale == "MiB, predicted; a full bar is 16.0 MiB"
+    limited = memory_lines([SMALL], limit=32 * MIB)
+    assert limited[-1] == "MiB, predicted; a full bar is memory.limit, 32.0 MiB"
+    assert limited[1].count(".....") == 3

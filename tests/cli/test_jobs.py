@@ -1,0 +1,277 @@
+"""``run`` and ``sweep`` with launcher=slurm write, submit and wait for jobs: never twice, only what
+can run, and with commands that can be copied."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hires.core.store import attempts
+from hires.launcher import job_wait
+from hires.launcher.local.local_launcher import launch
+from hires.plan.graph import Graph
+from tests.helpers.commands import SMALL
+from tests.helpers.patience import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("traced")
+NODES = ("launcher=slurm", "launcher.nodes=2")
+SLURM = (*NODES, "parallel=sp")
+HOURS = ("launcher.minutes=5", "launcher.requeues=2")
+SBATCH = """for script; do case "$script" in -*) ;; *) break ;; esac; done
+if grep -q '^#SBATCH --partition=no' "$script"; then
+echo "sbatch: error: invalid partition" >&2; exit 1; fi
+printf "%s|" "$@" >> {words}; echo >> {words}; wc -l < {words}"""
+"""Counts jobs from 1, notes its words, and refuses partition "no"."""
+
+
+@pytest.fixture
+def slurm(cluster, tmp_path, monkeypatch):
+    """Stands for Slurm's commands; returns the words that sbatch got."""
+    monkeypatch.setattr(job_wait, "QUERY_S", 0.05)
+    monkeypatch.setattr(job_wait, "FILES_S", 0.01)
+    words = tmp_path / "commands" / "words"
+    cluster("sbatch", SBATCH.format(words=words))
+    cluster("squeue", "echo '1|N/A|PENDING|N/A|Priority'; echo '1|0-1|PENDING|N/A|Priority'")
+    cluster("scontrol", 'echo "MaxArraySize            = 3"')
+    cluster("sacct", "exit 1")
+    cluster("sinfo", "echo 'debug (up)'")
+    return lambda: words.read_text().splitlines() if words.exists() else []
+
+
+def only_run() -> Path:
+    [config] = Path("results").glob("*/*/config.yaml")
+    return config.parent.absolute()
+
+
+def jobs() -> list[tuple[str, int]]:
+    paths = sorted(Path("results").glob("*/*/a0/job.json"))
+    values = [json.loads(path.read_text()) for path in paths]
+    return sorted((value["job"], value["index"]) for value in values)
+
+
+def listed(number: int) -> list[list[dict]]:
+    path = Path(f"results/default/arrays/{number}/points.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def option(number: int, name: str) -> list[str]:
+    text = Path(f"results/default/arrays/{number}/job.sbatch").read_text()
+    return [line.partition("=")[2] for line in text.splitlines() if f"SBATCH --{name}=" in line]
+
+
+@pytest.mark.parametrize("results", ["results", "it's mine $(touch bad)"])
+def test_submission_says_the_job_and_how_to_watch_and_stop_it(hires, slurm, results):
+    answer = hires("run", *SMALL, *SLURM, f"results={results}")
+    assert answer.code == 0, answer.err
+    [run] = Path(results).absolute().glob("*/*")
+    assert f"job 1 is attempt 0 of {run}" in answer.out
+    for words in (f"tail -F {shlex.quote(str(run / 'job.log'))}", "squeue --jobs=1"):
+        assert words in answer.out
+    for verb in ("show", "cancel"):  # a shell reads the folder as one word
+        [line] = [line for line in answer.out.splitlines() if f"hires {verb} " in line]
+        assert shlex.split(line.partition("hires ")[2]) == [verb, str(run)]
+    assert slurm() == [f"--parsable|{run}/job.sbatch|0|"]
+    assert json.loads((run / "a0/job.json").read_text())["job"] == "1"
+    assert "exec sbatch" in (run / "launch.sh").read_text()
+
+
+def test_submission_as_json_is_one_object_and_is_not_repeated(hires, slurm):
+    answer = hires("run", *SMALL, *SLURM, "--json")
+    assert json.loads(answer.out) == {"run": str(only_run()), "attempt": 0, "job": "1"}
+    before = {path.name: path.read_bytes() for path in only_run().glob("*.*")}
+    answer = hires("run", *SMALL, *SLURM, "comm.timeout_s=7")
+    assert (answer.code, "job 1 has it as attempt a0 (pending)" in answer.err) == (1, True)
+    # The job would have started with the newer values.
+    assert {path.name: path.read_bytes() for path in only_run().glob("*.*")} == before
+    assert not (only_run() / "a1").exists()
+
+
+def test_dry_run_writes_the_scripts_and_needs_no_slurm(hires, monkeypatch, tmp_path):
+    monkeypatch.setattr("hires.plan.memory.machine_bytes", lambda: 1)  # nor this machine's memory
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        answer = hires("run", *SMALL, *SLURM, "--dry-run", "launcher.max_ranks=1")
+        run = only_run()
+        assert answer.out.splitlines() == [str(run / "launch.sh"), str(run / "job.sbatch")]
+        assert "Slurm: there is no sbatch here" in hires("plan", *SMALL, *SLURM).out
+    text = (run / "job.sbatch").read_text()
+    assert "#SBATCH --ntasks=2\n" in text
+    assert "--dry-run" not in text
+    subprocess.run(["bash", "-n", run / "job.sbatch"], check=True)
+
+
+def test_job_may_wait_for_another(hires, slurm, cluster, fake_ranks):
+    cluster("squeue", "case $* in *jobs=5*) echo '5|N/A|RUNNING|N/A|None' ;; esac")
+    hires("run", *SMALL, *SLURM, "--after", "5", "--after-any", "5")
+    assert slurm()[0].split("|")[1] == "--dependency=afterok:5,afterany:5"
+    hires("run", *SMALL, "parallel=sp", "seed=1")  # what is complete is looked at all the same
+    answer = hires("run", *SMALL, *SLURM, "seed=1", "--after", "nothere")
+    assert (answer.code, "'nothere' is no campaign and no run" in answer.err) == (2, True)
+
+
+def test_waiting_ends_as_the_run_does(hires, slurm, cluster):
+    end = '{"state": "cancelled", "cause": "X"}'
+    cluster("sbatch", f'echo \'{end}\' > "$(dirname "$2")"/a0/exit.json; echo 7')
+    answer = hires("run", *SMALL, *SLURM, "--wait")
+    assert answer.code == 130
+    assert "hires: the run was cancelled: X" in answer.err
+
+
+def test_refused_job_leaves_a_failed_attempt(hires, slurm):
+    answer = hires("run", *SMALL, *SLURM, "launcher.partition=no")
+    assert (answer.code, "#SBATCH --partition=no" in answer.err) == (2, True)
+    values = json.loads((only_run() / "a0/exit.json").read_text())
+    assert (values["state"], values["reason"]) == ("failed", "launch")
+    assert "invalid partition" in values["cause"]
+
+
+def together(graph: Graph, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Starts commands at the same moment; returns exit codes and what they complained about."""
+    Path("graph.json").write_text(json.dumps(graph.to_dict()))
+    python = [sys.executable, "-m", "tests.helpers.fake_hires", "graph.json"]
+    started = [
+        subprocess.Popen([*python, *words], stderr=subprocess.PIPE, text=True) for words in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, err) for process, err in zip(started, errors, strict=True)]
+
+
+def test_of_two_commands_for_one_point_at_the_same_moment_one_is_refused(
+    hires, slurm, cluster, graph, tmp_path
+):
+    cluster("sbatch", f'echo "$@" >> {tmp_path}/submitted; sleep 1; echo 1')
+    words = ("run", *SMALL, *SLURM)
+    ends = together(graph, words, words)
+    assert sorted(code for code, _ in ends) == [0, 1], ends
+    [told] = [err for code, err in ends if code]
+    assert "job 1 has it as attempt a0" in told  # "begun meanwhile", if it was as quick
+    assert len((tmp_path / "submitted").read_text().splitlines()) == 1
+    assert [path.name for path in only_run().glob("a*")] == ["a0"]
+
+
+def test_plan_says_when_slurm_would_start_the_job_or_refuse_it(hires, slurm, cluster):
+    cluster("sbatch", 'echo "sbatch: Job 9 to start at noon" >&2; test "$1" = --test-only')
+    answer = hires("plan", *SMALL, *SLURM)
+    assert answer.code == 0, answer.err
+    assert answer.out.endswith("\nSlurm: Job 9 to start at noon\n")
+    assert json.loads(hires("plan", *SMALL, *SLURM, "--json").out)["slurm"].startswith("Job 9")
+    cluster("sbatch", "echo 'allocation failure: Invalid qos specification' >&2; exit 1")
+    answer = hires("plan", *SMALL, *SLURM, "launcher.qos=x")
+    assert (answer.code, "#SBATCH --qos=x" in answer.err) == (2, True)
+    answer = hires("run", *SMALL, "launcher=slurm", "launcher.nodes=3", "parallel=sp")
+    assert answer.code == 3
+    assert "launcher.nodes=3 is more than the ranks of the layout; use at most 2" in answer.err
+    answer = hires("verify", *SMALL, *SLURM)
+    assert (answer.code, "launcher=slurm cannot verify" in answer.err) == (2, True)
+    assert not Path("results").exists()
+
+
+def test_points_that_want_the_same_are_one_array_and_others_one_of_their_own(hires, slurm):
+    answer = hires("sweep", *SMALL, *SLURM, "seed=0,1")
+    assert answer.code == 0, answer.err
+    assert "2 of 2 points submitted; `hires status default` watches" in answer.out
+    assert jobs() == [("1", 0), ("1", 1)]
+    assert option(0, "array") == ["0-1"]
+    for index, runs in enumerate(listed(0)):
+        [entry] = runs
+        told = json.loads(Path("results/default", entry["run"], "a0/job.json").read_text())
+        assert (told["index"], entry["attempt"]) == (index, 0)
+    assert slurm() == [f"--parsable|{Path.cwd()}/results/default/arrays/0/job.sbatch|"]
+    hires("sweep", *SMALL, *NODES, "parallel=sp,sp+lp", "launcher.partition=a,b")
+    assert [option(n, "ntasks") for n in range(1, 5)] == [["2"], ["2"], ["3"], ["3"]]
+    assert [option(n, "partition") for n in range(1, 5)] == [["a"], ["b"]] * 2
+
+
+def test_arrays_stay_below_what_slurm_and_the_user_allow(hires, slurm):
+    hires("sweep", *SMALL, *SLURM, "seed=range(7)", "--max-parallel", "2")
+    assert [option(n, "array") for n in range(3)] == [["0-2%1"], ["0-2%1"], ["0-0%1"]]
+    assert ["--dependency=afterany:1|" in line for line in slurm()] == [False, False, True]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_point_whose_job_waits_is_not_submitted_again(hires, slurm, killed):
+    hires("sweep", *SMALL, *SLURM, "seed=0,1")
+    if killed:  # the sweep came as far as sbatch
+        for path in Path("results").glob("*/*/a0/job.json"):
+            path.unlink()
+    answer = hires("sweep", *SMALL, *SLURM, "seed=0,1")
+    assert answer.code == 1
+    assert answer.err.count("was not submitted: ") == 2
+    assert jobs() == [("1", 0), ("1", 1)]
+    assert len(slurm()) == 1
+
+
+def test_tables_are_printed_when_all_jobs_are_done(hires, slurm, fake_ranks):
+    words = ("sweep", *SMALL, *SLURM)
+    hires(*words)
+    run = only_run()
+    assert launch(run, 0, module="tests.helpers.fake_rank").state == "done"
+    answer = hires(*words)
+    assert (answer.code, "0 to run, 1 complete" in answer.out) == (0, True)
+    assert run.name in answer.out
+
+
+def test_refused_array_does_not_stop_the_others(hires, slurm):
+    answer = hires("sweep", *SMALL, *SLURM, "seed=0,1", "launcher.partition=no,null", "--json")
+    assert answer.code == 1
+    told = json.loads(answer.out)["submitted"]
+    assert [one["job"] for one in told] == [None, "1_0", None, "1_1"]
+    script = Path.cwd() / "results/default/arrays/0/job.sbatch"
+    number = script.read_text().splitlines().index("#SBATCH --partition=no") + 1
+    line = f"line {number} of {script} is: #SBATCH --partition=no"
+    assert line in told[0]["why"]
+    assert "may be one of debug" in told[0]["why"]
+    refused = json.loads((Path(told[0]["run"]) / "a0/exit.json").read_text())
+    assert (refused["state"], refused["reason"]) == ("failed", "launch")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("launcher=slurm,local",), "a sweep has one launcher"),
+        ((*NODES, "--repeat", "2", "--order", "interleaved"), "leave --order out"),
+        ((*NODES, "--repeat", "2", "launcher.pack=3"), "launcher.pack=3 and --repeat 2: "),
+        ((*NODES, "seed=0,1", "--budget-gpu-hours", "0.9", *HOURS), "may need 1 rank hours"),
+        ((*NODES, "--repeat", "2", "--budget-gpu-hours", "0.9", *HOURS), "may need 1 rank hours"),
+        ((*NODES, "seed=0,1", "--where", ""), "--where '' is empty"),
+    ],
+)
+def test_what_slurm_cannot_do_is_refused_before_anything_is_submitted(hires, slurm, words, why):
+    answer = hires("sweep", *SMALL, "parallel=sp", *words)
+    assert (answer.code, why in answer.err) == (2, True), answer.err
+    assert not list(Path("results").glob("*/*"))
+    assert slurm() == []
+
+
+def test_repeats_of_a_point_are_one_element_with_time_for_all(hires, slurm):
+    words = ("seed=0,1", "--repeat", "3", "launcher.minutes=5", "--budget-gpu-hours", "4")
+    answer = hires("sweep", *SMALL, *SLURM, *words)
+    assert answer.code == 0, answer.err
+    assert jobs() == [("1", 0), ("1", 1)]
+    assert [[run["attempts"] for run in runs] for runs in listed(0)] == [[3], [3]]
+    assert option(0, "time") == ["15"]
+
+
+def test_damaged_list_and_a_folder_that_was_made_anew_stop_nothing(hires, slurm):
+    words = ("sweep", *SMALL, *SLURM)
+    hires(*words, "seed=0")
+    run = only_run()
+    Path("results/default/arrays/0/points.jsonl").write_bytes(b'[{"run": 3\xff')
+    answer = hires(*words, "seed=1")
+    assert answer.code == 0
+    assert "arrays/0/points.jsonl is damaged" in answer.err
+    assert jobs() == [("1", 0), ("2", 0)]
+    shutil.rmtree(run / "a0")  # which is not taken for the old job
+    assert attempts.next_attempt(run) == 0
+    hires(*words, "seed=2")
+    assert not (run / "a0" / "job.json").exists()

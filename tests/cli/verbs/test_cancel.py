@@ -1,0 +1,229 @@
+"""``hires cancel`` stops what runs or waits, and nothing and nobody else; what it could not stop is
+an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hires.core.store import attempts, provenance
+from hires.core.store.reading import read_lines
+from hires.launcher import cancel
+from hires.launcher.status import state
+from tests.helpers.commands import SMALL
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.run_folders import begin, done, end, make_run, submitted
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = "resnet18-64x64-single-fp32-"
+
+
+LAUNCHER = """
+import sys
+from hires.launcher.local import local_launcher as local
+local.launch(sys.argv[1], 0, module="tests.helpers.fake_rank")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def running(tmp_path, monkeypatch):
+    """A run under way: its launcher, with two ranks that hang, in a process of its own."""
+    from hires.core.config.run_config import RunConfig
+    from hires.core.store import rundir
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HIRES_FAKE_RANKS", '{"0": "hang", "1": "hang"}')
+    config = RunConfig(results=str(tmp_path / "results"), campaign="mine")
+    run = rundir.create(config, {"world": 2}, ["hires", "run"])
+    process = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(run.path)])
+    try:
+        while not (run.attempt_dir / "logs" / "rank0001.log").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        yield run.path
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ended(run: Path) -> str:
+    return json.loads((run / "a0" / "exit.json").read_text())["state"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_run_is_stopped_as_by_ctrl_c(hires, running, stopped):
+    if stopped:  # a launcher that a signal has stopped ends, too
+        os.kill(attempts.latest(running).launched["pid"], signal.SIGSTOP)
+    answer = hires("cancel", "mine" if stopped else running.name)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == f"{running.name}: is cancelled: stopped by hires cancel\n"
+    assert ended(running) == "cancelled"
+    assert "cancelled" in hires("status").out
+
+
+def test_what_has_not_ended_is_an_error_with_its_remedy(hires, tmp_path, monkeypatch):
+    monkeypatch.setattr(cancel, "WAIT_S", 0.2)
+    begin(make_run(tmp_path / "results"))  # by this process, which reads no request
+    answer = hires("cancel", "0123abcd")
+    assert answer.code == 1
+    assert f"kill -9 {os.getpid()}" in answer.err
+
+
+def test_process_that_has_the_number_by_now_is_left_alone(hires, tmp_path):
+    run = make_run(tmp_path / "results")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        begin(run, pid=other.pid, birth=1)
+        answer = hires("cancel", "0123abcd")
+        assert "is lost; there is nothing to cancel" in answer.out
+        assert other.poll() is None
+        assert other.stdin is not None
+        other.stdin.write(b"\n")
+
+
+def test_processes_of_another_machine_or_container_are_never_signalled(hires, tmp_path):
+    run = make_run(tmp_path / "results")
+    begin(run, host="another-machine", boot="x", pid=os.getpid())
+    answer = hires("cancel", "0123abcd")
+    assert answer.code == 1
+    assert "on another-machine, which cannot be seen from here" in answer.err
+    begin(run, 1, **{**provenance.myself(), "space": "pid:[1]"})
+    assert hires("cancel", "0123abcd").code == 1
+    done(run, 1)
+    assert hires("cancel", "default").out == f"{run.name}: is done; there is nothing to cancel\n"
+    for words, told in (
+        ([], "name the runs or campaigns"),
+        (["nothing"], "'nothing' is no campaign and no run"),
+    ):
+        answer = hires("cancel", *words)
+        assert (answer.code, told in answer.err) == (2, True)
+
+
+def test_killed_launcher_means_lost_and_a_retry_completes_the_run(hires, running, fake_ranks):
+    lines = read_lines(running / "a0" / "events.jsonl")
+    [line] = [line for line in lines if line["event"] == "launch_started"]
+    os.kill(line["pid"], signal.SIGKILL)
+    while provenance.lives(line):
+        time.sleep(0.02)
+    assert "lost" in hires("status", "mine").out
+    answer = hires("retry", "mine")
+    assert answer.out == f"{running.name}: done\n", answer.err
+    assert sorted(file.name for file in running.glob("a*")) == ["a0", "a1"]
+
+
+@pytest.fixture
+def slurm(cluster, tmp_path):
+    """Array 7 of four elements, of which the first runs; returns what scancel was told."""
+    said = tmp_path / "commands" / "said"
+    cluster("squeue", "printf '7|0|RUNNING|N/A|None\\n7|1-3|PENDING|N/A|Priority\\n'")
+    cluster("scancel", f'echo "$@" >> {said}')
+    return lambda: said.read_text().splitlines() if said.exists() else []
+
+
+def test_all_elements_of_a_campaign_are_cancelled_in_one_call_those_that_wait_first(
+    hires, tmp_path, slurm
+):
+    runs = [make_run(tmp_path / "results", f"{RUN}{n}") for n in range(4)]
+    for index, run in enumerate(runs):
+        submitted(run, job="7", index=index)
+    begin(runs[0])
+    answer = hires("cancel", "default")
+    assert (answer.code, slurm()) == (0, ["7_[0-3]"])
+    # So that none starts in the place of the one that runs.
+    assert [line.partition(":")[0] for line in answer.out.splitlines()] == [
+        run.name for run in (*runs[1:], runs[0])
+    ]
+    assert [ended(run) for run in runs[1:]] == ["cancelled"] * 3
+    assert not (runs[0] / "a0" / "exit.json").exists()  # its supervisor writes its own
+    cause = json.loads((runs[3] / "a0" / "exit.json").read_text())["cause"]
+    assert cause == "job 7_3 was cancelled while it waited"  # Slurm itself forgets such an element
+
+
+def packed(results: Path, number: int, index: int, pack: int) -> Path:
+    """Makes a run that shares an element with others."""
+    run = make_run(results, f"{RUN}{number}")
+    folder = submitted(run, job="7", index=index)
+    told = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**told, "pack": pack}))
+    return run
+
+
+def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
+    hires, tmp_path, slurm
+):
+    """They have an exit.json, and go on all the same when their job starts again."""
+    runs = [packed(tmp_path / "results", n, index=1, pack=3) for n in range(3)]
+    for run in runs:
+        with (run / "config.yaml").open("a") as file:
+            file.write("launcher:\n  requeues: 3\n")
+    for run, reason in zip(runs[:2], ("preempted", "timeout"), strict=True):
+        told = {"reason": reason, "cause": "it made way", "exit_codes": {"0": 75}}
+        end(begin(run), "failed", **told)
+    end(begin(runs[2]), "done")
+    answer = hires("cancel", runs[0].name)
+    assert "will not be begun; the other runs of job 7_1 go on" in answer.out
+    assert slurm() == []
+    found = json.loads((runs[0] / "a0" / "exit.json").read_text())
+    assert (found["state"], found["reason"], found["exit_codes"]) == ("cancelled", None, {"0": 75})
+    assert found["cause"].endswith("its turn in job 7_1; before that: it made way")
+    assert [found.state for found in state.states(runs[:2])] == ["cancelled", "pending"]
+    hires("cancel", runs[1].name)
+    assert slurm() == ["7_1"]
+
+
+def test_requests_of_a_cancel_that_failed_are_named_or_taken_back(hires, tmp_path, slurm, cluster):
+    runs = [make_run(tmp_path / "results", f"{RUN}{n}") for n in range(2)]
+    for index, run in enumerate(runs):
+        begin(run) if index == 0 else None
+        submitted(run, job="7", index=index)
+    cluster("scancel", "echo no controller >&2; exit 1")
+    answer = hires("cancel", "default")
+    assert answer.code == 1
+    assert f"{answer.out}{answer.err}".count("the request to cancel it stays") == 2
+    requests = [run / "a0" / "cancel" for run in runs]
+    for path in requests:
+        path.unlink()
+    requests[1].mkdir()  # so that it cannot be written
+    answer = hires("cancel", "default")
+    assert answer.code == 1
+    assert "the request to cancel it stays" not in f"{answer.out}{answer.err}"
+    assert not requests[0].exists()
+
+
+def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires, graph):
+    (tmp_path / "graph.json").write_text(json.dumps(graph.to_dict()))
+    words = ["tests.helpers.fake_hires", "graph.json", "sweep", *SMALL, "seed=0,1,2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HIRES_FAKE_RANKS": '{"0": "hang"}'},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            while not list(Path("results").glob("*/*/a0/logs/rank0000.log")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            answer = hires("cancel", "default")
+            _, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "2 attempts are pending (stopped by hires cancel)" in err
+    assert "its sweep starts nothing more, and has ended" in answer.out
+    assert answer.code == 0
+    [path] = Path("results").glob("*/*/a0/exit.json")
+    assert json.loads(path.read_text())["state"] == "cancelled"

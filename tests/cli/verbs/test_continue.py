@@ -1,0 +1,113 @@
+"""A longer run is offered to go on where a shorter one was saved, and does with ``--continue``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.cli.planning import shapes_of
+from hires.core.store import checkpoints, naming
+from tests.helpers.commands import SMALL
+from tests.helpers.run_folders import saved_stages
+
+pytestmark = pytest.mark.usefixtures("traced", "fake_ranks")
+BASE = tuple(word for word in SMALL if not word.startswith("steps="))
+
+
+def run_of(steps: int) -> Path:
+    [run] = [
+        file.parent
+        for file in Path("results").glob("default/*/config.yaml")
+        if yaml.safe_load(file.read_text())["steps"] == steps
+    ]
+    return run
+
+
+@pytest.fixture
+def saved(hires, graph) -> Path:
+    """A checkpoint of a run of three steps."""
+    assert hires("run", *BASE, "steps=3").code == 0
+    return saved_stages([dict(shapes_of(graph))], run_of(3).absolute(), 3)
+
+
+def continues(run: Path) -> str | None:
+    return yaml.safe_load((run / "config.yaml").read_text())["checkpoint"]["continues"]
+
+
+def test_checkpoint_of_a_shorter_run_is_offered_used_and_shown(hires, saved):
+    answer = hires("run", *BASE, "steps=5", "--dry-run")
+    offer = "was saved after step 3: --continue resumes there"
+    assert f"note: {saved.parents[1].name} {offer}" in answer.err
+    assert continues(run_of(5)) is None
+    answer = hires("run", *BASE, "steps=5", "--continue")
+    assert answer.code == 0, answer.err
+    assert f"continues {saved.parents[1].name} after step 3" in answer.err
+    assert continues(run_of(5)) == str(saved)
+    assert naming.identity({"checkpoint": {"continues": "x"}}) == {}
+    file = run_of(5) / "record.json"
+    record = json.loads(file.read_text())
+    record["lineage"] = [{"run": "short-0a", "step": 3}, {"run": "first-0b", "step": 1}]
+    file.write_text(json.dumps(record))
+    words = "it continues short-0a up to step 3, which continues first-0b up to step 1"
+    assert words in hires("show", run_of(5).name).out
+
+
+def test_run_of_other_keys_or_no_more_steps_is_not_offered_it(hires, saved):
+    for words in (("steps=5", "seed=1"), ("steps=2",)):
+        assert "--continue" not in hires("run", *BASE, *words, "--dry-run").err
+        answer = hires("run", *BASE, *words, "--continue", "--dry-run")
+        assert (answer.code, "nothing to continue" in answer.err) == (0, True)
+    # Nor is it offered a step at which nothing would be left: the one before is taken.
+    hires("run", *BASE, "steps=6", "--dry-run")
+    saved_stages([], run_of(6).absolute(), 4)
+    answer = hires("run", *BASE, "steps=4", "--continue", "--dry-run")
+    assert (answer.code, continues(run_of(4))) == (0, str(saved)), answer.err
+
+
+def test_points_of_a_sweep_go_on_and_their_notes_are_grouped(hires, saved):
+    words = ("sweep", *BASE, "steps=4,5", "--dry-run")
+    [line] = [n for n in hires(*words).err.splitlines() if "was saved after step 3" in n]
+    assert line.startswith("note: 2 points: ")
+    found = json.loads(hires(*words, "--json").out)["points"]
+    assert ["was saved after step 3" in point["notes"][0] for point in found] == [True] * 2
+    answer = hires("sweep", *BASE, "steps=4,5", "--continue")
+    assert answer.code == 0, answer.err
+    assert [continues(run_of(steps)) for steps in (4, 5)] == [str(saved)] * 2
+
+
+def test_failed_run_is_retried_from_the_checkpoint_of_a_shorter_one(hires, saved, fake_ranks):
+    fake_ranks({"0": "exit 3"})
+    assert hires("run", *BASE, "steps=5").code == 1
+    fake_ranks({})
+    answer = hires("retry", "--continue")
+    assert answer.code == 0, answer.err
+    assert continues(run_of(5)) == str(saved)
+
+
+def test_what_cannot_be_continued_is_refused_before_a_folder_is_made(hires, saved):
+    before = set(Path("results/default").iterdir())
+    checkpoint = f"checkpoint.continues={saved}"
+    for words, told in (
+        (("seed=1", checkpoint), f"{checkpoint} is of a run that differs in more"),
+        (("checkpoint.resume=never", "--continue"), "contradicts checkpoint.resume=never"),
+        (("checkpoint.continues=foo",), f"{Path('foo').absolute()}: it is no checkpoint"),
+    ):
+        answer = hires("run", *BASE, "steps=5", *words)
+        assert (answer.code, told in answer.err) == (2, True), answer.err
+    assert set(Path("results/default").iterdir()) == before
+    answer = hires("run", *BASE, "steps=4", "--continue", "--dry-run")  # the warm-up takes the rest
+    assert "1 step is left and measure.warmup=1 counts none of them" in answer.err
+    (run_of(3) / "record.json").unlink()
+    (saved / checkpoints.MANIFEST).unlink()  # its run folder is there, and it begins anew
+    assert hires("run", *BASE, "steps=3", "checkpoint.continues=foo").code == 2
+
+
+def test_named_run_is_continued_under_the_name_that_the_run_has_anyway(hires, saved):
+    answer = hires("run", *BASE, "steps=5", f"checkpoint.continues={saved.parents[1]}")
+    assert answer.code == 0, answer.err
+    named = run_of(5)
+    assert hires("run", *BASE, "steps=5", "--again", "--dry-run").code == 0
+    assert run_of(5) == named

@@ -1,0 +1,53 @@
+"""``hires data`` makes what a run can read, once, and says of images what a run would refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def test_folder_of_images_is_made_once_and_checked(hires):
+    words = ["data", "make", "my images", "--classes", "3", "--count", "6", "--size", "20x30"]
+    answer = hires(*words)
+    assert (answer.code, answer.err) == (0, "")
+    assert "6 images of 20 x 30 in 3 classes, 6 written now" in answer.out
+    assert len(list(Path("my images").glob("*/*.tif*"))) == 6
+    assert "there already" in hires(*words).out
+    answer = hires("data", "check", "my images", "--json")
+    assert (answer.code, sum(json.loads(answer.out)["classes"].values())) == (0, 6)
+    next(Path("my images").glob("*/*.tif*")).write_bytes(b"II*\0")
+    answer = hires("data", "check", "my images", "--json")
+    assert (answer.code, json.loads(answer.out)["ok"]) == (1, False)
+    assert "a run would end at the errors" in hires("data", "check", "my images").out
+
+
+def test_slides_are_few_and_large_unless_told_otherwise(hires):
+    # 64 slides of 256x256 were made, nearly all of them without a patch.
+    facts = json.loads(hires("data", "make", "s", "--slides", "--classes", "2", "--json").out)
+    assert (facts["count"], facts["size"], facts["written"]) == (6, [768, 1024], 6)
+    answer = hires("data", "check", "s", "data=slide", "data.labels=labels.csv", "--json")
+    checked = json.loads(answer.out)
+    assert [one for one in checked["findings"] if one["severity"] != "note"] == []
+    assert sum(checked["classes"].values()) >= 6
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--size", "big"], "write HEIGHTxWIDTH"),
+        (["--size", "0x4"], "write HEIGHTxWIDTH"),
+        (["--classes", "0"], "'0' must be a whole number, 1 or more"),
+        (["--classes", "4", "--count", "2"], "--count 2 must be at least 4"),
+        (["--seed", "-1"], "'-1' must be a whole number, 0 or more"),
+        (["image=4"], "image=4 is a key, which hires data make does not take"),
+        (["--count", "4", "--size", "16"], "d"),
+    ],
+)
+def test_mistakes_end_with_2_and_write_nothing(hires, words, meant):
+    Path("d").mkdir()
+    Path("d/thesis.pdf").write_text("precious")
+    answer = hires("data", "make", "d", *words)
+    assert (answer.code, meant in answer.err) == (2, True)
+    assert [file.name for file in Path("d").iterdir()] == ["thesis.pdf"]

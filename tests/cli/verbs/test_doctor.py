@@ -1,0 +1,246 @@
+"""``hires doctor`` says what is wrong with a machine or a cluster, and what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from hires.cli import doctor_checks
+from hires.cli.verbs import verb_doctor
+from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.ranks import gpus
+from hires.core.store.provenance import now
+from hires.launcher.doctor_check import Check
+from hires.launcher.slurm import slurm_checks
+from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
+from tests.helpers import slurm_daemons as daemons
+from tests.helpers.calibrations import CALIBRATION
+from tests.helpers.slurm_runs import TINY, TWO, wait_for_empty_queue
+
+CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
+
+
+def test_failing_check_ends_with_1_and_its_remedy(hires, monkeypatch):
+    monkeypatch.setattr(verb_doctor, "all_checks", lambda *_: CHECKS)
+    answer = hires("doctor")
+    assert answer.code == 1
+    assert answer.out == (
+        "here  torch  ok      2.13\n"
+        "here  gloo   failed  no answer\n"
+        "                     -> open the firewall\n"
+    )
+    monkeypatch.setattr(verb_doctor, "all_checks", lambda *_: CHECKS[:1])
+    answer = hires("doctor", "--json")
+    told = json.loads(answer.out)
+    assert (answer.code, told["ok"], told["checks"][0]["where"]) == (0, True, "here")
+
+
+def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 1)
+    assert hires("doctor", "--calibrate", "--json", "model=unet", "image=64").code == 1
+    assert seen == [["calibrate", "--json", "model=unet", "image=64"]]
+    answer = hires("doctor", "--calibrate", "--nodes", "2")
+    assert answer.code == 2
+    assert "`hires doctor --calibrate` measures this machine and takes no --config" in answer.err
+    answer = hires("doctor", "--nodes", "0")
+    assert (answer.code, "1 or more" in answer.err) == (2, True)
+
+
+def test_doctor_says_whether_and_when_the_machine_was_calibrated(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HIRES_CACHE", raising=False)
+    check = verb_doctor.calibration_check()
+    assert (check.state, check.text[:5]) == ("ok", "none:")
+    here = dataclasses.replace(CALIBRATION, machine=this_machine(), time=now())
+    path = keep_calibration(here)
+    assert path is not None
+    assert verb_doctor.calibration_check().text.endswith("), today")
+    path.write_text("{")
+    check = verb_doctor.calibration_check()
+    assert (check.state, check.remedy) == ("warning", "run hires doctor --calibrate")
+
+
+def test_nodes_and_keys_reach_the_checks(hires, monkeypatch):
+    seen = []
+    monkeypatch.setattr(verb_doctor, "all_checks", lambda *told: seen.append(told) or CHECKS[:1])
+    hires("doctor", "launcher=slurm", "--nodes", "3", "launcher.partition=gpu", "--patience", "9")
+    [(config, argv, patience_s)] = seen
+    launcher = config.launcher
+    assert (launcher.name, launcher.nodes, launcher.partition) == ("slurm", 3, "gpu")
+    assert (argv[:3], patience_s) == (["hires", "doctor", "launcher=slurm"], 9)
+    assert hires("doctor", "--nodes", "0").code == 2
+
+
+def test_checks_of_this_machine_pass_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctor_checks.machine_checks(Path("results"), nodes=1)
+    assert [check for check in found if check.state == "failed"] == []
+    assert not list(tmp_path.iterdir())  # what was written to try the disk is gone
+
+
+def test_disk_clock_and_address_are_judged(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    for rate, state, told in (
+        (full, "failed", "No space left on device"),
+        (lambda folder: 1e6, "warning", "checkpoint.every"),
+    ):
+        monkeypatch.setattr(doctor_checks, "write_rate", rate)
+        check = doctor_checks._results(tmp_path / "not" / "made" / "yet")
+        assert (check.state, told in check.text + (check.remedy or "")) == (state, True)
+    clock = doctor_checks.heartbeat.file_clock
+    for ahead_s, state in ((0.1, "ok"), (-90.0, "warning")):
+        shifted = lambda where, ahead_s=ahead_s: clock(where) + ahead_s  # noqa: E731
+        monkeypatch.setattr(doctor_checks.heartbeat, "file_clock", shifted)
+        assert doctor_checks._clock(tmp_path).state == state
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    for nodes, state in ((1, "ok"), (2, "warning")):
+        check = doctor_checks._address(nodes)
+        assert (check.state, "launcher.interface" in check.remedy) == (state, nodes == 2)
+
+
+def test_check_that_breaks_is_a_line_of_the_answer(monkeypatch):
+    def broken() -> Check:
+        raise OSError("gone")
+
+    check = doctor_checks.guarded("results", broken)
+    assert (check.name, check.state, "gone" in check.text) == ("results", "failed", True)
+    monkeypatch.setattr(doctor_checks, "_TORCH", "raise ImportError('libtorch.so is broken')")
+    [check] = doctor_checks.torch_checks()
+    assert (check.state, check.text) == ("failed", "ImportError: libtorch.so is broken")
+    assert check.remedy
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cards", "driver", "files", "visible", "state", "words"),
+    [
+        (None, 0, None, 0, None, "ok", "this torch is for CPUs"),
+        (None, 2, "570.86", 2, None, "warning", "has 2 NVIDIA GPUs, and this torch is for CPUs"),
+        ("13.0", 0, None, 0, None, "ok", "has no NVIDIA GPU"),
+        ("13.0", 1, None, 0, None, "warning", "has 1 NVIDIA GPU and no NVIDIA driver"),
+        ("13.0", 1, "570.86", 0, None, "warning", "is shown no GPU"),
+        ("13.0", 1, "570.86", 1, "", "warning", "CUDA_VISIBLE_DEVICES='' hides all 1 GPUs"),
+        (None, 0, "570.86", 0, None, "warning", "has NVIDIA GPUs, and this torch is for CPUs"),
+        ("13.0", 1, "570.86", 1, None, "warning", "driver 570.86 is older than 580.65, which CUDA"),
+        ("12.8", 1, "570.86", 1, None, "warning", "CUDA 12.8 of torch finds none"),
+    ],
+)
+def test_reason_why_torch_finds_no_gpu(
+    monkeypatch, cuda, cards, driver, files, visible, state, words
+):
+    monkeypatch.setattr(gpus, "cards", lambda: cards)
+    monkeypatch.setattr(gpus, "driver", lambda: driver)
+    monkeypatch.setattr(gpus, "device_files", lambda: files)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    facts = {"devices": [], "cuda": cuda, "nccl": None, "apart": []}
+    [check] = doctor_checks._gpus(facts)
+    assert check.state == state
+    assert words in check.text
+    assert bool(check.remedy) == (state != "ok")
+
+
+@pytest.mark.dist
+def test_torch_of_this_machine_passes():
+    assert {check.state for check in doctor_checks.torch_checks()} <= {"ok", "warning"}
+
+
+SLURM = 'printf "ClusterName = big\\nSLURM_VERSION = 23.11\\nAccountingStorageType = %s\\n"'
+
+
+def test_no_slurm_is_fine_unless_it_was_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [check] = slurm_checks.slurm_checks(RunConfig())
+    assert check.state == "ok"
+    [check] = slurm_checks.slurm_checks(RunConfig(launcher=LauncherConfig("slurm")))
+    assert (check.state, bool(check.remedy)) == ("failed", True)
+
+
+@pytest.mark.parametrize(("nodes", "state"), [(1, "ok"), (2, "warning"), (3, "failed")])
+def test_nodes_that_are_down_or_missing(cluster, nodes, state):
+    cluster("sbatch", "")
+    cluster("scontrol", f"{SLURM} none")
+    cluster("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|down*\\nx|old|idle\\n"')
+    config = RunConfig(launcher=LauncherConfig("slurm", nodes=nodes))
+    check = {c.name: c for c in slurm_checks.slurm_checks(config)}["nodes"]
+    assert check.state == state
+    if nodes == 3:
+        assert check.text == "partition gpu has 2 nodes in all, and 3 are wanted"
+        assert "use --nodes 2 (launcher.nodes) or less" in check.remedy
+    else:
+        assert "1 of 2 nodes of partition gpu are up" in check.text
+
+
+def test_slurm_that_does_not_answer_is_told(cluster):
+    cluster("sbatch", "")
+    cluster("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    [check] = slurm_checks.slurm_checks(RunConfig(launcher=LauncherConfig("slurm")))
+    assert check.state == "failed"
+    assert "Unable to contact slurm controller" in check.text
+    assert "SLURM_CONF" in check.remedy
+
+
+@pytest.fixture
+def queue(cluster, monkeypatch):
+    """A cluster of two nodes that are up; torch is not looked at."""
+    monkeypatch.setattr(verb_doctor, "torch_checks", list)
+    cluster("scontrol", f"{SLURM} none")
+    cluster("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
+    return cluster
+
+
+def test_refused_job_is_a_line_with_slurms_words_and_what_the_site_excludes(hires, queue):
+    words = ("doctor", "launcher=slurm", "--nodes", "2", "--json")
+    queue("sbatch", "echo 'sbatch: error: the queue is closed' >&2; exit 1")
+    answer = hires(*words)
+    told = json.loads(answer.out)["checks"][-1]
+    assert (answer.code, told["name"], told["where"], told["state"]) == (1, "job", "job", "failed")
+    assert "the queue is closed" in told["text"]
+    assert not list(Path("results").glob(".doctor*"))
+    refusal = "sbatch: error: Requested node configuration is not available"
+    queue("sbatch", f"echo '{refusal}' >&2; exit 1")
+    told = json.loads(hires(*words, "cluster.options={exclude:n2}").out)["checks"][-1]
+    assert "is: #SBATCH --exclude=n2" in told["text"]
+    assert told["remedy"] == "change launcher.nodes or launcher.threads or cluster.options.exclude"
+
+
+def test_job_is_cancelled_when_the_doctor_is_stopped(hires, queue, tmp_path):
+    queue("sbatch", "kill -TERM $PPID; echo 7")
+    queue("squeue", "echo '7|N/A|PENDING|N/A|Priority'")
+    queue("scancel", f'echo "$@" > {tmp_path}/told')
+    assert hires("doctor", "launcher=slurm", "--nodes", "2").code == 130
+    assert (tmp_path / "told").read_text() == "7\n"
+
+
+DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--patience", "60", "--json")
+
+
+@pytest.mark.slurm
+def test_two_nodes_are_found_to_fit_together(runs):
+    told = json.loads(runs.hires(*DOCTOR)[0])
+    assert told["ok"] is True
+    found = {check["name"]: check for check in told["checks"] if check["where"] == "job"}
+    assert {check["state"] for check in found.values()} == {"ok"}
+    assert "ran on node1, node2" in found["job"]["text"]
+    assert {"versions", "gpus", "disk", "clock", "shared", "network", "nccl"} <= set(found)
+    assert not list((runs.folder / "results").iterdir())
+    wait_for_empty_queue()
+
+
+@pytest.mark.slurm
+def test_node_that_does_not_see_the_results_is_named_by_the_doctor_and_by_a_run(runs):
+    with daemons.blind("slurmd-node2", runs.folder):
+        told = json.loads(runs.hires(*DOCTOR, code=1)[0])
+        [job] = [check for check in told["checks"] if check["name"] == "job"]
+        assert (job["state"], told["ok"]) == ("failed", False)
+        assert "node node2 does not see " in job["text"]
+        _, err = runs.hires("run", *TINY, *TWO, "--wait", code=1)
+    assert f"node node2 does not see {runs.run}: keep runs on a file system that all" in err
+    assert runs.exit()["reason"] == "launch"

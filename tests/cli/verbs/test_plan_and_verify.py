@@ -1,0 +1,209 @@
+"""``hires plan`` shows the plan that a run would freeze, with its proof; ``hires verify`` tells
+equal from unequal and leaves nothing behind; ``hires explore`` finds deadlocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.cli.main import main
+from hires.launcher.local.local_launcher import Outcome
+from hires.plan.plan import Plan
+from tests.helpers.commands import SMALL
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+def test_plan_shows_grid_time_line_messages_and_verdict(hires):
+    answer = hires("plan", *SMALL, "parallel=sp+lp", "parallel.tiles=[1,2]")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert lines[:3] == ["placement (ranks)", "  stage 0   stage 1", "  [ 0 1 ]   [ 2 ]"]
+    assert "  stage 0  F0 .  .  B0" in lines
+    assert any(line.split()[:1] == ["halo"] for line in lines)
+    assert "deadlock-free" in lines[-1]
+    assert not Path("results").exists()
+
+
+def test_json_is_what_plan_json_holds(hires):
+    facts = json.loads(hires("plan", *SMALL, "parallel=sp", "--json").out)
+    assert facts["world"] == 2
+    assert Plan.from_dict(facts).to_dict() == facts
+    words = ("plan", *SMALL, "parallel=pp", "parallel.microbatches=3")
+    answer = hires(*words)
+    assert answer.code == 3
+    assert answer.out.startswith("findings\n  error: batch=4 does not divide")
+    assert "parallel.microbatches=2" in answer.out
+    answer = hires(*words, "--prove", "--json")
+    assert (answer.code, json.loads(answer.out)["proofs"]) == (3, [])
+
+
+PIPELINE = ("parallel=pp", "parallel.microbatches=1", "--prove")
+
+
+def test_proofs_are_part_of_the_json_if_asked_for(hires):
+    facts = json.loads(hires("plan", *SMALL, *PIPELINE, "--json").out)
+    first, met, mailed, separate, joined, ahead = proofs = facts["proofs"]
+    assert [proof["decides"] for proof in proofs] == [True, True, False, False, False, False]
+    assert [proof["ok"] for proof in proofs] == [True, True, True, True, True, False]
+    assert [proof["backends"] for proof in proofs] == [
+        ["gloo"],
+        ["gloo", "mpi", "shm", "cma"],
+        ["gloo", "mpi", "shm", "cma"],
+        ["nccl", "nccl_direct"],
+        [],
+        [],
+    ]
+    assert facts["verdict"] == (
+        f"deadlock-free, {first['messages']} messages and {first['collectives']} collectives a step"
+    )
+    assert first["seconds"] > 0
+    assert not any(one["problems"] for one in (first, met, mailed, separate, joined))
+    assert len(ahead["problems"]) == 1
+
+
+def test_memory_is_told_for_every_node(hires):
+    words = ("plan", *SMALL, "parallel=sp", "parallel.tiles=[3,1]", "launcher=mpirun")
+    words = (*words, "launcher.hosts=[a,b]", "cluster.memory=1GiB")
+    lines = hires(*words).out.splitlines()
+    start = lines.index("memory of a node, libraries included")
+    assert lines[start + 1].strip() == "node 0: 2 ranks need 642.0 MiB of 1.0 GiB"
+    assert lines[start + 2].strip() == "node 1: 1 rank needs 321.0 MiB of 1.0 GiB"
+    facts = json.loads(hires(*words, "--json").out)
+    assert [node["ranks"] for node in facts["nodes"]] == [[0, 1], [2, 2]]
+    answer = hires(*words[:-1], "cluster.memory=400MiB")
+    assert answer.code == 3
+    assert "2 ranks on one node need 642.0 MiB" in answer.out
+    assert "cluster.memory=400MiB" in answer.out
+
+
+ERRORS = {"output": 1e-13, "loss": 2e-15, "gradients": 3e-12, "parameters": 1e-13}
+
+
+@pytest.fixture
+def rank_0_finds(monkeypatch):
+    """Stands for the ranks: writes verify.json and remembers the frozen config."""
+    seen = {}
+
+    def finds(
+        worst: float, noise: float | None = None, verdict: str | None = None, **more: float | None
+    ):
+        def launch(path, attempt, *, args, on_line):
+            assert args == ("--verify",)
+            seen["path"] = path
+            seen["config"] = yaml.safe_load((path / "config.yaml").read_text())
+            errors = {**ERRORS, "gradients": worst, **more}
+            allowed = max(1e-10, min(10 * (noise or 0), 1e-6))
+            each = {}
+            for kind, error in errors.items():
+                facts = {"name": f"{kind}/a", "error": error, "noise": noise, "allowed": allowed}
+                facts["bound"] = 1e-10
+                facts |= {"ok": error is None or error <= allowed, "undecided": verdict is not None}
+                each[kind] = None if error is None else facts
+            equal = "equal" if worst <= allowed else "not equal"
+            answer = {"ok": worst <= allowed, "max_rel_err": worst, "errors": errors}
+            answer |= {"verdict": verdict or equal, "decisive": each["gradients"]}
+            answer |= {"worst": each, "by_noise": ["gradients/a"] if noise else []}
+            answer |= {"lost": [], "precision": seen["config"]["precision"]["name"]}
+            (path / f"a{attempt}" / "verify.json").write_text(json.dumps(answer))
+            code = 0 if answer["ok"] else 1
+            state = "done" if answer["ok"] else "failed"
+            return Outcome(state, None, {0: code}, [])
+
+        monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
+        return seen
+
+    return finds
+
+
+def test_equal_layout_ends_with_0_and_leaves_no_folder(hires, rank_0_finds):
+    seen = rank_0_finds(3e-12, running_stats=None)
+    answer = hires("verify", *SMALL, "parallel=sp")
+    assert answer.code == 0, answer.err
+    assert "3.00e-12" in answer.out
+    assert "running stats" in answer.out
+    assert "equal to one process: 3.00e-12, allowed 1e-10" in answer.out
+    assert seen["config"]["precision"]["name"] == "fp64"
+    told = json.loads(hires("verify", *SMALL, "--json").out)
+    assert (told["ok"], told["max_rel_err"]) == (True, 3e-12)
+    answer = hires("verify", *SMALL, "parallel=sp", "precision=bf16", "comm.dtype=fp16")
+    assert answer.code == 0, answer.err
+    assert "equal to one process in float64, within what bf16 rounds" in answer.out
+    config = seen["config"]
+    assert (config["precision"]["name"], config["comm"]["dtype"]) == ("bf16", "fp16")
+    assert not seen["path"].exists()
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "told"),
+    [
+        ((4e-3,), 1, "NOT equal to one process: 4.00e-03, allowed 1e-10 (gradients/a)"),
+        ((2e-9, 1e-9), 0, "allowed ten times their float64 noise"),
+        # A layout was "NOT equal" though its error was below the noise of float64.
+        ((3e-6, 8e-6, "undecided"), 2, "float64 itself differs by 8.00e-06 in gradients/a"),
+    ],
+)
+def test_error_and_noise_decide_the_verdict(hires, rank_0_finds, found, code, told):
+    rank_0_finds(*found)
+    answer = hires("verify", *SMALL, "parallel=sp")
+    assert (answer.code, told in answer.out) == (code, True), answer.out
+    assert ("NOT equal" in answer.out) == (code == 1)
+
+
+def test_failing_rank_is_explained(hires, fake_ranks):
+    fake_ranks({"0": "raise"})
+    answer = hires("verify", *SMALL)
+    assert answer.code == 1
+    assert "rank 0" in answer.err
+    assert "this rank was told to fail" in answer.err
+    assert answer.out == ""
+
+
+def test_ranks_that_compare_nothing_are_no_success(hires, fake_ranks):
+    answer = hires("verify", *SMALL)
+    assert answer.code == 1
+    assert "without comparing anything" in answer.err
+
+
+def test_infeasible_layout_exits_3(hires):
+    answer = hires("verify", *SMALL, "parallel=pp", "parallel.microbatches=3", "--json")
+    assert answer.code == 3
+    assert json.loads(answer.out)["error"]["exit_code"] == 3
+
+
+TINY = ("model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4")
+
+
+@pytest.mark.dist
+def test_uneven_tiles_equal_one_process_on_real_ranks(hires, monkeypatch):
+    monkeypatch.undo()  # with nothing replaced
+    answer = hires("verify", *TINY, "parallel=sp+pp", "parallel.tiles=[1,2]", "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert found["ok"] is True
+    assert found["max_rel_err"] <= 1e-10
+    assert {"output", "loss", "gradients", "parameters", "running_stats"} <= set(found["errors"])
+
+
+def explored(tmp_path: Path, text: str, *options: str) -> int:
+    file = tmp_path / "program.yaml"
+    file.write_text(text)
+    return main(["explore", str(file), *options])
+
+
+def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert explored(tmp_path, "ranks: {0: [barrier], 1: [barrier]}") == 0
+    assert "every interleaving ends" in capsys.readouterr().out
+    assert explored(tmp_path, "ranks: {0: [send 1, recv 1], 1: [send 0, recv 0]}") == 3
+    assert "deadlock, unless every message is buffered" in capsys.readouterr().out
+    three = "ranks: {0: [recv any, recv 1], 1: [send 0], 2: [send 0]}"
+    assert explored(tmp_path, three, "--json") == 3
+    values = json.loads(capsys.readouterr().out)
+    assert values["deadlock"]
+    assert not values["always"]
+    assert explored(tmp_path, "ranks: {0: [broadcast 0], 1: [broadcast 1]}") == 3
+    assert "the ranks do not agree" in capsys.readouterr().out

@@ -1,0 +1,226 @@
+"""``hires list runs``, ``report`` and ``export`` hand on what the run folders hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hires.core.store import run_index
+from tests.helpers.compared_runs import compared_run, failed_run
+from tests.helpers.report_runs import report_run
+from tests.helpers.run_folders import begin, end, make_run
+
+RESULTS = Path("results")
+STEPS = [0.5, 0.5, 0.5]
+
+
+@pytest.fixture(scope="module")
+def four_runs(tmp_path_factory) -> Path:
+    """A quick run, a slow one in bf16, a failed one and one that never began."""
+    results = tmp_path_factory.mktemp("four") / "results"
+    compared_run(results, [STEPS], batch=4, image=[64, 64])
+    compared_run(results, [STEPS], batch=16, image=[96, 96], precision={"name": "bf16"})
+    failed_run(results, "out of memory", campaign="other", image=[128, 96])
+    make_run(results)
+    return results
+
+
+@pytest.fixture
+def runs(hires, four_runs):
+    shutil.copytree(four_runs, RESULTS)
+
+
+def listed(hires, *words):
+    answer = hires("list", "runs", "--json", *words)
+    assert answer.code == 0, answer.err
+    return [(row["state"], row["image"]) for row in json.loads(answer.out)["runs"]]
+
+
+SMALL, LARGE, FAILED, PENDING = (
+    ("done", "64x64"), ("done", "96x96"), ("failed", "128x96"), ("pending", "64x64"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ('precision == "bf16" and throughput > 10', [LARGE]),
+        ("not (throughput > 10)", [PENDING, SMALL, FAILED]),
+        ("throughput > 10 or state == 'failed'", [LARGE, FAILED]),
+        ("throughput == null", [PENDING, FAILED]),
+        ("throughput * 2 < 17", [SMALL]),
+        ("height > width", [FAILED]),
+        ("image == [128, 96]", [FAILED]),
+        ("image in ['64x64', 7] and image < 65", [SMALL, PENDING]),
+        ("parallel == 'single' and data.shuffle", [LARGE, SMALL, FAILED]),
+        ("'memory' not in cause", [PENDING, LARGE, SMALL]),
+        ("memory > 50000000 and loss < 3 and step_time == 0.5", [LARGE, SMALL]),
+        ("parallel.stages == 1 and campaign == 'other'", [FAILED]),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_runs_of_which_an_expression_is_true_are_listed(hires, where, kept):
+    assert sorted(listed(hires, "--where", where)) == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--where", "troughput > 10"], "did you mean throughput"),
+        (["--where", "throughput"], "neither true nor false"),
+        (["--where", "state > 3"], "cannot be worked out"),
+        (["--where", "__import__('os').system('touch made')"], "holds"),
+        (["--where", "state.__class__ == 1"], "unknown key"),
+        (["--sort", "speeed"], "is no name of a run"),
+        (["--csv", "--json"], "--csv"),
+        (["--campaign", "x"], "x"),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_mistakes_of_a_list_end_with_2(hires, words, told):
+    answer = hires("list", "runs", *words)
+    assert (answer.code, told in answer.err) == (2, True)
+    assert not Path("made").exists()
+
+
+@pytest.mark.usefixtures("runs")
+def test_runs_are_sorted_and_written_as_csv_and_an_index(hires):
+    assert listed(hires, "--sort", "throughput")[:2] == [SMALL, LARGE]
+    assert listed(hires, "--sort=-throughput")[:2] == [LARGE, SMALL]
+    assert listed(hires, "--sort", "batch", "--campaign", "other") == [FAILED]
+    rows = list(csv.DictReader(io.StringIO(hires("list", "runs", "--csv").out)))
+    assert {row["state"] for row in rows} == {"done", "failed", "pending"}
+    answer = hires("list", "runs", "--where", "image < 100")
+    assert "--where: 1 runs left out" in answer.err  # of which it makes no sense
+    before = listed(hires)
+    assert "3 runs that have ended are not in the index" in hires("list", "runs").err
+    assert hires("index").out == "results/index.jsonl: 3 attempts of 4 runs\n"
+    assert hires("list", "runs").err == ""
+    assert listed(hires) == before
+    assert len((RESULTS / run_index.FILE).read_text().splitlines()) == 3
+
+
+def test_running_and_lost_runs_are_told_apart(hires):
+    assert hires("list", "runs").out == "no runs\n"
+    run = make_run(RESULTS)
+    begin(run)
+    assert listed(hires) == [("running", "64x64")]
+    begin(run, 1, pid=2**22 + 1, process_started=1)
+    assert listed(hires) == [("lost", "64x64")]
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory) -> Path:
+    """Results with a run that a report draws."""
+    return report_run(tmp_path_factory.mktemp("report") / "results", "pp")
+
+
+@pytest.fixture
+def run(hires, one_run):
+    shutil.copytree(one_run.parents[1], RESULTS)
+    return RESULTS / "default" / one_run.name
+
+
+def test_report_is_a_page_and_its_files(hires, run):
+    answer = hires("report", "--json")
+    assert answer.code == 0, answer.err
+    told = json.loads(answer.out)
+    assert told["runs"] == 1
+    assert any(line.startswith("Precision against error: ") for line in told["not_drawn"])
+    for name in ("index.html", "tables/throughput.csv", "plots/timeline.svg"):
+        assert Path("report", name).is_file()
+    answer = hires("report", run.name[-8:], "--format", "tex", "--out", "paper", "--json")
+    files = [Path(name) for name in json.loads(answer.out)["files"]]
+    assert {file.suffix for file in files} == {".tex"}
+    assert all(file.is_file() and file.parts[0] == "paper" for file in files)
+
+
+def test_mistakes_of_a_report_end_with_2(hires, run):
+    Path("taken").write_text("")
+    for words, told in (
+        (["--format", "htm"], "did you mean html?"),
+        (["--results", "elsewhere"], "elsewhere"),
+        (["--out", "taken"], "--out DIR"),
+    ):
+        answer = hires("report", *words)
+        assert (answer.code, told in answer.err) == (2, True), answer.err
+
+
+def test_points_are_those_of_whole_campaigns(hires, run):
+    report_run(RESULTS, "single")
+    excluded = [{"overrides": ["image=9"], "reason": "too small"}]
+    points = [{"run": path.name, "overrides": []} for path in run.parent.iterdir()]
+    plan = {"points": points, "excluded": excluded}
+    (run.parent / "campaign.json").write_text(json.dumps(plan))
+    table = Path("report/tables/points.csv")
+    assert hires("report", "default", "--format", "csv").code == 0
+    assert table.read_text().count("done") == 2
+    assert "too small" in table.read_text()
+    # The other run of the campaign is not looked at, so nobody knows how it is; the table goes.
+    assert hires("report", str(run), "--format", "csv").code == 0
+    assert not table.exists()
+
+
+def test_failed_runs_have_the_state_that_they_have_now(hires):
+    lost, again = make_run(RESULTS), make_run(RESULTS, "resnet18-64x64-single-fp32-4567cdef")
+    begin(lost, pid=2**22 + 1)
+    end(begin(again), "failed", reason="nan", cause="the loss is nan")
+    begin(again, 1)
+    assert hires("report", "--format", "csv").code == 0
+    rows = [*csv.DictReader(Path("report/tables/failures.csv").read_text().splitlines())]
+    found = sorted((row["state"], row["attempt"], row["reason"]) for row in rows)
+    assert found[-1] == ("running", "0", "nan")  # it is tried again: no failure yet
+    assert found[0][0] == "lost"
+
+
+@pytest.fixture
+def attempts(hires):
+    """Two attempts of a run, and a run that failed."""
+    compared_run(RESULTS, [[0.5, 0.5, 0.25]] * 2, campaign="a")
+    failed_run(RESULTS, "=cmd|' /C calc'!A0", campaign="b")
+
+
+def rows(name):
+    with Path("out", f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("attempts")
+def test_csv_holds_runs_attempts_steps_and_configs(hires):
+    answer = hires("export", "--to", "csv", "--out", "out")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("2 runs, ")
+    assert [row["state"] for row in rows("runs")] == ["done", "failed"]
+    assert [float(row["step_s_median"]) for row in rows("attempts")] == [0.5, 0.5]
+    assert [row["counted"] for row in rows("samples")] == ["no", "yes", "yes", "yes"] * 2
+    assert rows("configs")[0]["parallel.tiles"] == "[1,1]"
+    assert rows("failures")[0]["cause"].startswith("'=cmd")  # no formula in a spreadsheet
+    assert hires("export", "--to", "csv", "--out", "out", "b").code == 0
+    assert len(rows("runs")) == 1
+
+
+@pytest.mark.usefixtures("attempts")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--out", "out"], "--to"),
+        (["--to", "csv"], "--to csv writes a folder; name it, as --out"),
+        (["--to", "csb", "--out", "out"], "did you mean csv"),
+        (["--to", "csv", "--out", "file/out"], "file"),
+        (["--to", "onnx", "--out", "net.onnx"], "writes the network of one run, not 0; name one"),
+        (["a", "b", "--to", "onnx"], "writes the network of one run, not 2"),
+        (["RUN", "--to", "onnx"], "kept no weights; run it with checkpoint.at_end=always"),
+        (["net.safetensors", "--to", "exported"], "net.safetensors is not of a run"),
+    ],
+)
+def test_mistakes_of_an_export_end_with_2(hires, words, text):
+    Path("file").touch()
+    run = str(next(RESULTS.glob("a/*")))
+    answer = hires("export", *[run if word == "RUN" else word for word in words])
+    assert (answer.code, text in answer.err) == (2, True), answer.err
+    assert not [*Path().glob("*.onnx"), *Path().glob("out")]

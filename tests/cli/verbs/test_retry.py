@@ -1,0 +1,268 @@
+"""``hires retry`` runs the same points again, only those that are meant, and never code of folders
+that others may write to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.cli.verbs import verb_retry
+from hires.core.config.launcher_config import ClusterConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.store import attempts, records, rundir
+from hires.launcher.interface import launcher_named
+from hires.launcher.status import state
+from hires.launcher.status.run_state import RunState
+from tests.helpers.commands import SMALL
+from tests.helpers.run_folders import submitted
+
+pytestmark = pytest.mark.usefixtures("traced")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Path]:
+    """The results of the first test, for the others of this module."""
+    return {}
+
+
+@pytest.fixture
+def runs(hires, fake_ranks, kept, tmp_path_factory) -> dict[str, Path]:
+    """One run that failed and one that is done, in one campaign."""
+    if not kept:
+        fake_ranks({"0": "exit 3"})
+        hires("run", *SMALL, "seed=1", "campaign=mine")
+        fake_ranks({})
+        hires("run", *SMALL, "seed=2", "campaign=mine")
+        kept["results"] = tmp_path_factory.mktemp("retry") / "results"
+        shutil.move("results", kept["results"])
+    shutil.copytree(kept["results"], "results")
+    folders = [file.parent for file in Path("results").glob("mine/*/config.yaml")]
+    return {found.state: found.path for found in state.states(folders)}
+
+
+def ends(run: Path) -> list[str]:
+    files = sorted(run.glob("a*/exit.json"))
+    return [json.loads(file.read_text())["state"] for file in files]
+
+
+def test_failed_run_is_run_again_as_its_next_attempt(hires, runs):
+    answer = hires("retry")
+    assert answer.code == 0, answer.err
+    assert answer.out == f"{runs['failed'].name}: done\n"
+    assert f"1 of 1: {runs['failed'].name}, attempt 1; it was failed" in answer.err
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed", "done"], ["done"])
+    record = json.loads((runs["failed"] / "record.json").read_text())
+    assert (record["state"], record["attempt"]) == ("done", 1)
+    assert "seed=1" in record["reproduce"]
+
+
+def test_states_and_names_choose_what_is_run_again(hires, runs, fake_ranks):
+    answer = hires("retry", runs["done"].name)
+    assert answer.code == 0
+    assert answer.out == "nothing to retry: no run is failed or lost\n1 run: 1 done\n"
+    assert hires("retry", "mine", "--state", "done").code == 0
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
+    fake_ranks({"0": "raise"})
+    answer = hires("retry", "mine")
+    assert answer.code == 1
+    assert "this rank was told to fail" in answer.err
+    assert ends(runs["failed"]) == ["failed", "failed"]
+    for states, told in (
+        ("fialed", "--state 'fialed' is unknown; did you mean failed?"),
+        ("running", "a run that is running cannot be run again"),
+        (",", "--state names none"),
+    ):
+        answer = hires("retry", "--state", states)
+        assert (answer.code, told in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("config.yaml", "gone: 1\n", "is of another hires, or was edited"),
+        ("plan.json", "{", "plan.json"),
+        ("plan.json", "[]", "plan.json"),
+        ("plan.json", None, "plan.json"),
+        (None, None, "--trust-owner"),
+    ],
+)
+def test_run_that_cannot_be_used_is_left_out_before_anything_starts(hires, runs, file, text, told):
+    path = runs["failed"] / (file or "")
+    if file is None:  # others may write to it, so it decides which code runs
+        path.chmod(0o777)
+    elif text is None:
+        path.unlink()
+    else:
+        path.write_text((path.read_text() if file == "config.yaml" else "") + text)
+    answer = hires("retry", "--state", "failed,done")
+    assert answer.code == 1
+    assert f"hires: {runs['failed'].name} is left out: " in answer.err
+    assert told in answer.err
+    assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
+    if file is None:
+        assert hires("retry", "--trust-owner").code == 0
+        assert ends(runs["failed"]) == ["failed", "done"]
+
+
+def test_key_that_leaves_the_point_as_it_is_may_change(hires, runs):
+    words = ["--set", "comm.timeout_s=600", "--set", "memory.limit=8GiB"]
+    answer = hires("retry", "mine", *words)
+    assert answer.code == 0, answer.err
+    frozen = yaml.safe_load((runs["failed"] / "config.yaml").read_text())
+    assert (frozen["comm"]["timeout_s"], frozen["memory"]["limit"]) == (600.0, "8GiB")
+    earlier = yaml.safe_load((runs["failed"] / "a0" / "config.yaml").read_text())
+    assert earlier["comm"]["timeout_s"] == 120.0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("batch=2", "makes another point, which is a run of its own: `hires run model=resnet18"),
+        ("data.path=$(touch evil); x", "'data.path=$(touch evil); x'`"),  # a shell reads a word
+        ("comm.timeout=9", "did you mean comm.timeout_s?"),
+        ("comm.timeout_s=-1", "must be above 0, and finite"),
+        ("comm.timeout_s=soon", "comm.timeout_s='soon' must be a number"),
+        ("comm.timeout_s", "there is no key"),
+        ("checkpoint.continues=foo", "`hires retry --continue` finds the checkpoint; to name it"),
+        ("memory.limit=[", "the value cannot be read"),
+    ],
+)
+def test_other_keys_are_refused_with_what_would_work(hires, runs, change, told):
+    answer = hires("retry", "mine", "--set", change)
+    assert (answer.code, told in answer.err) == (2, True), answer.err
+    assert ends(runs["failed"]) == ["failed"]
+
+
+@pytest.fixture
+def slurm(cluster):
+    """Stands for Slurm's commands: every job is number 9, and node2 is down."""
+    gone = "echo Invalid job id >&2; exit 1"
+    nodes = "printf 'node1 idle\\nnode2 down*\\nnode3 mixed\\n'"
+    tools = {"sbatch": "echo 9", "squeue": gone, "scontrol": gone, "sacct": gone, "sinfo": nodes}
+    for name, text in tools.items():
+        cluster(name, text)
+    return cluster
+
+
+def of_slurm(run: Path) -> None:
+    """Freezes a run as one that Slurm is to start."""
+    frozen = yaml.safe_load((run / "config.yaml").read_text())
+    frozen["launcher"]["name"] = "slurm"
+    (run / "config.yaml").write_text(yaml.safe_dump(frozen))
+    (run / "frozen.json").unlink()  # as of an older hires: an edit would be refused
+
+
+def script(run) -> str:
+    return (run.parent / "arrays" / "0" / "job.sbatch").read_text()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_job_is_submitted_as_the_next_attempt_and_never_run_here(hires, runs, slurm, refused):
+    run = runs["failed"]
+    of_slurm(run)
+    if not refused:  # else its attempt has no job, because sbatch took none
+        submitted(run)
+    answer = hires("retry", "--set", "launcher.minutes=7")
+    assert (answer.code, answer.out) == (0, "1 of 1 runs submitted; `hires status` watches\n")
+    told = json.loads((run / "a1" / "job.json").read_text())
+    assert (told["job"], told["index"]) == ("9", 0)
+    assert "#SBATCH --time=7\n" in script(run)
+    assert "--exclude" not in script(run)
+    first, second = (json.loads((run / f"a{n}" / "env.json").read_text()) for n in (0, 1))
+    assert second["reproduce"] == first["reproduce"]
+    assert ends(run) == ["failed"]
+
+
+def test_run_of_slurm_is_not_run_here_if_slurm_does_not_answer(hires, runs, slurm):
+    of_slurm(runs["failed"])
+    slurm("sbatch", "echo no controller >&2; exit 1")
+    answer = hires("retry")
+    assert (answer.code, "no controller" in answer.err) == (1, True)
+    assert ends(runs["failed"]) == ["failed", "failed"]
+
+
+def test_config_of_a_job_that_waits_stays_as_it_was_submitted(hires, runs, slurm):
+    run = runs["failed"]
+    of_slurm(run)
+    (submitted(run, job="9", index=0) / "exit.json").unlink()
+    (run / "a0" / "events.jsonl").unlink()
+    slurm("squeue", "echo '9|0|PENDING|N/A|Priority'")
+    before = (run / "config.yaml").read_bytes()
+    answer = hires("retry", "--state", "pending", "--set", "comm.timeout_s=7")
+    assert (answer.code, "job 9_0 has it as attempt a0 (pending)" in answer.err) == (1, True)
+    assert (run / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_run_that_another_command_began_again_meanwhile_is_left_to_it(
+    hires, runs, slurm, launcher, monkeypatch
+):
+    if launcher == "slurm":
+        of_slurm(runs["failed"])
+    read = verb_retry.states
+
+    def states(paths):
+        found = read(paths)
+        attempts.next_attempt(runs["failed"])
+        return found
+
+    monkeypatch.setattr(verb_retry, "states", states)
+    answer = hires("retry")
+    assert answer.code == 1
+    assert "was begun meanwhile, by another command, as attempt a1" in answer.err
+    assert not (runs["failed"] / "a2").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "excluded"),
+    [
+        (["node1", "node2"], "node2"),  # the one that Slurm says is down
+        (["node1"], "node1"),  # none is down, and others are left
+        (["node1", "node3"], None),  # none is down, and no other would be left
+    ],
+)
+def test_nodes_that_failed_are_excluded(hires, runs, slurm, nodes, excluded):
+    run = runs["failed"]
+    of_slurm(run)
+    submitted(run)
+    for rank, node in enumerate(nodes):
+        records.event(run, 0, "rank_started", rank=rank, node=node)
+    end = json.loads((run / "a0" / "exit.json").read_text())
+    (run / "a0" / "exit.json").write_text(json.dumps({**end, "reason": "node"}))
+    answer = hires("retry")
+    assert answer.code == 0
+    assert (f"#SBATCH --exclude={excluded}\n" in script(run)) == (excluded is not None)
+    assert (f"not on {excluded}, where" in answer.err) == (excluded is not None)
+    slurm("sinfo", 'case "$*" in *--partition=scav*) echo node2 down ;; esac')
+    records.event(run, 0, "rank_started", rank=0, node="node2")
+    failed = RunState(run, "r", "c", "failed", "node", attempt=0)
+    for partition, avoided in (("scav", ["node2"]), ("other", [])):  # that of the site is looked at
+        config = RunConfig(cluster=ClusterConfig(partition=partition))
+        assert launcher_named("slurm").avoided_nodes([failed], [config]) == avoided
+
+
+@pytest.mark.parametrize("lost", [2])
+def test_repeats_that_failed_are_told_and_made_again(hires, fake_ranks, lost):
+    words = ("sweep", *SMALL, "--repeat", "3")
+    assert hires(*words).code == 0
+    [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
+    for number in range(lost):  # as if a rank of it had been killed
+        file = run / f"a{number}" / "exit.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "state": "failed"}))
+    assert f"done, {3 - lost} of 3 repeats" in hires("status").out
+    answer = hires("retry")
+    assert answer.code == 0, answer.err
+    assert f"attempt 3; it was done, {3 - lost} of 3 repeats" in answer.err
+    assert len(rundir.done_attempts(run)) == 3
+    assert ends(run).count("done") == 3
+    assert "repeats" not in hires("status").out
+    assert hires("retry").out.startswith("nothing to retry")

@@ -1,0 +1,219 @@
+"""``hires show`` prints what the ranks of a run did, how to make it again, and how two differ."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hires.core.ranks.timeline import FORWARD, OPTIMISER, Recorder
+from hires.core.store import message_entries
+from hires.core.store.message_entries import ENTRY
+from hires.core.store.message_sums import summed
+from hires.plan.plan import Plan
+from tests.helpers.commands import SMALL
+from tests.helpers.report_runs import message_line
+from tests.helpers.run_folders import saved_stages
+
+
+@pytest.fixture
+def run(finished) -> Path:
+    """A finished run, whose ranks have kept no time line."""
+    return finished
+
+
+@pytest.fixture
+def timed(run) -> Path:
+    """A finished run with the time line of two ranks."""
+    for rank in range(2):
+        recorder = Recorder()
+        recorder.begin_step()
+        for kind, action in ((FORWARD, "F0"), ("backward", "B0"), (OPTIMISER, "")):
+            with recorder.span(kind, action):
+                pass
+        recorder.write(run / "a0", rank)
+    return run
+
+
+def changed(run: Path, **values: object) -> None:
+    """Changes values of the record of a run."""
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps({**record, **values}))
+
+
+def test_run_is_shown_by_its_hash_with_tables_placement_and_time_line(hires, timed):
+    answer = hires("show", timed.name[-8:])
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith(f"{timed.absolute()}, attempt a0: done\n")
+    parts = ("Throughput", "Memory", "again: hires run", "placement (ranks)\n  stage 0\n  [ 0 ]")
+    places = [answer.out.index(part) for part in (*parts, "time line of a step", "measured, step")]
+    assert places == sorted(places)
+    assert json.loads(hires("show", str(timed), "--json").out)["run"] == timed.name
+
+
+def test_time_line_is_drawn_and_written(hires, timed):
+    answer = hires("show", str(timed), "--trace", "trace.json")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("trace.json: 6 spans; open it in https://ui.perfetto.dev")
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} == {"F0", "B0", "optimiser"}
+    answer = hires("show", timed.name, "--timeline")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("planned, every pass equally long\n  rank 0: F0f")
+    assert answer.out.count("  rank 1: ") == 2
+    assert "Throughput" not in answer.out
+    for wrong in (["--timeline", "--json"], ["--trace", str(timed)], ["--trace", "none/t.json"]):
+        assert hires("show", str(timed), *wrong).code == 2
+
+
+def test_what_was_not_recorded_is_told(hires, run):
+    for option, told in (
+        ("--timeline", "timeline.jsonl holds no timeline"),
+        ("--comm", "holds no log of messages"),
+        ("--messages=m.csv", "comm.log=full"),
+    ):
+        answer = hires("show", str(run), option)
+        assert (answer.code, told in answer.err) == (1, True)
+    assert "no time line was recorded" in hires("show", str(run)).out
+    (run / "plan.json").write_text('{"world": "x"}')
+    answer = hires("show", str(run))
+    assert (answer.code, "Throughput" in answer.out) == (0, True)
+    assert "plan.json: cannot be read" in answer.out
+    saved_stages([{"w": [492]}], run, 2)
+    (run / "record.json").unlink()
+    answer = hires("show", str(run))
+    assert (answer.code, "has no record" in answer.err) == (1, True)
+    assert "; checkpoints: step000002 (" in answer.err
+
+
+@pytest.fixture
+def logged(run) -> Path:
+    """A finished run of two ranks with the messages of its plan."""
+    plan = Plan.from_dict(json.loads((run / "plan.json").read_text()))
+    record = json.loads((run / "record.json").read_text())
+    record["comm"] = summed(message_line(plan, rank, 2, 0.25) for rank in range(plan.world))
+    (run / "record.json").write_text(json.dumps(record))
+    return run
+
+
+def test_messages_are_shown_beside_those_of_the_plan(hires, logged, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    answer = hires("show", logged.name, "--comm")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[1].startswith("communication of steps 2 to 3 on 2 ranks: ")
+    assert lines[2] == "calls and bytes are those of the plan"
+    assert all(len(line) <= 80 for line in lines[1:])
+    words = ("By operation and kind", "By operation and size", "By backend", "By rank")
+    assert [line for line in lines if line in words] == list(words)
+    assert re.search(r"^ send +halo +(\d+) +\1 ", answer.out, re.MULTILINE)
+
+
+def test_messages_as_data(hires, logged):
+    values = json.loads(hires("show", str(logged), "--comm", "--json").out)
+    assert (values["first_step"], values["steps"], values["ranks"]) == (2, 2, 2)
+    assert values["differs_from_plan"] == []
+    header = {"clock": "here", "dropped": 1, "operations": ["send"]}
+    header |= {"ways": {"0": ["gloo", "message"]}, "events": {"4": ["halo", "F0", [1]]}}
+    entry = ENTRY.pack(0, 0, 4, 64, 5.0, 5.25, 6.0, 7.0)
+    for rank in range(2):
+        message_entries.write(logged / "a0", rank, header, entry)
+    answer = hires("show", str(logged), "--messages", "messages.csv")
+    assert answer.code == 0, answer.err
+    told = "messages.csv: 2 messages of 2 ranks; 2 earlier ones were too many to keep\n"
+    assert answer.out == told
+    lines = Path("messages.csv").read_text().splitlines()
+    assert lines[0].startswith("rank,operation,kind,action,ranks,num_bytes,backend,algorithm,")
+    assert lines[2] == "1,send,halo,F0,1,64,gloo,message,0.0,0.25,1.0,2.0"
+
+
+def test_checkpoints_attempts_and_options_are_mentioned(hires, run):
+    shown = hires("show", str(run)).out
+    assert "checkpoints:" not in shown
+    assert "complete attempts" not in shown
+    saved_stages([{"w": [492]}], run, 2)
+    (saved_stages([{"w": [492]}], run, 3) / "stage00.safetensors").unlink()
+    changed(run, resumed={"step": 2, "checkpoint": "step000002", "attempt": 0})
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["comm"]["options"] = {"eager_bytes": 65536}
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    shutil.copytree(run / "a0", run / "a1")
+    record = json.loads((run / "a1" / "record.json").read_text())
+    for sample in record["samples"]:
+        sample["step_s"] *= 2
+    (run / "a1" / "record.json").write_text(json.dumps({**record, "attempt": 1}))
+    answer = hires("show", str(run))
+    assert answer.code == 0, answer.err
+    for told in (
+        "checkpoints: step000002 (2.0 KiB, attempt a0)\n",
+        "step000003 is damaged: stage00.safetensors is missing",
+        "it went on at step 2 from step000002 of attempt a0\n",
+        "comm.options: eager_bytes=65536\n",
+        "over 2 complete attempts, which `hires compare` and --diff take, is 4.00 img/s",
+    ):
+        assert told in answer.out
+
+
+def test_reproduce_prints_the_line_and_what_differs_now(hires, run):
+    answer = hires("show", str(run), "--reproduce")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0] == f"hires run {' '.join(SMALL)} parallel=sp"
+    assert "commit, versions and machine are as they were" in answer.out
+    record = json.loads((run / "record.json").read_text())
+    record["provenance"] |= {"git": "0123456789abcdef", "torch": "1.0", "host": "elsewhere"}
+    record["reproduce"] = "hires run 'image=[3,4]'; touch made $(touch made)"
+    (run / "record.json").write_text(json.dumps(record))
+    answer = hires("show", str(run), "--reproduce")
+    words = shlex.split(answer.out.splitlines()[0])
+    assert words == ["hires", "run", "image=[3,4];", "touch", "made", "$(touch", "made)"]
+    assert "'image=[3,4];'" in answer.out
+    assert "'$(touch'" in answer.out
+    table = [line.split()[0] for line in answer.out.splitlines() if line.startswith(" ")]
+    told = [word for word in table if word.isalpha() and word != "then"]
+    assert told == ["commit", "torch", "host"]
+    assert "git checkout 0123456789abcdef" in answer.out
+    made = json.loads(hires("show", str(run), "--reproduce", "--json").out)
+    assert [change["what"] for change in made["changed"]] == ["commit", "torch", "host"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [(None, "no line is recorded that makes it again"), ("hires 'run; x", "hires 'run; x")],
+)
+def test_line_that_is_missing_or_no_shell_line_is_harmless(hires, run, line, told):
+    changed(run, reproduce=line, provenance={})
+    (run / "a0" / "env.json").write_text("[]")
+    answer = hires("show", str(run), "--reproduce")
+    assert answer.code == 0
+    shown = answer.out.splitlines()[0]
+    assert (shlex.split(shown) if line else [shown]) == [told]
+
+
+def test_diff_of_two_runs(hires, run):
+    other = run.with_name(f"{run.name[:-8]}0123abcd")
+    shutil.copytree(run, other)
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("\nseed: 0\n", "\nseed: 7\n"))
+    answer = hires("show", str(run), "--diff", other.name)
+    assert answer.code == 0, answer.err
+    assert re.search(r"^ seed +0 +7$", answer.out, re.MULTILINE)
+    assert "parallel.tiles" not in answer.out
+    assert "Code, versions and machine: no difference" in answer.out
+    assert re.search(r"throughput \[img/s\] +5.3333 +5.3333 +[+]0.0$", answer.out, re.MULTILINE)
+    told = json.loads(hires("show", str(run), "--diff", other.name, "--json").out)
+    assert told["config"] == [{"what": "seed", "a": "0", "b": "7"}]
+    assert told["numbers"][0]["a"] == pytest.approx(16 / 3)
+    for words, why in (
+        (["nosuch"], "there is no run"),
+        (["resnet18"], "may be any of 2 runs"),
+        (["default"], f"as default/{min(run.name, other.name)}; `hires list runs --camp"),
+        ([str(run), "--reproduce", "--timeline"], "exclude each other"),
+        ([str(run), "--diff", "nothing"], "there is no run"),
+    ):
+        answer = hires("show", *words)
+        assert (answer.code, why in answer.err) == (2, True), answer.err

@@ -1,0 +1,309 @@
+"""``hires status`` and ``hires logs`` tell how runs are doing and what their ranks said, end by
+themselves, and end without a word on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hires.cli.verbs import verb_status
+from hires.cli.verbs.verb_logs import RankLogs
+from hires.launcher.status import state
+from hires.launcher.status.run_progress import (
+    MAX_LINE,
+    FileTail,
+)
+from hires.launcher.status.run_state import RunState
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.run_folders import begin, done, end, make_run, steps
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A campaign with a run in every state that has a folder, and a plan with two more points."""
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
+    results = tmp_path / "results"
+    begin(make_run(results, "one-00000001"))
+    done(results / "default/one-00000001")
+    steps(begin(make_run(results, "two-00000002")), 42)
+    end(
+        begin(make_run(results, "three-00000003")), "failed", reason="nan", cause="the loss is\nnan"
+    )
+    make_run(results, "four-00000004")
+    plan = {
+        "points": [
+            {"run": "one-00000001", "overrides": []},
+            {"run": "five-00000005", "overrides": []},
+        ],
+        "excluded": [{"overrides": ["image=9", "batch=1"], "reason": "batch=1 does not divide"}],
+    }
+    (results / "default/campaign.json").write_text(json.dumps(plan))
+    return results / "default"
+
+
+def table(text: str) -> dict[str, str]:
+    """Returns the lines of a table by their first word."""
+    return {line.split()[0]: line for line in text.splitlines() if line}
+
+
+def test_every_point_has_a_line_with_its_state_and_numbers(hires, campaign):
+    answer = hires("status")
+    assert (answer.code, answer.err) == (0, "")
+    rows = table(answer.out)
+    assert rows["one-00000001"].split()[2:] == ["done", "100/100", "-", "41.5", "1.5", "GiB", "a0"]
+    # 58 steps of half a second are left.
+    told = ["default", "running", "42/100", "29", "s", "16", "512.0", "MiB", "a0"]
+    assert rows["two-00000002"].split()[1:] == told
+    assert "failed (nan)" in rows["three-00000003"]
+    assert rows["three-00000003"].endswith("the loss is nan")
+    assert "pending" in rows["four-00000004"]
+    assert rows["five-00000005"].endswith("planned, and not begun")
+    assert "infeasible" in rows["image=9"]
+    assert (
+        answer.out.splitlines()[-1]
+        == "6 runs: 1 done, 1 failed, 1 infeasible, 2 pending, 1 running"
+    )
+
+
+def test_names_choose_campaigns_and_runs(hires, campaign):
+    assert len(hires("status", "default").out.splitlines()) == 8
+    one = hires("status", "00000002").out
+    assert ("two-00000002" in one, len(one.splitlines())) == (True, 2)
+    assert hires("status", str(campaign), "default/one-00000001").out == hires("status").out
+    assert hires("status", "default", "--results", str(campaign.parent)).code == 0
+    for name in ("defualt", "", "../etc", "$(touch evil)"):
+        answer = hires("status", name)
+        assert answer.code == 2
+        assert "is no campaign and no run: the campaigns under results/ are default" in answer.err
+    answer = hires("status", "0000000")
+    assert (answer.code, "may be any of 4 runs" in answer.err) == (2, True)
+    assert not Path("evil").exists()
+
+
+def test_json_has_every_field(hires, campaign):
+    runs = {run["name"]: run for run in json.loads(hires("status", "--json").out)["runs"]}
+    assert runs["two-00000002"]["step"] == 42
+    assert runs["three-00000003"]["reason"] == "nan"
+    assert runs["image=9 batch=1"]["path"] is None
+    assert set(runs["one-00000001"]) == set(RunState.__dataclass_fields__)
+
+
+def test_watching_ends_when_nothing_is_left_to_do(hires, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "results")
+    folder = begin(run)
+    monkeypatch.setattr(verb_status.time, "sleep", lambda _: end(folder, "cancelled"))
+    answer = hires("status", "--watch")
+    assert answer.code == 0
+    assert ["running" in answer.out, "cancelled" in answer.out] == [True, True]
+
+
+def following(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hires", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+@pytest.mark.parametrize("words", [("status", "--watch"), ("logs", "0123abcd", "-f")])
+def test_interrupted_watching_ends_without_a_word(tmp_path, words):
+    logs = begin(make_run(tmp_path / "results")) / "logs"
+    (logs / "rank0000.log").write_text("10:00:00.000 rank 0: begins\n")
+    process = following(tmp_path, *words)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        threading.Timer(0.2, process.send_signal, [signal.SIGINT]).start()
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+
+
+def test_why_a_run_failed_is_below_a_table_without_room_for_it(hires, campaign, monkeypatch):
+    # The one column that said why was the first to go.
+    monkeypatch.setenv("COLUMNS", "60")
+    answer = hires("status").out
+    assert max(map(len, answer.splitlines()[:7])) <= 60
+    for told in (
+        "failed (nan)",
+        "42/100",
+        "(left out: ",
+        "note: three-00000003: the loss is nan\n",
+        "note: five-00000005: planned, and not begun\n",
+    ):
+        assert told in answer
+    assert "\nnote" not in hires("status", "one-00000001").out
+    assert answer.splitlines()[-1].startswith("6 runs: ")
+    monkeypatch.setenv("COLUMNS", "40")  # one run is shown whole
+    lines_ = hires("status", "00000003").out.splitlines()
+    assert ["note", "the", "loss", "is", "nan"] in [line.split() for line in lines_]
+    assert max(map(len, lines_)) <= 40
+
+
+@pytest.mark.parametrize(
+    ("run", "file", "text"),
+    [
+        ("two-00000002", "a0/job.json", "{}"),
+        ("two-00000002", "a0/exit.json", '{"state": "failed", "cause": [3]}'),
+        ("two-00000002", "a0/metrics.jsonl", '{"kind": "step", "step": [], "rank": 0}\n'),
+        ("one-00000001", "record.json", '{"state": "done", "attempt": 0, "memory": [3]}'),
+        ("one-00000001", "record.json", "3"),
+    ],
+)
+def test_damaged_file_is_named_and_the_other_runs_are_shown(hires, campaign, run, file, text):
+    # Each of these once ended the whole table with a traceback.
+    (campaign / run / file).write_text(text)
+    answer = hires("status")
+    assert answer.code == 0, answer.err
+    rows = table(answer.out)
+    assert f"damaged: {file}" in rows[run]
+    assert "failed (nan)" in rows["three-00000003"]
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Path:
+    """A run of two attempts, whose ranks wrote logs; one of the last lines is not complete."""
+    folder = make_run(tmp_path / "results")
+    for attempt in range(2):
+        logs = begin(folder, attempt) / "logs"
+        (logs / "rank0000.log").write_text(
+            "a warning of torch\n"
+            f"10:00:00.100 rank 0: attempt {attempt}\n"
+            "10:00:02.000 rank 0 error: rank failed\n"
+            "Traceback (most recent call last):\n"
+            "ValueError: x\n"
+        )
+        text = "10:00:01.000 rank 1: waits\n10:00:02.000 rank 1: too"
+        (logs / "rank0001.log").write_text(text)
+        (logs / "launcher.log").write_text("10:00:00.000 hires: no rank\n")
+    return folder
+
+
+def test_logs_are_merged_by_time_and_tracebacks_stay_whole(hires, logged):
+    assert hires("logs", "0123abcd").out.splitlines() == [
+        "[0] a warning of torch",
+        "[0] 10:00:00.100 rank 0: attempt 1",
+        "[1] 10:00:01.000 rank 1: waits",
+        "[0] 10:00:02.000 rank 0 error: rank failed",
+        "[0] Traceback (most recent call last):",
+        "[0] ValueError: x",
+        "[1] 10:00:02.000 rank 1: too",
+    ]
+    words = ["logs", str(logged), "--rank", "0", "--attempt", "0", "--grep", r"attempt \d"]
+    assert hires(*words).out == "[0] 10:00:00.100 rank 0: attempt 0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nothing"], "there is no run 'nothing'"),
+        (["0123abcd", "--rank", "7"], "rank 7 has no log in attempt 1; ranks 0 to 1 have one"),
+        (["0123abcd", "--rank", "x"], "invalid int value: 'x'"),
+        (["0123abcd", "--attempt", "9"], "has no attempt 9; there are 0 to 1"),
+        (["0123abcd", "--grep", "("], "is no regular expression"),
+        (["4567cdef"], "has no attempt yet"),
+    ],
+)
+def test_mistakes_of_logs_are_told_with_what_there_is(hires, logged, words, told):
+    make_run(logged.parents[1], "resnet18-64x64-single-fp32-4567cdef")
+    answer = hires("logs", *words)
+    assert (answer.code, told in answer.err) == (2, True)
+
+
+def test_following_goes_on_in_the_next_attempt_and_ends_with_the_run(logged, tmp_path):
+    process = following(tmp_path, "logs", "0123abcd", "-f", "--rank", "0", "--grep", "rank 0:")
+    try:
+        assert process.stdout is not None
+        assert "attempt 1" in process.stdout.readline()
+        end(logged / "a1", "failed", cause="rank 1 was killed by SIGKILL")
+        logs = begin(logged, 2) / "logs"
+        (logs / "rank0000.log").write_text("11:00:00.000 rank 0: again\n")
+        while "again" not in process.stdout.readline():
+            pass
+        with (logs / "rank0000.log").open("a") as file:
+            file.write("11:00:01.000 rank 0: the end\n")
+        done(logged, 2)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert out == "[0] 11:00:01.000 rank 0: the end\n"
+    assert process.returncode == 0
+    assert err.splitlines()[-1] == "attempt 2"
+
+
+def told(entries) -> list[str]:
+    return [f"{rank} {text}" for _, rank, lines in entries for text in lines]
+
+
+def test_midnight_does_not_turn_the_order(tmp_path):
+    logs = tmp_path / "a0" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank0000.log").write_text("23:59:59.900 rank 0: a\n00:00:00.200 rank 0: c\n")
+    (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
+    assert [line[-1] for line in told(RankLogs(tmp_path).read(0, to_end=True))] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
+
+
+def test_follower_waits_for_the_end_of_a_line_and_forgets_earlier_attempts(logged):
+    logs = RankLogs(logged)
+    assert len(told(logs.read(0))) == 6
+    assert list(logs.read(0)) == []
+    with (logged / "a0/logs/rank0001.log").open("a") as file:
+        file.write(" late\n")
+    (logged / "a0/logs/rank0002.log").write_text("10:00:03.000 rank 2: new\n")
+    assert told(logs.read(0)) == [
+        "1 10:00:02.000 rank 1: too late",
+        "2 10:00:03.000 rank 2: new",
+    ]
+    assert len(told(logs.read(1))) == 6
+    assert list(logs.read(7)) == []
+
+
+@pytest.mark.parametrize("to_end", [True, False])
+def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path, to_end):
+    logs = tmp_path / "a0" / "logs"
+    logs.mkdir(parents=True)
+    for rank in range(200):
+        (logs / f"rank{rank:04d}.log").write_text("10:00:00.000 b\n10:00:00.000 a\n")
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 20, hard))
+    try:
+        shown = told(RankLogs(tmp_path).read(0, to_end))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert shown == [f"{rank} 10:00:00.000 {word}" for rank in range(200) for word in "ba"]
+
+
+def test_line_that_is_too_long_is_shown_in_part_and_the_next_is_whole(tmp_path):
+    """A log without line breaks of 1 GiB was read into memory as one line."""
+    log = tmp_path / "rank0000.log"
+    with log.open("wb") as file:
+        file.write(b"first\n")
+        file.truncate(3 * MAX_LINE)
+    tail = FileTail(log)
+    first, cut = tail.lines()
+    assert (first, len(cut)) == (b"first\n", MAX_LINE)
+    with log.open("ab") as file:
+        file.write(b"end of it\nnext\n")
+    assert list(tail.lines()) == [b"next\n"]
+    assert list(tail.lines()) == []
