@@ -152,7 +152,7 @@ def test_classes_follow_from_exact_areas(one_slide, drawn):
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_classes_are_those_of_many_points(one_slide, seed):
     # Rings of any shape, with holes: their points are counted by matplotlib, which knows no area.
     from matplotlib.path import Path
@@ -294,7 +294,7 @@ def test_corners_of_asap_follow_their_order(folder):
     corners = [(0, 0), (64, 64), (64, 0), (0, 64)]
     (folder / "s1.xml").write_text(asap(annotation(corners, "Tumor", order=[0, 2, 1, 3])))
     assert counts(folder, **XML, groups={"Tumor": "t"})["t"] == 4
-    square = annotation(corners, "Tumor", order=[10, 12, 11, 13])
+    square = annotation(corners, "Tumor", order=[9, 20, 10, 100])
     (folder / "s1.xml").write_text(asap(square, groups='<Group Name="Tumor" PartOfGroup="None"/>'))
     assert classes(folder, **XML, stride=48, region=[8, 8, 80, 80])[0, 0] == "Tumor"
 
