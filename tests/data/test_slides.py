@@ -189,6 +189,7 @@ def test_slide_that_was_written_anew_is_read_anew(tmp_path):
     for place, white in enumerate((0, 1, 0)):
         pixels = np.full((256, 256, 3), (190, 110, 160), np.uint8)
         pixels[:128] = 240
+        (tmp_path / "s.tif").unlink(missing_ok=True)  # else an open file has the new pixels, too
         with tifffile.TiffWriter(tmp_path / "s.tif") as file:
             file.write(pixels[:: -1 if white else 1], photometric="rgb", tile=(64, 64))
         os.utime(tmp_path / "s.tif", (1e9 + place, 1e9 + place))

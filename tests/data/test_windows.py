@@ -243,27 +243,6 @@ def test_whole_files_are_decoded_once_while_there_is_room_and_anew_if_changed(
     assert (source.window(1, (0, 16), (0, 16)) != before).any()
 
 
-def statistics(window: np.ndarray) -> np.ndarray:
-    """Returns what a simple classifier may look at: means, deviations, mean slopes."""
-    slopes = [np.abs(np.diff(window, axis=d)).mean() if window.shape[d] > 1 else 0 for d in (1, 2)]
-    return np.array([*window.mean((1, 2)), *window.std((1, 2)), *slopes])
-
-
-@pytest.mark.parametrize(
-    ("size", "channels", "part"),
-    [((1, 1), 3, None), ((48, 64), 3, None), ((64, 64), 1, None), ((200, 200), 3, (150, 60))],
-)
-def test_linear_classifier_tells_the_synthetic_classes_apart(size, channels, part):
-    source = open_source(DataConfig(classes=4), size, channels, seed=3)
-    rows, cols = ((part[0], size[0]), (0, part[1])) if part else ((0, size[0]), (0, size[1]))
-    seen = np.stack([statistics(source.window(i, rows, cols)) for i in range(120)])
-    labels = np.array([source.label(i) for i in range(120)])
-    features = (seen - seen[:80].mean(0)) / (seen[:80].std(0) + 1e-9)
-    features = np.concatenate([features, np.ones((120, 1))], 1)
-    weights = np.linalg.lstsq(features[:80], np.eye(4)[labels[:80]], rcond=None)[0]
-    assert (np.argmax(features[80:] @ weights, 1) == labels[80:]).mean() >= 0.95
-
-
 def test_made_images_follow_from_seed_and_number_and_stay_in_range():
     for name in ("synthetic", "hard", "textures"):
         one, again, other = (
