@@ -12,9 +12,7 @@ from hires.core.errors import ConfigError
 from hires.report.columns import keys
 from hires.report.plots import published_figure, style
 from hires.report.published_figures import (
-    COMPARED,
     MEASURED,
-    NO_NUMBER,
     PREDICTED,
     FigurePoint,
     FigureSpec,
@@ -100,26 +98,6 @@ def test_readings_of_a_speed_up_over_one_gpu_have_a_row_each():
     found = {row.layout: row.predicted for row in made.compared() if row.number.tiles == 4}
     assert found == {"sp, 4": 4.0, "sp+lp, 4+1": 1.5}
     assert made.ratio(point(img_per_s=9.0), "speed") is None  # no run of it on one GPU
-
-
-@pytest.mark.parametrize(
-    ("shows", "columns"),
-    [
-        (["speed"], ("img_per_s", "speedup")),
-        (["memory"], ("fullest_bytes", "total_bytes", "reduction")),
-        (
-            ["memory", "speed"],
-            ("img_per_s", "speedup", "fullest_bytes", "total_bytes", "reduction"),
-        ),
-    ],
-)
-def test_columns_follow_from_what_the_figure_shows(shows, columns):
-    points, beside = figure("2.4", shows, [POINT]).tables()
-    about = ("source", "model", "image", "batch", "layout", "ranks", "precision")
-    assert keys(points.columns) == (*about, *columns, "published", "state")
-    assert keys(beside.columns) == keys(COMPARED)
-    assert (points.name, beside.name) == ("figure2.4", "figure2.4-published")
-    assert NO_NUMBER in points.caption
 
 
 def drawn(made):
