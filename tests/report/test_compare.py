@@ -359,19 +359,23 @@ MISTAKES = [
     ({"host": "a"}, "unknown key 'host'"),
     ({"others": "any"}, "entry 1 has others 'any'; it is default, or left out"),
 ]
-NO_FILES = ["", "[]", "references: 3", "a: [", "\0",
-            "references: !!python/object/apply:os.system ['touch made']\n"]  # fmt: skip
+NO_FILES = ["", "[]", "references: 3", "a: [", "\0"]
+CODE = "references: !!python/object/apply:os.system ['touch made']\n"
 
 
-def test_mistakes_in_a_file_of_references_are_named_and_no_code_of_it_runs(tmp_path, file):
+def test_mistakes_in_a_file_of_references_are_named_and_no_code_of_it_runs(
+    tmp_path, file, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     for change, told in MISTAKES:
         with pytest.raises(ConfigError) as caught:
             references.read(file({**ENTRY, **change}))
         assert told in str(caught.value)
-    for text in NO_FILES:
+    for text in (*NO_FILES, CODE):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=r"x\.yaml"):
             references.read(tmp_path / "x.yaml")
+    assert not (tmp_path / "made").exists()
     with pytest.raises(ConfigError, match="No such file"):
         references.read(tmp_path / "none.yaml")
 

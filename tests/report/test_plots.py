@@ -87,13 +87,14 @@ def test_run_has_its_own_plots_and_a_line_for_each_other(tmp_path, plots):
     assert found["traffic"].figure is not None  # which the plan knows
 
 
-def test_files_are_what_their_names_say_and_equal_for_equal_runs(plots, paths):
+def test_files_are_what_their_names_say_and_equal_for_equal_runs(plots, tmp_path):
     begins = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
     for form in figures.FORMATS:
         assert figures.encoded(plots["loss"], form).startswith(begins[form])
-    again = drawn(*paths)
+    run = report_run(tmp_path, "sp+gems")
+    first, second = (drawn(run) for _ in range(2))
     for name in ("timeline", "traffic", "memory_per_rank"):
-        assert figures.encoded(again[name], "svg") == figures.encoded(plots[name], "svg")
+        assert figures.encoded(first[name], "svg") == figures.encoded(second[name], "svg")
 
 
 def test_svg_of_the_page_is_sound_and_has_ids_of_its_own(plots):
