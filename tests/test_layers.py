@@ -1,21 +1,23 @@
-"""Do imports point right, as docs/ARCHITECTURE.md draws it, and is the front end free of torch?"""
+"""Imports point right and in no circle, names stand once, and the front end is free of torch."""
 
 from __future__ import annotations
 
 import ast
+import collections
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "hires"
-
-# Packages that each package may import, all of its imports counted, lazy ones too.
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 CORE = {"core"}
 DATA = CORE | {"data"}
 PLAN = DATA | {"quant", "plan"}
 PARALLEL = PLAN | {"nets", "comm", "parallel"}
-ALLOWED = {
+ALLOWED = {  # what each package may import, all of its imports counted, those in functions too
     "core": CORE,
     "data": DATA,
     "quant": CORE | {"quant"},
@@ -34,78 +36,77 @@ ALLOWED = {
     "worker": PARALLEL | {"engine", "bench", "worker"},
 }
 FRONT = ("core", "data", "plan", "launcher", "report", "cli", "__main__")
-"""Packages that must not need torch."""
-WORKER_WITHOUT = ("hydra", "omegaconf", "rich")
-"""What no rank may need: the worker stack reads the frozen config with the dataclasses alone."""
 
 
-def modules(*packages: str) -> Iterator[Path]:
-    for package in packages:
-        single = PACKAGE / f"{package}.py"
-        yield from [single] if single.exists() else sorted((PACKAGE / package).rglob("*.py"))
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields line and dotted name of every import, wherever it stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_every_package_has_a_layer():
-    names = {path.name for path in PACKAGE.iterdir() if list(path.glob("*.py"))}
-    names |= {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-    assert names <= set(ALLOWED)
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yields the dotted name of every import but those for types."""
+    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
+        return
+    if isinstance(tree, ast.Import):
+        yield from (alias.name for alias in tree.names)
+    elif isinstance(tree, ast.ImportFrom):
+        yield from (f"{tree.module}.{alias.name}" for alias in tree.names)
+    for node in ast.iter_child_nodes(tree):
+        yield from imports(node)
 
 
-@pytest.mark.parametrize("package", ALLOWED)
-def test_imports_point_right(package):
-    wrong = [
-        f"{path.relative_to(PACKAGE)}:{line}: {package} must not import {name}"
-        for path in modules(package)
-        for line, name in imports(path)
-        if name.startswith("hires.")
-        and name.split(".")[1] not in ALLOWED[package] | {"__version__", "conf", "launch"}
-    ]
-    assert not wrong, "\n".join(wrong)
+NAMES = {module_of(path) for path in FILES}
+IMPORTS = {path: {*imports(tree)} for path, tree in TREES.items()}
 
 
-def test_front_end_imports_no_torch_not_even_lazily():
-    wrong = [
-        f"{path.relative_to(PACKAGE)}:{line}: {name}"
-        for path in modules(*FRONT)
-        for line, name in imports(path)
-        if name.split(".")[0] in ("torch", "torchvision")
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_imports_point_right():
+    wrong = []
+    for path, names in IMPORTS.items():
+        own = package_of(path)
+        if own == "__init__":
+            continue
+        allowed = ALLOWED[own] | {"__version__", "conf", "launch"}
+        # Ranks need neither Hydra nor rich, and the front end starts without torch.
+        barred = set() if own in ("cli", "__main__") else {"hydra", "omegaconf", "rich"}
+        barred |= {"torch", "torchvision"} if own in FRONT else set()
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top in barred or (
+                name.startswith("hires.") and rest.partition(".")[0] not in allowed
+            ):
+                wrong.append(f"{path.relative_to(PACKAGE)}: {name}")
+    assert wrong == []
 
 
-def test_ranks_need_neither_hydra_nor_rich():
-    wrong = [
-        f"{path.relative_to(PACKAGE)}:{line}: {name}"
-        for package in set(ALLOWED) - {"cli", "__main__"}
-        for path in modules(package)
-        for line, name in imports(path)
-        if name.split(".")[0] in WORKER_WITHOUT
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_no_modules_import_each_other():
+    edges = {}
+    for path, names in IMPORTS.items():
+        found = {name if name in NAMES else name.rpartition(".")[0] for name in names} & NAMES
+        edges[module_of(path)] = found - {module_of(path)}
+    graphlib.TopologicalSorter(edges).prepare()  # CycleError names a circle
 
 
-def test_whole_front_end_starts_where_there_is_no_torch(python):
-    names = [
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        for path in modules(*(name for name in FRONT if name != "__main__"))
-    ]
+def test_names_of_files_and_classes_stand_once():
+    files = collections.Counter(path.name for path in FILES)
+    assert {name for name, n in files.items() if n > 1} == {"__init__.py", "__main__.py"}
+    classes = collections.Counter(
+        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
+def test_front_end_starts_where_there_is_no_torch(python):
+    names = [module_of(path) for path in FILES if package_of(path) in FRONT[:-1]]
     # None in sys.modules makes an import fail as if the package were not installed.
     script = (
         "import importlib, sys\n"
         "sys.modules['torch'] = None\n"
         f"for name in {names!r}:\n"
-        "    importlib.import_module(name.removesuffix('.__init__'))\n"
+        "    importlib.import_module(name)\n"
         "from hires.cli.main import main\n"
         "sys.exit(main(['run', 'parallel=sp+lp', '--cfg', 'job']))\n"
     )
@@ -114,33 +115,15 @@ def test_whole_front_end_starts_where_there_is_no_torch(python):
     assert "name: sp+lp" in answer.out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["run", "--cfg", "job"]])
-def test_no_verb_imports_torch(python, words):
-    script = (
-        "import sys\n"
-        "from hires.cli.main import main\n"
-        f"main({words!r})\n"
-        "sys.exit('torch' in sys.modules)\n"
-    )
-    assert python("-c", script).code == 0
-
-
-def test_only_the_command_line_and_scripts_print():
-    wrong = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for package in set(ALLOWED) - {"cli"}
-        for path in modules(package)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_supervisor_of_ranks_starts_without_numpy(python):
-    """Every run, and every run of a job array, waited a tenth of a second for it."""
-    code = (
-        "import sys\n"
-        "import hires.launcher.local.local_launcher, hires.launcher.slurm.batch\n"
-        "sys.exit('numpy' in sys.modules)\n"
-    )
+@pytest.mark.parametrize(
+    ("module", "barred"),
+    [
+        ("hires.cli.main", "torch"),
+        # Every run, and every run of a job array, waited a tenth of a second for it.
+        ("hires.launcher.local.local_launcher, hires.launcher.slurm.batch", "numpy"),
+    ],
+)
+def test_commands_start_without_what_takes_long_to_import(python, module, barred):
+    run = "hires.cli.main.main(['list']); " if module == "hires.cli.main" else ""
+    code = f"import sys, {module}; {run}sys.exit({barred!r} in sys.modules)"
     assert python("-c", code).code == 0

@@ -1,55 +1,28 @@
-"""Pages of real runs, and a browser that opens them."""
+"""The page of made runs, and a browser that opens it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from hires.report.report import write_report
 from tests.helpers.browser import Browser, browser
-
-RUN = ("model=resnet18", "batch=4", "steps=4", "measure.warmup=1", "campaign=real")
-TIMEOUT_S = 900
-"""Of one command line; sixteen small runs take two or three minutes on two cores."""
-
-
-def hires(folder: Path, *words: str) -> int:
-    """Runs one command line of hires in a folder and returns its exit code."""
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "hires", *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, check=False, timeout=TIMEOUT_S
-    )
-    return done.returncode
+from tests.helpers.report_runs import report_run, sized_campaign
 
 
 @pytest.fixture(scope="session")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder in which sixteen real runs were made; some of them failed."""
-    folder = tmp_path_factory.mktemp("real")
-    layouts = "parallel=single,sp,pp,sp+pp"
-    # Two points fail: deep stages leave one value per channel at 32x32.
-    assert hires(folder, "sweep", *RUN, "image=32,48", layouts, "precision=fp32") == 1
-    assert hires(folder, "sweep", *RUN, "image=32", "parallel=single,sp", "precision=bf16") == 0
-    assert hires(folder, "sweep", *RUN, "image=32", "parallel=sp+gems,dp", "task=train,infer") == 0
-    # These fail: a learning rate that makes the loss no number.
-    assert hires(folder, "sweep", *RUN, "image=32", "parallel=single,pp", "optimizer.lr=1e30") == 1
-    # And these cannot run at all.
-    limits = ("image=64,96", "parallel=single,pp", "memory.limit=100MiB")
-    assert hires(folder, "sweep", *RUN, *limits) in (0, 3)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def page(campaign: Path) -> Path:
-    """Returns the page of the campaign."""
-    assert hires(campaign, "report", "real") == 0
-    return campaign / "report" / "index.html"
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the page of a campaign in which every plot has something to show."""
+    folder = tmp_path_factory.mktemp("page")
+    paths = sized_campaign(folder / "results")
+    paths += [report_run(folder / "results", name, image=[64, 64]) for name in ("sp grid", "dp")]
+    excluded = {"overrides": ["image=999"], "reason": "rank 0 needs more [memory.limit]"}
+    (paths[0].parent / "campaign.json").write_text(json.dumps({"excluded": [excluded]}))
+    made = write_report(paths, [paths[0].parent], ("html",), folder / "report")
+    return made.files[0]
 
 
 @pytest.fixture(scope="session")

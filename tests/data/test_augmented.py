@@ -1,4 +1,4 @@
-"""Do random changes of images follow from seed, epoch and image alone, window by window?"""
+"""Random changes and crops follow from seed, epoch and image alone, alike in every layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import tifffile
+import torch
+from PIL import Image
 
+from hires.comm.rehearsal import rehearsal
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import (
@@ -18,12 +22,18 @@ from hires.data.augmented import (
     seen_through,
     turned_hues,
 )
-from hires.data.source import open_data
+from hires.data.masks import AugmentedMasks
+from hires.data.source import PairSource, open_data
+from hires.engine.build import contexts_of
+from hires.engine.loader import needs_of, slot_loader
+from hires.plan.message_routes import has_memory, joined_backends
 from tests.helpers import reference
 from tests.helpers.layouts import config_of
 from tests.helpers.saved import attempt, killed_attempt, losses, make
+from tests.helpers.traces import plan_of
 
 EVERYTHING = AugmentConfig("both", True, 0.3, 3, 0.3, 0.3, 0.3, 0.2)
+KEYS = tuple(vars(EVERYTHING).values())
 
 
 class Counted:
@@ -38,16 +48,13 @@ class Counted:
     def __len__(self):
         return len(self.pixels)
 
-    def label(self, i):
-        return i % 2
-
     def window(self, i, rows, cols, place=None):
         self.read += (rows[1] - rows[0]) * (cols[1] - cols[0])
         return self.pixels[i][:, slice(*rows), slice(*cols)]
 
 
 @pytest.mark.parametrize("size", [(16, 16), (13, 18)])
-def test_every_window_is_that_part_of_the_whole_image(size):
+def test_window_is_that_part_of_the_changed_image(size):
     source = AugmentedSource(Counted(size), size, EVERYTHING, 3)
     for number in range(40):
         whole = source.window(number, (0, size[0]), (0, size[1]))
@@ -58,11 +65,19 @@ def test_every_window_is_that_part_of_the_whole_image(size):
             assert np.array_equal(part, whole[:, slice(*rows), slice(*cols)])
 
 
+def test_changed_window_reads_only_what_it_shows():
+    size = (64, 64)
+    held = Counted(size)
+    source = AugmentedSource(held, size, EVERYTHING, 0)
+    for number in range(30):
+        held.read = 0
+        source.window(number, (0, 16), (0, 64))
+        assert held.read <= 16 * 64 + 4 * 64  # of a resized part the neighbours of its border
+
+
 def test_changes_of_place_are_those_of_numpy():
-    size, plain = (
-        (12, 12),
-        ImageChange(((0, 12), (0, 12)), (0, 0), (False, False), 0, 1.0, 1.0, 1.0),
-    )
+    square, size = ((0, 12), (0, 12)), (12, 12)
+    plain = ImageChange(square, (0, 0), (False, False), 0, 1.0, 1.0, 1.0)
     image = np.random.default_rng(1).normal(size=(2, 12, 12))
 
     def seen(**changes):
@@ -85,6 +100,11 @@ def test_changes_of_place_are_those_of_numpy():
     part = seen(part=((2, 8), (4, 10)))
     assert part.min() >= image[:, 2:8, 4:10].min()
     assert np.abs(part.mean() - image[:, 2:8, 4:10].mean()) < 0.1
+    labels = np.arange(36).reshape(6, 6)  # they are copied and never mixed
+    made = nearest_window(
+        lambda rows, cols: labels[slice(*rows), slice(*cols)], (6, 6), (12, 3), (2, 12), (0, 3)
+    )
+    assert np.array_equal(made, labels[np.arange(2, 12) // 2][:, [1, 3, 5]])
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.13, -0.5, 0.49])
@@ -96,102 +116,195 @@ def test_hues_are_turned_as_in_hsv(turn):
     assert np.abs(turned_hues(pixels, turn) - wanted).max() < 4e-6
 
 
-def test_labels_are_copied_and_never_mixed():
-    labels = np.arange(36).reshape(6, 6)
-    made = nearest_window(
-        lambda rows, cols: labels[slice(*rows), slice(*cols)], (6, 6), (12, 3), (2, 12), (0, 3)
-    )
-    assert np.array_equal(made, labels[np.arange(2, 12) // 2][:, [1, 3, 5]])
+def test_colours_are_scaled_about_grey_and_black():
+    # Brightness scales from black, contrast from grey, saturation from the luminance.
+    size, image = (8, 8), Counted((8, 8)).pixels[0].astype(np.float64) / 4
+    for name in ("brightness", "contrast", "saturation"):
+        augment = AugmentConfig(**{name: 0.3})
+        held = Counted(size)
+        held.pixels = held.pixels / 4
+        source = AugmentedSource(held, size, augment, 2)
+        factor = getattr(source.change(0), name)
+        light = np.tensordot([0.299, 0.587, 0.114], image, 1)
+        base = {"brightness": -2.0, "contrast": 0.0, "saturation": light}[name]
+        made = source.window(0, (0, 8), (0, 8))
+        np.testing.assert_allclose(made, base + factor * (image - base), atol=1e-6)
+        assert abs(factor - 1) > 0.01
 
 
-def test_only_what_a_window_shows_is_read():
-    size = (64, 64)
-    held = Counted(size)
-    source = AugmentedSource(held, size, EVERYTHING, 0)
-    for number in range(30):
-        held.read = 0
-        source.window(number, (0, 16), (0, 64))
-        assert held.read <= 16 * 64 + 4 * 64  # of a resized part the neighbours of its border
-
-
-def test_changes_differ_between_epochs_and_images_and_follow_the_seed():
-    keys = tuple(vars(EVERYTHING).values())
-    every = [
-        drawn_change(keys, (32, 32), 0, epoch, image) for epoch in range(20) for image in (0, 1)
-    ]
+def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares():
+    places = [(epoch, image) for epoch in range(20) for image in (0, 1)]
+    every = [drawn_change(KEYS, (32, 32), 0, *place) for place in places]
     assert len({*every}) == 40
     drawn_change.cache_clear()
-    again = [
-        drawn_change(keys, (32, 32), 0, epoch, image) for epoch in range(20) for image in (0, 1)
-    ]
-    assert again == every
-    assert drawn_change(keys, (32, 32), 1, 0, 0) != every[0]
-
-
-def test_shares_of_changes_are_as_the_docs_say():
-    keys = tuple(vars(EVERYTHING).values())
-    every = [drawn_change(keys, (100, 100), 0, 0, image) for image in range(4000)]
+    assert [drawn_change(KEYS, (32, 32), 0, *place) for place in places] == every
+    assert drawn_change(KEYS, (32, 32), 1, 0, 0) != every[0]
+    many = [drawn_change(KEYS, (100, 100), 0, 0, image) for image in range(4000)]
     for place in (0, 1):
-        assert 0.46 < sum(one.flips[place] for one in every) / 4000 < 0.54
-    turns = Counter(one.turns for one in every)
+        assert 0.46 < sum(one.flips[place] for one in many) / 4000 < 0.54
+    turns = Counter(one.turns for one in many)
     assert all(900 < turns[k] < 1100 for k in range(4))
-    areas = [np.prod([b - a for a, b in one.part]) / 1e4 for one in every]
+    areas = [np.prod([b - a for a, b in one.part]) / 1e4 for one in many]
     assert 0.28 < min(areas) < 0.33
     assert max(areas) > 0.98
-    assert {one.shift[0] for one in every} == set(range(-3, 4))
-    assert 0.7 <= min(one.contrast for one in every) < 0.71
-    wide = [drawn_change(keys, (10, 20), 0, 0, image) for image in range(50)]
+    assert {one.shift[0] for one in many} == set(range(-3, 4))
+    assert 0.7 <= min(one.contrast for one in many) < 0.71
+    wide = [drawn_change(KEYS, (10, 20), 0, 0, image) for image in range(50)]
     assert {one.turns for one in wide} == {0, 2}
 
 
-def test_no_other_task_has_any():
+def test_only_trainings_change_their_images():
     keys = {"augment": {"flip": "both"}, "image": [8, 8]}
     assert isinstance(open_data(config_of(**keys)), AugmentedSource)
     assert not isinstance(open_data(config_of(**keys, task={"name": "evaluate"})), AugmentedSource)
     assert not isinstance(open_data(config_of(image=[8, 8])), AugmentedSource)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
+    for key, value, words in (
         ("hue", 0.6, "at most 0.5"),
         ("crop", 1.5, "at most 1"),
         ("crop", 0.0, "above 0"),
         ("contrast", 1.0, "below 1"),
-    ],
-)
-def test_senseless_amounts_are_refused(key, value, words):
-    with pytest.raises(ConfigError, match=words):
-        AugmentConfig(**{key: value})
+    ):
+        with pytest.raises(ConfigError, match=words):
+            AugmentConfig(**{key: value})
 
 
-ALL = dataclasses.asdict(EVERYTHING)
-KEYS = {"augment": ALL, "image": [16, 16], "batch": 4, "data": {"length": 6, "classes": 4}}
+LARGE, SIZE = (40, 50), (16, 20)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images with label maps; a pixel of either says where it was."""
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    rows, cols = np.indices(LARGE)
+    for number in range(3):
+        place = (rows + cols + number) % 3
+        colours = np.stack([rows, cols, 80 * place], axis=2).astype(np.uint8)
+        tifffile.imwrite(tmp_path / "images" / f"{number}.tif", colours)
+        Image.fromarray(place.astype(np.uint8)).save(tmp_path / "masks" / f"{number}.png")
+    return tmp_path
+
+
+def cropped(folder, name="masks", size=SIZE, task="train", **keys):
+    """Returns the data of a run whose images are cropped at random."""
+    labels = {"classes": 3, "ignore": 255} if name == "masks" else {}
+    data = {"name": name, "path": str(folder), "fit": "random_crop", **labels}
+    model = {"name": {"pairs": "edsr", "masks": "unet"}[name]}
+    return open_data(
+        config_of(image=[*size], data=data, task={"name": task}, model=model, **keys)
+    )  # fmt: skip
+
+
+def whole(source, i, size=SIZE):
+    return source.window(i, (0, size[0]), (0, size[1]))
+
+
+def corner(pixels):
+    """Returns row and column of the source at the first pixel of a window."""
+    return tuple(round(float(value + 2) / 4 * 255) for value in pixels[:2, 0, 0])
+
+
+def test_crops_keep_the_resolution_and_have_other_places_in_each_epoch(folder):
+    source = cropped(folder)
+    places = []
+    for number in range(60):  # 20 epochs of 3 images
+        made = whole(source, number)
+        row, col = corner(made)
+        stored = tifffile.imread(folder / "images" / f"{number % 3}.tif")[row:, col:]
+        wanted = stored[: SIZE[0], : SIZE[1]].transpose(2, 0, 1) / 255 * 4 - 2
+        assert np.abs(made - wanted).max() < 1e-6
+        assert np.array_equal(source.window(number, (3, 9), (5, 20)), made[:, 3:9, 5:20])
+        places.append((row, col))
+    assert len({*places}) > 50
+    assert max(row for row, _ in places) > 20
+    assert min(row for row, _ in places) < 4
+    assert [corner(whole(cropped(folder), i)) for i in range(6)] == places[:6]
+    assert [corner(whole(cropped(folder, seed=1), i)) for i in range(6)] != places[:6]
+    for task in ("evaluate", "predict"):  # they see the middle
+        middle = corner(whole(cropped(folder, task=task), 0))
+        assert middle == ((40 - 16) // 2, (50 - 20) // 2)
+
+
+def test_label_maps_and_targets_are_cut_at_the_place_of_their_image(folder):
+    for keys in ({}, {"augment": {"flip": "both", "shift": 2}}):
+        source = cropped(folder, **keys)
+        assert isinstance(source, AugmentedMasks)
+        for number in range(12):
+            labels = source.labels(number, (0, 16), (0, 20))
+            blue = np.round((whole(source, number)[2] + 2) / 4 * 255) / 80
+            known = labels != 255
+            assert np.array_equal(blue[known], labels[known])
+    pairs = cropped(folder, "pairs", (8, 10))
+    assert isinstance(pairs, PairSource)
+    first = pairs.target(0, (0, 16), (0, 20))
+    assert not np.array_equal(first, pairs.target(len(pairs), (0, 16), (0, 20)))
+    # Rows and columns rise in a line, so that a smaller copy has the same means.
+    assert np.abs(whole(pairs, 0, (8, 10))[:2].mean() - first[:2].mean()) < 0.01
+
+
+def network(folder, **parallel):
+    data = {"name": "masks", "path": str(folder), "classes": 3, "ignore": 255}
+    return {
+        "image": [16, 24], "batch": 4, "data": {**data, "fit": "random_crop"}, "steps": 4,
+        "model": {"name": "unet", "levels": 2, "width": 4, "classes": 3}, "parallel": parallel,
+    }  # fmt: skip
+
+
+def read_by_ranks(config):
+    """Yields where each slot of a plan reads what: step, first sample, rectangle and values."""
+    plan, steps = plan_of(config), range(config.steps)
+    assert plan.ok, plan.findings
+    for rank in range(plan.world):
+        with rehearsal(rank, has_memory(plan), None, joined_backends(plan), True):
+            contexts = contexts_of(plan, rank)
+        for context in contexts:
+            needs, own = needs_of(config, context), plan.microbatches_of(context.direction)
+            loader = slot_loader(config, context, open_data(config), steps)
+            for step in steps:
+                for context.microbatch in own:
+                    for rect, values in zip(needs[1::2], next(loader), strict=True):
+                        if values is not None:
+                            yield step, context.first_sample, rect, values
+            loader.close()
+
+
+LAYOUTS = {
+    "dp+sp": {"replicas": 2, "tiles": [1, 2]},
+    "sp+pp": {"tiles": [2, 1], "stages": 2, "microbatches": 2},
+    "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_read_the_pixels_and_labels_of_one_process(layout, folder):
+    alone: dict[str, dict[int, torch.Tensor]] = {"images": {}, "labels": {}}
+    for step, _, _, values in read_by_ranks(config_of(**network(folder))):
+        alone["images" if values.dim() == 4 else "labels"][step] = values
+    seen = {(name, step): torch.zeros(4, 16, 24) for name in alone for step in range(4)}
+    config = config_of(**network(folder, **LAYOUTS[layout]))
+    for step, first, (r0, r1, c0, c1), values in read_by_ranks(config):
+        name = "images" if values.dim() == 4 else "labels"
+        wanted = alone[name][step][first : first + len(values), ..., r0:r1, c0:c1]
+        assert torch.equal(values, wanted)
+        seen[name, step][first : first + len(values), r0:r1, c0:c1] += 1
+    assert all(counts.min() >= 1 for counts in seen.values())  # every pixel by some rank
+    assert len({float(images.sum()) for images in alone["images"].values()}) == 4
 
 
 @pytest.mark.dist
-def test_every_layout_sees_the_same_pixels(tmp_path):
+def test_layouts_and_a_resumed_run_train_on_the_same_changed_images(tmp_path):
+    augment = dataclasses.asdict(EVERYTHING)
+    keys = {"image": [16, 16], "batch": 4, "data": {"length": 6, "classes": 4}, "augment": augment}
     layouts = [{}, {"tiles": [2, 1]}, {"tiles": [[2, 1], [1, 1]], "stages": 2}]
     found = []
     for number, parallel in enumerate(layouts):
-        path = make(tmp_path / str(number), **KEYS, parallel=parallel, steps=4)
+        path = make(tmp_path / str(number), **keys, parallel=parallel, steps=4)
         assert set(attempt(path)) == {0}
         values = {step: loss for (step, _), loss in losses(path, 0).items() if loss is not None}
         found.append([values[step] for step in sorted(values)])
     for other in found[1:]:
         assert other == pytest.approx(found[0], rel=1e-10)
-    plain = make(tmp_path / "plain", **{**KEYS, "augment": {}}, steps=4)
-    assert attempt(plain) == [0]
-    assert losses(plain, 0)[0, 0] != found[0][0]
-
-
-@pytest.mark.dist
-def test_killed_training_goes_on_with_the_same_changes(tmp_path):
-    keys = {**KEYS, "checkpoint": {"every": 2}}
-    whole, stopped = make(tmp_path / "a", **keys), make(tmp_path / "b", **keys)
-    assert attempt(whole) == [0]
-    killed_attempt(stopped, 5)
+    stopped = make(tmp_path / "stopped", **keys, steps=4, checkpoint={"every": 2})
+    killed_attempt(stopped, 3)
     assert attempt(stopped) == [0]
-    after = losses(stopped, 1)
-    assert after == {key: loss for key, loss in losses(whole, 0).items() if key in after}
-    assert len(after) == 4
+    assert list(losses(stopped, 1).values()) == found[0][2:]  # bitwise

@@ -1,25 +1,35 @@
-"""Does the check of a folder find what a run would refuse, change or ignore?"""
+"""What a run would refuse, change or ignore is found before it: by data check, plan and start."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import shutil
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
 
+from hires.cli.compose.compose_config import compose
+from hires.cli.main import main
 from hires.core.config.data_config import DataConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.data import checked_image
+from hires.data import checked_image, start_check
 from hires.data.data_check import check_data
-from hires.data.source import open_source
+from hires.data.mask_shapes import make_masks
+from hires.data.slide_shapes import make_slides
+from hires.data.source import open_data, open_source, step_indices
+from hires.data.start_check import require_readable, size_finding
+from tests.helpers.cifar10_files import cifar10_folder
 
 COLOUR = (40, 50, 3)
 
@@ -42,14 +52,23 @@ def found(folder: Path, config: RunConfig | None = None, **how) -> dict[str, lis
     }
 
 
-def test_good_folder_has_no_findings(folder):
+def test_good_folder_has_no_findings_and_its_images_decode_in_bands(folder, pixels, monkeypatch):
     report = check_data(str(folder), RunConfig())
     assert (report.ok, report.findings, report.classes) == (True, [], {"a": 4, "b": 4})
     [kind] = report.kinds()
     assert (kind["format"], kind["colours"], kind["bits"], kind["images"]) == ("PNG", "RGB", 8, 8)
+    file = folder / "a.tif"
+    for how in ({"tile": (16, 16)}, {"rowsperstrip": 7, "compression": "zlib"}, {}):
+        tifffile.imwrite(file, pixels(50, 40, 3), **how)
+        digests = set()
+        for most in (64, 10**9):
+            monkeypatch.setattr(checked_image, "BAND_PIXELS", most)
+            digests.add(checked_image.decoded(str(file), 3, 10**9).digest)
+        assert len(digests) == 1
+        assert digests != {b""}
 
 
-def test_all_unreadable_files_are_listed_with_their_reasons(folder, pixels):
+def test_unreadable_files_are_all_listed_with_their_reasons(folder, pixels):
     whole = (folder / "a/0.png").read_bytes()
     (folder / "a/cut.png").write_bytes(whole[: len(whole) // 2])
     (folder / "a/empty.jpg").touch()
@@ -63,66 +82,46 @@ def test_all_unreadable_files_are_listed_with_their_reasons(folder, pixels):
     assert names == ["a/cut.png", "a/empty.jpg", "a/float.tif", "a/text.tif"]
     assert "a/empty.jpg: the file is empty" in finding.files
     assert "floats reach from" in finding.files[2]
-
-
-def test_paths_are_relative_to_a_folder_of_one_letter(tmp_path, pixels, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("red/a.png", "red/b.png", "d/c.png"):
-        file = Path("d", name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(*COLOUR, seed=name == "d/c.png")).save(file)
-    Path("d/red/x1.png").touch()
-    Path("d/red/red.txt").touch()
-    files = [file for own in found(Path("d")).values() for file in own]
-    assert files == ["red/x1.png: the file is empty", "red/b.png: red/a.png", "red/red.txt"]
-    assert check_data("d", RunConfig()).images[0].path == "d/c.png"
-
-
-def test_empty_classes_are_all_named_and_end_a_run(folder):
     for name in ("empty", "none"):
         (folder / name).mkdir()
-    report = check_data(str(folder), RunConfig())
-    assert not report.ok
-    assert report.findings[0].files == ["empty", "none"]
+    assert check_data(str(folder), RunConfig()).findings[0].files == ["empty", "none"]
 
 
-def test_colours_bits_and_orientation_that_differ_are_told(folder, pixels):
+def deep_png() -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress((b"\0" + bytes(range(12))) * 2))
+    return b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IEND", b"")
+
+
+def test_colours_bits_names_and_orientation_that_differ_are_told(folder, pixels):
     Image.fromarray(pixels(40, 50)).save(folder / "a/grey.png")
     Image.fromarray(pixels(40, 50, 4)).save(folder / "a/alpha.png")
     Image.fromarray(pixels(40, 50, 4), "CMYK").save(folder / "a/cmyk.jpg")
     Image.fromarray(pixels(*COLOUR, seed=9)).convert("P").save(folder / "a/palette.png")
-    tifffile.imwrite(folder / "a/deep.tif", pixels(*COLOUR, dtype=np.uint16))
+    (folder / "a/deep.png").write_bytes(deep_png())  # Pillow reads 8 of its 16 bits
     turned = Image.Exif()
     turned[274] = 6
     Image.fromarray(pixels(*COLOUR, seed=10)).save(folder / "a/turned.jpg", exif=turned)
     Image.fromarray(pixels(*COLOUR, seed=11)).save(folder / "a/named.jpg", "PNG")
     (folder / "a/notes.txt").write_text("notes")
+    Image.fromarray(pixels(*COLOUR, seed=20)).save(folder / "a/x.png")
+    Image.fromarray(pixels(*COLOUR, seed=21)).save(folder / "a/X.png")
     assert found(folder) == {
         "warning: shown rotated or": ["a/turned.jpg"],
+        "warning: with 16 bits": ["a/deep.png"],
+        "warning: with the name": ["a/x.png: X.png"],
         "note: with an alpha": ["a/alpha.png"],
         "note: in CMYK, converted": ["a/cmyk.jpg"],
         "note: with a palette,": ["a/palette.png"],
         "note: grey among images": ["a/grey.png"],
-        "note: of another bit": ["a/deep.tif: 16"],
+        "note: of another bit": ["a/deep.png: 16"],
         "note: of another format": ["a/named.jpg: PNG"],
         "note: ignored, because they": ["a/notes.txt"],
     }
-
-
-def test_sixteen_bits_of_a_colour_png_are_not_all_read(folder):
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        import struct
-        import zlib
-
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0))
-    body = chunk(b"IDAT", zlib.compress((b"\0" + bytes(range(12))) * 2))
-    data = b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IEND", b"")
-    (folder / "a/deep.png").write_bytes(data)
-    assert found(folder)["warning: with 16 bits"] == ["a/deep.png"]
 
 
 def test_same_pixels_are_found_however_they_are_stored(folder, pixels):
@@ -137,12 +136,6 @@ def test_same_pixels_are_found_however_they_are_stored(folder, pixels):
             "b/again.tif: b/1.png",
         ],
     }
-
-
-def test_names_that_differ_in_case_only(folder, pixels):
-    Image.fromarray(pixels(*COLOUR, seed=20)).save(folder / "a/x.png")
-    Image.fromarray(pixels(*COLOUR, seed=21)).save(folder / "a/X.png")
-    assert found(folder) == {"warning: with the name": ["a/x.png: X.png"]}
 
 
 @pytest.mark.parametrize(
@@ -162,14 +155,19 @@ def test_sizes_are_judged_as_the_run_fits_them(folder, pixels, fit, told):
     assert len(report[told[-1]]) == 8
 
 
-def test_samples_that_the_network_cannot_take_are_unreadable(folder):
-    config = RunConfig(model=ModelConfig(channels=5))
-    [files] = found(folder, config).values()
+def test_samples_classes_and_lists_are_checked_as_the_run_reads_them(folder, tmp_path, pixels):
+    [files] = found(folder, RunConfig(model=ModelConfig(channels=5))).values()
     assert len(files) == 8
     assert "it has 3 samples per pixel where model.channels=5" in files[0]
-
-
-def test_uneven_classes(folder, pixels):
+    (tmp_path / "list.txt").write_text("# mine\ndata/a/0.png\n\ndata/a/none.png\nlist.txt\n")
+    report = check_data(str(tmp_path / "list.txt"), RunConfig())
+    assert (report.data, len(report.images), report.ok) == ("list", 3, False)
+    assert "data/a/none.png: No such file or directory" in report.findings[0].files
+    with pytest.raises(ConfigError, match="is no list of images"):
+        check_data(str(folder / "a/0.png"), RunConfig())
+    assert check_data(str(folder / "a"), RunConfig()).data == "pairs"
+    (tmp_path / "void").mkdir()
+    assert not check_data(str(tmp_path / "void"), RunConfig()).ok
     for place in range(37):
         Image.fromarray(pixels(4, 4, 3, seed=place)).save(folder / f"a/more{place}.png")
     [text] = [one.text for one in check_data(str(folder), RunConfig()).findings]
@@ -184,8 +182,7 @@ def test_ready_made_pairs_are_told_from_a_folder_of_large_images(tmp_path, pixel
             Image.fromarray(pixels(size, size, 3, seed=place)).save(file)
     Image.fromarray(pixels(8, 8, 3)).save(tmp_path / "lr/2x2.png")
     (tmp_path / "lr/3x2.png").unlink()
-    report = check_data(str(tmp_path), RunConfig(), "pairs")
-    texts = {one.text: one.files for one in report.findings}
+    texts = {f.text: f.files for f in check_data(str(tmp_path), RunConfig(), "pairs").findings}
     [hint] = [text for text in texts if "data=pairs takes both" in text]
     assert hint.endswith(f"use data.path={tmp_path / 'hr'}")
     assert texts["without a partner"] == ["hr/3.png"]
@@ -193,54 +190,253 @@ def test_ready_made_pairs_are_told_from_a_folder_of_large_images(tmp_path, pixel
     assert not check_data(str(tmp_path / "hr"), RunConfig(), "pairs").findings
 
 
-def test_list_names_files_relative_to_it(folder, tmp_path):
-    (tmp_path / "list.txt").write_text("# mine\ndata/a/0.png\n\ndata/a/none.png\nlist.txt\n")
-    report = check_data(str(tmp_path / "list.txt"), RunConfig())
-    assert (report.data, len(report.images), report.ok) == ("list", 3, False)
-    assert "data/a/none.png: No such file or directory" in report.findings[0].files
-    with pytest.raises(ConfigError, match="is no list of images"):
-        check_data(str(folder / "a/0.png"), RunConfig())
+def check(capsys, *words):
+    """Returns the exit code of ``hires data check``, and what it printed."""
+    capsys.readouterr()
+    code = main(["data", "check", *map(str, words)])
+    return code, " ".join(capsys.readouterr().out.split())
 
 
-def test_folder_without_classes_is_read_as_pairs_and_a_missing_one_is_refused(folder, tmp_path):
-    assert check_data(str(folder / "a"), RunConfig()).data == "pairs"
-    with pytest.raises(ConfigError, match="does not exist"):
-        check_data(str(tmp_path / "none"), RunConfig())
-    (tmp_path / "void").mkdir()
-    assert not check_data(str(tmp_path / "void"), RunConfig()).ok
-
-
-def test_large_image_is_decoded_in_bands(tmp_path, pixels, monkeypatch):
-    monkeypatch.setattr(checked_image, "BAND_PIXELS", 64)
-    file = tmp_path / "a.tif"
-    stored = pixels(50, 40, 3)
-    for how in ({"tile": (16, 16)}, {"rowsperstrip": 7, "compression": "zlib"}, {}):
-        tifffile.imwrite(file, stored, **how)
-        banded = checked_image.decoded(str(file), 3, 10**9)
-        monkeypatch.setattr(checked_image, "BAND_PIXELS", 10**9)
-        assert checked_image.decoded(str(file), 3, 10**9).digest == banded.digest != b""
-        monkeypatch.setattr(checked_image, "BAND_PIXELS", 64)
-
-
-def test_verb_prints_tables_and_fails_if_a_run_would(hires, folder):
-    answer = hires("data", "check", str(folder))
-    assert (answer.code, answer.err) == (0, "")
-    assert "a run can read all of it" in answer.out
+def test_verb_prints_tables_and_fails_if_a_run_would(folder, capsys):
+    code, out = check(capsys, folder)
+    assert (code, "a run can read all of it" in out) == (0, True)
     (folder / "a/0.png").write_bytes(b"")
-    answer = hires("data", "check", str(folder), "image=32", "model.channels=1")
-    assert answer.code == 1
-    assert "a/0.png: the file is empty" in answer.out
-    facts = json.loads(hires("data", "check", str(folder), "--json").out)
+    code, out = check(capsys, folder, "image=32", "model.channels=1")
+    assert (code, "a/0.png: the file is empty" in out) == (1, True)
+    facts = json.loads(check(capsys, folder, "--json")[1])
     assert not facts["ok"]
     assert facts["findings"][0]["files"] == ["a/0.png: the file is empty"]
     # The words of a run will do.
-    answer = hires("data", "check", "data=folder", f"data.path={folder}", "--json")
-    assert json.loads(answer.out) == facts | {"path": str(folder)}
-    assert hires("data", "check", "data=synthetic").code == 2
-
-
-def test_folder_is_named_where_a_run_meets_a_broken_file(folder):
-    (folder / "a/0.png").write_bytes(b"\x89PNG")
-    data = DataConfig(name="folder", path=str(folder))
+    assert json.loads(check(capsys, "data=folder", f"data.path={folder}", "--json")[1]) == facts
+    assert check(capsys, "data=synthetic")[0] == check(capsys, folder, "data=digits")[0] == 2
+    source = open_source(DataConfig(name="folder", path=str(folder)), (8, 8), 3, seed=0)
     with pytest.raises(RunError, match=r"`hires data check .*/data` lists all such files"):
-        open_source(data, (8, 8), 3, seed=0).window(0, (0, 8), (0, 8))
+        source.window(0, (0, 8), (0, 8))
+
+
+@pytest.fixture
+def masks(tmp_path):
+    make_masks(tmp_path / "shapes", 3, 4, (24, 24), 0)
+    return tmp_path / "shapes"
+
+
+def test_bad_label_maps_are_listed(masks, capsys):
+    words = masks, "data=masks", "data.classes=3"
+    code, out = check(capsys, *words)
+    assert code == 0, out
+    assert "4 files, read as data=masks" in out
+    assert "data=masks checks them as pairs" in check(capsys, masks)[1]
+    first, second, third, fourth = sorted((masks / "masks").iterdir())
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(first)
+    Image.fromarray(np.full((24, 24), 7, np.uint8)).save(second)
+    third.write_bytes(b"no picture")
+    Image.open(fourth).convert("L").save(fourth, format="JPEG")
+    code, out = check(capsys, *words)
+    assert code == 1
+    for text in (
+        f"masks/{first.name}: it has 9 x 9 pixels, its image",
+        f"masks/{second.name}: it holds the class 7, and data.classes=3",
+        f"masks/{third.name}: ",
+        f"masks/{fourth.name}: a label map that was saved as JPEG",
+        "error 4 label maps that would end a run",
+    ):
+        assert text in out
+    out = check(capsys, *words, "data.ignore=7")[1]
+    assert f"masks/{second.name}: " not in out
+    assert "label maps without a label that counts" in out
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (255, ["data.ignore=255"]),
+        (0, ["loss=cross_entropy", "loss.ignore_index=0"]),
+        (2, ["loss=cross_entropy", "loss.weights=[1,1,0]"]),
+        (1, []),
+    ],
+)
+def test_label_maps_without_a_label_that_counts_are_listed(masks, capsys, value, words):
+    first, *_ = sorted((masks / "masks").iterdir())
+    Image.fromarray(np.full((24, 24), value, np.uint8)).save(first)
+    code, out = check(capsys, masks, "data=masks", "data.classes=3", *words, "--json")
+    assert code == 0, out
+    listed = [one for one in json.loads(out)["findings"] if "label that counts" in one["text"]]
+    assert [one["files"] for one in listed] == ([[f"masks/{first.name}"]] if words else [])
+
+
+@pytest.mark.parametrize("part", ["", "train/"])
+def test_classes_that_never_count_are_listed(tmp_path, capsys, part):
+    for one in ("train/", "val/") if part else ("",):
+        for name in ("cat", "dog", "eel"):
+            file = tmp_path / one / name / f"{name}.png"
+            file.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 8), (len(one), ord(name[0]), 9)).save(file)
+    words = [tmp_path, "data=folder", f"data.split={'train' if part else 'all'}", "--json"]
+    loss = ["loss=cross_entropy", "loss.ignore_index=0", "loss.weights=[1,1,0]"]
+    for keys, listed in ([], []), (loss, [["cat", "eel"]]):
+        code, out = check(capsys, *words, *keys)
+        assert code == 0, out
+        findings = [one for one in json.loads(out)["findings"] if "does not count" in one["text"]]
+        assert [one["files"] for one in findings] == listed
+
+
+def test_slides_are_decoded_patch_by_patch(tmp_path, capsys):
+    folder = tmp_path / "slides"
+    make_slides(folder, 2, 2, (384, 512), 0)
+    words = folder, "data=slide", "image=64", "data.labels=labels.csv"
+    code, out = check(capsys, *words)
+    assert code == 0, out
+    assert "2 files, read as data=slide" in out
+    broken = sorted(folder.rglob("*.tif"))[0]
+    broken.write_bytes(broken.read_bytes()[:2000])
+    code, out = check(capsys, *words)
+    assert code == 1
+    assert f"{broken.relative_to(folder)}: " in out
+    assert "error 1 slides that would end a run" in out
+
+
+@pytest.mark.parametrize(
+    ("tiny", "severity"), [(1, "note"), (2, "note"), (3, "warning"), (4, "error")]
+)
+def test_slides_without_a_patch_are_found(tiny, severity, tmp_path, capsys):
+    for count, size in ((4 - tiny, (384, 512)), (tiny, (32, 32))):
+        if count:
+            make_slides(tmp_path / "all" / str(size[0]), 1, count, size, 0)
+    # No slide is tissue as a whole, and the tiny ones are one patch.
+    code, out = check(capsys, tmp_path / "all", "data=slide", "image=32", "data.tissue=0.95")
+    assert f"{severity} {tiny} without a patch to learn from" in out
+    assert ("most of the slides" in out) == (severity == "warning")
+    assert code == (severity == "error")
+
+
+def test_records_of_cifar10_are_counted(tmp_path, capsys):
+    folder = cifar10_folder(tmp_path / "cifar")
+    code, out = check(capsys, folder, "data=cifar10")
+    assert (code, "airplane" in out) == (0, True)
+    file = next(folder.glob("data_batch_3.bin"))
+    file.write_bytes(file.read_bytes()[:-1])
+    code, out = check(capsys, folder, "data=cifar10")
+    assert (code, "data_batch_3.bin has" in out) == (1, True)
+
+
+def test_imagenet_is_checked_by_parts_and_read_as_pillow_decodes_it(tmp_path, pixels, capsys):
+    kinds = {"RGB": (30, 40, 3), "L": (50, 30), "CMYK": (20, 60, 4)}
+    folder = tmp_path / "imagenet"
+    for part, count in (("train", 3), ("val", 1)):
+        for label, synset in enumerate(("n01440764", "n02102040", "n03888257")):
+            (folder / part / synset).mkdir(parents=True)
+            for number in range(count):
+                mode = [*kinds][(number + label) % 3]
+                made = pixels(*kinds[mode], seed=10 * label + number + 100 * (part == "val"))
+                file = folder / part / synset / f"{synset}_{number}.JPEG"
+                Image.fromarray(made, mode).save(file, "JPEG", quality=95)
+    for split, part, count in (("train", "train", 9), ("validation", "val", 3)):
+        words = "data=imagenet", f"data.path={folder}", f"data.split={split}", "data.fit=crop"
+        source = open_source(compose(words).data, (20, 30), 3, 0)
+        assert (len(source), source.num_classes) == (count, 3)
+        for i in range(count):
+            path = folder / part / source.name(i)
+            assert source.class_names[source.label(i)] == path.parent.name
+            with Image.open(path) as image:
+                plain = np.asarray(image.convert("RGB"), np.float64)
+            top, left = (plain.shape[0] - 20) // 2, (plain.shape[1] - 30) // 2
+            wanted = plain[top : top + 20, left : left + 30].transpose(2, 0, 1) / 255 * 4 - 2
+            assert np.abs(source.window(i, (0, 20), (0, 30)) - wanted).max() < 0.02, path
+    assert "train, val are read as classes" in check(capsys, folder, "data=folder")[1]
+    for data in ("imagenet", "imagenette"):
+        code, out = check(capsys, folder, f"data={data}")
+        assert code == 0, out
+        for text in ("12 files, read as data=folder", "train/n01440764", "val/n03888257",
+                     "in CMYK, converted to RGB", "grey among images in colour"):  # fmt: skip
+            assert text in out
+    (folder / "val" / "n02102040").rename(folder / "val" / "n09999999")
+    code, out = check(capsys, folder, "data=imagenette")
+    assert (code, "so labels would differ" in out) == (1, True)
+
+
+@pytest.fixture
+def config(tmp_path: Path, pixels) -> RunConfig:
+    """Returns a run over a folder of twelve images, four a step, for three steps."""
+    for place in range(12):
+        file = tmp_path / "data" / "ab"[place % 2] / f"{place:02d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(20, 20, 3, seed=place)).save(file)
+    data = DataConfig(name="folder", path=str(tmp_path / "data"))
+    return RunConfig(image=[16, 16], batch=4, steps=3, data=data)
+
+
+def started(config: RunConfig, rank: int = 0, world: int = 1, steps: int = 3) -> str:
+    """Returns what the check of a rank before its first step says; nothing if all is well."""
+    try:
+        require_readable(config, open_data(config), range(steps), rank, world)
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+def spoil(config: RunConfig, index: int) -> Path:
+    """Cuts off one image of the run's folder."""
+    files = sorted(Path(str(config.data.path)).rglob("*.png"))
+    files[index].write_bytes(files[index].read_bytes()[:-200])
+    return files[index]
+
+
+def schedule(config: RunConfig) -> list[int]:
+    return [i for step in range(3) for i in step_indices(step, 4, 12, config.seed, True)]
+
+
+@pytest.mark.parametrize("most", [2**27, 0])
+def test_broken_file_is_named_by_one_rank_before_the_first_step(config, pixels, monkeypatch, most):
+    monkeypatch.setattr(start_check, "DECODED_BYTES", most)  # others are only opened
+    assert started(config) == ""
+    assert "it has 20 x 20 pixels where image asks for 16 x 16" in started(
+        replace(config, data=replace(config.data, fit="error"))
+    )
+    for number, how in enumerate(({}, {"tile": (16, 16), "compression": "zlib"})):
+        file = Path(str(config.data.path), "a", f"x{number}.tif")
+        tifffile.imwrite(file, pixels(64, 64, 3), photometric="rgb", **how)
+        file.write_bytes(file.read_bytes()[:-50])
+        assert "it is cut off" in started(config, steps=6)
+        file.unlink()
+    name = spoil(config, schedule(config)[-1])
+    assert started(config, steps=2) == ""  # a file that no step reads ends nothing
+    [text] = filter(None, [started(config, rank, 3) for rank in range(3)])
+    assert str(name) in text
+    assert "truncated" in text
+    assert f"`hires data check {config.data.path}`" in text
+
+
+def test_start_check_is_bounded_in_seconds_and_the_first_steps_come_first(
+    config, monkeypatch, caplog
+):
+    clock = itertools.count(step=2)  # every look at it is two seconds later
+    # Only the check looks at this clock: threads of the tests' process look at the real one.
+    monkeypatch.setattr(start_check, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    caplog.set_level(logging.INFO)
+    spoil(config, schedule(config)[5])
+    assert started(config) == ""
+    assert "checked the first 5 of 12 image files in 10 s" in caplog.text
+    assert started(config, rank=1, world=2) != ""
+    assert started(config, rank=0, world=2) == ""
+    monkeypatch.setattr(start_check, "SECONDS", 100)
+    started(config, world=2)
+    assert "checked all 6 image files of this rank" in caplog.text
+    assert started(RunConfig()) == ""  # synthetic images need none
+
+
+def test_plan_says_what_is_far_shrunk_or_cannot_be_opened(config, pixels):
+    assert size_finding(config) is None
+    assert size_finding(RunConfig()) is None
+    Image.fromarray(pixels(40, 33, 3)).save(Path(str(config.data.path), "a", "large.png"))
+    severity, key, text = size_finding(config) or ("", "", "")
+    assert (severity, key) == ("note", "data.fit")
+    assert "shrinks 1 of the 13 images" in text
+    assert "40 x 33 pixels to 16 x 16" in text
+    assert size_finding(replace(config, data=replace(config.data, fit="crop"))) is None
+    small = replace(config, image=[8, 8])
+    assert "shrinks all images" in (size_finding(small) or ("", "", ""))[2]
+    Path(str(config.data.path), "a", "large.png").unlink()
+    last = spoil(config, schedule(config)[-1])
+    severity, key, text = size_finding(replace(config, batch=2)) or ("", "", "")
+    assert (severity, key, str(last) in text) == ("warning", "data.path", True)
+    assert (size_finding(config) or ("",))[0] == "error"  # if the run reads it

@@ -1,13 +1,24 @@
-import logging
+"""Folders of images are listed alike by every rank, digested by content, and written whole."""
+
+from __future__ import annotations
+
+import errno
+import json
 import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tifffile
 
 from hires.core.config.data_config import DataConfig
-from hires.core.errors import ConfigError
-from hires.data.folder import UNFINISHED, scan
+from hires.core.errors import ConfigError, RunError
+from hires.data import content, textures
+from hires.data.content import KnownFiles, content_of, data_changes, is_unchanged
+from hires.data.folder import MANIFEST, UNFINISHED, scan
 from hires.data.source import open_source
+from hires.data.textures import make_folder
 
 
 def touch(root: Path, *names: str) -> None:
@@ -17,117 +28,218 @@ def touch(root: Path, *names: str) -> None:
         path.write_bytes(b"no image at all: the index reads names only")
 
 
-def test_classes_are_sub_folders_in_the_order_of_their_names(tmp_path):
-    touch(tmp_path, "b/2.png", "b/1.JPG", "a/x.tiff", "C/deep/er/y.Tif", "a/w.jpeg")
-    index = scan(str(tmp_path))
+def test_classes_are_sub_folders_in_the_order_of_their_names(tmp_path, monkeypatch):
+    images = ["C/deep/er/y.Tif", "a/w.jpeg", "a/x.tiff", "b/1.JPG", "b/2.png"]
+    others = ["a/notes.txt", "a/.2.png", ".git/3.png", "README", "a/.x/4.png", "a/png"]
+    touch(tmp_path / "images", *reversed(images), *others)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    index = scan("~/images")
     assert index.class_names == ("C", "a", "b")
-    assert [p.removeprefix(f"{tmp_path}/") for p in index.paths] == [
-        "C/deep/er/y.Tif",
-        "a/w.jpeg",
-        "a/x.tiff",
-        "b/1.JPG",
-        "b/2.png",
-    ]
+    assert [p.removeprefix(f"{tmp_path}/images/") for p in index.paths] == images
     assert index.labels == (0, 1, 1, 2, 2)
 
 
-def test_other_and_hidden_files_are_ignored_and_counted(tmp_path, caplog):
-    touch(
-        tmp_path,
-        "a/1.png",
-        "a/notes.txt",
-        "a/.2.png",
-        ".git/3.png",
-        "README",
-        "a/.x/4.png",
-        "a/png",
-    )
-    with caplog.at_level(logging.INFO):
-        index = scan(str(tmp_path))
-    assert len(index.paths) == 1
-    assert "2 files that are no images are ignored" in caplog.text
+REFUSED = {
+    "missing": (None, r"needs data\.path=FOLDER, a folder with one sub-folder per class"),
+    "nowhere": ("nowhere", r"nowhere does not exist; .*hires data make"),
+    "long": ("x" * 300, r"data\.path=.*xxx cannot be listed"),
+    "file": ("file", r"data\.path=.* is a file"),
+    "empty": ([], r"data\.path=.* holds no sub-folders; put the images"),
+    "loose": (["1.png"], "holds images but no sub-folders"),
+    "texts": (["a/x.txt", "b/y.txt"], r"no images below its 2 sub-folders; .*\*\.png"),
+    "class": (["a/1.png", "b/y.txt", "c/y.txt"], r"class 'b' and 1 more has no images"),
+    "unfinished": (["a/1.png", UNFINISHED], r"data\.path=.* was not finished; repeat"),
+}
 
 
-def test_the_source_knows_classes_and_labels_without_reading_pixels(tmp_path):
-    touch(tmp_path, "cat/1.png", "dog/1.png", "dog/2.png")
-    source = open_source(DataConfig(name="folder", path=str(tmp_path)), (8, 8), 3, seed=0)
-    assert source.num_classes == 2
-    assert len(source) == 3
-    assert [source.label(i) for i in range(3)] == [0, 1, 1]
-
-
-def test_a_home_folder_is_understood(tmp_path, monkeypatch):
-    touch(tmp_path, "images/a/1.png")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(scan("~/images").paths) == 1
-
-
-def test_a_missing_path_is_asked_for():
-    with pytest.raises(ConfigError, match=r"needs data\.path=FOLDER"):
-        scan(None)
-
-
-def test_a_missing_folder_is_named_with_the_remedy(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"data\.path=.*nowhere does not exist; .*hires data make"
-    ):
-        scan(str(tmp_path / "nowhere"))
-
-
-def test_a_name_that_no_system_takes_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.path=.*xxx cannot be listed"):
-        scan(str(tmp_path / ("x" * 300)))
-
-
-def test_a_file_is_no_data_folder(tmp_path):
+@pytest.mark.parametrize("case", REFUSED)
+def test_folder_that_is_no_data_is_refused_with_the_remedy(tmp_path, case):
+    path, text = REFUSED[case]
     touch(tmp_path, "file")
-    with pytest.raises(ConfigError, match=r"data\.path=.* is a file"):
-        scan(str(tmp_path / "file"))
+    if isinstance(path, list):
+        (tmp_path / "data").mkdir()
+        touch(tmp_path / "data", *path)
+        path = "data"
+    with pytest.raises(ConfigError, match=text):
+        scan(path if path is None else str(tmp_path / path))
 
 
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.path=.* holds no sub-folders; put the images"):
-        scan(str(tmp_path))
-
-
-def test_images_without_classes_are_refused(tmp_path):
-    touch(tmp_path, "1.png")
-    with pytest.raises(ConfigError, match="holds images but no sub-folders"):
-        scan(str(tmp_path))
-
-
-def test_a_folder_without_images_is_refused(tmp_path):
-    touch(tmp_path, "a/x.txt", "b/y.txt")
-    with pytest.raises(ConfigError, match=r"no images below its 2 sub-folders; .*\*\.png"):
-        scan(str(tmp_path))
-
-
-def test_a_class_without_images_is_named(tmp_path):
-    touch(tmp_path, "a/1.png", "b/y.txt", "c/y.txt")
-    with pytest.raises(ConfigError, match=r"data\.path=.*class 'b' and 1 more has no images"):
-        scan(str(tmp_path))
-
-
-def test_an_unfinished_folder_is_refused(tmp_path):
-    touch(tmp_path, "a/1.png", UNFINISHED)
-    with pytest.raises(ConfigError, match=r"data\.path=.* was not finished; repeat"):
-        scan(str(tmp_path))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_folder_is_named(tmp_path):
-    touch(tmp_path, "a/1.png")
-    (tmp_path / "a").chmod(0)
-    with pytest.raises(ConfigError, match="cannot be listed"):
-        scan(str(tmp_path))
-
-
-def test_what_the_system_says_about_a_folder_is_passed_on(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     touch(tmp_path, "a/1.png")
 
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)  # tests may run as root, who may read everything
     with pytest.raises(ConfigError, match=r"data\.path=.*cannot be listed \(Permission denied\)"):
         scan(str(tmp_path))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    """A folder whose files were written long ago."""
+    for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
+        touch(tmp_path / "images", name)
+        (tmp_path / "images" / name).write_bytes(name.encode())
+        os.utime(tmp_path / "images" / name, (1e9, 1e9))
+    return DataConfig("folder", str(tmp_path / "images"))
+
+
+def digest(data, known=None):
+    return content_of(data, known or KnownFiles())[0].digest
+
+
+@pytest.mark.parametrize("change", ["touch", "copy", "other file"])
+def test_equal_images_are_equal_data(data, change, tmp_path):
+    (before, _), known = content_of(data, KnownFiles()), KnownFiles()
+    if change == "touch":
+        os.utime(f"{data.path}/cats/a.png")
+    elif change == "copy":
+        shutil.copytree(data.path, tmp_path / "copy")
+        data = DataConfig("folder", str(tmp_path / "copy"))
+    else:
+        Path(data.path, "cats/notes.txt").write_text("no image")
+    assert is_unchanged(data, before)
+    assert digest(data, known) == before.digest
+
+
+CHANGES = {
+    "added": "1 image was added (dogs/d.png)",
+    "removed": "1 image was removed (cats/a.png)",
+    "replaced": "1 image was replaced (cats/a.png)",
+    "renamed": "1 image was added (cats/z.png) and 1 image was removed (cats/a.png)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_images_are_other_data(data, change):
+    known, file = KnownFiles(), Path(data.path, "cats/a.png")
+    before, old = content_of(data, known)
+    if change == "added":
+        Path(data.path, "dogs/d.png").write_bytes(b"d")
+    elif change == "removed":
+        file.unlink()
+    elif change == "renamed":
+        file.rename(file.with_name("z.png"))
+    else:  # of the same size, and made to look as old
+        file.write_bytes(b"cats/A.png")
+        os.utime(file, (1e9, 1e9))
+    after, new = content_of(data, known)
+    assert after.digest != before.digest
+    assert not is_unchanged(data, before)
+    assert data_changes(old, new) == CHANGES[change]
+
+
+def test_content_is_read_once_unless_it_was_just_written(data, monkeypatch):
+    known = KnownFiles()
+    digest(data, known)
+    assert not known.files  # their entries changed a moment ago, whatever their own times say
+    monkeypatch.setattr(content, "_SETTLED_NS", -(10**18))  # as if they had lain there for long
+    first = digest(data, known)
+    assert known.num_read == 3
+    assert digest(data, known) == first
+    assert known.num_read == 0
+    Path(data.path, "cats/a.png").write_bytes(b"new")
+    assert digest(data, known) != first
+    assert known.num_read == 1
+    monkeypatch.setattr(content, "MOST_BYTES", 1)  # of much data sizes and times count
+    before = digest(data, known)
+    os.utime(f"{data.path}/cats/a.png")
+    assert digest(data) != before
+    Path(data.path, "cats/a.png").unlink()
+    monkeypatch.setattr(content, "MOST_BYTES", 10**9)
+    os.mkfifo(f"{data.path}/cats/a.png")
+    with pytest.raises(ConfigError, match=r"cats/a\.png cannot be read"):
+        digest(data)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def make(path: Path, **how):
+    return make_folder(path, **{"classes": 3, "count": 7, "size": (20, 36), "seed": 5} | how)
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+def test_made_folder_has_the_images_of_the_synthetic_source_in_8_bits(tmp_path, tiled):
+    size = (300, 41)
+    assert make(tmp_path / "new" / "data", size=size, tiled=tiled) == 7
+    spans, path = ((0, 300), (0, 41)), tmp_path / "new" / "data"
+    folder = open_source(DataConfig(name="folder", path=str(path)), size, 3, seed=0)
+    memory = open_source(DataConfig(classes=3), size, 3, seed=5)
+    assert folder.class_names == ("texture0", "texture1", "texture2")
+    assert [folder.label(i) for i in range(len(folder))] == [0, 0, 0, 1, 1, 2, 2]
+    for place, number in enumerate((0, 3, 6, 1, 4, 2, 5)):  # class by class
+        made, drawn = folder.window(place, *spans), memory.window(number, *spans)
+        np.testing.assert_allclose(made, drawn, atol=0.5 * 4 / 255 + 1e-6)
+    with tifffile.TiffFile(path / "texture0" / "00000.tif") as file:
+        assert file.pages[0].is_tiled == tiled
+        assert not tiled or file.pages[0].tilelength == 256
+    note = json.loads((path / MANIFEST).read_text())
+    assert (note["classes"], note["count"], note["height"], note["width"]) == (3, 7, 300, 41)
+
+
+def test_full_disk_leaves_nothing_that_looks_complete_and_the_same_call_goes_on(
+    tmp_path, monkeypatch
+):
+    real, calls = tifffile.imwrite, []
+
+    def failing(path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) == 3:
+            path.write_bytes(b"II*\0 half of an image")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(tifffile, "imwrite", failing)
+    with pytest.raises(RunError, match=r"cannot write images to .*: No space left on device; "):
+        make(tmp_path / "a")
+    left = [UNFINISHED, "texture0/00000.tif", "texture1/00001.tif"]
+    assert sorted(contents(tmp_path / "a")) == left
+    with pytest.raises(ConfigError, match="was not finished"):
+        open_source(DataConfig(name="folder", path=str(tmp_path / "a")), (20, 36), 3, seed=0)
+    assert make(tmp_path / "a") == 5
+    assert make(tmp_path / "b") == 7
+    complete = contents(tmp_path / "b")
+    assert contents(tmp_path / "a") == complete  # the same arguments give the same bytes
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    assert make(tmp_path / "b") == 0
+    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    (tmp_path / "b" / "texture1" / "00004.tif").unlink()
+    assert make(tmp_path / "b") == 1
+    assert contents(tmp_path / "b") == complete
+    make(tmp_path / "c", seed=6)
+    image = "texture0/00000.tif"
+    assert contents(tmp_path / "c")[image] != complete[image]
+
+
+def test_other_files_are_not_mixed_with(tmp_path):
+    make(tmp_path / "made")
+    (tmp_path / "file").write_text("years of work")
+    (tmp_path / "notes" / "x").mkdir(parents=True)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / MANIFEST).write_text("[]")
+    before = contents(tmp_path)
+    for name, error, text in (
+        ("made", ConfigError, "made with count=7, not 9 and seed=5, not 1; choose"),
+        ("notes", ConfigError, "holds files that hires did not write; choose"),
+        ("none", ConfigError, r"cannot be used .*choose another folder"),
+        ("file", ConfigError, "file is a file"),
+        ("file/data", RunError, r"cannot write images to .*Not a directory"),
+    ):
+        with pytest.raises(error, match=text):
+            make(tmp_path / name, count=9, seed=1)
+    assert contents(tmp_path) == before
+
+
+def test_large_image_is_drawn_row_of_tiles_by_row_of_tiles(tmp_path, monkeypatch):
+    drawn, real = [], textures.synthetic.draw
+
+    def noting(label, channels, size, rows, cols, **which):
+        drawn.append(rows)
+        return real(label, channels, size, rows, cols, **which)
+
+    monkeypatch.setattr(textures.synthetic, "draw", noting)
+    make(tmp_path, size=(600, 300), classes=1, count=1)
+    assert drawn == [(0, 256), (256, 512), (512, 600)]

@@ -1,9 +1,10 @@
-"""Are label maps read beside their images, in every layout, and is what is wrong with them told?"""
+"""Label maps are read beside their images in every layout, and what is wrong is named."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -12,20 +13,22 @@ import tifffile
 from PIL import Image
 
 from hires.cli.data_keys import with_classes
+from hires.cli.main import main
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
-from hires.core.evaluation_summary import PIXELS
 from hires.core.store import file_names, rundir
 from hires.data.augmented import AugmentedSource
 from hires.data.mask_shapes import make_masks
 from hires.data.masks import AugmentedMasks, MaskSource
-from hires.data.source import open_data, step_indices
+from hires.data.source import open_data, open_source, step_indices
+from hires.data.start_check import require_readable
 from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.saved import attempt, losses
 
 SIZE = (16, 20)
+WHOLE = (0, 16), (0, 20)
 UNET = {"name": "unet", "levels": 2, "width": 4}
 
 
@@ -37,9 +40,8 @@ def folder(tmp_path):
 
 
 def source_of(folder, size=SIZE, **keys):
-    return MaskSource(
-        DataConfig(name="masks", path=str(folder), classes=3, **keys), str(folder), size, 3
-    )
+    data = DataConfig(name="masks", path=str(folder), classes=3, **keys)
+    return MaskSource(data, str(folder), size, 3)
 
 
 def stored(folder, number):
@@ -50,38 +52,59 @@ def test_windows_are_parts_of_the_map_beside_the_image(folder):
     source = source_of(folder)
     assert len(source) == 6
     for number in range(6):
-        held = source.labels(number, (0, 16), (0, 20))
+        held = source.labels(number, *WHOLE)
         assert held.dtype == np.int64
         assert np.array_equal(held, stored(folder, number))
         assert np.array_equal(source.labels(number, (3, 9), (5, 6)), held[3:9, 5:6])
     assert source.name(2) == "images/00002.png"
     assert source.check(0, 10**6) > 0
+    Image.fromarray(stored(folder, 1)).save(folder / "masks" / "00000.png")
+    assert np.array_equal(source.labels(0, *WHOLE), stored(folder, 1))  # it was written anew
 
 
-def test_names_are_found_by_their_pattern(folder):
+def test_maps_are_found_by_the_pattern_of_their_names(folder):
     for number in range(6):
         (folder / "masks" / f"{number:05d}.png").rename(folder / f"{number:05d}_gt.png")
-    source = source_of(folder, masks="*_gt.png")
-    assert np.array_equal(
-        source.labels(1, (0, 16), (0, 20)), np.asarray(Image.open(folder / "00001_gt.png"))
-    )
     (folder / "images" / "a").mkdir()
     (folder / "a").mkdir()
     shutil.copy(folder / "images" / "00000.png", folder / "images" / "a" / "x.png")
     shutil.copy(folder / "00000_gt.png", folder / "a" / "x_gt.png")
-    assert "images/a/x.png" in map(source_of(folder, masks="*_gt.png").name, range(7))
+    source = source_of(folder, masks="*_gt.png")
+    expected = np.asarray(Image.open(folder / "00001_gt.png"))
+    assert np.array_equal(source.labels(1, *WHOLE), expected)
+    assert "images/a/x.png" in map(source.name, range(7))
+    for keys, words in (
+        ({"images": "pictures/*"}, "holds no images named data.images=pictures"),
+        ({"masks": "masks/x.png"}, "needs one star"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            source_of(folder, **keys)
+    data = {"name": "masks", "path": str(folder)}
+    with pytest.raises(ConfigError, match="name their value, data\\.ignore=255"):
+        config_of(data=data, augment={"shift": 1})
+    with pytest.raises(ConfigError, match="use loss=auto"):
+        config_of(data=data, loss={"name": "l1"})
 
 
-def test_palettes_and_tiffs_hold_numbers(folder):
-    labels = stored(folder, 0)
-    image = Image.fromarray(labels, "L")
-    image.putpalette([9, 9, 9, 200, 0, 0, 0, 0, 200])
-    image.save(folder / "masks" / "00000.png")
-    (folder / "masks" / "00001.png").unlink()
-    tifffile.imwrite(folder / "masks" / "00001.tif", stored(folder, 2).astype(np.uint16))
+FORMS = ["palette", "tiff", "tiff_lzw", "tiff_adobe_deflate", "packbits", "raw", "lzma"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_maps_of_other_forms_keep_their_classes(folder, form):
+    wanted, path = stored(folder, 4), folder / "masks" / "00004.png"
+    image = Image.fromarray(wanted, "L")
+    if form == "palette":
+        image.putpalette([9, 9, 9, 200, 0, 0, 0, 0, 200])
+        image.save(path)
+    else:
+        path.unlink()
+        if form == "tiff":
+            tifffile.imwrite(path.with_suffix(".tif"), wanted.astype(np.uint16))
+        else:
+            image.save(path.with_suffix(".tif"), compression=form)
     source = source_of(folder)
-    assert np.array_equal(source.labels(0, (0, 16), (0, 20)), labels)
-    assert np.array_equal(source.labels(1, (2, 9), (4, 8)), stored(folder, 2)[2:9, 4:8])
+    assert np.array_equal(source.labels(4, *WHOLE), wanted)
+    assert np.array_equal(source.labels(4, (2, 9), (4, 8)), wanted[2:9, 4:8])
 
 
 def test_other_sizes_take_the_nearest_label(folder):
@@ -95,98 +118,106 @@ def test_other_sizes_take_the_nearest_label(folder):
 
 def test_maps_change_as_their_images_do(folder):
     # Each class has a colour of its own: after all changes of place they still agree.
+    colours = np.array([[0, 0, 0], [120, 0, 0], [250, 0, 0]], np.uint8)
     for number in range(6):
-        colours = np.array([[0, 0, 0], [120, 0, 0], [250, 0, 0]], np.uint8)
-        Image.fromarray(colours[stored(folder, number)]).save(
-            folder / "images" / f"{number:05d}.png"
-        )
+        path = folder / "images" / f"{number:05d}.png"
+        Image.fromarray(colours[stored(folder, number)]).save(path)
     augment = AugmentConfig("both", True, 1.0, 4)
     source = AugmentedMasks(source_of(folder, ignore=255), SIZE, augment, 1)
     for number in range(36):
-        red = (source.window(number, (0, 16), (0, 20))[0] + 2) / 4 * 255
-        labels = source.labels(number, (0, 16), (0, 20))
+        red = (source.window(number, *WHOLE)[0] + 2) / 4 * 255
+        labels = source.labels(number, *WHOLE)
         inside = labels != 255
         assert np.allclose(red[inside], np.array([0, 120, 250])[labels[inside]], atol=0.01)
         assert np.allclose(red[~inside], 127.5)  # grey came in
         assert np.array_equal(source.labels(number, (3, 9), (2, 20)), labels[3:9, 2:20])
     parts = AugmentedMasks(source_of(folder), SIZE, AugmentConfig(crop=0.3), 1)
     for number in range(6):
-        made = parts.labels(number, (0, 16), (0, 20))
+        made = parts.labels(number, *WHOLE)
         assert {*made.flatten()} <= {*stored(folder, number).flatten()}
 
 
-def _alone(folder):
-    (folder / "masks" / "00004.png").unlink()
-
-
-def _small(folder):
-    Image.fromarray(np.zeros((8, 20), np.uint8)).save(folder / "masks" / "00004.png")
-
-
-def _high(folder):
-    Image.fromarray(np.full(SIZE, 7, np.uint8)).save(folder / "masks" / "00004.png")
-
-
-def _colour(folder):
-    Image.fromarray(np.zeros((*SIZE, 3), np.uint8)).save(folder / "masks" / "00004.png")
-
-
-def _cut(folder):
+def spoil(folder, how):
     path = folder / "masks" / "00004.png"
-    path.write_bytes(path.read_bytes()[:60])
+    if how == "alone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:60])
+    elif how.startswith("jpeg"):  # 731 of 2304 labels were others, and a suffix says nothing
+        image = Image.open(path).convert("L")
+        if how == "jpeg":
+            image.save(path, format="JPEG", quality=95)
+        else:
+            image.save(path.with_suffix(".tif"), compression="jpeg")
+            path.unlink()
+    else:
+        shapes = {"small": np.zeros((8, 20)), "high": np.full(SIZE, 7), "rgb": np.zeros((*SIZE, 3))}
+        Image.fromarray(shapes[how].astype(np.uint8)).save(path)
 
 
-def _jpeg(folder):
-    # 731 of 2304 labels were others, and a suffix says nothing.
-    with Image.open(folder / "masks" / "00004.png") as image:
-        image.convert("L").save(folder / "masks" / "00004.png", format="JPEG", quality=95)
+WRONG = {
+    "jpeg": "JPEG.*write it anew",
+    "jpeg in tiff": "(?i)jpeg.*write it anew",
+    "alone": "images/00004.png has no label map masks/00004",
+    "small": r"00004.png: a label map of 8 x 20 pixels, and its image 00004.png has 16 x 20",
+    "high": "holds the class 7, and data.classes=3; use data.classes=8, or data.ignore=7",
+    "rgb": "its pixels are RGB; save it as grey or with a palette",
+    "cut": "cannot read the image .*00004.png",
+}
 
 
-def _jpeg_in_tiff(folder):
-    path = folder / "masks" / "00004.tif"
-    with Image.open(path.with_suffix(".png")) as image:
-        image.convert("L").save(path, compression="jpeg")
-    path.with_suffix(".png").unlink()
-
-
-WRONG = [
-    (_jpeg, "JPEG.*write it anew"),
-    (_jpeg_in_tiff, "(?i)jpeg.*write it anew"),
-    (_alone, "images/00004.png has no label map masks/00004"),
-    (_small, r"00004.png: a label map of 8 x 20 pixels, and its image 00004.png has 16 x 20"),
-    (_high, "holds the class 7, and data.classes=3; use data.classes=8, or data.ignore=7"),
-    (_colour, "its pixels are RGB; save it as grey or with a palette"),
-    (_cut, "cannot read the image .*00004.png"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "words"), WRONG, ids=[one[0].__name__ for one in WRONG])
-def test_wrong_maps_are_named_with_the_remedy(folder, spoil, words):
-    spoil(folder)
-    with pytest.raises((ConfigError, RunError), match=words):
+@pytest.mark.parametrize("how", WRONG)
+def test_wrong_maps_are_named_with_the_remedy(folder, how):
+    spoil(folder, how)
+    with pytest.raises((ConfigError, RunError), match=WRONG[how]):
         source_of(folder).check(4, 10**6)
 
 
-@pytest.mark.parametrize("form", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "raw", "lzma"])
-def test_label_maps_of_other_compressions_keep_their_classes(folder, form):
-    wanted, path = stored(folder, 4), folder / "masks" / "00004.tif"
-    with Image.open(path.with_suffix(".png")) as image:
-        image.convert("L").save(path, compression=form)
-    path.with_suffix(".png").unlink()
-    assert np.array_equal(source_of(folder).labels(4, (0, 16), (0, 20)), wanted)
+def test_rank_names_the_command_that_lists_all_bad_label_maps(folder, tmp_path, capsys):
+    # It named a check of a folder of classes, which found nothing.
+    folder = folder.rename(tmp_path / "my shapes")
+    spoil(folder, "high")
+    data = DataConfig(name="masks", path=str(folder), classes=3, ignore=255)
+    with pytest.raises(RunError) as caught:
+        open_source(data, (24, 24), 3, 0).check(4, 2**30)
+    command = str(caught.value).partition("`hires ")[2].partition("`")[0]
+    words = ["data=masks", "data.classes=3", "data.ignore=255"]
+    assert shlex.split(command) == ["data", "check", str(folder), *words]
+    assert main(shlex.split(command)) == 1
+    assert "error 1 label map" in " ".join(capsys.readouterr().out.split())
 
 
-def test_wrong_patterns_are_answered(folder):
-    for keys, words in (
-        ({"images": "pictures/*"}, "holds no images named data.images=pictures"),
-        ({"masks": "masks/x.png"}, "needs one star"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            source_of(folder, **keys)
-    with pytest.raises(ConfigError, match="name their value, data\\.ignore=255"):
-        config_of(data={"name": "masks", "path": str(folder)}, augment={"shift": 1})
-    with pytest.raises(ConfigError, match="use loss=auto"):
-        config_of(data={"name": "masks", "path": str(folder)}, loss={"name": "l1"})
+LARGE = (40, 50)
+
+
+@pytest.mark.parametrize("fit", ["crop", "random_crop"])
+def test_smaller_images_need_a_value_beside_their_labels(fit, tmp_path, capsys):
+    make_masks(tmp_path / "large", 3, 3, LARGE, 0)
+    data = {"name": "masks", "path": str(tmp_path / "large"), "classes": 3, "fit": fit}
+    words = ["data=masks", *(f"data.{k}={v}" for k, v in data.items() if k != "name")]
+
+    def opened(size, **keys):
+        config = config_of(image=[*size], data={**data, **keys}, model={"name": "unet"})
+        return config, open_data(config)
+
+    for size in (SIZE, LARGE):
+        config, source = opened(size)
+        require_readable(config, source, range(3), 0, 1)
+        assert {*source.labels(0, (0, size[0]), (0, size[1])).flatten()} <= {0, 1, 2}
+        assert main(["data", "check", *words, f"image=[{size[0]},{size[1]}]"]) == 0
+    for size in ((48, 20), (16, 51)):
+        config, source = opened(size)
+        told = rf"data\.fit={fit} brings in .* {size[0]} x {size[1]}, and this one has 40 x 50"
+        with pytest.raises(RunError, match=told):
+            require_readable(config, source, range(3), 0, 1)
+        with pytest.raises(RunError, match=told):
+            source.labels(0, *WHOLE)
+        capsys.readouterr()
+        assert main(["data", "check", *words, f"image=[{size[0]},{size[1]}]"]) == 1
+        assert f"data.fit={fit} brings in" in " ".join(capsys.readouterr().out.split())
+    _, source = opened((48, 20), ignore=255)
+    assert (source.labels(0, (0, 4), (0, 20)) == 255).all()
+    assert np.abs(source.window(0, (0, 4), (0, 20))).max() < 1e-6  # grey
 
 
 def training(folder, results, **keys):
@@ -202,7 +233,7 @@ def test_network_of_classes_is_refused(folder, tmp_path):
 
 
 @pytest.mark.dist
-def test_every_layout_learns_the_same_from_pixels(folder, tmp_path):
+def test_layouts_learn_and_validate_the_same_from_pixels(folder, tmp_path):
     wanted = {"validate": {"every": 2}, "augment": {"flip": "both"}}
     found, evaluated = [], []
     for number, tiles in enumerate(([1, 1], [2, 1], [1, 3])):
@@ -216,31 +247,27 @@ def test_every_layout_learns_the_same_from_pixels(folder, tmp_path):
         found.append([values[step] for step in sorted(values)])
         record = json.loads((path / file_names.RECORD).read_text())
         evaluated.append(record["validation"]["last"])
-        assert evaluated[-1]["images"] == 2
-        labels = [stored(folder, i) for i in range(6)]
-        assert evaluated[-1]["pixels"] < 2 * 16 * 20
-        assert any((one == 2).any() for one in labels)
+    assert evaluated[0]["images"] == 2
+    assert evaluated[0]["pixels"] < 2 * 16 * 20  # those of class 2 do not count
     for other, facts in zip(found[1:], evaluated[1:], strict=True):
         assert other == pytest.approx(found[0], rel=1e-10)
-        for key in ("pixels", "top1", "mean_iou"):
+        for key in ("images", "pixels", "top1", "mean_iou"):
             assert facts[key] == evaluated[0][key]
         assert facts["loss"] == pytest.approx(evaluated[0]["loss"], rel=1e-10)
 
 
-@pytest.mark.sampled(3)
+UNLABELLED = [
+    ({}, {"name": "cross_entropy", "weights": [1.0, 2.0, 0.0], "label_smoothing": 0.1}),
+    ({"tiles": [2, 1]}, {"name": "bce"}),
+    ({"replicas": 2}, {"name": "dice", "smooth": 0.0}),
+    ({"stages": 2}, {"name": "cross_entropy"}),
+    ({"tiles": [2, 1]}, {"name": "dice", "smooth": 0.0}),
+]
+
+
 @pytest.mark.dist
-@pytest.mark.parametrize("layout", [{}, {"tiles": [2, 1]}, {"replicas": 2}, {"stages": 2}], ids=str)
-@pytest.mark.parametrize(
-    "loss",
-    [
-        {"name": "cross_entropy"},
-        {"name": "cross_entropy", "weights": [1.0, 2.0, 0.0], "label_smoothing": 0.1},
-        {"name": "bce"},
-        {"name": "dice", "smooth": 0.0},
-    ],
-    ids=str,
-)
-def test_a_microbatch_without_labels_adds_nothing_in_every_layout(folder, tmp_path, layout, loss):
+@pytest.mark.parametrize(("layout", "loss"), UNLABELLED, ids=str)
+def test_microbatch_without_labels_adds_nothing_in_every_layout(folder, tmp_path, layout, loss):
     # The loss was NaN, and a smaller learning rate was to help.
     for number in range(0, 6, 2):
         Image.fromarray(np.full(SIZE, 2, np.uint8)).save(folder / "masks" / f"{number:05d}.png")
@@ -259,12 +286,3 @@ def test_a_microbatch_without_labels_adds_nothing_in_every_layout(folder, tmp_pa
     names = [open_data(config).name(i) for step in numbers for i in step]
     empty = sum(int(name[-5]) % 2 == 0 for name in names)
     assert 0 < record["unlabelled_microbatches"] == empty < 8
-
-
-@pytest.mark.dist
-def test_loss_is_that_of_plain_torch(folder, tmp_path):
-    data = {"name": "masks", "path": str(folder), "classes": 3, "ignore": 2}
-    keys = {"image": [16, 20], "data": data, "model": {**UNET, "classes": 3}}
-    made = verified(tmp_path, **keys, parallel={"tiles": [2, 1]})
-    assert made["max_rel_err"] < 1e-10
-    assert PIXELS == "pixels"

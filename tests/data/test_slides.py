@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 from collections import Counter
@@ -183,7 +184,24 @@ def test_openslide_reads_the_same_pixels_whatever_the_window(folder):
         image.close()
 
 
-def test_levels_leave_out_labels_and_other_shapes(tmp_path):
+def test_slide_that_was_written_anew_is_read_anew(tmp_path):
+    # Of one name, size and shape: open levels, maps of tissue and pixels are those of the new one.
+    for place, white in enumerate((0, 1, 0)):
+        pixels = np.full((256, 256, 3), (190, 110, 160), np.uint8)
+        pixels[:128] = 240
+        (tmp_path / "s.tif").unlink(missing_ok=True)  # else an open file has the new pixels, too
+        with tifffile.TiffWriter(tmp_path / "s.tif") as file:
+            file.write(pixels[:: -1 if white else 1], photometric="rgb", tile=(64, 64))
+        os.utime(tmp_path / "s.tif", (1e9 + place, 1e9 + place))
+        source = source_of(tmp_path, tissue=0.5)
+        rows = {int(source.name(i).partition("[")[2].partition(",")[0]) for i in range(32)}
+        assert rows == ({0, 32, 64, 96} if white else {128, 160, 192, 224})
+        assert len(source) == 32
+        assert len({*source.window(0, (0, 32), (0, 32))[0].flatten().tolist()}) == 1
+        assert source.window(0, (0, 1), (0, 1))[0, 0, 0] == pytest.approx(190 / 63.75 - 2)
+
+
+def test_levels_leave_out_labels_and_other_shapes_and_few_stay_open(folder, tmp_path):
     path = tmp_path / "flat.tif"
     options = {"tile": (64, 64), "photometric": "rgb", "metadata": None}
     with tifffile.TiffWriter(path) as file:
@@ -194,15 +212,10 @@ def test_levels_leave_out_labels_and_other_shapes(tmp_path):
         file.write(np.ones((63, 127, 3), np.uint8), subfiletype=1, **options)
     assert levels_of(path, MOST) == [(256, 512), (128, 256), (63, 127)]
     assert slide_level(path, 1, MOST).read((0, 4), (0, 4)).all()
-
-
-def test_levels_stay_open_until_others_are_read(folder):
-    path = folder / "slides" / "000.tif"
     first = slide_level(path, 0, MOST)
     assert slide_level(path, 0, MOST) is first
-    for number in range(1, 4):
-        for level in (0, 1):
-            slide_level(folder / "slides" / f"{number:03d}.tif", level, MOST)
+    for number in range(4):
+        slide_level(folder / "slides" / f"{number:03d}.tif", 0, MOST)
     assert slide_level(path, 0, MOST) is not first
 
 
@@ -217,13 +230,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_wrong_keys_are_answered_with_the_remedy(folder, text):
-    with pytest.raises(ConfigError, match=text):
-        len(source_of(folder, **WRONG[text]))
-
-
-def test_wrong_files_are_answered_with_the_remedy(folder, monkeypatch):
+def test_wrong_keys_and_files_are_answered_with_the_remedy(folder, monkeypatch):
+    for text, keys in WRONG.items():
+        with pytest.raises(ConfigError, match=text):
+            len(source_of(folder, **keys))
     table = folder / "labels.csv"
     for held, text in (
         ("name,label\n", "has the columns name, label; its first line must name slide,label"),
@@ -271,15 +281,11 @@ def test_training_on_patches_is_that_of_one_process(folder, tmp_path):
     assert found[1] == pytest.approx(found[0], rel=1e-10)
 
 
-def test_run_needs_classes_to_learn(folder):
-    config = config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32])
-    with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
-        with_classes(config)
-    assert len(open_data(run_config(folder))) > 20
-
-
 @pytest.mark.dist
 def test_predictions_name_classes_as_the_training_did(folder, tmp_path):
+    unlabelled = config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32])
+    with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
+        with_classes(unlabelled)
     config = dataclasses.replace(run_config(folder), results=str(tmp_path))
     assert config.data.names == ["class0", "class1"]
     path = rundir.create(config, plan_of(config).to_dict(), ["hires", "run"]).path

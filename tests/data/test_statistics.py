@@ -1,4 +1,4 @@
-"""Does a network get images as the mean and deviation of its data say, in training and after it?"""
+"""A network gets images by the mean and deviation of its data, in training and after it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hires.cli.data_keys import with_classes
 from hires.core.config.data_config import DataConfig
@@ -20,44 +21,33 @@ from tests.helpers.saved import attempt
 DATA = {"length": 24, "classes": 4, "normalize": "dataset"}
 
 
-def plain_pixels(config):
-    """Returns all images of a config, (n, C, H, W), from 0 to 1."""
-    white = dataclasses.replace(config.data, normalize="white", mean=None, std=None)
-    source = open_data(dataclasses.replace(config, data=white))
-    rect = (0, config.height), (0, config.width)
-    return (np.stack([source.window(i, *rect) for i in range(len(source))]).astype(float) + 2) / 4
-
-
-def test_numbers_are_those_of_all_pixels():
+def test_network_gets_numbers_of_mean_0_and_deviation_1_of_all_pixels():
     config = config_of(data=DATA)
-    values = plain_pixels(config)
+    white = open_data(config_of(data={**DATA, "normalize": "white"}))
+    rect = (0, config.height), (0, config.width)
+    pixels = np.stack([white.window(i, *rect) for i in range(24)]).astype(float)
+    values = (pixels + 2) / 4  # from 0 to 1
     mean, std = channel_statistics(config)
     assert mean == pytest.approx(values.mean((0, 2, 3)), rel=1e-12)
     assert std == pytest.approx(values.std((0, 2, 3)), rel=1e-9)
-    assert with_classes(config).data.mean == mean
-    assert with_classes(config_of(data={**DATA, "normalize": "white"})).data.mean is None
-
-
-def test_network_gets_numbers_of_mean_0_and_deviation_1():
-    config = with_classes(config_of(data=DATA))
-    rect = (0, config.height, 0, config.width)
-    read = image_of(open_data(config), rect, config.data)
+    config = with_classes(config)
+    assert config.data.mean == mean
+    read = image_of(open_data(config), (0, config.height, 0, config.width), config.data)
     made = np.stack([read(i) for i in range(24)])
     assert made.dtype == np.float32
     assert np.abs(made.mean((0, 2, 3))).max() < 1e-5
     assert np.abs(made.std((0, 2, 3)) - 1).max() < 1e-5
     part = image_of(open_data(config), (3, 9, 2, 5), config.data)(7)
     assert np.array_equal(part, made[7][:, 3:9, 2:5])
+    learnt = with_classes(config_of(data={**DATA, "split": "train", "validation": 0.25}))
+    for split in ("validation", "test"):  # of the images that were learnt
+        data = {**DATA, "split": split, "validation": 0.25, "test": 0.25}
+        other = with_classes(config_of(data=data, task={"name": "evaluate"}))
+        train = with_classes(config_of(data={**data, "split": "train"}))
+        assert other.data.mean == train.data.mean != learnt.data.mean
 
 
-def test_evaluation_takes_the_numbers_of_the_images_that_were_learnt():
-    split = {**DATA, "split": "train", "validation": 0.25}
-    learnt = with_classes(config_of(data=split))
-    other = config_of(data={**split, "split": "validation"}, task={"name": "evaluate"})
-    assert with_classes(other).data.mean == learnt.data.mean
-    assert len(open_data(with_classes(other))) == 8
-
-
+@pytest.mark.dist
 def test_inference_takes_the_numbers_of_the_run_of_its_weights(tmp_path):
     keys = {"steps": 3, "checkpoint": {"at_end": "always"}, "data": DATA}
     config = dataclasses.replace(with_classes(config_of(**keys)), results=str(tmp_path))
@@ -65,41 +55,30 @@ def test_inference_takes_the_numbers_of_the_run_of_its_weights(tmp_path):
     assert attempt(run) == [0]
     assert records.read_config(run).data.mean == config.data.mean
     for weights in (str(run), f"{run}/checkpoints/step000003"):
-        later = config_of(
-            data={"length": 5, "classes": 4}, task={"name": "evaluate"}, weights=weights
-        )
+        data, task = {"length": 5, "classes": 4}, {"name": "evaluate"}
+        later = config_of(data=data, task=task, weights=weights)
         assert with_classes(later).data.mean == config.data.mean
         own = dataclasses.replace(later.data, mean=[0.5] * 3, std=[0.2] * 3)
         assert with_classes(dataclasses.replace(later, data=own)).data.mean == [0.5] * 3
     images = tmp_path / "images"
     images.mkdir()
-    from PIL import Image
-
     Image.fromarray(np.zeros((19, 22, 3), np.uint8)).save(images / "a.png")
     alone = {"task": {"name": "predict"}, "data": {"name": "images", "path": str(images)}}
     alone["model"] = {"name": "preact_resnet", "n": 1, "classes": None}
     found = with_classes(config_of(**alone, weights=str(run)))
-    assert found.model.classes == 4
-    assert found.data.mean == config.data.mean
-    assert found.steps == 1
+    assert (found.model.classes, found.data.mean, found.steps) == (4, config.data.mean, 1)
     with pytest.raises(ConfigError, match=r"set model\.classes to those of the network"):
         with_classes(config_of(**alone))
 
 
-WRONG = [
-    ({"mean": [0.5]}, "needs data.std with as many numbers"),
-    ({"mean": [0.5], "std": [0.0]}, "must hold numbers above 0"),
-    ({"mean": [float("nan")], "std": [1.0]}, "must hold finite numbers"),
-]
-
-
-@pytest.mark.parametrize(("keys", "words"), WRONG)
-def test_senseless_numbers_are_refused(keys, words):
-    with pytest.raises(ConfigError, match=words):
-        DataConfig(**keys)
-
-
-def test_what_does_not_fit_the_data_is_refused():
+def test_senseless_numbers_are_refused():
+    for keys, words in (
+        ({"mean": [0.5]}, "needs data.std with as many numbers"),
+        ({"mean": [0.5], "std": [0.0]}, "must hold numbers above 0"),
+        ({"mean": [float("nan")], "std": [1.0]}, "must hold finite numbers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            DataConfig(**keys)
     with pytest.raises(ConfigError, match="give one for each channel"):
         config_of(data={"mean": [0.5], "std": [0.2]})
     with pytest.raises(ConfigError, match="data=pairs compares images as they are"):

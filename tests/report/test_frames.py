@@ -1,77 +1,85 @@
-"""Do frames hold what run folders say, and survive what they should not say?"""
+"""Frames hold what run folders say, repeats of a point among them, and survive damaged files."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from hires.report import frames
+import hires
+from hires.core.errors import ConfigError
+from hires.core.store import run_index
+from hires.report import frames, page
+from hires.report.compare.metrics import METRICS
+from hires.report.compare.pairing import points as pairs
+from hires.report.plots.base import PlotData
+from hires.report.read.plain_values import MAX_KEYS, count, dig, flat, number, value_text
+from hires.report.read.rows import run_row
+from hires.report.read.runs import read_run, rebuild_index, runs_of
+from hires.report.tables import done_records
+from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.report_runs import MIB, report_run, sized_campaign
 
-
-@pytest.fixture
-def campaign(tmp_path):
-    return frames.load(sized_campaign(tmp_path))
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports.md"
 
 
-def test_every_run_has_a_row_with_its_numbers(campaign):
-    runs = campaign.runs.set_index("hash")
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    return frames.load(sized_campaign(tmp_path_factory.mktemp("results")))
+
+
+def change(run, /, *names, **values):
+    """Changes a record of a run, and of its first attempt."""
+    for name in names or ("record.json", "a0/record.json"):
+        record = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps({**record, **values}))
+
+
+def test_campaign_has_these_frames(campaign):
+    runs = campaign.runs
     assert len(runs) == 11
     assert set(runs["state"]) == {"done", "failed"}
     row = runs[(runs["layout"] == "sp") & (runs["image"] == "32x32")].iloc[0]
-    assert row["ranks"] == 3
-    assert row["peak_bytes_max"] == 22 * MIB
+    assert (row["ranks"], row["peak_bytes_max"]) == (3, 22 * MIB)
     assert row["img_per_s_median"] == pytest.approx(8 / 1.635, rel=1e-4)
     assert row["reproduce"] == "hires run parallel=sp image=32"
-
-
-def test_frame_of_configs_names_the_runs_even_if_there_are_none():
-    assert list(frames.Frames([]).configs) == ["campaign", "run"]
-
-
-def test_columns_without_any_value_have_the_type_of_their_kind():
-    runs = frames.Frames([]).runs.dtypes.astype(str)
-    assert [runs[key] for key in ("img_per_s_median", "cause", "git")] == [
-        "Float64",
-        "string",
-        "string",
-    ]
-
-
-def test_failed_run_has_no_speed_and_a_cause(campaign):
     [row] = campaign.failures.to_dict("records")
     assert (row["state"], row["reason"], row["attempt"]) == ("failed", "nan", 0)
-    assert row["reproduce"].startswith("hires run ")
-    failed = campaign.runs[campaign.runs["state"] == "failed"]
-    assert failed["img_per_s_median"].isna().all()
+    assert runs[runs["state"] == "failed"]["img_per_s_median"].isna().all()
     assert "failed" not in set(campaign.attempts["run"])
-
-
-def test_memory_has_a_row_a_rank_and_its_error_beside_the_prediction(campaign):
     memory = campaign.memory
     gems = memory[(memory["layout"] == "sp+gems") & (memory["image"] == "64x64")]
     assert list(gems["rank"]) == [0, 1, 2, 3]
     assert list(gems["stage"])[:2] == ["0 / 2", "0 / 1"]
     assert gems["error_percent"].isna().all()  # nothing was predicted: no number, and not 0
-
-
-def test_precision_is_beside_the_most_exact_twin(campaign):
-    frame = campaign.precision.set_index("precision")
-    assert frame.loc["bf16", "reference"] == "fp64"
-    assert frame.loc["bf16", "first_loss_error"] == pytest.approx(1e-2)
-    assert pd.isna(frame.loc["fp64", "first_loss_error"])
-
-
-def test_samples_tell_which_steps_count(campaign):
-    one = campaign.samples.groupby(["run", "attempt"])["counted"].agg(["size", "sum"])
-    assert set(one["size"]) == {6}
-    assert set(one["sum"]) == {4}
-
-
-def test_configs_have_a_column_for_every_key(campaign):
+    precision = campaign.precision.set_index("precision")
+    assert precision.loc["bf16", "reference"] == "fp64"
+    assert precision.loc["bf16", "first_loss_error"] == pytest.approx(1e-2)
+    assert pd.isna(precision.loc["fp64", "first_loss_error"])
+    steps = campaign.samples.groupby(["run", "attempt"])["counted"].agg(["size", "sum"])
+    assert (set(steps["size"]), set(steps["sum"])) == ({6}, {4})
     assert {"parallel.stages", "optimizer.lr", "image"} <= set(campaign.configs.columns)
+    one = campaign.messages.groupby("run").first().iloc[0]
+    gems = campaign.messages[campaign.messages["run"] == one.name]
+    assert (gems["calls_per_step"] == gems["planned_calls_per_step"]).all()
+    seconds = 1e-3 * gems["calls_per_step"].sum() / one["ranks"]
+    assert gems["wait_s"].sum() == pytest.approx(seconds)
+
+
+def test_frames_without_runs_have_columns_and_types():
+    found = frames.load([])
+    for name in ("runs", "attempts", "samples", "memory", "communication", "failures", "planned"):
+        assert len(getattr(found, name)) == 0
+    runs = found.runs.dtypes.astype(str)
+    kinds = [runs[key] for key in ("img_per_s_median", "cause", "git")]
+    assert kinds == ["Float64", "string", "string"]
+    assert list(found.configs) == ["campaign", "run"]
 
 
 def test_planned_points_know_how_their_runs_do(tmp_path):
@@ -85,110 +93,338 @@ def test_planned_points_know_how_their_runs_do(tmp_path):
     assert found.planned["reproduce"].iloc[2] == "hires plan image=99"
 
 
-def test_damaged_step_costs_no_more_than_itself(tmp_path):
-    run = report_run(tmp_path)
-    for path in (run / "record.json", run / "a0" / "record.json"):
-        record = json.loads(path.read_text())
-        record["throughput"]["discarded"][0]["step"] = [0]
-        record["samples"][5]["step"] = {}
-        path.write_text(json.dumps(record))
-    found = frames.load([run])
-    assert len(found.samples) == 5
-    assert len(found.points) == 1
-
-
 def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
     # Both were called by the last part of their path, and their runs merged.
     folders = [tmp_path / "results", tmp_path / "other" / "results"]
     runs = [report_run(f, campaign="before", step_s=n + 1) for n, f in enumerate(folders)]
-    alone = report_run(folders[0], campaign="alone")
-    excluded = {"excluded": [{"overrides": ["image=99"], "reason": "too large"}]}
-    for folder in (runs[1].parent, tmp_path / "third" / "before"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "campaign.json").write_text(json.dumps(excluded))
-    third = tmp_path / "third" / "before"
-    found = frames.load([*runs, alone], [runs[1].parent, third])
+    found = frames.load([*runs, report_run(folders[0], campaign="alone")])
     names = [f"{tmp_path.name}/results/before", "other/results/before", "alone"]
     assert list(found.runs["campaign"]) == names
     assert len(found.points) == 3
-    assert [run.path for run in found.run_list] == [*runs, alone]
-    assert list(found.planned["campaign"]) == [names[1], f"{tmp_path.name}/third/before"]
 
 
-def test_run_that_is_done_and_has_no_record_is_told(tmp_path):
+def test_run_without_a_record_or_a_word_is_told(tmp_path):
     run = report_run(tmp_path)
-    for path in (run / "record.json", run / "a0" / "record.json"):
-        path.unlink(missing_ok=True)
+    model = frames.load([run]).runs["model"].iloc[0]
+    for name in ("record.json", "a0/record.json"):
+        (run / name).unlink()
     [note] = frames.load([run]).all_notes()
     assert note.where.endswith("/record.json")
     assert "attempt a0 ended as done" in note.text
-
-
-def test_no_runs_are_frames_without_rows():
-    found = frames.load([])
-    for name in ("runs", "attempts", "samples", "memory", "communication", "failures", "planned"):
-        assert len(getattr(found, name)) == 0
-    assert "img_per_s_median" in found.attempts.columns
-
-
-def test_run_that_left_no_word_is_as_somebody_found_out(tmp_path):
-    run = report_run(tmp_path)
-    (run / "record.json").unlink()
-    (run / "a0" / "record.json").unlink()
     (run / "a0" / "exit.json").unlink()
-    assert list(frames.load([run]).runs["state"]) == ["unknown"]
     found = frames.load([run])
+    assert list(found.runs["state"]) == ["unknown"]
+    assert list(found.runs["model"]) == [model]
     found.run_list[0].status = ("lost", None, "its process is gone")
     assert list(found.failures["cause"]) == ["its process is gone"]
 
 
 @pytest.mark.parametrize("name", ["record.json", "plan.json", "config.yaml", "a0/exit.json"])
-@pytest.mark.parametrize("data", ["", "[]", "{", "\udcff\udcfe", '{"schema": 99}', "NaN"])
-def test_damaged_file_never_stops_the_others(tmp_path, name, data):
+def test_damaged_file_never_stops_the_others(tmp_path, name):
     good, bad = report_run(tmp_path, "sp rows"), report_run(tmp_path, "pp")
-    (bad / name).write_bytes(data.encode("utf-8", "surrogateescape"))
-    if name == "record.json":
-        (bad / "a0" / "record.json").write_bytes((bad / name).read_bytes())
-    found = frames.load([bad, good])
-    for frame in ("runs", "attempts", "memory", "communication", "failures", "precision"):
-        getattr(found, frame)
-    assert good.name in set(found.attempts["run"])
-    # Other keys are nothing wrong where a file has keys.
-    assert found.all_notes() or (name != "record.json" and data.startswith('{"'))
+    for data in (b"", b"[]", b"{", b"\xff\xfe", b'{"schema": 99}', b"NaN"):
+        (bad / name).write_bytes(data)
+        if name == "record.json":
+            (bad / "a0" / "record.json").write_bytes(data)
+        found = frames.load([bad, good])
+        for frame in ("runs", "attempts", "memory", "communication", "failures", "precision"):
+            getattr(found, frame)
+        assert good.name in set(found.attempts["run"])
+        # Other keys are nothing wrong where a file has keys.
+        assert found.all_notes() or (name != "record.json" and data.startswith(b'{"'))
 
 
-def test_newer_schema_is_shown_as_far_as_it_is_known(tmp_path):
-    run = report_run(tmp_path)
-    record = json.loads((run / "record.json").read_text())
-    (run / "record.json").write_text(json.dumps({**record, "schema": 7, "news": {"x": 1}}))
+def test_values_of_another_type_or_schema_are_missing_ones(tmp_path):
+    run = report_run(tmp_path, "pp")
+    change(run, "record.json", schema=7, news={"x": 1})
     found = frames.load([run])
     assert len(found.attempts) == 1
     assert "its schema is 7" in found.all_notes()[0].text
-
-
-def test_columns_hold_no_value_of_another_type(tmp_path):
-    run = report_run(tmp_path, "pp")
     record = json.loads((run / "record.json").read_text())
-    record |= {"world": "many", "image": ["a", {}], "layout": 7, "loss": [1], "model": {"x": 1}}
-    record["memory"] = [7, {"rank": "x", "peak_bytes": float("inf"), "stage": {"a": []}}]
-    record["throughput"] = {"img_per_s": {"median": "fast"}, "discarded": 3}
-    (run / "record.json").write_text(json.dumps(record))
+    record["throughput"]["discarded"][0]["step"], record["samples"][5]["step"] = [0], {}
+    change(run, **record)
+    assert len(frames.load([run]).samples) == 5
+    memory = [7, {"rank": "x", "peak_bytes": float("inf"), "stage": {"a": []}}]
+    values = {"world": "many", "image": ["a", {}], "layout": 7, "loss": [1], "model": {"x": 1}}
+    throughput = {"img_per_s": {"median": "fast"}, "discarded": 3}
+    change(run, "record.json", memory=memory, throughput=throughput, **values)
     found = frames.load([run])
     row = found.runs.iloc[0]
     assert pd.isna(row["ranks"])
     assert pd.isna(row["img_per_s_median"])
-    assert row["layout"] == "pp"
-    assert row["image"] == "13x10"
-    assert len(found.memory) == 1
+    assert (row["layout"], row["image"], len(found.memory)) == ("pp", "13x10", 1)
+    change(run, "record.json", samples=[], memory=[{"rank": 0, "grads_bytes": 0}])
+    assert pd.isna(frames.load([run]).memory["grads_bytes"].iloc[0])  # before the first step
 
 
-def test_messages_are_those_of_the_plan_with_the_time_that_was_logged(tmp_path):
-    run = report_run(tmp_path, "sp+gems")
-    held = frames.load([run]).messages
-    assert (held["calls_per_step"] == held["planned_calls_per_step"]).all()
-    assert set(held["backends"]) == {"gloo", "shm", "cma"}
-    assert {"halo", "norm", "gradient", "barrier"} <= set(held["kind"])
-    ranks = held["ranks"].iloc[0]
-    seconds = 1e-3 * held["calls_per_step"].sum() / ranks
-    assert held["wait_s"].sum() == pytest.approx(seconds)
-    assert frames.load([report_run(tmp_path)]).messages.empty
+def test_plain_values_are_finite_and_few():
+    odd = (1, 2.5, float("nan"), float("inf"), True, "3", None, 10**400)
+    assert [number(v) for v in odd] == [1.0, 2.5, None, None, None, None, None, None]
+    assert [count(v) for v in (0, 3.0, -1, 2.5, 2**63, False)] == [0, 3, None, None, None, None]
+    assert (dig({"a": [{"b": 1}]}, "a", 0, "b"), dig({"a": [1]}, "a", 5), dig("x", "a")) == (
+        1, None, None,
+    )  # fmt: skip
+    shown = [value_text(v) for v in (True, None, 2, 1.5, "x", [2, [1, 1]], {"a": 1}, [[[[]]]])]
+    assert shown == ["true", "null", "2", "1.5", "x", "[2,[1,1]]", "(dict)", "[...]"]
+    values = {"x": 1, "y": 2}
+    for _ in range(60):  # values that hold each other a billion times
+        values = {"x": values, "y": values}
+    assert len(flat(values)) <= MAX_KEYS
+
+
+@pytest.fixture
+def three(tmp_path, monkeypatch):
+    """Returns the runs of two campaigns, and a third one that has only plans."""
+    monkeypatch.chdir(tmp_path)
+    results = Path("results")
+    sizes = [("fig2.4", 16), ("fig2.4", 32), ("fig2.5", 48)]
+    runs = [report_run(results, campaign=name, image=[size] * 2) for name, size in sizes]
+    planned = {"points": [], "excluded": [{"overrides": ["image=9"], "reason": "too small"}]}
+    for name in ("fig2.5", "planned"):
+        (results / name).mkdir(exist_ok=True)
+        (results / name / "campaign.json").write_text(json.dumps(planned))
+    return [run.absolute() for run in runs]
+
+
+def names(*given, **options):
+    return [run.path for run in hires.report.load(*given, **options).run_list]
+
+
+WRONG = {
+    "nowhere": r"'nowhere' is no campaign and no run: the campaigns under results/ are fig2.4, fig",
+    "": r"'' is no campaign and no run",
+    "fig3*": r"'fig3\*' matches no folder with runs in .*, nor below results/, whose campaigns",
+    "empty": r"'empty' has no run in it; give the folder of a run, of a campaign or of all results",
+}
+
+
+def test_paths_patterns_and_names_stand_for_their_runs(three, tmp_path, monkeypatch, capsys):
+    first, _, other = three
+    short, both = first.name.rpartition("-")[2], [*sorted(three[:2])]
+    for name in ("fig2.4", "results/fig2.4", tmp_path / "results/fig2.4", "fig2.4/", "*2.4"):
+        assert names(name) == both, name
+    for name in ("results", None, "results/fig2*", "fig2*", f"{tmp_path}/res*/fig*"):
+        assert names(name) == [*both, other], name
+    for name in (first, str(first), short, first.name, f"fig2.4/{first.name}", [short, first]):
+        assert names(name) == [first], name
+    assert names([other, "fig2.4"]) == names(["fig2.5/*", "fig2*"]) == [other, *both]
+    assert names([]) == []
+    load = hires.report.load
+    assert list(load("fig2*").planned["campaign"]) == ["fig2.5"]
+    assert (len(load("planned").runs), len(load("planned").planned)) == (0, 1)
+    assert load(other).planned.empty
+    Path("empty").mkdir()
+    for value, text in WRONG.items():
+        for given in (value, [first, value]):
+            with pytest.raises(ConfigError, match=text):
+                load(given)
+    for value in (3, [3], [[]]):
+        with pytest.raises(TypeError, match=r"runs are paths, patterns or names, as 'results/fig"):
+            load(value)
+    [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(text, "reports.md", "exec"), {})  # the example of the docs
+    assert "img_per_s_median" in capsys.readouterr().out
+    monkeypatch.chdir("/")
+    assert names("fig2.5", results=tmp_path / "results") == [other]
+    with pytest.raises(ConfigError, match="there is no campaign under results/ at all"):
+        names("fig2.5")
+
+
+def rows_of(*paths):
+    table = page.headline(frames.load(paths))
+    return [dict(zip([c.key for c in table.columns], row, strict=True)) for row in table.rows]
+
+
+def more_attempts(run, *speeds):
+    """Adds attempts to a run with the seconds of a counted step of each."""
+    first = json.loads((run / "a0" / "record.json").read_text())
+    for attempt, took in enumerate(speeds, start=1):
+        record = json.loads(json.dumps(first)) | {"attempt": attempt}
+        for sample in record["samples"]:
+            sample["step_s"] = took
+        record["throughput"]["img_per_s"] = dict.fromkeys(("median", "p10", "p90"), 8 / took)
+        folder = run / f"a{attempt}"
+        folder.mkdir()
+        (folder / "record.json").write_text(json.dumps(record))
+        (folder / "exit.json").write_text('{"state": "done"}')
+        (run / "record.json").write_text(json.dumps(record))
+
+
+def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
+    run = report_run(tmp_path, step_s=0.5)
+    more_attempts(run, 1.0, 2.0)
+    [point] = frames.load([run]).points.to_dict("records")
+    assert point["attempts"] == 3
+    assert point["img_per_s_median"] == pytest.approx(8.0)  # of the attempts
+    assert point["img_per_s_p10"] == pytest.approx(4.0)  # of all steps
+    assert point["img_per_s_p90"] > 14
+    box = page.run_card(frames.load([run]).run_list[0], 0)
+    assert box["summary"].startswith("8.00 img/s, median of 3 attempts")
+    assert box["attempts"][1:] == [
+        ("attempt 1", "done, 8.00 img/s"),
+        ("attempt 2", "done, 4.00 img/s"),
+    ]
+    memory = [{"rank": 0, "peak_bytes": 900 * MIB}]  # of one of the three
+    change(run, "a1/record.json", memory=memory)
+    [row] = rows_of(run)
+    assert row["peak_bytes_max"] == 20 * MIB
+    assert "fullest rank 20.0 MiB" in page.run_card(frames.load([run]).run_list[0], 0)["summary"]
+    # compare left others out, and the page said another number of the same runs.
+    provenance = json.loads((run / "a0" / "record.json").read_text())["provenance"]
+    other = provenance | {"git": "0123456789abcdef", "hires": "0.0.9"}
+    change(run, "a0/record.json", provenance=other)
+    held = frames.load([run])
+    [point] = held.points.to_dict("records")
+    assert (point["attempts"], point["left_out"]) == (2, 1)
+    assert point["img_per_s_median"] == pytest.approx(6.0)
+    [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.run_list)]
+    assert len(repeats) == 2
+    assert any("1 complete attempts of another commit" in note.text for note in held.all_notes())
+    assert "0.0.9 (0123456789)" in dict(page.origins(held))["hires"]
+
+
+def test_seeds_are_repeats_and_other_keys_layouts_and_campaigns_are_not(tmp_path):
+    runs = [report_run(tmp_path, seed=seed, step_s=took) for seed, took in ((0, 1.0), (1, 3.0))]
+    other = report_run(tmp_path, optimizer={"lr": 0.5}, step_s=0.1)
+    assert sorted(frames.load([*runs, other]).points["attempts"]) == [1, 2]
+    [row] = rows_of(*runs, other)
+    assert row["attempts"] == 1
+    assert row["img_per_s_median"] > 40
+    layouts = [report_run(tmp_path / "l", name) for name in ("single", "sp rows", "sp grid")]
+    found = {(row["layout"], row["ranks"]) for row in rows_of(*layouts)}
+    assert found == {("single", 1), ("sp", 3), ("sp", 6)}
+    large = report_run(tmp_path / "l", "sp+gems", image=96)
+    # The headline is of one size: it compared a layout at 96 pixels with others at 64.
+    assert {row["layout"] for row in rows_of(*layouts, large)} == {"single", "sp"}
+    caption = page.headline(frames.load([*layouts, large])).caption
+    assert caption.endswith("latest commit. 1 more layout was not run with this work.")
+    several = [report_run(tmp_path / "c", campaign=f"c{size}", image=size) for size in (32, 48)]
+    pairs_of = sorted((row["campaign"], row["layout"]) for row in rows_of(*several))
+    assert pairs_of == [("c32", "single"), ("c48", "single")]
+    caption = page.headline(frames.load(several)).caption
+    assert "c32: " in caption
+    assert "c48: " in caption
+
+
+def test_efficiency_is_beside_the_single_run_of_the_same_work(tmp_path):
+    runs = [report_run(tmp_path, "single", step_s=2.0), report_run(tmp_path, "sp rows", step_s=1.0)]
+    found = frames.load(runs).points.set_index("layout")["efficiency_percent"]
+    assert found["single"] == pytest.approx(100)
+    assert found["sp"] == pytest.approx(100 * 2 / 3, rel=0.02)
+    assert all("speedup" in row for row in rows_of(*runs))
+    assert all("speedup" not in row and "arranged" not in row for row in rows_of(runs[1]))
+    change(runs[1], images_per_step=64)
+    found = frames.load(runs).points.set_index("layout")["efficiency_percent"]
+    assert pd.isna(found["sp"])  # of another batch
+
+
+def test_precisions_are_beside_each_other_in_one_campaign_or_of_one_commit(tmp_path):
+    def loaded(results, commits):
+        made = [
+            report_run(results, campaign="exact"),
+            report_run(results, campaign="half", precision="bf16", checkpoint={"every": 4}),
+        ]
+        for run, commit in zip(made, commits, strict=True):
+            provenance = json.loads((run / "record.json").read_text())["provenance"]
+            change(run, provenance={**provenance, "git": commit})
+        return frames.load(made)
+
+    same = loaded(tmp_path / "same", ["a" * 40] * 2)
+    frame = same.precision.set_index("precision")
+    assert frame.loc["bf16", "reference"] == "fp32"
+    assert frame.loc["bf16", "first_loss_error"] > 0
+    drawn = {run.run.record["precision"] for run in PlotData(same).runs_of_precisions}
+    assert drawn == {"fp32", "bf16"}
+    others = loaded(tmp_path / "others", ["a" * 40, "b" * 40])
+    assert others.precision["reference"].isna().all()
+    assert len(PlotData(others).runs_of_precisions) == 1
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """Returns a folder of results, its runs and the rows that their folders give."""
+    results, steps = tmp_path / "results", [0.5, 0.6, 0.7]
+    paths = [compared_run(results, [steps, steps], campaign=name) for name in ("a", "b")]
+    paths.append(failed_run(results, campaign="c"))
+    read, notes = rows(results, paths)
+    assert "3 runs that have ended are not in the index" in notes[-1]
+    assert rebuild_index(results, paths) == (5, [])
+    return results, paths, read
+
+
+def rows(results, paths):
+    runs, notes = runs_of(results, paths)
+    return [run_row(run) for run in runs], [note.text for note in notes]
+
+
+def test_index_says_what_the_folders_say_and_folders_fill_what_it_lacks(indexed):
+    results, paths, read = indexed
+    index = results / run_index.FILE
+    text = index.read_text()
+    index.write_text(text[:-100])
+    again, notes = rows(results, paths)
+    assert again == read
+    assert notes[0] == "1 torn line left out"
+    for damaged in ("", "\0\1\2", "[]\n7\nnull\n", '{"schema": 1, "attempt": []}\n', "{" * 5000):
+        index.write_text(damaged)
+        assert rows(results, paths)[0] == read
+    lines = [json.loads(line) for line in text.splitlines()]
+    changes = ({"schema": 99}, {"config": 3}, {"exit": []}, {"record": "x"}, {})
+    for line, own in zip(lines, changes, strict=True):
+        line |= own
+    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, _ = rows(results, paths)
+    assert (found[0], found[2]) == (read[0], read[2])
+    index.write_text(text)
+    for path in paths:  # so that nothing can be read there
+        for file in (*path.glob("a*/*.json"), path / "config.yaml", path / "record.json"):
+            file.unlink()
+    assert rows(results, paths) == (read, [])
+    for path in paths[1:]:
+        shutil.rmtree(path)
+    assert rebuild_index(results, paths[:1])[0] == 0
+
+
+def test_what_changed_since_the_index_was_written_is_seen(indexed):
+    results, paths, _ = indexed
+    for file in ("a1/record.json", "record.json", "a1/exit.json", "config.yaml"):
+        before = (paths[0] / file).read_text()
+        (paths[0] / file).write_text("[")
+        runs, notes = runs_of(results, paths)
+        assert any(note.where.endswith(file) for note in runs[0].notes)
+        assert not runs[1].notes + runs[2].notes + notes
+        (paths[0] / file).write_text(before)
+        rebuild_index(results, paths)
+    (paths[0] / "a2").mkdir()
+    assert rows(results, paths)[1] == []  # it has not ended: nothing is missing in the index
+    (paths[0] / "a2" / "exit.json").write_text('{"state": "failed", "cause": "x"}')
+    again, notes = rows(results, paths)
+    assert notes[0].startswith("1 run that has ended")
+    assert again[0]["state"] == "done"  # an earlier attempt completed it
+
+
+def test_record_that_may_not_be_looked_at_is_missing_and_an_old_one_is_an_attempt(
+    tmp_path, monkeypatch
+):
+    path = compared_run(tmp_path, [[0.5]])
+    (path / "a0" / "record.json").unlink()
+    record = json.loads((path / "record.json").read_text())
+    del record["attempt"]
+    (path / "record.json").write_text(json.dumps(record))
+    [attempt] = read_run(path).complete
+    assert (attempt.number, attempt.record) == (0, record)
+    assert [one["throughput"] for one in done_records(path, 1)] == [record["throughput"]]
+
+    def refused(real):  # Path.exists raises where a folder may not be searched; root may search it
+        def look(path, *args, **keys):
+            if str(path).endswith("record.json"):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return real(path, *args, **keys)
+
+        return look
+
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, refused(getattr(os, name)))
+    run = read_run(path)
+    assert run.record == {}
+    assert "Permission denied" in [note.text for note in run.notes]

@@ -12,14 +12,11 @@ from hires.core.errors import ConfigError
 from hires.report.columns import keys
 from hires.report.plots import published_figure, style
 from hires.report.published_figures import (
-    COMPARED,
     MEASURED,
-    NO_NUMBER,
     PREDICTED,
     FigurePoint,
     FigureSpec,
     PublishedFigure,
-    labels,
     require_number,
 )
 
@@ -81,15 +78,6 @@ def test_largest_ratio_stands_beside_up_to():
     assert {one.number.precision: one.predicted for one in found} == {"fp16": 1.8, "bf16": None}
 
 
-def test_precisions_that_were_left_out_have_no_row_of_dashes():
-    points = [point(rank_bytes=(9,)), point(precision="int8", rank_bytes=(4,))]
-    _, beside = figure("2.6", ["memory"], points).tables()
-    assert not beside.rows
-    assert beside.missing.endswith("numbers of fp16, bf16 only, which are not shown here")
-    [*_, beside] = figure("2.6", ["memory"], []).tables()
-    assert {str(row[0]).split()[0] for row in beside.rows} == {"fp16", "bf16"}
-
-
 def test_memory_is_that_of_all_ranks_together():
     whole = point(layout="sp+lp", tiles=4, ranks=5, rank_bytes=(10, 10, 10, 10, 40))
     half = dataclasses.replace(whole, precision="fp16", rank_bytes=(5, 5, 5, 5, 30))
@@ -110,41 +98,6 @@ def test_readings_of_a_speed_up_over_one_gpu_have_a_row_each():
     found = {row.layout: row.predicted for row in made.compared() if row.number.tiles == 4}
     assert found == {"sp, 4": 4.0, "sp+lp, 4+1": 1.5}
     assert made.ratio(point(img_per_s=9.0), "speed") is None  # no run of it on one GPU
-
-
-def test_total_in_gigabytes_is_compared_for_each_layout():
-    large = {"image": (8192, 8192), "batch": 1}
-    made = figure("2.10", ["memory"], [point(**large, rank_bytes=(63 * 10**9,))])
-    [row] = made.compared()
-    assert (row.number.value, row.predicted, row.measured) == (87.0, 63.0, None)
-
-
-@pytest.mark.parametrize(
-    ("shows", "columns"),
-    [
-        (["speed"], ("img_per_s", "speedup")),
-        (["memory"], ("fullest_bytes", "total_bytes", "reduction")),
-        (
-            ["memory", "speed"],
-            ("img_per_s", "speedup", "fullest_bytes", "total_bytes", "reduction"),
-        ),
-    ],
-)
-def test_columns_follow_from_what_the_figure_shows(shows, columns):
-    points, beside = figure("2.4", shows, [POINT]).tables()
-    about = ("source", "model", "image", "batch", "layout", "ranks", "precision")
-    assert keys(points.columns) == (*about, *columns, "published", "state")
-    assert keys(beside.columns) == keys(COMPARED)
-    assert (points.name, beside.name) == ("figure2.4", "figure2.4-published")
-    assert NO_NUMBER in points.caption
-
-
-def test_labels_are_what_differs_besides_the_precision():
-    listed = [point(), point(precision="fp16"), point(image=(512, 512))]
-    assert [*labels(listed)] == ["256", "256", "512"]
-    assert [*labels([point(), point(precision="fp16")])] == ["256", "256"]
-    tiled = [point(layout="sp", tiles=n, ranks=n, batch=8 * n) for n in (2, 4)]
-    assert [*labels(tiled)] == ["sp, 2\nbatch 16", "sp, 4\nbatch 32"]
 
 
 def drawn(made):
@@ -171,15 +124,6 @@ def test_plot_by_rank_has_a_bar_for_each_rank():
     fig = drawn(figure("2.6", ["memory"], [whole], by_rank=True))
     assert len(fig.axes[0].patches) == 5
     assert [text.get_text() for text in fig.axes[0].get_xticklabels()] == [*"01234"]
-
-
-def test_plot_leaves_out_what_was_not_measured():
-    assert len(drawn(figure("2.4", ["speed"], [POINT])).axes) == 2
-
-
-def test_readers_are_told_what_a_predicted_speed_was_calibrated_on():
-    assert "Table 2.1" in figure("2.4", ["speed"], []).meaning
-    assert "Table 2.1" not in figure("2.5", ["memory"], []).meaning
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,7 @@
+"""Tables of runs and campaigns hold the measured numbers with units, safely in every format."""
+
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -6,145 +10,248 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from hires.core.errors import RunError
-from hires.report import tables
-from hires.report.columns import ACCURACY, PREDICTION, memory_rows, values
+from hires.core.store.campaign import Campaign, PlannedPoint
+from hires.report import frames, tables
+from hires.report.columns import (
+    ACCURACY,
+    MEMORY,
+    PREDICTION,
+    SPEED,
+    Column,
+    Table,
+    keys,
+    memory_rows,
+    safe_csv,
+    values,
+)
+from hires.report.summaries import encoded, latex_text, markdown_text, summaries
+from tests.helpers.report_runs import sized_campaign
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
 
 
-@pytest.fixture
-def record():
-    sizes = {"params_bytes": 3 << 20, "grads_bytes": 2 << 20, "optimizer_bytes": None}
+def record(**changes):
     place = {"replica": 0, "stage": [0], "tile": [[0, 1]], "peak_bytes": 3 << 29, "source": "rss"}
-    place |= {"predicted_bytes": 1 << 30}
-    nothing = {**dict.fromkeys([*place, *sizes]), "stage": [None], "tile": [None]}
+    place |= {"predicted_bytes": 1 << 30, "params_bytes": 3 << 20, "grads_bytes": 2 << 20}
+    place |= {"optimizer_bytes": None}
+    nothing = {**dict.fromkeys(place), "stage": [None], "tile": [None]}
     return {
-        "state": "done",
-        "cause": None,
-        "model": "resnet50",
-        "image": [75, 61],
-        "layout": "sp",
-        "precision": "bf16",
-        "world": 2,
-        "images_per_step": 8,
+        "state": "done", "cause": None, "model": "resnet50", "image": [75, 61], "layout": "sp",
+        "precision": "bf16", "world": 2, "images_per_step": 8, "attempt": 0,
         "throughput": {"img_per_s": SPREAD, "step_s": SPREAD, "samples": 10},
-        "memory": [{"rank": 0, **place, **sizes}, {"rank": 1, **nothing}],
-    }
+        "memory": [{"rank": 0, **place}, {"rank": 1, **nothing}],
+        **changes,
+    }  # fmt: skip
 
 
-def test_throughput_markdown_has_units_and_is_aligned(record):
-    title, _, heads, rule, row = tables.tables(record)[0].to_markdown().splitlines()
-    assert title == "## Throughput"
-    assert len(heads) == len(rule) == len(row)
-    assert heads.startswith("| model    | image | layout | precision | ranks | images/step |")
-    assert rule.startswith("| -------- | ----- | ------ | --------- | ----: | ----------: |")
-    assert row.startswith("| resnet50 | 75x61 | sp     | bf16      |     2 |           8 |")
-    shown = dict(zip(cells(heads), cells(row), strict=True))
-    assert shown["median [img/s]"] == "12.35"
-    assert shown["step p90 [s]"] == "13.0000"
+THROUGHPUT_MD = """\
+## Throughput
+
+| model    | image | layout | precision | ranks | images/step | median [img/s] | p10 [img/s] \
+| p90 [img/s] | step median [s] | step p10 [s] | step p90 [s] | samples |
+| -------- | ----- | ------ | --------- | ----: | ----------: | -------------: | ----------: \
+| ----------: | --------------: | -----------: | -----------: | ------: |
+| resnet50 | 75x61 | a\\|b   | bf16      |     2 |           8 |          12.35 |       11.00 \
+|       13.00 |         12.3456 |      11.0000 |      13.0000 |      10 |
+"""
+MEMORY_MD = """\
+## Memory
+
+| rank | replica | stage | tile | peak [MiB] | predicted [MiB] | error [%] | measured by \
+| parameters [MiB] | gradients [MiB] | optimiser [MiB] |
+| ---: | ------: | ----- | ---- | ---------: | --------------: | --------: | ----------- \
+| ---------------: | --------------: | --------------: |
+|    0 |       0 | 0     | 0,1  |     1536.0 |          1024.0 |     -33.3 | rss         \
+|              3.0 |             2.0 |               - |
+|    1 |       - | -     | -    |          - |               - |         - | -           \
+|                - |               - |               - |
+"""
 
 
-def cells(line):
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_memory_markdown_is_in_mib_and_dashes_what_is_unknown(record):
-    lines = tables.tables(record)[1].to_markdown().splitlines()
-    assert cells(lines[2])[4:8] == ["peak [MiB]", "predicted [MiB]", "error [%]", "measured by"]
-    known = ["1536.0", "1024.0", "-33.3", "rss", "3.0", "2.0", "-"]
-    assert cells(lines[4]) == ["0", "0", "0", "0,1", *known]
-    assert cells(lines[5]) == ["1"] + ["-"] * 10
-
-
-def test_place_in_both_directions_is_one_cell():
+def test_tables_of_a_run_are_these():
+    throughput, memory = tables.tables(record(layout="a|b"))
+    assert throughput.to_markdown() == THROUGHPUT_MD
+    assert memory.to_markdown() == MEMORY_MD
+    row = next(csv.DictReader(io.StringIO(throughput.to_csv())))
+    assert (row["img_per_s_median"], row["image"], row["layout"]) == ("12.3456", "75x61", "a|b")
+    first, second = csv.DictReader(io.StringIO(memory.to_csv()))
+    assert (first["peak_bytes"], first["tile"]) == (str(3 << 29), "0,1")
+    assert second["peak_bytes"] == ""
+    nothing = {"img_per_s": None, "step_s": None, "samples": 0}
+    assert tables.tables(record(throughput=nothing))[0].text_rows()[0][6:] == ["-"] * 6 + ["0"]
     entries = [{"tile": [0, 2]}, {"tile": [[1, 0], None]}, {"tile": [None, None]}]
     tiles = [row["tile"] for row in memory_rows({"memory": entries})]
-    assert tiles == ["0 / 2", "1,0 / none", None]
+    assert tiles == ["0 / 2", "1,0 / none", None]  # in both directions
 
 
-def test_csv_has_plain_numbers(record):
-    row = next(csv.DictReader(io.StringIO(tables.tables(record)[0].to_csv())))
-    assert row["img_per_s_median"] == "12.3456"
-    assert row["image"] == "75x61"
-    rows = list(csv.DictReader(io.StringIO(tables.tables(record)[1].to_csv())))
-    assert rows[0]["peak_bytes"] == str(3 << 29)
-    assert rows[0]["tile"] == "0,1"
-    assert rows[1]["peak_bytes"] == ""
+def test_record_of_another_type_is_a_missing_value():
+    damaged = {"throughput": {"img_per_s": ["fast"]}, "memory": [{"rank": -1, "stage": {"a": 1}}]}
+    throughput, memory = tables.tables({**damaged, "memory": [*damaged["memory"], 7]})
+    assert set(throughput.rows[0]) == {None}
+    assert [set(row) for row in memory.rows] == [{None, "(dict)"}]
 
 
-def test_run_without_samples_has_dashes(record):
-    record["throughput"] = {"img_per_s": None, "step_s": None, "samples": 0}
-    assert tables.tables(record)[0].text_rows()[0][6:] == ["-"] * 6 + ["0"]
-
-
-def test_bar_in_a_cell_does_not_end_it(record):
-    record["layout"] = "a|b"
-    assert "| a\\|b " in tables.tables(record)[0].to_markdown()
-
-
-def test_write_makes_four_files(record, tmp_path):
-    written = tables.write(tmp_path, record)
-    names = ["memory.csv", "memory.md", "throughput.csv", "throughput.md"]
-    assert sorted(path.name for path in written) == names
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-
-
-@pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_run_that_is_not_done_has_no_tables(record, tmp_path, state):
-    assert tables.write(tmp_path, {**record, "state": state}) == []
-    assert not list(tmp_path.iterdir())
-
-
-def test_write_without_room_is_explained(record, tmp_path):
-    with pytest.raises(RunError, match=r"cannot write .*throughput\.csv"):
-        tables.write(tmp_path / "gone", record)
-
-
-def test_by_hand_prints_and_writes(record, tmp_path, capsys):
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    assert tables.main([str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert (
-        out
-        == (tmp_path / "throughput.md").read_text() + "\n" + (tmp_path / "memory.md").read_text()
-    )
-
-
-def test_module_is_a_command(record, tmp_path):
-    """As launch.sh calls it: a module without its last lines does nothing and says nothing."""
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    command = [sys.executable, "-m", "hires.report.tables", str(tmp_path)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("## Throughput\n")
-    assert "## Memory" in done.stdout
-
-
-def test_by_hand_before_the_end(tmp_path, capsys):
-    assert tables.main([str(tmp_path)]) == 1
-    assert "no attempt has ended yet" in capsys.readouterr().err
-
-
-def test_numbers_of_an_evaluation_have_their_interval_beside_them():
+def test_evaluations_and_predictions_have_columns_of_their_own():
     found = {"mean_iou": 0.5, "mean_iou_ci95": [0.4, 0.625], "psnr": 31.5, "psnr_ci95": None}
     row = values(ACCURACY, {"evaluation": found})
     assert [row[f"mean_iou{end}"] for end in ("", "_low", "_high")] == [0.5, 0.4, 0.625]
     assert [row[f"psnr{end}"] for end in ("", "_low", "_high")] == [31.5, None, None]
-    order = [column.key for column in ACCURACY]
-    assert order.index("mean_iou_high") == order.index("mean_iou") + 2
-
-
-def test_predictions_have_their_time_per_megapixel():
-    record = {
-        "throughput": {"step_s": {"median": 6.0}},
-        "images_per_step": 2,
-        "image": [1000, 1500],
-    }
-    assert values(PREDICTION, record)["s_per_mp"] == 2.0
-    for key in record:
-        rest = {name: value for name, value in record.items() if name != key}
+    predicted = {"throughput": {"step_s": {"median": 6.0}}, "images_per_step": 2}
+    predicted |= {"image": [1000, 1500]}
+    assert values(PREDICTION, predicted)["s_per_mp"] == 2.0
+    for key in predicted:
+        rest = {name: value for name, value in predicted.items() if name != key}
         assert values(PREDICTION, rest)["s_per_mp"] is None
+
+
+def test_tables_are_written_for_runs_that_are_done_only(tmp_path, capsys):
+    written = tables.write(tmp_path, record())
+    names = ["memory.csv", "memory.md", "throughput.csv", "throughput.md"]
+    assert sorted(path.name for path in written) == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    for state in ("failed", "cancelled"):
+        assert tables.write(tmp_path / state, record(state=state)) == []
+    with pytest.raises(RunError, match=r"cannot write .*throughput\.csv"):
+        tables.write(tmp_path / "gone", record())
+    (tmp_path / "empty").mkdir()
+    assert tables.main([str(tmp_path / "empty")]) == 1
+    assert "no attempt has ended yet" in capsys.readouterr().err
+
+
+def test_module_of_tables_is_a_command(tmp_path):
+    """As launch.sh calls it: a module without its last lines does nothing and says nothing."""
+    (tmp_path / "record.json").write_text(json.dumps(record()))
+    command = [sys.executable, "-m", "hires.report.tables", str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    written = [(tmp_path / f"{name}.md").read_text() for name in ("throughput", "memory")]
+    assert done.stdout == "\n".join(written)
+
+
+@pytest.fixture
+def point(tmp_path):
+    """Returns a function that makes the run of a point of a campaign."""
+
+    def make(name, *words, attempts=1, repeat=1):
+        for attempt in range(attempts):
+            folder = tmp_path / name / f"a{attempt}"
+            folder.mkdir(parents=True)
+            (folder / "exit.json").write_text('{"state": "done"}')
+            (folder / "record.json").write_text(json.dumps(record(attempt=attempt)))
+        return PlannedPoint(name, list(words), repeat)
+
+    return make
+
+
+def test_tables_of_a_campaign_hold_every_complete_attempt(point, tmp_path):
+    def made(*points):
+        return tables.campaign_tables(tmp_path, Campaign("c", points=list(points)))
+
+    one = point("x-0000000a", "batch=4", "image=64", "parallel.stages=2")
+    other = point("x-0000000b", "batch=4", "image=64", "parallel.stages=3")
+    throughput, memory = made(one, other)
+    # What no other column shows is told.
+    both = [["0000000a", "parallel.stages=2"], ["0000000b", "parallel.stages=3"]]
+    assert [row[:2] for row in throughput.rows] == both
+    assert [row[0] for row in memory.rows] == ["0000000a"] * 2 + ["0000000b"] * 2
+    repeated = point("x-0000000c", "image=64", attempts=4, repeat=3)
+    [throughput, _] = made(repeated)
+    assert [row[:2] for row in throughput.rows] == [["0000000c", n] for n in (1, 2, 3)]
+    assert keys(throughput.columns)[:3] == ("run", "attempt", "model")
+    (tmp_path / "x-0000000b/a0/exit.json").write_text('{"state": "failed"}')
+    old = {key: value for key, value in record().items() if key != "attempt"}
+    (tmp_path / "x-0000000a/a0/record.json").write_text(json.dumps(old))
+    throughput, memory = made(one, other, PlannedPoint("x-0000000d", []))
+    assert len(throughput.rows) == 1
+    assert made(other) == []
+    names = {path.name for path in tables.write_tables(tmp_path, [throughput, memory])}
+    assert names == {"throughput.csv", "throughput.md", "memory.csv", "memory.md"}
+
+
+COLUMNS = [
+    Column("run", "run"),
+    Column("x_bytes", "x", "KiB", 1 / 1024, 1),
+    Column("reproduce", "r"),
+]
+
+
+def table(text, again="hires run a=b"):
+    rows = [[text, 2048, again], ["other", None, again]]
+    frame = pd.DataFrame(rows, columns=[column.key for column in COLUMNS])
+    return Table("name", "Title", COLUMNS, rows, "Caption.", "none", frame)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    return frames.load(sized_campaign(tmp_path_factory.mktemp("results")))
+
+
+def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(held):
+    made = summaries(held)
+    assert [s.name for s in made] == [
+        "throughput", "memory", "communication", "messages", "precision", "evaluations",
+        "validations", "predictions", "failures", "points",
+    ]  # fmt: skip
+    for summary in made[:5]:
+        assert summary.rows
+        assert all(str(row[-1]).startswith("hires run ") for row in summary.rows)
+        heads = [c.heading for c in summary.columns if c.key.endswith(("_bytes", "_s"))]
+        assert all("[" in heading for heading in heads)
+    page = {summary.name: set(keys(summary.columns)) for summary in made}
+    assert {"img_per_s_median", "step_s_p90", "samples"} <= page["throughput"]
+    assert {"peak_bytes", "params_bytes"} <= page["memory"]
+    assert set(keys(SPEED)) <= set(held.attempts.columns) & set(held.runs.columns)
+    assert set(keys(MEMORY)) <= set(held.memory.columns)
+    read = pd.read_parquet(io.BytesIO(encoded(made[0], "parquet")))
+    assert list(read.columns) == list(keys(made[0].columns))
+    assert (read["img_per_s_median"].dtype.kind, read["ranks"].dtype.kind) == ("f", "i")
+    assert len(read) == len(made[0].rows)
+
+
+def test_points_without_a_result_come_first():
+    words = {"campaign": "c", "overrides": "a=1", "reproduce": "hires run a=1"}
+    states = ("done", "pending", "failed", "infeasible", "done")
+    found = frames.load([])
+    found.planned = pd.DataFrame(
+        [{**words, "run": str(n), "state": state} for n, state in enumerate(states)],
+        columns=["campaign", "run", "state", "overrides", "reason", "nearest", "reproduce"],
+    )
+    assert list(summaries(found)[-1].frame["run"]) == ["3", "2", "1", "0", "4"]
+
+
+FORMULAS = ["=cmd()", "+1", "@x", "\t=x", "-1+cmd()", "-x", "-(1)", "--1", "-1 ", "- / 1,0+x()"]
+TEXTS = ["-", "-1", "-2.5", "-1e-5", "-5%", "- / 1,0", "0,1 / -", "none / 1,0", "a=1", 'a,"b"']
+
+
+def test_csv_holds_no_formula_and_leaves_other_texts_as_they_are():
+    for texts, sign in ((FORMULAS, "'"), (TEXTS, "")):
+        for text in texts:
+            head, first, second = csv.reader(io.StringIO(safe_csv(table(text))))
+            assert head == ["run", "x_bytes", "reproduce"]
+            assert first == [f"{sign}{text}", "2048", "hires run a=b"]
+            assert second[1] == ""
+
+
+def test_markdown_holds_no_markup():
+    text = markdown_text(table("<script>a|b`c*d_e[f]\\g&"))
+    assert "&lt;script>a\\|b\\`c\\*d\\_e\\[f\\]\\\\g&amp;" in text
+    assert "<" not in text
+    assert "| x [KiB] |" in text
+    assert "|     2.0 |" in text
+
+
+def test_latex_is_booktabs_with_everything_escaped():
+    text = latex_text(table(r"50%_a&b#$^~{}\x<>|"))
+    escaped = r"50\%\_a\&b\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}x"
+    assert escaped + r"\textless{}\textgreater{}\textbar{}" in text
+    assert [rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [True] * 3
+    assert r"\begin{tabular}{lr}" in text
+    assert r"\resizebox{\linewidth}{!}{%" in text
+    assert r"\usepackage{graphicx}" in text.splitlines()[0]
+    assert r"x [KiB]" in text
+    assert "% other: hires run a=b" in text

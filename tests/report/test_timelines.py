@@ -1,7 +1,8 @@
-"""Do traces and drawn time lines show what the plan says was done, in proportion to time?"""
+"""Messages, traces and time lines are what the ranks recorded and the plan says, in proportion."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -10,89 +11,179 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.ranks.timeline import FORWARD, Span, StepSpans
-from hires.plan.plan import Plan
+from hires.core.store import message_sums as message_sums_of_store
+from hires.core.store.message_sums import summed
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
-from hires.report.timelines import (
-    Event,
-    chrome_events,
-    draw,
-    planned_steps,
-    timeline_lines,
-    write_trace,
-)
+from hires.report.message_tables import headline, message_tables
+from hires.report.read.message_rows import STUDY_CLASSES, message_sums, size_words
+from hires.report.timelines import chrome_events, draw, planned_steps, timeline_lines, write_trace
+from tests.helpers.report_runs import message_line
 from tests.helpers.simulated import STEP, unit_costs
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
+KIB = 2**10
 SLOW = Link(0.05, 1e5)
-NAMES = ("single", "pp", "pp 1f1b", "sp+pp", "local_dp", "sp+gems", "gems_1f1b")
+NAMES = ("single", "pp 1f1b", "sp+pp", "local_dp", "sp+gems", "gems_1f1b")
 
 
-def measured(plan: Plan) -> list[StepSpans]:
+def row(size, count=4, num_bytes=None, wait_s=0.02, **keys):
+    num_bytes = count * 2**size if num_bytes is None else num_bytes
+    sums = {"count": count, "bytes": num_bytes, "issue_s": 0.0, "wait_s": wait_s}
+    words = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
+    return {**words, "size": size, **sums, **keys}
+
+
+def line(rank, *rows, steps=2, step_s=0.5):
+    keys = ("operation", "kind", "size")
+    planned = [{key: one[key] for key in keys} for one in rows]
+    for own, one in zip(planned, rows, strict=True):
+        own |= {name: one[name] // steps for name in ("count", "bytes")}
+    place = {"rank": rank, "first": 2, "steps": steps, "step_s": step_s}
+    return {"kind": "comm", **place, "rows": list(rows), "planned": planned}
+
+
+def sums_of(*lines):
+    sums = message_sums({"comm": summed(lines)})
+    assert sums is not None
+    return sums
+
+
+def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
+    sums = sums_of(line(0, row(10), row(12)), line(1, row(10, wait_s=0.06)))
+    assert sums.step_s == 0.25
+    [by_kind] = sums.by("operation", "kind")
+    assert (by_kind["count"], by_kind["planned_count"]) == (6, 6)
+    assert by_kind["bytes"] == by_kind["planned_bytes"] == 2 * 2 * KIB + 2 * 4 * KIB
+    assert by_kind["wait_s"] == pytest.approx((0.02 + 0.02 + 0.06) / 2 / 2)
+    assert by_kind["share"] == pytest.approx(0.025 / 0.25)
+    assert [one["share"] for one in sums.by_rank] == pytest.approx([0.02 / 0.25, 0.03 / 0.25])
+    assert sums.differences() == []
+
+
+def test_sizes_have_words_and_classes_that_begin_at_their_lower_bound():
+    sizes = (9, 10, 16, 17, 23, 24, 25, 26, 30)
+    rows = sums_of(line(0, *map(row, sizes))).by_study_class()
+    counts = {one["class"]: one["count"] for one in rows}
+    assert counts == dict(zip(STUDY_CLASSES, (2, 4, 4, 2, 2, 4), strict=True))
+    assert [one["planned_count"] for one in rows] == [2, 4, 4, 2, 2, 4]
+    words = ["empty", "1 B", "512 B", "1 KiB", "64 MiB", "4096 PiB"]
+    assert [*map(size_words, (-1, 0, 9, 10, 26, 62))] == words
+
+
+def test_what_differs_from_the_plan_is_named():
+    one = line(0, row(10), row(12))
+    del one["planned"][1]
+    one["planned"].append(
+        {"operation": "recv", "kind": "stage", "size": 4, "count": 1, "bytes": 16}
+    )
+    lines = headline(sums_of(one))
+    assert lines[1:] == [
+        "not as planned: recv stage of 16 B: 0 calls a step, planned 1",
+        "not as planned: recv stage of 16 B: 0 bytes a step, planned 16",
+        "not as planned: send halo of 4 KiB: 2 calls a step, planned 0",
+        "not as planned: send halo of 4 KiB: 8192 bytes a step, planned 0",
+    ]
+    one = line(0, row(10), row(12, backend="gloo", algorithm="message staged"))
+    for planned in one["planned"]:
+        planned |= {"backend": "shm", "algorithm": "mailbox"}
+    words = "send halo of 4 KiB: through gloo message, planned shm mailbox"
+    assert sums_of(one).differences() == [words]
+    one["planned"][1] |= {"backend": "gloo", "algorithm": "message"}
+    assert sums_of(one).differences() == []
+
+
+def test_log_of_a_plan_is_as_planned_in_every_table():
+    for name in LAYOUTS:
+        plan = plan_of(**LAYOUTS[name])
+        if plan.world == 1:
+            continue
+        sums = sums_of(*(message_line(plan, rank, 4, 0.5) for rank in range(plan.world)))
+        assert sums.differences() == [], name
+        calls = set()
+        for table in message_tables(sums):
+            place = [column.key for column in table.columns].index("count")
+            calls.add(sum(cells[place] for cells in table.rows))
+        assert len(calls) == 1, name
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", -2, 1.5, 2**70, float("nan"), True])
+def test_what_is_no_number_is_left_out(value):
+    good = {"comm": summed([line(0, row(10), row(12))])}
+    for key in ("first", "steps", "step_s", "rows", "planned", "ranks"):
+        record = copy.deepcopy(good)
+        record["comm"][key] = value
+        tables = message_sums(record)
+        assert tables is None or message_tables(tables)
+    for key in good["comm"]["rows"][0]:
+        record = copy.deepcopy(good)
+        record["comm"]["rows"][0][key] = value
+        sums = message_sums(record)
+        assert sums is not None
+        assert message_tables(sums)
+    assert message_sums({"comm": value}) is None
+
+
+def test_many_ranks_are_recorded_by_their_sums_alone(monkeypatch):
+    monkeypatch.setattr(message_sums_of_store, "MAX_RANKS", 1)
+    held = summed([line(0, row(10)), line(1, row(10, wait_s=0.06))])
+    assert not any("rows" in one for one in held["ranks"])
+    sums = message_sums({"comm": held})
+    assert sums is not None
+    assert [one["wait_s"] for one in sums.by_rank] == pytest.approx([0.01, 0.03])
+
+
+def measured(plan):
     """Returns a step as a run would have recorded it: with waits inside passes and outside."""
     return simulate(plan, unit_costs(plan), Network(SLOW, SLOW)).ranks
 
 
-def spans(events: list[Event], first: int, end: int) -> list[Event]:
+def spans(events, first, end):
     """Returns the spans of some processes."""
     return [event for event in events if event["ph"] == "X" and first <= event["pid"] < end]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_spans_of_a_thread_do_not_overlap(name: str):
+def test_trace_has_the_passes_and_messages_of_the_plan_and_no_span_over_another(name):
     plan = plan_of(**LAYOUTS[name])
-    events = chrome_events(plan, {0: measured(plan), 1: measured(plan)})
-    threads: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for event in spans(events, 0, 2 * plan.world):
+    world = plan.world
+    events = chrome_events(plan, {0: measured(plan), 7: measured(plan)})
+    threads = defaultdict(list)
+    for event in spans(events, 0, 2 * world):
         assert {"name", "cat", "ts", "dur", "pid", "tid", "args"} <= set(event)
-        assert event["ts"] >= 0
-        assert event["dur"] >= 0
+        assert min(event["ts"], event["dur"]) >= 0
         threads[event["pid"], event["tid"]].append(event)
-    assert {pid for pid, _ in threads} == set(range(2 * plan.world))
+    assert {pid for pid, _ in threads} == set(range(2 * world))
     for held in threads.values():
         held.sort(key=lambda event: (event["ts"], event["dur"]))
         for before, after in pairwise(held):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-3  # a thousandth of a us
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_passes_are_those_of_the_plan_measured_and_planned(name: str):
-    plan = plan_of(**LAYOUTS[name])
-    events = chrome_events(plan, {7: measured(plan)})
-    for rank in range(plan.world):
-        for pid in (rank, plan.world + rank):
-            found = [
-                event
-                for event in spans(events, pid, pid + 1)
-                if event["cat"] in ("forward", "backward")
-            ]
-            found.sort(key=lambda event: event["ts"])
-            assert [event["name"] for event in found] == plan.actions_of(rank)
-            for event in found:
-                direction = plan.direction_of(event["name"])
-                assert event["args"] == {
-                    "step": 7,
-                    "action": event["name"],
-                    "microbatch": int(event["name"][1:]),
-                    "stage": plan.slot_of(rank, direction).stage,
-                    "direction": ("down", "up")[direction],
-                }
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_message_between_stages_is_an_arrow(name: str):
-    plan = plan_of(**LAYOUTS[name])
-    events = chrome_events(plan, {0: measured(plan)})
+    for pid in range(2 * world):  # measured, then planned
+        passes = [e for e in spans(events, pid, pid + 1) if e["cat"] in ("forward", "backward")]
+        passes.sort(key=lambda event: event["ts"])
+        rank = pid % world
+        assert [event["name"] for event in passes] == 2 * plan.actions_of(rank)
+        for event in passes[len(passes) // 2 :]:
+            direction = plan.direction_of(event["name"])
+            assert event["args"] == {
+                "step": 7,
+                "action": event["name"],
+                "microbatch": int(event["name"][1:]),
+                "stage": plan.slot_of(rank, direction).stage,
+                "direction": ("down", "up")[direction],
+            }
+    # Every message between stages is an arrow.
     begins = {event["id"]: event for event in events if event["ph"] == "s"}
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
-    expected = Counter(
+    messages = Counter(
         (rank, message.peer)
-        for rank in range(plan.world)
+        for rank in range(world)
         for action in plan.actions_of(rank)
         for message in edge_messages(plan, rank, action, outgoing=True)
     )
     assert begins.keys() == ends.keys()
-    assert Counter((begins[n]["pid"], ends[n]["pid"]) for n in begins) == expected
+    arrows = Counter((begins[n]["pid"], ends[n]["pid"]) for n in begins)
+    assert arrows == messages + messages
     assert all(begins[n]["ts"] <= ends[n]["ts"] + 1e-3 for n in begins)
 
 
@@ -114,35 +205,24 @@ def test_planned_ranks_are_drawn_to_the_length_of_the_step_in_every_replica():
     assert [span[2:4] for span in lines[3].spans] == [(2.0, 4.0), (4.0, 6.0)]
 
 
-def test_file_is_json_that_replaces_an_older_one(tmp_path):
+def test_file_of_a_trace_is_json_that_replaces_an_older_one(tmp_path):
     plan = plan_of(**LAYOUTS["pp"])
     file = tmp_path / "trace.json"
     file.write_text("old")
     count = write_trace(file, plan, measured(plan))
     trace = json.loads(file.read_text())
     assert len(spans(trace["traceEvents"], 0, plan.world)) == count
-
-
-def test_folder_is_refused(tmp_path):
-    plan = plan_of()
     with pytest.raises(ConfigError, match=r"is a folder; name a file in it"):
         write_trace(tmp_path, plan, measured(plan))
-
-
-def test_folder_that_is_not_there_is_named_and_not_that_of_results(tmp_path):
-    plan = plan_of()
     missing = tmp_path / "missing"
     advice = f"there is no folder {missing}: choose another folder with --trace FILE, or make it"
     with pytest.raises(ConfigError, match=advice):
         write_trace(missing / "t.json", plan, measured(plan))
 
 
-def test_columns_are_time():
+def test_columns_are_time_and_a_short_pass_gets_one():
     assert draw(STEP, 16.0, 16) == "dF0~~f..B0b~bgo."
     assert draw(STEP, 16.0, 32) == "ddF0ff~~~~ff....B0bbbb~~bbggoo.."
-
-
-def test_short_pass_gets_one_column():
     assert draw([Span(FORWARD, "F0", 2.0, 2.001)], 4.0, 4) == "..F."
 
 
@@ -154,9 +234,6 @@ def test_measured_stands_below_planned_one_line_a_rank():
     assert lines[1:3] == planned
     assert lines[4] == "measured, step 0: 6.0000 s"
     assert [line.replace(" ", "")[:8] for line in lines[5:7]] == ["rank0:F0", "rank1:.."]
-
-
-def test_rank_without_spans_is_an_idle_line():
     plan = plan_of()
     lines = timeline_lines(plan, [StepSpans(0, 3, "", 0.0)], width=20)
-    assert lines[4] == "  rank 0: .........."
+    assert lines[4] == "  rank 0: .........."  # without spans it is idle

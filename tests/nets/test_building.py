@@ -1,0 +1,405 @@
+"""Networks begin with the same weights everywhere, and users' own ones are called on images."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import random
+import sys
+import types
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hires.core.config.model_config import ModelConfig
+from hires.core.errors import ConfigError
+from hires.core.store.naming import run_name
+from hires.nets import custom as custom_module
+from hires.nets import opened_files
+from hires.nets.build_network import NETS, build_model, first_values, materialise
+from hires.nets.custom import custom
+from hires.nets.network_call import chosen, on_images
+from hires.nets.opened_files import OpenedFiles
+from hires.nets.read_variables import ReadVariables
+from hires.nets.trace import trace
+from tests.helpers.layouts import config_of
+
+SMALL = ModelConfig(name="preact_resnet", n=1, classes=4)
+
+
+def state(
+    names: list[str] | None = None, seed: int = 0, config: ModelConfig = SMALL
+) -> dict[str, Tensor]:
+    """The named tensors of a freshly made network, or all of them."""
+    model = build_model(config, seed)
+    materialise(model, list(model.state_dict()) if names is None else names, seed)
+    return {name: t for name, t in model.state_dict().items() if not t.is_meta}
+
+
+def test_first_weights_follow_from_seed_and_name_alone():
+    torch.manual_seed(3)
+    whole, after = state(), torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), after)  # the seed of torch is neither read nor changed
+    for name in [*whole][::7]:
+        part = state([name])
+        assert name in part
+        assert len(part) < 6, "only the layer of that name is filled"
+        assert all(torch.equal(tensor, whole[key]) for key, tensor in part.items())
+    model = build_model(SMALL, 0)
+    for name in reversed(whole):
+        materialise(model, [name], 0)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
+    other, alike = state(seed=2), state(config=ModelConfig(name="preact_resnet", n=2, classes=4))
+    weights = [name for name in whole if "conv" in name]
+    assert not any(torch.equal(whole[name], other[name]) for name in weights)
+    assert not torch.equal(alike["group1.0.conv2.weight"], alike["group1.1.conv2.weight"])
+    many = state(config=ModelConfig(name="preact_resnet", n=1, classes=9))
+    differing = [name for name in whole if not torch.equal(whole[name], many[name])]
+    assert differing == ["fc.weight", "fc.bias"]  # the number of classes changes nothing else
+
+
+def test_layers_begin_as_published():
+    values = state()
+    assert torch.equal(values["bn.weight"], torch.ones(256))
+    assert torch.equal(values["bn.running_var"], torch.ones(256))
+    for name in ("bn.bias", "bn.running_mean", "bn.num_batches_tracked"):
+        assert not values[name].any()
+    # He et al.: normal of variance 2 / (outputs of one weight), 3x3 pixels times 64 channels.
+    names = ["layer1.0.conv1.weight", "conv1.weight"]
+    values = state(names, config=ModelConfig(depth=18, classes=2))
+    assert values[names[0]].mean().item() == pytest.approx(0, abs=1e-3)
+    assert values[names[0]].std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    assert values[names[1]].std().item() == pytest.approx((2 / (49 * 64)) ** 0.5, rel=0.05)
+
+
+class Scale(nn.Module):
+    """A layer of a kind that hires does not list."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((3, 1, 1), value))
+
+
+def test_layers_without_listed_first_values_keep_or_draw_their_own(monkeypatch):
+    class Resetting(Scale):
+        def reset_parameters(self) -> None:
+            nn.init.normal_(self.gamma)
+
+    class Listed(Scale):
+        pass
+
+    @first_values.register(Listed)
+    def _ones(module: Listed) -> None:
+        nn.init.ones_(module.gamma)
+
+    def gamma(layer: type[Scale]) -> Tensor:
+        make = lambda: nn.Sequential(nn.Conv2d(3, 3, 1), layer(1e-6))  # noqa: E731
+        monkeypatch.setitem(NETS._items, "scaled", make)
+        return state(config=ModelConfig(name="scaled"))["1.gamma"]
+
+    assert torch.equal(gamma(Scale), torch.full((3, 1, 1), 1e-6))
+    assert torch.equal(gamma(Resetting), gamma(Resetting))
+    assert gamma(Resetting).std() > 0
+    assert torch.equal(gamma(Listed), torch.ones(3, 1, 1))
+
+
+def drawn_elsewhere() -> nn.Module:
+    """A network whose first weights come from Python, NumPy and torch."""
+    net = nn.Linear(3, 1)
+    net.weight.data[0] = torch.tensor([random.random(), np.random.rand(), torch.rand(1)])
+    return net
+
+
+def test_custom_network_draws_the_same_in_every_process():
+    # Each rank builds it: two tiles had other weights.
+    config = ModelConfig(name="custom", target=f"{__name__}:drawn_elsewhere")
+    before, host = random.getstate(), torch.random.get_rng_state()
+    one, again, other = (build_model(config, seed).state_dict() for seed in (1, 1, 2))
+    assert random.getstate() == before
+    assert torch.equal(torch.random.get_rng_state(), host)
+    assert torch.equal(one["weight"], again["weight"])
+    assert not torch.isclose(one["weight"], other["weight"]).any()
+    net = build_model(config, 1)
+    materialise(net, list(one), 7)  # which is filled already
+    assert torch.equal(net.state_dict()["weight"], one["weight"])
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Writes the user's file into the current folder; returns its module name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    made = []
+
+    def write(text: str) -> str:
+        made.append(f"my_net_{next(_numbers)}")
+        (tmp_path / f"{made[-1]}.py").write_text("from torch import nn\n" + text)
+        return made[-1]
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def test_function_or_class_in_the_current_folder_is_called(module):
+    name = module("def net(width=4):\n    return nn.Conv2d(3, width, 1)\n")
+    assert custom(f"{name}:net", {}).out_channels == 4
+    assert custom(f"{name}:net", {"width": 9}).out_channels == 9
+    keys = dict.fromkeys(("in_channels", "out_channels", "kernel_size"), 1)
+    assert isinstance(custom("torch.nn:Conv2d", keys), nn.Conv2d)
+
+
+NET = "def net(width, depth=2):\n    return nn.Conv2d(3, width, 1)\n"
+FAILS = "def net(width):\n    return nn.Conv2d(3, width + [], 1)\n"
+META = "def net():\n    return nn.Sequential(nn.Conv2d(3, 4, 1, device='meta'))\n"
+SCRIPT = "import torch\n\n\ndef net():\n    return torch.jit.script(nn.Conv2d(3, 8, 3))\n"
+OTHERS = "def small():\n    pass\nclass Large(nn.Module):\n    pass\nsize = 3\n"
+REFUSED = {  # the user's file (None: the name of another module), function, args and the answer
+    "no module": (None, "no_such_package.net:build", {}, "No module named 'no_such_package'"),
+    "no name": (None, ":build", {}, "cannot be imported: "),
+    "relative": (None, ".net:build", {}, "cannot be imported: "),
+    "missing import": ("import not_installed\n", "net", {}, "No module named 'not_installed'"),
+    # Only failed imports were caught; anything else in the user's file gave a traceback.
+    "syntax": ("def net(:\n", "net", {}, "SyntaxError: "),
+    "raises": ("raise ValueError('no weights')\n", "net", {}, "ValueError: no weights"),
+    "exits": ("import sys\nsys.exit('usage: DATA')\n", "net", {}, "SystemExit: usage: DATA"),
+    "near": (OTHERS, "smal", {}, "has no function 'smal'; did you mean small?"),
+    "far": (OTHERS, "nothere", {}, "has no function 'nothere'; it has small, Large"),
+    "value": (OTHERS, "size", {}, "no function 'size'"),
+    "none": ("size = 3", "net", {}, "it has none at all"),
+    "args": (NET, "net", {"widht": 3}, ":net(width, depth=2): missing a required argument"),
+    "key": (NET, "net", {"width": 3, "deep": 1}, "unexpected keyword argument 'deep'"),
+    # A TypeError of the function's own was called a wrong argument.
+    "fails": (FAILS, "net", {"width": 3}, "failed with model.args={'width': 3}: TypeError: unsup"),
+    "class": ("def net():\n    return nn.Conv2d\n", "net", {}, "returned type, not a torch.nn.Mo"),
+    "meta": (META, "net", {}, "leaves 0.weight on the meta device; make it on the CPU"),
+    "script": (SCRIPT, "net", {}, "returned a ScriptModule; return the plain nn.Module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("case", REFUSED)
+def test_target_that_makes_no_network_is_refused_in_one_line(module, case):
+    text, function, args, answer = REFUSED[case]
+    target = function if text is None else f"{module(text)}:{function}"
+    with pytest.raises(ConfigError) as caught:
+        custom(target, args)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert target in message
+    assert answer in message
+    if case == "fails":
+        assert message.endswith(".py:3)")
+
+
+def test_file_that_has_not_changed_is_read_once_for_many_traces(module, tmp_path, monkeypatch):
+    # A search traces a network several times, and its libraries may have thousands of files.
+    name = module("def net():\n    return nn.Conv2d(3, 4, 1)\n")
+    custom(f"{name}:net", {})
+    path, read = tmp_path / f"{name}.py", []
+    monkeypatch.setattr(custom_module, "sha256_of", lambda path: read.append(path) or "0")
+    custom_module._sha256_at.cache_clear()
+    for _ in range(3):
+        custom_module.source_hashes([path])
+    assert read.count(path) == 1
+    os.utime(path, ns=(1, 1))
+    custom_module.source_hashes([path])
+    assert read.count(path) == 2
+    custom_module._sha256_at.cache_clear()
+
+
+@dataclasses.dataclass
+class Answer:
+    """What some networks return."""
+
+    logits: Tensor
+    aux: list[Tensor]
+    loss: Tensor | None = None
+
+
+Pair = namedtuple("Pair", "first second")
+A, B, C = torch.zeros(1, 2), torch.zeros(3), torch.zeros(4, 5)
+SHAPE = [2, 3, 6, 4]
+
+
+def test_output_is_found_by_its_path_or_as_the_only_tensor():
+    for returned, paths in (
+        ({"out": A, "aux": B}, {"out": A, "aux": B}),
+        ((A, [B, C]), {"0": A, "1.0": B, "1.1": C}),
+        (OrderedDict(out=A, more={"x": B, 3: C}), {"more.x": B, "more.3": C}),
+        (Answer(A, [B, C]), {"logits": A, "aux.1": C}),
+        (Pair(A, B), {"first": A, "second": B}),
+        (SimpleNamespace(sample=A, other=B, name="net"), {"sample": A}),
+    ):
+        assert all(chosen(returned, path) is tensor for path, tensor in paths.items())
+        with pytest.raises(ConfigError, match=r"choose one, as model\.output="):
+            chosen(returned, None)
+    for returned in (A, [A], {"sample": A}, Answer(A, []), (A, None, 3)):
+        assert chosen(returned, None) is A
+    with pytest.raises(ConfigError, match=r"2 tensors: out \[1, 2\], aux\.0 \[3\]; .*, not logits"):
+        chosen({"out": A, "aux": [B]}, "logits")
+    for returned in ({}, "text", None):
+        with pytest.raises(ConfigError, match="without tensors"):
+            chosen(returned, None)
+    with pytest.raises(ConfigError, match=r"model.output=out: .* one tensor; leave it out"):
+        chosen(A, "out")
+    with pytest.raises(ConfigError, match=r"model\.inputs=\['image'\] has no images"):
+        ModelConfig(inputs=["image"])
+
+
+class Takes(nn.Module):
+    """Takes images in one way, and returns several tensors."""
+
+    def __init__(self, take: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.unused = nn.Conv2d(3, 4, 1)
+        self.take = take
+
+    def forward(self, *args: Any, **named: Any) -> dict[str, Any]:
+        """Returns its features and, by the way, others."""
+        x = self.take(*args, **named)
+        return {"features": [self.conv(x)], "unused": self.unused(x)}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "take"),
+    [
+        (None, lambda x: x),
+        ("pixel_values", lambda *, pixel_values: pixel_values),
+        ([["images"]], lambda xs: xs[0]),
+        ([{"image": "images", "scale": 3}], lambda batch: batch["image"] * batch["scale"]),
+        ({"sample": "images", "step": 10, "text": None}, lambda sample, step, text: sample + step),
+        (["image_list"], torch.stack),
+        ("image_list", torch.stack),
+    ],
+)
+def test_images_are_given_as_the_network_takes_them(inputs, take):
+    net = on_images(Takes(take), inputs, "features.0")
+    assert type(net).__name__ == "Takes"
+    assert net(torch.zeros(SHAPE)).shape == (2, 4, 6, 4)
+    graph = trace(net, SHAPE, training=True)
+    assert set(graph.params) == {"conv.weight", "conv.bias"}  # what else it computes is left out
+    again = on_images(net, inputs, "unused")  # a module that its file keeps and returns again
+    assert set(trace(again, SHAPE, True).params) == {"unused.weight", "unused.bias"}
+
+
+def test_forward_that_was_assigned_is_the_one_that_is_called():
+    net = nn.Conv2d(3, 4, 1)
+    net.forward = lambda x: (x * 2, x)
+    assert torch.equal(on_images(net, None, "0")(torch.ones(SHAPE)), torch.full(SHAPE, 2.0))
+    config = config_of()
+    before = run_name(config)
+    config.model.output = "out"
+    assert run_name(config) != before  # another output is another run
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    for name in (*opened_files._NAMED, "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "home"
+
+
+def made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("1")
+    return path
+
+
+def read(*paths: Path) -> OpenedFiles:
+    opened = OpenedFiles()
+    with opened.noting():
+        for path in paths:
+            path.read_text()
+    return opened
+
+
+def test_files_that_decide_a_network_are_noted_and_caches_are_not(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    names = ["home/.cache/matplotlib/fonts.json", "home/.config/key", "settings/key", "hub/token"]
+    counted = [made(tmp_path / name) for name in ("hub/blobs/config.json", "work/widths.json")]
+    counted.append(made(home / "token"))
+    others = [made(tmp_path / name) for name in names]
+    assert set(read(*counted, *others).read()) == set(counted)
+    monkeypatch.setattr(opened_files, "MOST_FILES", 2)
+    assert not read(*counted[:2], *counted[:2]).is_full
+    full = read(*counted)
+    assert (full.is_full, set(full.read())) == (True, set(counted[:2]))
+    monkeypatch.chdir(home / ".cache")  # the work itself is there
+    assert set(read(*others).read()) == {others[0]}
+
+
+def test_file_that_is_written_is_no_input(home):
+    opened, path, final = OpenedFiles(), Path("list.json").absolute(), Path("final").absolute()
+    kept = made(Path("kept").absolute())
+    with opened.noting():
+        path.write_text("1")
+        path.read_text()
+        path.replace(final)
+        final.read_text()
+        kept.read_text()
+    assert opened.read() == [kept]
+
+
+def read_by(module: str, source: str) -> dict[str, str | None]:
+    """What is noted of some lines in a module of this name."""
+    scope = vars(types.ModuleType(module)) | {"os": os}
+    variables = ReadVariables()
+    with variables.noting():
+        exec(source, scope)
+    return variables.read()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.environ['WIDTH']",
+        "os.environ.get('WIDTH', '8')",
+        "os.getenv('WIDTH')",
+        "'WIDTH' in os.environ",
+        "os.path.expandvars('$WIDTH')",
+        "os.environ.setdefault('WIDTH', '8')",
+    ],
+)
+def test_variable_that_a_network_reads_is_noted_without_its_value(source, monkeypatch):
+    monkeypatch.setenv("WIDTH", "4")
+    first = read_by("net", source)
+    assert list(first) == ["WIDTH"]
+    assert "4" not in first.values()  # it may be a password
+    monkeypatch.setenv("WIDTH", "5")
+    assert read_by("net", source) != first
+
+
+def test_variables_that_decide_no_network_are_not_noted(monkeypatch):
+    monkeypatch.delenv("WIDTH", raising=False)
+    assert read_by("net", "os.environ.get('WIDTH')") == {"WIDTH": None}
+    # What the network sets by itself was not there before.
+    assert read_by("net", "os.environ['WIDTH'] = '3'; os.environ['WIDTH']") == {"WIDTH": None}
+    monkeypatch.setenv("SSH_TTY", "x")
+    assert read_by("torch.fx", "os.environ.get('TORCH_LOGS')") == {}
+    found = read_by("net", "dict(os.environ), os.environ.get('TERM')")
+    assert found.keys().isdisjoint({"TERM", "SSH_TTY"})
+    assert "PATH" in found
+    before, variables = type(os.environ).__getitem__, ReadVariables()
+    with variables.noting(), variables.noting():
+        pass
+    os.environ.get("WIDTH")
+    assert variables.read() == {}
+    assert type(os.environ).__getitem__ is before

@@ -1,0 +1,290 @@
+"""The networks are the published ones, take images of any size, and begin small enough to learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hires.core.config.model_config import ModelConfig
+from hires.core.errors import ConfigError
+from hires.nets.amoebanet import Cell, FactorizedReduction
+from hires.nets.build_network import build_model, materialise
+from hires.nets.edsr import ResidualBlock
+from hires.nets.trace import trace
+from hires.nets.unet import InterpolatedUp, TransposedUp
+
+
+def network(name: str, image: Sequence[int] = (32, 32), **keys: object) -> nn.Module:
+    """Returns a network without memory."""
+    config = ModelConfig(name=name, **{"classes": 10, **keys})
+    return build_model(config, 0, (image[0], image[1]))
+
+
+def filled(name: str, image: Sequence[int] = (32, 32), **keys: object) -> nn.Module:
+    model = network(name, image, **keys)
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+    materialise(model, list(model.state_dict()), seed=0)
+    return model.train()
+
+
+COUNTED = [
+    *((f"resnet depth={depth} classes=1000", count) for depth, count in (
+        (18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160),
+        (152, 60_192_808),
+    )),
+    # MPI4DL's at 32x32 with 10 classes, its unused norms included.
+    *((f"mpi4dl_resnet n={n} head={head}", count) for n, count in (
+        (1, 466_384), (2, 1_077_168), (6, 3_520_304), (12, 7_185_008),
+    ) for head in ("pool", "flatten")),
+    *((f"amoebanet layers=18 filters={filters} classes={classes}", count)
+      for filters, classes, count in (
+        (208, 1000, 81_505_540), (416, 1000, 319_024_120), (208, 10, 78_209_830),
+        (416, 10, 312_433_690),
+    )),
+    # Of the authors, but for the shifts of the mean.
+    *((f"edsr blocks={blocks} width={width} scale={scale}", count)
+      for blocks, width, scale, count in (
+        (16, 64, 2, 1_369_859), (16, 64, 3, 1_554_499), (16, 64, 4, 1_517_571),
+        (32, 256, 2, 40_729_603), (32, 256, 3, 43_680_003), (32, 256, 4, 43_089_923),
+    )),
+    # Of the published ports of BN-Inception, which have the same widths.
+    ("inception_bn classes=1000", 11_295_240),
+    ("unet levels=4 width=64 classes=2", 31_037_698),
+]  # fmt: skip
+MILLIONS = [
+    ("amoebanet layers=18 filters=544 classes=1000", 542.7, 1e-3),
+    ("amoebanet layers=36 filters=544 classes=1000", 1056, 1e-3),
+    # ResNet-164 and ResNet-1001 of He et al. 2016, Table 4, which counts a percent less.
+    ("preact_resnet n=18", 1.7, 0.015),
+    ("preact_resnet n=111", 10.2, 0.015),
+]
+
+
+def of_words(words: str) -> nn.Module:
+    name, *pairs = words.split()
+    split = (pair.split("=") for pair in pairs)
+    return network(name, **{k: int(v) if v.isdigit() else v for k, v in split})
+
+
+@pytest.mark.parametrize(("words", "count"), COUNTED)
+def test_parameters_are_as_many_as_published(words, count):
+    assert sum(p.numel() for p in of_words(words).parameters()) == count
+
+
+@pytest.mark.parametrize(("words", "millions", "rel"), MILLIONS)
+def test_parameters_are_about_as_many_as_published(words, millions, rel):
+    count = sum(p.numel() for p in of_words(words).parameters())
+    assert count / 1e6 == pytest.approx(millions, rel=rel)
+
+
+@pytest.mark.parametrize(
+    ("words", "depth"),
+    [("resnet depth=50", 50), ("preact_resnet n=1", 11), ("preact_resnet n=12", 110)],
+)
+def test_depth_is_that_of_the_name(words, depth):
+    layers = [  # with weights on the longest path: all but the projections of shortcuts
+        name
+        for name, module in of_words(words).named_modules()
+        if isinstance(module, (nn.Conv2d, nn.Linear))
+        and "downsample" not in name
+        and "projection" not in name
+    ]
+    assert len(layers) == depth
+
+
+SMALL = {
+    "resnet": {"depth": 18}, "preact_resnet": {"n": 1}, "mpi4dl_resnet": {"n": 1},
+    "amoebanet": {"layers": 3, "filters": 8}, "inception_bn": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_do_not_depend_on_the_size_of_the_image_and_begin_about_one(name):
+    model = network(name, **SMALL[name], classes=7, channels=4)
+    for size in ((32, 32), (75, 61), (33, 128)):
+        assert model(torch.empty(2, 4, *size, device="meta")).shape == (2, 7)
+    model = filled(name, **SMALL[name])
+    x = torch.randn(4, 3, 51, 46, generator=torch.Generator().manual_seed(1))
+    output = model(x)
+    # He's first values keep the signal's size through the layers, so that training can begin.
+    assert 0.05 < output.std() < 5
+    output.square().mean().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    # A softmax before the cross-entropy trains to a loss that never gets small.
+    graph = trace(network(name, **SMALL[name]), [2, 3, 32, 32], training=True)
+    assert graph.nodes[-1].kind == "linear"
+
+
+@pytest.mark.parametrize("upsample", ["transposed", "bilinear", "nearest"])
+def test_unet_gives_every_pixel_its_classes(upsample):
+    keys = {"levels": 3, "width": 4, "upsample": upsample, "classes": 5}
+    model = network("unet", **keys)
+    for size in ((64, 64), (75, 61), (33, 8), (1, 3)):
+        assert model(torch.empty(2, 3, *size, device="meta")).shape == (2, 5, *size)
+    kinds = {type(module) for module in model.modules()}
+    assert (nn.ConvTranspose2d in kinds) == (upsample == "transposed")
+    model = filled("unet", **keys)
+    x = torch.randn(2, 3, 33, 31, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    output = model(x)
+    loss = F.cross_entropy(output, torch.zeros(2, 33, 31, dtype=torch.int64))
+    assert float(loss.detach()) == pytest.approx(math.log(5), rel=0.1)  # that of a guess
+    output[0, :, 16, 15].sum().backward()
+    assert x.grad is not None
+    assert x.grad[0, :, 16, 15].abs().sum() > 0
+    assert x.grad[0, :, 2, 3].abs().sum() > 0
+
+
+def test_ways_up_come_to_the_size_of_the_skip():
+    up, x = TransposedUp(2), torch.randn(1, 4, 3, 4)
+    for rows, cols in ((5, 8), (6, 7), (6, 8)):
+        assert torch.equal(up(x, (rows, cols)), up.conv(x)[:, :, :rows, :cols])
+    for mode in ("bilinear", "nearest"):
+        up = InterpolatedUp(2, mode)
+        assert torch.equal(up(x, (5, 8)), up.conv(F.interpolate(x, (5, 8), mode=mode)))
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_edsr_makes_an_image_scale_times_larger(scale):
+    model = network("edsr", blocks=1, width=4, scale=scale, channels=2)
+    for rows, cols in ((8, 8), (7, 13), (1, 2)):
+        output = model(torch.empty(2, 2, rows, cols, device="meta"))
+        assert output.shape == (2, 2, scale * rows, scale * cols)
+    assert not any("Norm" in type(module).__name__ for module in model.modules())
+    block, x = ResidualBlock(3, 0.1, blocks=1), torch.randn(1, 3, 6, 5)
+    torch.testing.assert_close(block(x), x + 0.1 * block.conv2(block.conv1(x).clamp(0)))
+
+
+@pytest.mark.parametrize("blocks", [2, 32])
+def test_first_output_of_edsr_is_of_the_size_of_the_image(blocks):
+    # Without norms the usual first values grow threefold a block: 16 blocks began at a thousand.
+    model = filled("edsr", blocks=blocks, width=16)
+    with torch.no_grad():
+        output = model(torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(1)))
+    assert 0.05 < output.std() < 5
+
+
+def test_maps_have_the_published_sizes():
+    graph = trace(network("preact_resnet", n=1), [1, 3, 20, 18], training=True)
+    sums = [(node.layer, node.shape) for node in graph.nodes if node.kind == "add"]
+    assert sums == [
+        ("group1.0", [1, 64, 20, 18]), ("group2.0", [1, 128, 10, 9]), ("group3.0", [1, 256, 5, 5]),
+    ]  # fmt: skip
+    amoebanet = network("amoebanet", layers=3, filters=8)
+    graph = trace(amoebanet, [2, 3, 75, 61], training=True)
+    maps = [tuple(n.shape[2:]) for n in graph.nodes if n.kind == "cat" and n.layer.count(".") == 1]
+    assert [*dict.fromkeys(maps)] == [(19, 16), (10, 8), (5, 4), (3, 2)]  # all halvings round up
+    # Ioffe and Szegedy, Figure 5: 28, 14 and 7 pixels behind the pools of a 224x224 image. The
+    # pools here drop an incomplete window, as MXNet's do: 27 pixels, then 14 and 7.
+    graph = trace(network("inception_bn", classes=1000), [1, 3, 224, 224], training=False)
+    joined = [node.shape[1:] for node in graph.nodes if node.kind == "cat"]
+    widths = [256, 320, 576, 576, 576, 608, 608, 1056, 1024, 1024]
+    sizes = [27] * 2 + [14] * 5 + [7] * 3
+    assert joined == [[width, size, size] for width, size in zip(widths, sizes, strict=True)]
+    multiplying = [node for node in graph.nodes if node.kind in ("conv2d", "linear")]
+    # The published ports' pools keep an incomplete window.
+    assert sum(node.flops for node in multiplying) / 2 == pytest.approx(2_048e6, rel=0.04)
+
+
+def plain_reduction(module: FactorizedReduction, x: Tensor) -> Tensor:
+    """Pixel by pixel: (2i, 2j) for the first half of the channels, (2i+1, 2j+1) for the second."""
+    n, _, height, width = x.shape
+    rows, cols = -(-height // 2), -(-width // 2)
+    first, second = (conv.weight[:, :, 0, 0] for conv in (module.conv1, module.conv2))
+    made = torch.zeros(n, len(first) + len(second), rows, cols, dtype=x.dtype)
+    for i in range(rows):
+        for j in range(cols):
+            made[:, : len(first), i, j] = x[:, :, 2 * i, 2 * j].clamp(0) @ first.T
+            if 2 * i + 1 < height and 2 * j + 1 < width:  # zero beyond the image
+                made[:, len(first) :, i, j] = x[:, :, 2 * i + 1, 2 * j + 1].clamp(0) @ second.T
+    return made
+
+
+@pytest.mark.parametrize("size", [(6, 8), (7, 5), (6, 5), (1, 2)])
+def test_factorized_reduction_of_amoebanet_sees_even_and_odd_pixels(size):
+    torch.manual_seed(0)
+    module = FactorizedReduction(3, 4).double().eval()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    expected = plain_reduction(module, x) / (1 + module.bn.eps) ** 0.5
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_cell_of_amoebanet_takes_true_maxima_and_hands_on_its_state():
+    # Zero-padded pools, or pools replaced by convolutions, never return the negative maximum.
+    cell = Cell(4, 4, 4, reduces=True, skip_is_larger=False)
+    pools = [part for part in cell.operations if isinstance(part, nn.MaxPool2d)]
+    assert len(pools) == 4
+    for pool in pools:
+        assert pool(torch.full((1, 4, 5, 7), -3.0)).unique().tolist() == [-3.0]
+    cell = Cell(4, 6, 4, reduces=False, skip_is_larger=False)
+    skip, state = torch.randn(2, 4, 5, 5), torch.randn(2, 6, 5, 5)
+    next_skip, next_state = cell(skip, state)
+    assert next_skip is state
+    assert next_state.shape == (2, 16, 5, 5)
+
+
+def mpi4dl(values: dict[str, Tensor], n: int, x: Tensor) -> Tensor:
+    """What the original's ``get_resnet_v2`` computes up to its softmax, norms in training."""
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        weight, bias = values[f"{name}.weight"], values[f"{name}.bias"]
+        return F.relu(F.batch_norm(x, None, None, weight, bias, training=True))
+
+    def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:
+        weight = values[f"{name}.conv1.weight"]
+        padding = (weight.shape[-1] - 1) // 2
+        return F.conv2d(x, weight, values[f"{name}.conv1.bias"], stride, padding)
+
+    x = norm("1.batch_last", conv("1", x))
+    for block in range(3 * n):
+        name, first = f"{block + 2}", block % n == 0
+        stride = 2 if first and block else 1
+        y = x if block == 0 else norm(f"{name}.r1.batch_first", x)
+        y = conv(f"{name}.r1", y, stride)
+        y = conv(f"{name}.r2", norm(f"{name}.r2.batch_first", y))
+        y = conv(f"{name}.r3", norm(f"{name}.r3.batch_first", y))
+        x = (conv(f"{name}.r4", x, stride) if first else x) + y
+    end = f"{3 * n + 2}"
+    x = F.avg_pool2d(norm(f"{end}.batch_last", x), 8).flatten(1)
+    return F.linear(x, values[f"{end}.fc1.weight"], values[f"{end}.fc1.bias"])
+
+
+@pytest.mark.parametrize(("image", "classes"), [((32, 32), 10), ((64, 96), 5)])
+def test_flattened_head_computes_what_mpi4dl_does_by_the_same_names(image, classes):
+    model = filled("mpi4dl_resnet", image, n=2, head="flatten", classes=classes).double()
+    x = torch.randn(2, 3, *image, dtype=torch.float64)
+    expected = mpi4dl(dict(model.named_parameters()), 2, x)
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+    if image == (32, 32):  # where the last map is one window both heads agree
+        pool = network("mpi4dl_resnet", n=2, classes=classes).to_empty(device="cpu").double()
+        pool.load_state_dict(model.state_dict())
+        torch.testing.assert_close(pool.train()(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+REFUSED = [
+    ("resnet depth=42", r"model\.depth=42 .* choose one of 18, 34, 50, 101, 152"),
+    ("resnext", r"unknown network 'resnext'; did you mean resnet\?"),
+    ("edsr scale=1", r"model\.scale=1 .*choose one of 2, 3, 4"),
+    ("amoebanet layers=4 filters=8", r"model\.layers=4 .*use 3 or 6"),
+    ("amoebanet layers=20 filters=8", r"model\.layers=20 .*use 18 or 21"),
+    ("amoebanet layers=1 filters=210", r"model\.layers=1 .*; model\.filters=210 .*use 208 or 212"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), REFUSED)
+def test_keys_without_a_network_are_refused_with_those_there_are(words, text):
+    with pytest.raises(ConfigError, match=text):
+        of_words(words)
+
+
+def test_images_and_classes_that_a_network_needs_are_named():
+    with pytest.raises(ConfigError, match=r"image=\[28, 64\] leaves fewer; use image=32 or more"):
+        network("mpi4dl_resnet", (28, 64), n=1, head="flatten")
+    with pytest.raises(ConfigError, match=r"model\.classes is unset"):
+        network("resnet", classes=None)
+    with pytest.raises(ConfigError, match=r"model\.upsample='cubic' .* transposed, bilinear, near"):
+        ModelConfig(name="unet", upsample="cubic")

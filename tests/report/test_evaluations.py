@@ -1,0 +1,181 @@
+"""Evaluations stand beside the most exact one of the same images, and in every table and export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from hires.core.evaluation_summary import paired_difference
+from hires.core.store.campaign import Campaign, PlannedPoint
+from hires.report import frames, mlflow_export
+from hires.report.plots.base import PlotData, draw
+from hires.report.read.evaluation_rows import evaluation_rows
+from hires.report.read.runs import read_runs
+from hires.report.summaries import summaries, write_frames
+from hires.report.tables import campaign_tables
+from tests.helpers.compared_runs import compared_run
+
+LABELS = [0, 1, 2, 3] * 25
+
+
+def evaluated_run(results, predicted, precision, loss=0.5, **changes):
+    """Makes the folder of an evaluation that predicted these classes."""
+    changes = {"task": {"name": "evaluate"}, "weights": "net.pt", **changes}
+    run = compared_run(results, [[0.5] * 3], precision={"name": precision}, **changes)
+    for path in (run, run / "a0"):
+        record = json.loads((path / "record.json").read_text())
+        record["evaluation"] = {"images": len(predicted), "top1": 0.9, "loss": loss}
+        record["loss"] = None  # a pass in inference writes none of its steps
+        (path / "record.json").write_text(json.dumps(record))
+    samples = {"id": [*range(len(predicted))], "label": LABELS, "predicted": predicted}
+    held = {"samples": samples, "confusion": [[9, 1], [2, 8]], "classes": [{}, {}]}
+    (run / "a0" / "evaluation.json").write_text(json.dumps(held))
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """An evaluation in fp32 that is wrong for 6 images, and two in 8 bits beside it."""
+    exact = [9] * 6 + LABELS[6:]
+    low = [9] * 4 + LABELS[4:90] + [8] * 10  # right for 2 more and wrong for 10 more
+    return [
+        evaluated_run(tmp_path, exact, "fp32"),
+        evaluated_run(tmp_path, low, "int8", 0.51),
+        evaluated_run(tmp_path, exact, "int8", 0.6, quant={"weights": "int4", "images": 64}),
+    ]
+
+
+def shown(table):
+    """Returns the rows of a table by the keys of its columns."""
+    keys = [column.key for column in table.columns]
+    return [dict(zip(keys, row, strict=True)) for row in table.rows]
+
+
+def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(runs):
+    exact, low, same = rows = [*evaluation_rows(read_runs(runs))]
+    assert [row["reference"] for row in rows] == [None, "fp32", "fp32"]
+    assert [exact[key] for key in ("agreement", "difference", "difference_low")] == [None] * 3
+    assert low["agreement"] == 0.88
+    assert low["difference"] == pytest.approx(-0.08)
+    assert (low["difference_low"], low["difference_high"]) == paired_difference(2, 10, 100)
+    assert (same["agreement"], same["difference"]) == (1, 0)
+    assert [row["quant"] for row in rows] == [None, None, "images=64, weights=int4"]
+
+
+def test_report_and_tables_of_a_campaign_tell_weights_of_4_bits_apart(runs):
+    # Two panels of the confusions were titled `single int8`, and the figure and the table of
+    # precisions were of trainings only.
+    held = frames.load(runs)
+    labels = [run.label for run, _ in PlotData(held).confusions]
+    assert labels == ["single fp32", "single int8", "single int8 images=64, weights=int4"]
+    plots = {plot.name: plot for plot in draw(PlotData(held))}
+    assert "weights=int4: 85 % right" in plots["confusion"].caption
+    caption = plots["precision_error"].caption
+    assert "int8 2.0e-02 beside fp32 (evaluation)" in caption
+    assert "int8 images=64, weights=int4 2.0e-01 beside fp32 (evaluation)" in caption
+    made = {table.name: table for table in summaries(held)}
+    rows = shown(made["precision"])
+    assert [row["loss"] for row in rows] == [0.5, 0.51, 0.6]
+    assert [row["loss_error"] for row in rows] == [None, pytest.approx(0.02), pytest.approx(0.2)]
+    assert [row["top1"] for row in rows] == [0.9] * 3
+    assert "same class as fp32 [%]" in [one.heading for one in made["evaluations"].columns]
+    shutil.copytree(runs[2] / "a0", runs[2] / "a1")
+    for path in (runs[2], runs[2] / "a1"):
+        record = json.loads((path / "record.json").read_text())
+        (path / "record.json").write_text(json.dumps({**record, "attempt": 1}))
+    points = [PlannedPoint(run.name, [], 2) for run in runs]
+    table = campaign_tables(runs[0].parent, Campaign("c", points=points))[0]
+    rows = shown(table)
+    assert table.name == "accuracy"
+    assert [row["attempt"] for row in rows] == [0, 0, 0, 1]
+    assert [row["quant"] for row in rows] == [None, None, *["images=64, weights=int4"] * 2]
+    assert [row["agreement"] for row in rows] == [None, 0.88, None, 1.0]
+    assert [row["difference"] for row in rows] == [None, pytest.approx(-0.08), None, 0]
+    assert "same class as fp32 [%]" in table.to_markdown()
+
+
+def test_runs_that_no_column_tells_apart_have_their_hash(tmp_path):
+    runs = [evaluated_run(tmp_path, LABELS, "int8", seed=n) for n in (1, 2)]
+    held = frames.load(runs)
+    labels = [run.label for run, _ in PlotData(held).confusions]
+    assert labels == [f"single {run.short}" for run in held.run_list]
+
+
+PUBLISHED = [
+    ({"name": "cifar10", "path": "any"}, 85.99),
+    ({"name": "folder", "path": "data/imagenette2-160"}, 75.13),
+    ({"name": "folder", "path": "data/ImageNet"}, 76.85),
+    ({"name": "folder", "path": "long/" * 20 + "cifar-10"}, 85.99),
+    ({"name": "slide", "path": "data/CAMELYON16", "labels": "annotations/*.xml"}, 70.26),
+    ({"name": "folder", "path": "/x/CIFAR-100"}, None),
+    ({"name": "folder", "path": "tiny-imagenet-200"}, None),
+    ({"name": "digits"}, None),
+]
+
+
+def test_value_of_the_thesis_stands_beside_its_data(tmp_path):
+    for place, (data, published) in enumerate(PUBLISHED):
+        data = {**data, "split": "validation"}
+        run = evaluated_run(tmp_path / str(place), LABELS, "int8", data=data)
+        [row] = evaluation_rows(read_runs([run]))
+        assert row["published"] == published, data
+        if data["name"] == "slide":
+            assert row["data"] == "CAMELYON16, validation"
+    # Table 2.2 has 8 bits only: `experiment=table2.2 data=cifar10` showed 85.99 twice.
+    keys = {"data": PUBLISHED[0][0], "quant": {"weights": "int4"}}
+    runs = [evaluated_run(tmp_path, LABELS, name, **keys) for name in ("fp32", "int8")]
+    found = {row["precision"]: row["published"] for row in evaluation_rows(read_runs(runs))}
+    assert found == {"fp32": 86.02, "int8": None}
+
+
+TOP1 = {2: 0.5, 4: 0.75, 6: 0.625}
+"""Steps that were done -> what an evaluation found."""
+
+
+def trained_run(results, optimizer="sgd", top1=TOP1, **changes):
+    """Makes the folder of a training that was evaluated every two steps."""
+    run = compared_run(results, [[0.5] * 3], optimizer={"name": optimizer}, **changes)
+    lines = [
+        {"step": done - 1, "rank": 0, "loss": 1 - share, "top1": share, "metric": "top1"}
+        for done, share in top1.items()
+    ]
+    best = max(lines, key=lambda line: line["top1"])
+    facts = {"metric": "top1", "count": 3, "ended_early": 6, "best": best, "last": lines[-1]}
+    for path in (run, run / "a0"):
+        record = json.loads((path / "record.json").read_text())
+        record["validation"] = facts
+        (path / "record.json").write_text(json.dumps(record))
+    steps = [
+        {"kind": "step", "step": n, "rank": rank, "loss": 2.0 - n - rank}
+        for n in range(2)
+        for rank in range(2)
+    ]
+    held = [*steps, *({"kind": "validated", **line} for line in lines)]
+    (run / "a0" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in held))
+    return run
+
+
+def test_training_has_a_row_for_its_best_and_its_last_evaluation_everywhere(tmp_path):
+    run = trained_run(tmp_path)
+    held = frames.load([run, compared_run(tmp_path, [[0.5]], batch=8)])
+    best, last = frames.plain_rows(held.validations)
+    assert [best["evaluation"], last["evaluation"]] == ["best top1", "last"]
+    assert [best["done"], last["done"]] == [4, 6]
+    assert [best["top1"], last["top1"]] == [0.75, 0.625]
+    assert [best["metric"], best["ended_early"]] == ["top1", 6]
+    [table] = [one for one in summaries(held) if one.name == "validations"]
+    titles = {column.title for column in table.columns}
+    assert {"after step", "top-1", "loss", "ended early at"} <= titles
+    assert not {"PSNR", "top-5"} & titles  # nobody has them
+    assert len(table.rows) == 2
+    assert tmp_path / "out" / "validations.csv" in write_frames(held, tmp_path / "out")
+    [read] = read_runs([run])
+    found = mlflow_export._metrics(read, read.complete[0])
+    assert ("validation_best_top1", 0.75, 0) in found
+    assert ("validation_last_loss", 0.375, 0) in found
+    curve = [(step, value) for name, value, step in found if name == "validation_top1"]
+    assert curve == [(1, 0.5), (3, 0.75), (5, 0.625)]
+    losses = [(step, value) for name, value, step in found if name == "loss"]
+    assert losses == [(0, 1.5), (1, 0.5)]  # of two replicas
