@@ -9,7 +9,7 @@ JOBS ?= 2
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-all test-mpi test-slurm test-browser test-faults check lint docs bench clean
+.PHONY: help run test test-all test-mpi test-slurm test-browser test-faults check lint docs results bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -56,6 +56,9 @@ test-faults: $(INSTALLED)  ## show that the tests catch the faults of tests/faul
 docs: $(INSTALLED)  ## write the pages that come from the code, then build the documentation into build/site
 	for page in keys verbs libraries operators; do $(BIN)/hires list $$page --markdown >docs/$$page.md || exit; done
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+results: $(INSTALLED)  ## measure the table of results/README.md again: hours, nothing beside it
+	sh scripts/results.sh $(BIN)/hires
 
 bench: $(INSTALLED)  ## measure layouts beside torch's own
 	$(BIN)/hires bench layouts $(ARGS)

@@ -23,9 +23,9 @@ from hires.plan.plan import Plan
 from hires.quant.explicit_ops import dequantize, quantize, signed
 from tests.helpers.quantised_nets import small_quantised
 from tests.helpers.simulated_tiles import laid_out
-from tests.helpers.small_nets8 import SIZES, SLOW
+from tests.helpers.small_nets8 import SIZES
 
-NETS = sorted({*SIZES} - {SLOW})
+NETS = sorted({*SIZES} - {"mixed"})
 
 
 @functools.cache
