@@ -25,7 +25,7 @@ from tests.helpers.quantised_nets import small_quantised
 from tests.helpers.simulated_tiles import laid_out
 from tests.helpers.small_nets8 import SIZES
 
-NETS = sorted({*SIZES} - {"mixed"})
+NETS = sorted(SIZES)
 
 
 @functools.cache
