@@ -26,10 +26,6 @@ from tests.helpers.slurm_runs import Runs, ask
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-NO_DEFAULT = ("slow", "wide", "mpi", "gpu", "slurm", "browser")
-"""Markers of tests that ``make test`` leaves out, which are no cases to choose from."""
-
-
 @dataclass
 class Answer:
     """What a command line answered."""
@@ -37,22 +33,6 @@ class Answer:
     code: int
     out: str
     err: str
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Makes slow tests of the cases of a function but ``sampled`` of them, spread evenly."""
-    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
-    for item in items:
-        apart = any(item.get_closest_marker(name) for name in NO_DEFAULT)
-        if item.get_closest_marker("sampled") is not None and not apart:
-            cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
-    for group in cases.values():
-        [count] = group[0].get_closest_marker("sampled").args
-        kept = {number * len(group) // count for number in range(count)}
-        for number, item in enumerate(group):
-            if number not in kept:
-                item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

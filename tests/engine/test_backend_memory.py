@@ -35,7 +35,6 @@ def planned(folder: Path, route: str, **parallel: Any) -> tuple[Any, Any]:
     return config, plan
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("layout", "route"), [("replicas", "shm"), ("stages", "shm"), ("stages", "cma")]

@@ -155,7 +155,6 @@ def test_process_answers_graph_memory_and_errors():
     assert error["error"]["type"] == "PlanError"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.dist
 @pytest.mark.parametrize(
     "keys",
@@ -309,7 +308,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 64 * 1024  # KiB; the parameter alone has a GiB
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_rehearsal_computes_nothing_on_real_memory(precision, monkeypatch):
     # torch has no shape function for the statistics of a norm: 21 GiB of real zeros were summed up.

@@ -37,7 +37,6 @@ cat "$disk"/*/*/record.json
 """
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("room", "whole"), ROOM.items())
 def test_training_that_cannot_be_saved_fails_until_there_is_room(tmp_path, room, whole):
     disk = tmp_path / "disk"

@@ -42,7 +42,6 @@ def test_memory_that_was_freed_is_used_again():
     assert later < first / 100
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
 @pytest.mark.parametrize("large", [True, False])
 def test_large_tensors_are_kept_where_they_may_be(large):

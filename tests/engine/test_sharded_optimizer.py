@@ -12,7 +12,7 @@ from hires.core.errors import PREEMPTED
 from hires.core.store import checkpoints, file_names
 from hires.core.store.reading import read_lines
 from hires.engine.footprint import footprint
-from tests.helpers.layouts import config_of, plan_of, verified
+from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.saved import attempt, losses, make, mean_losses
 
 pytestmark = pytest.mark.dist
@@ -20,33 +20,8 @@ pytestmark = pytest.mark.dist
 SHARD = {"shard": True, "exchange": "broadcast"}
 SCATTER = {"shard": True, "exchange": "scatter"}
 FP32: dict[str, Any] = {"precision": {"name": "fp32"}}
-GEMS = {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems"}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "replicas": {"parallel": {"replicas": 2}},
-    "mirrored tiles": {"batch": 4, "parallel": GEMS},
-    "shards of two replicas": {
-        "batch": 8, "parallel": {"tiles": [2, 1], "stages": 2, "local_dp": 2, "replicas": 2}
-    },
-}  # fmt: skip
 
 
-WAYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (SHARD, {}),
-    (SCATTER, {}),
-    (SCATTER, {"shared_memory": False}),
-]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("update", "comm"), WAYS, ids=["broadcast", "shares", "buffers"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_divided_update_equals_one_process(layout, update, comm, tmp_path: Path):
-    answer = verified(tmp_path, optimizer=update, comm=comm, **LAYOUTS[layout])
-    assert answer["ok"], answer["worst"]
-    assert answer["max_rel_err"] < 1e-10
-
-
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
     # Shares of a sum are added in the order of ranks, however they are divided.
@@ -63,7 +38,6 @@ def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
         assert all(saved[0][name].equal(other[name]) for name in saved[0])
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("update", [SHARD, SCATTER], ids=["broadcast", "scatter"])
 def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(update, tmp_path: Path):
     keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "optimizer": update}
@@ -80,7 +54,6 @@ def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(update, tmp_path
     assert losses(stopped, 0, 1) == losses(whole, 0)
 
 
-@pytest.mark.slow
 def test_divided_state_resumes_in_any_layout(tmp_path: Path):
     two = {"microbatches": 2}
     whole = make(tmp_path / "whole", parallel=two)
@@ -101,7 +74,6 @@ def test_divided_state_resumes_in_any_layout(tmp_path: Path):
     assert found == pytest.approx(mean_losses(whole, 0), rel=1e-10)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("comm", [{}, {"shared_memory": False}], ids=["shares", "buffers"])
 def test_gradients_are_scattered_in_a_type_of_messages(comm, tmp_path: Path):
     keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "comm": {"dtype": "bf16", **comm}}
