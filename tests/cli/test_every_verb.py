@@ -324,11 +324,11 @@ def test_bench_and_tune_become_the_benchmark_that_they_name(hires, monkeypatch):
         raise SystemExit(0)
 
     monkeypatch.setattr("os.execv", become)
-    for words in (("bench", "layouts", "image=512", "--json", "--help"), ("tune", "comm", "--x")):
+    for words in (("bench", "comm", "--help"), ("tune", "comm", "--x")):
         with contextlib.suppress(SystemExit):
             hires(*words)
     assert [words[-1] for words in seen] == ["--help", "--x"]
-    assert "hires.bench.layouts_bench" in " ".join(seen[0])
-    assert "hires.bench.comm_tuning" in " ".join(seen[1])
+    assert "hires.bench.comm_bench bench" in " ".join(seen[0])
+    assert "hires.bench.comm_bench tune" in " ".join(seen[1])
     monkeypatch.undo()
     assert "\n  layouts " in hires("bench").out
