@@ -32,6 +32,7 @@ def test_folder_of_choices(hires, tmp_path, verb, kind):
     elif kind == "empty":
         path.mkdir()
     words = {"list": ["models"], "data": ["check", str(tmp_path)], "weights": ["show", "x"]}
+    words |= {"bench": ["layouts"]}
     answer = hires(verb, *words.get(verb, []), "--config-dir", str(path))
     assert answer.code == 2
     assert f"--config-dir {path}" in answer.err

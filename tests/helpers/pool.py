@@ -94,7 +94,9 @@ class Pool:
             if member.process.is_alive():
                 return member
         ours, theirs = _context.Pipe()
-        process = _context.Process(target=_serve, args=(theirs, self.device), daemon=True)
+        process = _context.Process(
+            target=_serve, args=(theirs, self.device, self.kept == 0), daemon=True
+        )
         process.start()
         theirs.close()
         return _Member(process, ours)
@@ -131,8 +133,8 @@ def _receive(pipe: Any) -> tuple[bool, Any, bool]:
         return False, "it died without an answer", False
 
 
-def _serve(pipe: Connection, device: str) -> None:
-    """One rank's life: a job after the other, until the pool or its process ends."""
+def _serve(pipe: Connection, device: str, once: bool) -> None:
+    """One rank's life: one job, or a job after the other until the pool or its process ends."""
     import torch
 
     from hires.engine.device import open_device
@@ -151,6 +153,8 @@ def _serve(pipe: Connection, device: str) -> None:
             answer = (False, traceback.format_exc(), False)
         with contextlib.suppress(BrokenPipeError):
             pipe.send(answer)
+        if once:
+            break
         del message, job, args, answer
         gc.collect()
     os._exit(0)

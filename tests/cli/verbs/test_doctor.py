@@ -41,9 +41,12 @@ def test_failing_check_ends_with_1_and_its_remedy(hires, monkeypatch):
 
 def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypatch):
     seen = []
-    monkeypatch.setattr(verb_doctor, "bench", lambda words: seen.append(words) or 1)
+    monkeypatch.setattr(verb_doctor, "become", lambda *words: seen.append(words) or 1)
     assert hires("doctor", "--calibrate", "--json", "model=unet", "image=64").code == 1
-    assert seen == [["calibrate", "--json", "model=unet", "image=64"]]
+    [(module, *words, file)] = seen
+    assert (module, words) == ("hires.bench.calibrate_machine", ["--json", "--config"])
+    config = json.loads(Path(file).read_text())
+    assert (config["model"]["name"], config["image"]) == ("unet", [64, 64])
     answer = hires("doctor", "--calibrate", "--nodes", "2")
     assert answer.code == 2
     assert "`hires doctor --calibrate` measures this machine and takes no --config" in answer.err
