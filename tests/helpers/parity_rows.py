@@ -14,7 +14,7 @@ from tests.helpers.layouts import Given, config_of
 from tests.helpers.traces import plan_of
 
 TABLE = Path(__file__).parents[1] / "parity" / "cases.yaml"
-OWN_KEYS = ("net", "has", "gradients", "suites")
+OWN_KEYS = ("net", "has", "gradients", "suites", "cpu_only")
 TOLERANCE = 1e-10
 
 
@@ -28,6 +28,8 @@ class Row:
     has: str
     gradients: str
     suites: tuple[str, ...]
+    cpu_only: bool
+    """Whether plain torch needs something that the simulated device has not."""
 
     def config(self, **more: Any) -> RunConfig:
         """Returns its config with some keys replaced or, of sections, extended."""
@@ -58,6 +60,7 @@ def rows(suite: str = "", section: str = "") -> dict[str, Row]:
         row = Row(
             name, _joined(nets[line["net"]], own), line.get("has", ""),
             line.get("gradients", ""), tuple(line.get("suites", ())),
+            line.get("cpu_only", False),
         )  # fmt: skip
         if not suite or suite in row.suites:
             found[name] = row
