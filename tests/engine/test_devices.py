@@ -18,6 +18,7 @@ from tests.helpers import device_jobs
 from tests.helpers.device_jobs import MUTATIONS
 from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.pool import FRESH
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import losses, make
 
@@ -50,7 +51,7 @@ def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(precision: str, tmp_pa
             make(tmp_path / f"{device} again", device=device, **keys | {"checkpoint": resumed})
         )
     for folders in (first, then):  # the second ones read what the first ones wrote
-        run_ranks(run_folders, 2, [str(folder) for folder in folders])
+        FRESH.run(run_folders, 2, [str(folder) for folder in folders])
     expected = losses(first[0], 0)
     assert losses(first[1], 0) == expected
     later = {key: loss for key, loss in expected.items() if key[0] >= 2}
