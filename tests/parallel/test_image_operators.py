@@ -291,3 +291,12 @@ HAND_MADE: dict[str, Forward] = {
 @pytest.mark.parametrize("name", HAND_MADE)
 def test_norms_and_gates_written_by_hand(name: str):
     check_tiles(Net(HAND_MADE[name]), (2, 4, 9, 7), (2, 2), (3, 1))
+
+
+class _MaximumOfNegatives(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(-(x * x) - 1, 3, 2, 1)
+
+
+def test_padding_of_a_maximum_is_never_the_maximum():
+    check_tiles(_MaximumOfNegatives(), (2, 3, 9, 11), (2, 1), (1, 3), (2, 2))
