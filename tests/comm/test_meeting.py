@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from hires.core.python_command import code_command
 from hires.core.ranks.world import World
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.thread_ranks import run_threads
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_texts_leave_only_the_last_answer_in_the_store():
@@ -58,6 +62,20 @@ def test_what_a_killed_rank_left_goes_at_the_next_meeting(folder):
     assert left
     run_threads(meet, 3)
     assert not left & {*folder.iterdir()}
+    rendezvous.leave()
+
+
+def test_rank_that_leaves_while_rank_0_removes_the_store_ends_well(folder):
+    # What is there when the store ends and cannot be opened: here a folder in its place.
+    code = "from tests.comm import test_meeting; test_meeting.leave_late()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def leave_late() -> None:
+    run_threads(meet, 3)
+    (store,) = Path(os.environ["XDG_RUNTIME_DIR"]).glob("hires/*/store")
+    store.unlink()
+    store.mkdir()
     rendezvous.leave()
 
 

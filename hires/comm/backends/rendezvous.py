@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import ctypes
 import datetime
 import hashlib
 import hmac
@@ -18,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,6 +166,9 @@ def _meet_here(world: World, words: str, until: float) -> _Meeting:
                 secret = _found(name, world, until)
             path = meeting.private_folder() / secret / "store"
             whole = _library.FileStore(str(path), -1)
+            # Its destructor looks for the file and then opens it, and aborts the process if rank 0
+            # has removed it in between; so it never runs.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(whole))
             with contextlib.suppress(ValueError):  # a rank may find the one before this
                 _roll_call(whole, world, until)
                 return _Meeting(whole, secret, ends.pop_all())
@@ -306,11 +309,6 @@ def _get(own: Any, key: str, member: int) -> str:
         return str(own.get(key).decode())
     except RuntimeError as error:
         raise PeerError(f"member {member} of the group did not answer in time") from error
-
-
-def file_store(path: Path, size: int) -> Any:
-    """Returns a store in a file, for ranks of one machine."""
-    return _library.FileStore(str(path), size)
 
 
 def torch_world(world: World, timeout_s: float) -> None:
