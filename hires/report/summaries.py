@@ -243,8 +243,7 @@ _TABLES = (
         caption="Of every evaluation: shares of images or pixels, means over the classes that "
         "occur, for how many images the class is the one that the most exact precision predicts, "
         "and top-1 less that of that precision. Intervals of shares are Wilson's, those of "
-        "differences are of pairs (Bonett and Price). Published: Table 2.2 of the thesis, of its "
-        "own network and split.",
+        "differences are of pairs (Bonett and Price).",
         missing="No run evaluated (task=evaluate).",
     ),
     Table(

@@ -20,7 +20,6 @@ from hires.core.evaluation_summary import (
     wilson,
 )
 from hires.core.learning_rate import CURVES, learning_rate
-from hires.core.published import EACH, MEAN, MOST, TABLE_2_1, numbers_of
 from tests.helpers.plain_training import torch_rates
 
 LABELS, MADE = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 0, -1]
@@ -164,22 +163,3 @@ def test_longer_run_is_on_another_curve_unless_its_length_is_given():
         learning_rate(long, k) for k in range(20)
     ]
     assert learning_rate(long, 29) == pytest.approx(0.0, abs=1e-15)
-
-
-def test_published_numbers_are_those_of_the_text():
-    for figure, how, values in (
-        ("2.4", MEAN, {"fp16": 1.54, "bf16": 1.45, "int8": 6.5}),  # section 2.5.2
-        ("2.5", MEAN, {"fp16": 1.77, "bf16": 1.47, "int8": 4.55}),
-        ("2.4", EACH, {"int8": 6.72}),
-        ("2.5", EACH, {"int8": 6.29}),
-        ("2.6", MEAN, {"fp16": 1.57, "bf16": 1.40}),  # section 2.5.3
-        ("2.7", MEAN, {"fp16": 1.57, "bf16": 1.40}),
-        ("2.8", MOST, {"fp16": 1.9, "bf16": 1.6}),
-        ("2.9", MOST, {"fp16": 1.55, "bf16": 1.65}),
-        ("2.10", EACH, {"fp32": 87.0}),
-    ):
-        assert {n.precision: n.value for n in numbers_of(figure) if n.how == how} == values
-    assert {n.tiles: n.value for n in numbers_of("2.11")} == {4: 1.8, 8: 2.0}
-    assert {n.over for n in numbers_of("2.11")} == {"one GPU"}
-    assert TABLE_2_1["int8"][1] / TABLE_2_1["fp32"][1] == pytest.approx(6.22, abs=0.005)
-    assert TABLE_2_1["fp32"][0] / TABLE_2_1["int8"][0] == pytest.approx(5.23, abs=0.015)

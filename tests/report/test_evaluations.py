@@ -103,33 +103,6 @@ def test_runs_that_no_column_tells_apart_have_their_hash(tmp_path):
     assert labels == [f"single {run.short}" for run in held.run_list]
 
 
-PUBLISHED = [
-    ({"name": "cifar10", "path": "any"}, 85.99),
-    ({"name": "folder", "path": "data/imagenette2-160"}, 75.13),
-    ({"name": "folder", "path": "data/ImageNet"}, 76.85),
-    ({"name": "folder", "path": "long/" * 20 + "cifar-10"}, 85.99),
-    ({"name": "slide", "path": "data/CAMELYON16", "labels": "annotations/*.xml"}, 70.26),
-    ({"name": "folder", "path": "/x/CIFAR-100"}, None),
-    ({"name": "folder", "path": "tiny-imagenet-200"}, None),
-    ({"name": "digits"}, None),
-]
-
-
-def test_value_of_the_thesis_stands_beside_its_data(tmp_path):
-    for place, (data, published) in enumerate(PUBLISHED):
-        data = {**data, "split": "validation"}
-        run = evaluated_run(tmp_path / str(place), LABELS, "int8", data=data)
-        [row] = evaluation_rows(read_runs([run]))
-        assert row["published"] == published, data
-        if data["name"] == "slide":
-            assert row["data"] == "CAMELYON16, validation"
-    # Table 2.2 has 8 bits only: `experiment=table2.2 data=cifar10` showed 85.99 twice.
-    keys = {"data": PUBLISHED[0][0], "quant": {"weights": "int4"}}
-    runs = [evaluated_run(tmp_path, LABELS, name, **keys) for name in ("fp32", "int8")]
-    found = {row["precision"]: row["published"] for row in evaluation_rows(read_runs(runs))}
-    assert found == {"fp32": 86.02, "int8": None}
-
-
 TOP1 = {2: 0.5, 4: 0.75, 6: 0.625}
 """Steps that were done -> what an evaluation found."""
 

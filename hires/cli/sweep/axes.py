@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments
 from hires.cli.compose.compose_config import read_mapping
 from hires.cli.compose.overrides import checked, parsed
-from hires.core.config.value_checks import Checks, build
+from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
-from hires.report.published_figures import FigureSpec, require_number
 
 MOST_POINTS = 100_000
 """A sweep of more points is taken for a mistake."""
@@ -48,15 +47,11 @@ class StoredSweep(NamedTuple):
     zip: [image,batch]    # options of `hires sweep` by their names, all of them optional
     where: image * batch <= 8192
     repeat: 3
-    small: [image=64, batch=2]          # words in the place of those above on a small machine
-    figure: {number: "2.4", ...}        # the published figure that it draws, see FigureSpec
     """
 
     words: list[str]
     options: dict[str, Any]
     """Options of the verb by their names in its parser."""
-    small: list[str] = []  # noqa: RUF012 (of a NamedTuple, which copies nothing)
-    figure: FigureSpec | None = None
 
 
 class SweepAxis(NamedTuple):
@@ -82,36 +77,24 @@ def stored_sweep(words: Sequence[str], extra: Path | None) -> tuple[list[str], S
     values = read_mapping(path, example)
     if not values:
         raise ConfigError(f"{path} is empty; it must hold keys, as `{example}`")
-    inside, small = (_words_of(path, key, values.pop(key, [])) for key in ("overrides", "small"))
-    figure = values.pop("figure", None)
-    if figure is not None:
-        figure = _figure_of(path, figure)
+    inside = _words_of(path, values.pop("overrides", []))
     options = {name.replace("-", "_"): value for name, value in values.items()}
     for name, value in options.items():
         if name not in OPTIONS:
-            meant = offer(name, ["overrides", "small", "figure", *OPTIONS])
+            meant = offer(name, ["overrides", *OPTIONS])
             raise ConfigError(f"{path}: unknown key {name!r}; {meant}")
         if isinstance(value, bool) or not isinstance(value, OPTIONS[name]):
             why = "has the wrong type; see `hires sweep --help`"
             raise ConfigError(f"{path}: {name}={value!r} {why}")
-    return rest, StoredSweep(inside, options, small, figure)
+    return rest, StoredSweep(inside, options)
 
 
-def _words_of(path: Path, key: str, words: Any) -> list[str]:
+def _words_of(path: Path, words: Any) -> list[str]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"{path}: {key} must be a list of words, as [model=resnet18]")
+        raise ConfigError(f"{path}: overrides must be a list of words, as [model=resnet18]")
     for word in filter(_is_experiment, words):
         raise ConfigError(f"{path}: {word} names another experiment, which none may")
     return words
-
-
-def _figure_of(path: Path, values: Any) -> FigureSpec:
-    try:
-        spec = build(FigureSpec, values, "figure.")
-        require_number(spec)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    return spec
 
 
 def _is_experiment(word: str) -> bool:

@@ -30,13 +30,6 @@ from hires.cli.planning import FORECASTS_S, Planner
 from hires.cli.screens.screen import plural, print_config
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, run_sweep
-from hires.cli.sweep.figure_sweep import (
-    AUTO,
-    PUBLISHED,
-    SMALL,
-    FigureSweep,
-    require_size,
-)
 from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
 from hires.cli.sweep.sweep_points import Points, Where, compose_all, plan_all
 from hires.core.config.run_config import RunConfig
@@ -61,7 +54,6 @@ PARSER = Parser(
         "hires sweep parallel=sp,pp --repeat 3 --order interleaved           for error bars",
         "hires sweep experiment=layouts --dry-run                            only look",
         "hires sweep experiment=table2.2                                     train, then evaluate",
-        "hires sweep experiment=fig2.4                                       a published figure",
     ),
     *composing(sweep_overrides),
     option(
@@ -92,14 +84,6 @@ PARSER = Parser(
         type=hours,
     ),
     *AFTER,
-    option(
-        "--size",
-        None,
-        "of a published figure (experiment=fig2.4): what is measured, the published sizes or small "
-        "ones; auto: small where there are fewer GPUs than ranks",
-        choices=(AUTO, PUBLISHED, SMALL),
-        default=AUTO,
-    ),
     flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
     flag("--again", "run what is complete already, too"),
     CONTINUE,
@@ -124,11 +108,7 @@ def main(args: argparse.Namespace) -> int:
     options = PARSER.read([*defaults, *args.argv[2:]])
     composer = Composer(args.config_dir)
     where = None if options.where is None else Where(options.where, composer.groups)
-    require_size(options.size, stored)
-    words, figure = [*stored.words, *typed], None
-    if stored.figure is not None:
-        figure = FigureSweep(stored, typed, options.zip or [], options.size)
-        words = figure.words(composer, where)
+    words = [*stored.words, *typed]
     axes = axes_of(words, options.zip or [], composer.groups)
     points = compose_all(axes, composer, where)
     before = preceding(points, options.first, composer) if options.first else Points([])
@@ -148,27 +128,10 @@ def main(args: argparse.Namespace) -> int:
             if note:
                 print(f"note: {note}", file=sys.stderr)
             stack.enter_context(spawn.warm(sweep.threads, keep=True))
-        if figure is not None:
-            figure.predict()
         code, facts = _run_all(before, sweep, composer)
-        if figure is not None:
-            facts["figure"] = _draw(figure, sweep)
     if options.json:
         print(json.dumps(facts, indent=2))
     return code
-
-
-def _draw(figure: FigureSweep, sweep: Sweep) -> dict[str, Any]:
-    """Shows a published figure, and writes it if the sweep has a folder; returns plain values."""
-    options = sweep.options
-    figure.measure(sweep.points, options.repeat)
-    if not options.json:
-        figure.show()
-    if not options.dry_run:
-        files = figure.write(sweep.folder)
-        names = " ".join(sorted({file.name for file in files}))
-        print(f"{names}: {sweep.folder}", file=sys.stderr)
-    return figure.facts()
 
 
 def _run_all(before: Points, sweep: Sweep, composer: Composer) -> tuple[int, dict[str, Any]]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import PurePath
 
-from hires.core.precisions import INT8
-from hires.core.published import TABLE_2_2
 from hires.core.store.reading import text
 from hires.report.columns import ACCURACY, QUANT, Column, Row, keys, texts, values
 from hires.report.read.agreement import agreement, evaluated
@@ -26,10 +22,8 @@ AGREEMENT = (
     Column("difference", "difference", "points", 100.0, 2),
     Column("difference_low", "95 % from", "points", 100.0, 2),
     Column("difference_high", "to", "points", 100.0, 2),
-    Column("published", "published", "%", digits=2),
 )
-"""``difference``: of top-1, on the same images. ``published``: what the thesis has for the data and
-precision, of its own network and split."""
+"""``difference``: of top-1, on the same images."""
 COLUMNS = (
     "campaign", "run", "model", "image", "layout", "precision", QUANT.key, "data", *keys(ACCURACY),
     *keys(AGREEMENT), "reproduce",
@@ -38,8 +32,6 @@ COLUMNS = (
 _OF_FOLDERS = ("folder", "pairs", "slide")
 """Kinds of data whose folder says what the images are."""
 _MOST_PATH = 4096
-_OTHER_NAMES = {"imagenette2": "imagenette", "imagenet1k": "imagenet"}
-"""Names of files of their authors -> names in Table 2.2."""
 
 
 def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
@@ -61,7 +53,6 @@ def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
             "difference": None if same is None else same.difference,
             "difference_low": less,
             "difference_high": more,
-            "published": _published(run),
         }
 
 
@@ -82,13 +73,3 @@ def _data_name(run: Run) -> str | None:
     name = text(dig(run.config, "data", "name"), 60)
     path = text(dig(run.config, "data", "path"), _MOST_PATH)
     return text(PurePath(path).name, 60) or name if path and name in _OF_FOLDERS else name
-
-
-def _published(run: Run) -> float | None:
-    precision = text(run.record.get("precision"), 30) or ""
-    if precision == INT8 and dig(run.config, "quant", "weights") not in (None, INT8):
-        return None  # the thesis stores weights in 8 bits
-    # CIFAR-10_train begins with cifar, cifar10 and cifar10train; CIFAR-100 has no cifar10.
-    begins = accumulate(re.split(r"[^a-z0-9]+", (_data_name(run) or "").lower()))
-    names = (_OTHER_NAMES.get(one, one) for one in begins)
-    return next((TABLE_2_2[name].get(precision) for name in names if name in TABLE_2_2), None)

@@ -140,10 +140,6 @@ def test_words_and_options_come_out(tmp_path):
         ("repeat: three\n", "wrong type"),
         ("zip: a,b\n", "wrong type"),
         ("overrides: [\n", "line 2: this is no YAML"),
-        ("figure: {number: '2.4', title: a, shows: [size]}\n", "must hold speed, memory"),
-        ("figure: {number: '9', title: a, shows: [speed]}\n", "is none of which"),
-        ("figure: [2.4]\n", "figure must"),
-        ("small: image=64\n", "small must be a list of words"),
     ],
 )
 def test_mistake_in_the_file_names_it(tmp_path, text, meant):

@@ -3,7 +3,6 @@ stored figures and tables have the published sizes."""
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from hires.core.errors import ConfigError
 from hires.data.source import open_data
 from hires.data.textures import make_folder
 from tests.helpers import commands
-from tests.helpers.commands import SMALL
 
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
 ON_CPU = "device=cpu"
@@ -126,41 +124,3 @@ def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path, monke
     assert "A and B predict the same class for" in answer
     assert "of 179 images" in answer
     assert "the accuracy of B less that of A is" in answer
-
-
-FIGURE = """# A figure
-figure: {number: "2.5", title: memory, shows: [memory, speed]}
-overrides: ["precision=fp32,fp16", task=infer, image=64, batch=8]
-small: [image=32, batch=4]
-"""
-
-
-@pytest.mark.usefixtures("traced", "fake_ranks")
-def test_figure_is_predicted_then_written_as_tables_and_plot(hires, tmp_path):
-    folder = tmp_path / "mine" / "experiment"
-    folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text(FIGURE)
-    own = [word for word in SMALL if not word.startswith(("image", "batch"))]
-    words = ("sweep", "experiment=mine", *own, ON_CPU, "--config-dir", "mine")
-    answer = hires(*words, "--dry-run")
-    assert answer.code == 0, answer.err
-    assert "Figure 2.5: what the text gives, and ours" in answer.out
-    assert "not published as a number" in " ".join(answer.out.split())
-    assert not Path("results").exists()
-    answer = hires(*words, "--json")
-    assert answer.code == 0, answer.err
-    facts = json.loads(answer.out)["figure"]
-    sources = [(row["source"], row["image"], row["precision"]) for row in facts["points"]]
-    assert sources == [
-        ("predicted", "64x64", "fp32"),
-        ("predicted", "64x64", "fp16"),
-        ("measured", "32x32", "fp32"),
-        ("measured", "32x32", "fp16"),
-    ]
-    assert all(row["img_per_s"] > 0 for row in facts["points"])
-    folder = Path("results/default")
-    with (folder / "figure2.5.csv").open() as file:
-        assert [row["source"] for row in csv.DictReader(file)] == [one for one, *_ in sources]
-    with (folder / "figure2.5-published.csv").open() as file:
-        assert "1.77" in {row["published"] for row in csv.DictReader(file)}
-    assert (folder / "figure2.5.png").read_bytes().startswith(b"\x89PNG")
