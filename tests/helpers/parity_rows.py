@@ -23,6 +23,7 @@ class Row:
     """One line of the table."""
 
     name: str
+    net: str
     keys: dict[str, Any]
     """Of its config."""
     has: str
@@ -58,13 +59,27 @@ def rows(suite: str = "", section: str = "") -> dict[str, Row]:
     for name, line in table[f"{section} rows".strip()].items():
         own = {key: value for key, value in line.items() if key not in OWN_KEYS}
         row = Row(
-            name, _joined(nets[line["net"]], own), line.get("has", ""),
+            name, line["net"], _joined(nets[line["net"]], own), line.get("has", ""),
             line.get("gradients", ""), tuple(line.get("suites", ())),
             line.get("cpu_only", False),
         )  # fmt: skip
         if not suite or suite in row.suites:
             found[name] = row
     return found
+
+
+def on_devices() -> dict[str, Row]:
+    """Returns the rows for a device that is no CPU: those of MPI and GPUs, and one of each network.
+
+    A network's kernels are the same in all its layouts; of its rows the first with tiles is taken.
+    """
+    chosen, networks = {}, set()
+    by_tiles = sorted(rows().values(), key=lambda row: "tiles" not in row.keys.get("parallel", {}))
+    for row in by_tiles:
+        if not row.cpu_only and (row.net not in networks or {"mpi", "gpu"} & {*row.suites}):
+            chosen[row.name] = row
+            networks.add(row.net)
+    return chosen
 
 
 def groups(chosen: dict[str, Row], most: int = 8) -> dict[str, list[Row]]:

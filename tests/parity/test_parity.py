@@ -13,11 +13,11 @@ import pytest
 from hires.core.config import model_config, optimizer_config, parallel_config
 from hires.core.losses import LOSSES
 from tests.helpers.jobs import verify, verify_each
-from tests.helpers.parity_rows import Row, by_world, groups, require_exact, rows
+from tests.helpers.parity_rows import Row, by_world, groups, on_devices, require_exact, rows
 from tests.helpers.pool import POOL, SIMULATED
 
 ROWS = rows()
-GROUPS = groups({name: row for name, row in ROWS.items() if not row.cpu_only})
+GROUPS = groups(on_devices())
 
 
 @pytest.mark.dist
@@ -55,8 +55,10 @@ def test_table_has_every_network_loss_optimiser_and_schedule():
     assert {config.objective.name for config in configs} == {*LOSSES}
     assert {config.optimizer.name for config in configs} == {*optimizer_config.OWN_KEYS}
     assert {config.parallel.schedule for config in configs} == {*parallel_config.SCHEDULES}
-    on_device = sum(map(len, GROUPS.values()))
-    assert on_device + sum(row.cpu_only for row in ROWS.values()) == len(ROWS)
+    nets = {row.net for group in GROUPS.values() for row in group}
+    assert nets | {row.net for row in ROWS.values() if row.cpu_only} == {
+        row.net for row in ROWS.values()
+    }
     assert {row.keys["model"]["target"] for row in ROWS.values() if row.cpu_only} == {
         "tests.helpers.token_nets:panorama"
     }
