@@ -57,8 +57,6 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 sys.exit(x.item() != 2)
 """
-_LEAST_DRIVER = {"11": "450.80", "12": "525.60", "13": "580.65"}
-"""Major version of CUDA -> oldest driver of Linux that runs it (release notes of the toolkit)."""
 _FAMILIES = [(one.label, one.version, one.plugins) for one in DIALECTS.values() if one.label]
 _FAMILIES.insert(-1, ("Intel MPI", r"intel", ("pmi2", "pmix")))  # it calls itself MPICH, too
 """Name, pattern of its version, and the plug-ins of srun that serve it; the first match counts."""
@@ -111,7 +109,7 @@ def torch_checks() -> list[Check]:
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)
     compiles = _compiles("cuda" if facts["devices"] else "cpu")
-    return [Check("torch", OK, version), *_gpus(facts), compiles, tensorrt, _gloo()]
+    return [Check("torch", OK, version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
 
 
 def mpi_checks() -> list[Check]:
@@ -269,7 +267,7 @@ def _compiles(device: str) -> Check:
     return _good("compiler", lacks is None, what, f"only engine.compile=stage needs it: {remedy}")
 
 
-def _gpus(facts: dict[str, Any]) -> list[Check]:
+def gpu_checks(facts: dict[str, Any]) -> list[Check]:
     devices, apart = facts["devices"], facts["apart"]
     if not devices:
         return [_no_gpu(facts["cuda"])]
@@ -290,52 +288,12 @@ def _gpus(facts: dict[str, Any]) -> list[Check]:
 
 
 def _no_gpu(cuda: str | None) -> Check:
-    """Why torch finds no GPU, as far as this machine shows it; ``cuda``: for which it is built."""
-    cards, driver, files = gpus.cards(), gpus.driver(), gpus.device_files()
-    there = f"{cards} NVIDIA GPU{'s' if cards > 1 else ''}" if cards else "NVIDIA GPUs"
-    if cuda is None:
-        if not cards and not files and driver is None:
-            return Check("cuda", OK, "this torch is for CPUs; ranks compute there")
-        text = f"this machine has {there}, and this torch is for CPUs: ranks compute there"
-        remedy = "install a torch with CUDA (pip install torch, without the index of CPU wheels)"
-    elif gpus.is_wsl() and not files:
-        text = (
-            "this is WSL2, and the driver of Windows shows it no GPU (/usr/lib/wsl/lib/libcuda.so)"
-        )
-        remedy = "install NVIDIA's driver in Windows, none in Linux, then `wsl --update`"
-    elif not cards and not files and driver is None:
-        text = f"this torch is for CUDA {cuda}, and this machine has no NVIDIA GPU"
-        return Check("cuda", OK, f"{text}; ranks compute on the CPU")
-    elif driver is None and not files:
-        text = f"this machine has {there} and no NVIDIA driver"
-        remedy = "install the driver, or load its module (modprobe nvidia)"
-    elif not files:
-        text = f"driver {driver} is loaded, but this process is shown no GPU (/dev/nvidia0)"
-        remedy = "start the container with its GPUs (--gpus all, --nv), or request them from Slurm"
-    elif not gpus.visible_gpus():
-        text = f"{gpus.VISIBLE}={os.environ.get(gpus.VISIBLE)!r} hides all {files} GPUs"
-        remedy = f"unset {gpus.VISIBLE}, or name GPUs in it, as 0"
-    elif least := _older_than(driver, cuda):
-        text = f"driver {driver} is older than {least}, which CUDA {cuda} of this torch needs"
-        remedy = "install a newer driver, or a torch for an older CUDA"
-    else:
-        shown = f"driver {driver}" if driver else "no driver's version"
-        text = f"{shown} and {files} GPUs are here, but CUDA {cuda} of torch finds none"
-        remedy = "see `nvidia-smi`; a driver older than CUDA needs a torch for an older CUDA"
-    return Check("cuda", WARNING, text, remedy)
-
-
-def _older_than(driver: str | None, cuda: str) -> str | None:
-    """Returns the driver that a CUDA needs at the least, if this one is older.
-
-    >>> _older_than("470.82.01", "12.8"), _older_than("580.65.06", "13.0")
-    ('525.60', None)
-    """
-    least, found = _LEAST_DRIVER.get(cuda.split(".")[0]), re.match(r"(\d+)\.(\d+)", driver or "")
-    if least is None or found is None:
-        return None
-    wanted = tuple(map(int, least.split(".")))
-    return least if (int(found[1]), int(found[2])) < wanted else None
+    """What this machine shows where torch finds no GPU; ``cuda``: for which it is built."""
+    cards, driver = max(gpus.cards(), gpus.device_files()), gpus.driver()
+    text = f"NVIDIA GPUs: {cards}, driver: {driver or 'none'}, CUDA of torch: {cuda or 'none'}"
+    remedy = "install a driver and a torch whose CUDA it runs, give the container or job its GPUs, "
+    remedy += f"and check {gpus.VISIBLE}; until then ranks compute on the CPU"
+    return _good("cuda", not cards and driver is None, text, remedy)
 
 
 def _gloo() -> Check:

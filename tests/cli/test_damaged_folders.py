@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import json
-import os
 import random
 import shutil
 import signal
@@ -21,9 +19,7 @@ import pytest
 from hires.core.store import campaign as campaign_file
 from hires.core.store import file_names, message_entries, message_sums
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
-from hires.core.store.naming import SCHEMA
 from tests.helpers.commands import SMALL
-from tests.helpers.compared_runs import compared_run
 from tests.helpers.file_faults import (
     ODD_VALUES,
     STRUCTURAL,
@@ -34,7 +30,6 @@ from tests.helpers.file_faults import (
     write_values,
 )
 from tests.helpers.hostile import hostile_campaign
-from tests.helpers.run_folders import begin, done, make_run
 
 MOST_S = 30.0
 """An answer takes well below a second; one that waits for a pipe takes for ever."""
@@ -134,7 +129,6 @@ def command_lines(run: Path) -> dict[str, tuple[str, ...]]:
         "show --timeline": ("show", folder, "--timeline"),
         "show --trace": ("show", folder, "--trace", "trace.json"),
         "show --comm": ("show", folder, "--comm"),
-        "show --messages": ("show", folder, "--messages", "messages.csv"),
         "show --reproduce": ("show", folder, "--reproduce"),
         "show --diff": ("show", folder, "--diff", folder),
         "show good": ("show", "good/" + run.name),
@@ -154,8 +148,8 @@ def command_lines(run: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-QUICK, EVERY = 17, 26
-"""Command lines of those in front, and of all."""
+QUICK = 16
+"""Command lines of those in front."""
 SHOW_OTHERS = ("status", "status --json", "list", "list --json", "list after")
 
 
@@ -223,7 +217,7 @@ class Tree:
 
 @pytest.mark.timeout(300)
 def test_every_file_is_damaged_and_every_verb_answers(whole):
-    """Two faults for each file, and some verbs for each fault; the slow tests are the product."""
+    """Two faults for each file, and some verbs for each fault."""
     chance = random.Random(13)
     faults = itertools.cycle(STRUCTURAL.items())
     names = itertools.cycle([*whole.lines][:QUICK])
@@ -237,67 +231,21 @@ def test_every_file_is_damaged_and_every_verb_answers(whole):
     assert not whole.wrong, "\n".join(whole.wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("fault", STRUCTURAL)
-def test_every_structural_fault_of_every_file_and_every_verb(whole, fault):
-    for path in whole.files:
-        whole.check(path, fault, STRUCTURAL[fault], whole.lines)
-        for odd in random.Random(fault).sample(
-            faults := whole.value_faults(path), min(4, len(faults))
-        ):
-            whole.check(path, *odd, whole.lines)
-    assert not whole.wrong, "\n".join(whole.wrong)
-
-
-@contextlib.contextmanager
-def denied(target: Path) -> Iterator[None]:
-    """Refuses all that opens, lists or looks at a path, or at one below it."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name in [(os, n) for n in ("open", "stat", "lstat", "scandir", "listdir")] + [
-            (io, "open")
-        ]:
-            real = getattr(module, name)
-
-            def refusing(path=".", *words, real=real, **options):
-                with contextlib.suppress(TypeError, ValueError):
-                    if not isinstance(path, int) and Path(path).is_relative_to(target):
-                        raise PermissionError(13, "Permission denied", str(path))
-                return real(path, *words, **options)
-
-            patch.setattr(module, name, refusing)
-        yield
-
-
-@pytest.mark.timeout(300)
-def test_files_without_permission(whole):
-    """Root may read all, so the calls themselves refuse."""
-    names = itertools.cycle(("status", "list", "show", "logs", "index", "compare"))
-    for path in whole.files:
-        with denied(path):
-            name = next(names)
-            if wrong := wrong_answer(whole.hires, name, whole.lines[name]):
-                whole.wrong.append(f"{path.name}: {name}: {wrong}")
-    assert not whole.wrong, "\n".join(whole.wrong)
-
-
 def test_file_that_cannot_be_used_is_named(whole):
     show, status, runs = ("show", str(whole.run)), ("status",), ("list", "runs")
-    for file, lines, faults in (
-        ("config.yaml", (show, runs), ("pipe", "not UTF-8")),
-        ("record.json", (show, status, runs), ("pipe", "half")),
-        ("a0/record.json", (show, status, runs), ("number", "nested")),
-        ("plan.json", (show,), ("list", "folder")),
-        ("a0/exit.json", (status, runs), ("half",)),
-        ("a0/timeline.jsonl", ((*show, "--timeline"),), ("half", "pipe")),
-        ("a0/messages/rank0000.messages", ((*show, "--messages", "m.csv"),), ("half", "folder")),
+    for file, lines, fault in (
+        ("config.yaml", (show, runs), "pipe"),
+        ("record.json", (show, status, runs), "half"),
+        ("a0/record.json", (show, status, runs), "nested"),
+        ("plan.json", (show,), "list"),
+        ("a0/exit.json", (status, runs), "half"),
+        ("a0/timeline.jsonl", ((*show, "--timeline"),), "pipe"),
     ):
-        for fault in faults:
-            whole.restore()
-            STRUCTURAL[fault](whole.run / file)
-            for words in lines:
-                answer = whole.hires(*words)
-                assert file in answer.out + answer.err, (file, fault, words, answer)
+        whole.restore()
+        STRUCTURAL[fault](whole.run / file)
+        for words in lines:
+            answer = whole.hires(*words)
+            assert file in answer.out + answer.err, (file, fault, words, answer)
 
 
 @pytest.fixture
@@ -314,16 +262,12 @@ def harmless(answer, *codes):
 
 
 def test_runs_of_somebody_who_means_harm_are_listed_shown_and_exported(hires, hostile):
-    count = len(json.loads(harmless(hires("list", "runs", "--json"), 0).out)["runs"])
-    assert count >= len(hostile) - 1
-    harmless(hires("list", "runs", "--where", "loss > 0 or layout == 'sp'"), 0)
-    for key in ("-loss", "image", "data.path"):
-        harmless(hires("list", "runs", f"--sort={key}"), 0)
+    runs = json.loads(harmless(hires("list", "runs", "--json"), 0).out)["runs"]
+    assert len(runs) >= len(hostile) - 1
+    harmless(hires("list", "runs", "--where", "loss > 0 or layout == 'sp'", "--sort=-loss"), 0)
     for run in hostile[:-1]:  # the last one is a pipe, which show waits for
         harmless(hires("show", str(run)), 0, 1, 2)
-    for run in hostile[1:]:
-        harmless(hires("show", str(hostile[0]), "--diff", str(run)), 0, 1)
-        harmless(hires("show", str(run), "--reproduce"), 0, 1)
+    harmless(hires("show", str(hostile[0]), "--diff", str(hostile[1])), 0, 1)
     harmless(hires("export", "--to", "csv", "--out", "out"), 0)
     assert not UNSEEN & set(Path("out/runs.csv").read_text())
 
@@ -331,58 +275,12 @@ def test_runs_of_somebody_who_means_harm_are_listed_shown_and_exported(hires, ho
 def test_comparison_of_such_runs_writes_json(hires, hostile):
     campaign = hostile[0].parent
     shutil.copytree(campaign, campaign.with_name("other"), symlinks=True, ignore=_pipes)
-    words = ("compare", campaign.name, "other", "--metric", "throughput,step_time,memory,loss")
-    harmless(hires(*words), 0, 1, 4)
-    json.loads(hires(*words, "--json").out, parse_constant=lambda name: pytest.fail(name))
+    words = ("compare", campaign.name, "other", "--metric", "throughput,memory,loss", "--json")
+    answer = harmless(hires(*words), 0, 1, 4)
+    json.JSONDecoder(parse_constant=pytest.fail).raw_decode(answer.out)
 
 
 def _pipes(folder, names):
     """Names what cannot be copied."""
     paths = {name: Path(folder) / name for name in names}
     return [name for name, path in paths.items() if not path.is_dir() and not path.is_file()]
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (dict.fromkeys(("model", "layout", "reproduce"), "L" * 10_000_000), "no difference"),
-        ({"samples": [{"step": 1, "step_s": float("nan")}] * 3}, "B: throughput is missing (it"),
-        ({"samples": [{"step": n, "step_s": 1.7e308} for n in (1, 2)]}, "it recorded 1.7e+308"),
-        ({"x": "y" * (65 << 20)}, "more than the 64 MiB that are read"),
-    ],
-)
-@pytest.mark.filterwarnings("error")
-def test_comparison_tells_of_numbers_and_texts_that_are_none(hires, change, told):
-    compared_run(Path("results"), [[0.5] * 4], campaign="good")
-    bad = compared_run(Path("results"), [[0.5] * 4], campaign="bad")
-    for file in (bad / "record.json", bad / "a0" / "record.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    words = ("--metric", "throughput,step_time")
-    assert told in harmless(hires("compare", "good", "bad", *words), 0, 1, 4).out
-    answer = harmless(hires("compare", "bad", "good", "--json"), 0, 1, 4)
-    json.JSONDecoder(parse_constant=pytest.fail).raw_decode(answer.out)
-
-
-def test_results_of_another_hires_are_listed_with_a_note(hires):
-    """A run that is done, recorded in another shape, beside one of today."""
-    old, new = (
-        make_run(Path("results"), "unet-64x64-single-fp32-99999999"),
-        make_run(Path("results")),
-    )
-    for run in (old, new):
-        begin(run)
-        done(run)
-    record = {"schema": SCHEMA - 1, "state": "done", "attempt": 0, "throughput": [41.5]}
-    for folder in (old, old / "a0"):
-        (folder / "record.json").write_text(json.dumps(record))
-    plan = {"schema": SCHEMA - 1, "points": {"a": 1}, "excluded": ["image=7"]}
-    (old.parent / "campaign.json").write_text(json.dumps(plan))
-    answer = hires("status")
-    assert answer.code == 0, answer.err
-    [line] = [line for line in answer.out.splitlines() if line.startswith(old.name)]
-    why = f"it has schema {SCHEMA - 1} and this hires reads {SCHEMA}"
-    assert f"its record is not read: {why}" in line
-    assert "2 done" in answer.out
-    answer = hires("show", "99999999")
-    assert (answer.code, why in answer.err) == (1, True)
-    assert "run the experiment again" in answer.err

@@ -19,7 +19,7 @@ from hires.cli import main as main_module
 from hires.cli import verbs
 from hires.cli.compose.choices import groups
 from hires.cli.main import VERBS, main, module_of
-from hires.core.errors import CommError, ConfigError, HiresError, PlanError, RunError
+from hires.core.errors import CommError, ConfigError, HiresError, PlanError
 from tests.helpers.commands import SMALL, tables_of
 
 FOUND = sorted(path.stem.removeprefix("verb_") for path in Path(verbs.__path__[0]).glob("verb_*"))
@@ -135,9 +135,7 @@ def test_no_table_is_wider_than_a_narrow_screen(verb, width, hires, good, monkey
     assert max(map(len, tables_of(answer.out))) <= width < max(map(len, whole.splitlines()))
 
 
-@pytest.mark.parametrize(
-    "what", ["keys", "parallel", "aliases", "verbs", "operators", "parallel.halo"]
-)
+@pytest.mark.parametrize("what", ["keys", "aliases", "operators", "parallel.halo"])
 def test_lists_fold_on_a_narrow_screen(what, hires, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")  # `list keys` ended in a traceback
     assert hires("list", what).code == 0
@@ -165,15 +163,9 @@ def test_colours_are_for_terminals_and_move_nothing(hires, good, monkeypatch):
         (["xyzzy"], "choose one of run, sweep"),
         (["parallel=sp"], "hires run parallel=sp"),
         (["--verbose"], "a verb comes first"),
-        (["run", "--agian"], "--again"),
         (["run", "--steps=3"], "write it as steps=VALUE"),
-        (["run", "--cfg"], "expected one argument"),
-        (["run", "--cfg", "hydra"], "invalid choice"),
-        (["data", "mke"], "did you mean make?"),
         (["bench", "layuots"], "did you mean layouts?"),
-        (["completion", "basch"], "did you mean bash?"),
         (["tune", "com"], "unknown measurement 'com'"),
-        (["show"], "RUN"),
     ],
 )
 def test_mistakes_end_with_2_and_one_paragraph(hires, words, meant):
@@ -186,7 +178,7 @@ def test_mistakes_end_with_2_and_one_paragraph(hires, words, meant):
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(HiresError, 1), (RunError, 1), (CommError, 1), (ConfigError, 2), (PlanError, 3)],
+    [(HiresError, 1), (CommError, 1), (ConfigError, 2), (PlanError, 3)],
 )
 def test_error_class_decides_the_exit_code(hires, monkeypatch, error, code):
     def fail(words):
@@ -240,13 +232,11 @@ def test_quick_verbs_load_nothing_that_is_slow_to_load(python):
 
 
 def test_completion_offers_what_can_follow(hires):
-    for campaign in ("mine",):
-        folder = Path("results", campaign, "one-0123abcd")
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").touch()
+    folder = Path("results/mine/one-0123abcd")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").touch()
     for words, offered in (
         ([], sorted(VERBS)),
-        (["ver"], ["verify"]),
         (
             ["run", "parallel=sp+l"],
             ["parallel=sp+lp", "parallel=sp+lp+dp", "parallel=sp+lp+local_dp"],
@@ -255,16 +245,12 @@ def test_completion_offers_what_can_follow(hires):
         (["list", "mod"], ["model"]),
         (["data", ""], ["check", "make"]),
         (["nonsense", "x"], []),
-        (["show", ""], [str(folder)]),
         (["status", ""], ["mine", str(folder)]),
-        (["compare", "mine", ""], ["mine", str(folder)]),
         (["retry", "--state", "f"], ["failed"]),
-        (["list", "runs", "--campaign", ""], ["mine"]),
     ):
         answer = hires("_complete", *words)
         assert (answer.code, answer.err, answer.out.split()) == (0, "", offered), words
-    assert "parallel.tiles=" in hires("_complete", "plan", "batch=4", "paral").out.split()
-    for shell in ("bash", "zsh", "fish"):
+    for shell in ("zsh", "fish"):
         assert "_complete" in hires("completion", shell).out
 
 
@@ -293,20 +279,13 @@ def test_bash_script_completes_in_a_real_bash(hires, tmp_path):
     [
         ("run", f"campaign={HOSTILE}"),
         ("run", f"model={HOSTILE}"),
-        ("plan", f"{HOSTILE}=1"),
         ("compare", HOSTILE, HOSTILE),
         ("list", HOSTILE),
         ("list", "runs", "--where", HOSTILE),
-        ("data", "make", HOSTILE, "--size", HOSTILE),
         (HOSTILE,),
         (f"--{HOSTILE}",),
         *((verb, HOSTILE) for verb in ("show", "report", "status", "logs", "cancel", "retry")),
-        *((verb, "x" * 300) for verb in ("show", "report")),
-        ("run", "campaign=" + "x" * 300),
-        ("run", "experiment=" + "x" * 300),
         ("show", "a\0b"),
-        ("status", "--results", "a\0b"),
-        ("list", "runs", "--results", "z" * 300),
     ],
 )
 def test_words_of_the_command_line_reach_no_terminal_as_escapes(hires, words):

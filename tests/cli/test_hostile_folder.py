@@ -115,15 +115,6 @@ def test_network_named_as_a_library_is_explained(folder):
     assert ran(folder) == []
 
 
-def test_path_of_the_user_stays(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{folder / 'own'}")
-    (folder / "own").mkdir()
-    code = "import sys; print(sys.path)"
-    for command in (code_command(code), module_command("hires", "--version")):
-        assert run(folder, command).returncode == 0
-    assert str(folder / "own") in run(folder, code_command(code)).stdout
-
-
 WRITTEN = "import sys; print(*sys.path, sep='\\n'); import os; print(os.environ['PYTHONPATH'])"
 
 
@@ -155,20 +146,6 @@ def test_code_gets_no_empty_entry(dirty):
     assert ran(dirty) == []
     assert str(dirty) not in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1] == str(REPOSITORY)
-
-
-def test_current_folder_that_is_written_out_stays(dirty, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f":{REPOSITORY}:{dirty / 'own'}")
-    (dirty / "own").mkdir()
-    own = run(dirty / "own", code_command(WRITTEN)).stdout.splitlines()
-    assert str(dirty / "own") in own
-    assert own[-1] == f"{REPOSITORY}:{dirty / 'own'}"
-
-
-def test_checkout_that_only_the_empty_entry_names_is_found(dirty, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ":/nowhere")
-    done = run(REPOSITORY, [sys.executable, "-c", "import hires\n" + WRITTEN])
-    assert done.stdout.splitlines()[-2:] == [str(REPOSITORY), "/nowhere"]
 
 
 def test_children_and_scripts_get_no_empty_entry(dirty):

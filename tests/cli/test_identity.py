@@ -12,14 +12,9 @@ from PIL import Image
 
 from hires.cli import planning
 from hires.cli.tracing import trace_key
-from hires.core.errors import ConfigError
 from hires.core.store.built_network import BuiltNetwork, BuiltTensor
-from hires.core.store.files import cache_dir
 from hires.core.store.frozen import RunInputs, SourceFile
 from tests.helpers.commands import SMALL
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 CUSTOM = ("model=custom", "model.target=net:net", *SMALL[1:])
 
@@ -85,22 +80,6 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     assert "made from: network " in hires("show", first.name).out
 
 
-def test_run_that_is_refused_is_not_called_a_new_one(hires, fake_ranks, net, monkeypatch):
-    assert "more than 1,000 files" not in hires("run", *CUSTOM).err
-    net.write_text("many")
-    answer = hires("run", *CUSTOM)
-    assert "note: the network reads more than 1,000 files or 64 GiB" in answer.err
-    net.write_text("gelu")
-
-    def refuse(self, config):
-        raise ConfigError("weights=n8.safetensors holds a quantised network")
-
-    monkeypatch.setattr(planning.Planner, "plan", refuse)
-    answer = hires("run", *CUSTOM)
-    assert (answer.code, "holds a quantised network" in answer.err) == (2, True)
-    assert "this is a new run" not in answer.err
-
-
 def test_network_that_another_machine_rounds_is_the_same_run(hires, fake_ranks, net, monkeypatch):
     assert hires("run", *CUSTOM).code == 0
     [first] = runs()
@@ -127,30 +106,6 @@ def test_added_image_is_a_new_run_and_a_touched_one_is_not(hires, fake_ranks, tr
     assert answer.code == 0
     assert "1 image was added (3/new.png) since" in answer.err
     assert len(runs()) == 2
-
-
-def test_damaged_entries_of_the_cache_count_as_absent(hires, fake_ranks, traced, images):
-    words = ("data=folder", f"data.path={images}", *SMALL)
-    assert hires("run", *words).code == 0
-    for damage in ("[1, 2]", '{"0/0.png": ["x"]}'):
-        for kind in ("contents", "images"):
-            for entry in (cache_dir() / kind).glob("*.json"):
-                entry.write_text(damage)
-        (images / "3" / f"{len(damage)}.png").write_bytes((images / "0/0.png").read_bytes())
-        answer = hires("run", *words)
-        assert answer.code == 0, answer.err
-        assert "the images have changed since" in answer.err
-
-
-def test_sweep_runs_points_whose_network_was_edited(hires, fake_ranks, net):
-    words = ("sweep", *CUSTOM, "seed=0,1")
-    assert hires(*words).code == 0
-    net.write_text("gelu")
-    answer = hires(*words)
-    assert "2 to run, 0 complete" in answer.out
-    assert answer.err.count("net.py changed since") == 2
-    assert len(runs()) == 4
-    assert "0 to run, 2 complete" in hires(*words).out
 
 
 def test_edit_between_planning_and_start_ends_the_run(hires, fake_ranks, net):

@@ -27,7 +27,6 @@ from hires.launcher.interface import (
     OnLine,
     Outcome,
     launcher_named,
-    launcher_of,
     note_job,
 )
 from hires.launcher.job_wait import JobWait
@@ -103,14 +102,6 @@ def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
     assert "cancelled" in hires("status", "toys").out
 
 
-@pytest.mark.usefixtures("traced", "fake_ranks")
-def test_sweep_of_a_registered_launcher_submits_a_job_for_each_point(hires, toy):
-    answer = hires("sweep", *SMALL, *toy, "seed=0,1")
-    assert "2 of 2 points submitted" in answer.out, answer.err
-    assert [process.wait(PATIENCE_S) for process in _PROCESSES.values()] == [0, 0]
-    assert hires("status", "toys").out.count("done") >= 2
-
-
 def test_every_name_of_the_config_has_a_launcher():
     names = {path.stem for path in (ROOT / "conf/launcher").glob("*.yaml")}
     assert {type(one) for one in interface.all_launchers()} == {LAUNCHERS[n] for n in names}
@@ -120,18 +111,6 @@ def test_every_name_of_the_config_has_a_launcher():
 def test_launcher_with_jobs_needs_a_script_that_starts_a_run_by_hand():
     with pytest.raises(ConfigError, match=r"launch/pbs\.sh is missing"):
         launch_file.launch_script(RunConfig(launcher=LauncherConfig(name="pbs")), ["hires"])
-
-
-def test_unknown_launcher_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="unknown launcher 'slrum'; did you mean slurm"):
-        launcher_of(RunConfig(launcher=LauncherConfig(name="slrum")))
-
-
-def test_job_of_a_launcher_that_is_not_here_is_unknown():
-    job = {"launcher": "elsewhere", "job": "7"}
-    assert interface.job_states([job])["7"].state == interface.UNKNOWN
-    with pytest.raises(ConfigError, match="unknown launcher"):
-        interface.cancel_jobs([job])
 
 
 if __name__ == "__main__":

@@ -73,7 +73,6 @@ def gone(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("victim", "first_ends"),
     [
-        ("rank", {0: ["done"], 1: ["failed"], 2: ["done"]}),
         ("point", {0: ["done"], 1: ["lost"], 2: ["done"]}),
         ("sweep", {0: ["done"], 1: ["cancelled"], 2: []}),
     ],
@@ -83,7 +82,7 @@ def test_killed_process_is_mended_by_the_same_command(world, victim, first_ends)
         until(lambda: len(world.events(HANGS, "rank_started")) == 2)
         ranks = [line["pid"] for line in world.events(HANGS, "rank_started")]
         point = world.events(HANGS, "launch_started")[0]["pid"]
-        os.kill({"rank": ranks[1], "point": point, "sweep": sweep.pid}[victim], signal.SIGKILL)
+        os.kill({"point": point, "sweep": sweep.pid}[victim], signal.SIGKILL)
         sweep.communicate(timeout=PATIENCE_S)
     until(lambda: all(map(gone, [*ranks, point])))
     assert sweep.returncode == (-signal.SIGKILL if victim == "sweep" else 1)

@@ -15,7 +15,6 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError, PlanError, RunError
-from hires.core.store.files import cache_dir
 from hires.core.units import MIB
 from hires.plan.graph import Graph
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory
@@ -56,15 +55,6 @@ def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
         planned(from_dict({"image": 32, "batch": 600, "parallel": layout}))
     for words in ("takes no such image; ", "[parallel.tiles]", "[launcher.max_ranks]"):
         assert words in str(caught.value)
-
-
-def test_batch_that_does_not_divide_is_the_reason_before_a_trace_of_its_rest(monkeypatch):
-    # A larger image was offered beside another batch, which alone was enough.
-    monkeypatch.setattr(planning, "TorchProcess", Refusing)
-    with pytest.raises(ConfigError) as caught:
-        planned(from_dict({"image": 32, "batch": 3, "parallel": {"replicas": 2}}))
-    assert str(caught.value).startswith("batch=3 does not divide")
-    assert "takes no such image" not in str(caught.value)
 
 
 class Tracing(Refusing):
@@ -133,7 +123,7 @@ def test_second_forecast_comes_from_the_cache(graph, cache):
     assert first.memory == second.memory == [memory(1, 2, 3, 100, 4).to_dict()]
     assert process.asked == 1
     [file] = (cache / "hires" / "memory").iterdir()
-    for asked, damaged in enumerate(('{"half', "[1]", '[{"peak_bytes": 1}]'), start=2):
+    for asked, damaged in enumerate(('{"half', '[{"peak_bytes": 1}]'), start=2):
         file.write_text(damaged)
         assert forecast(CONFIG, process).memory == first.memory
         assert process.asked == asked
@@ -146,8 +136,6 @@ def test_forecast_is_shared_where_keys_do_not_decide_it(graph):
     assert plan.memory == []
     assert "no time is left for it; plan again, which uses what is kept" in plan.findings[-1].text
     forecast(CONFIG, process)
-    limited = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit="1GiB"))
-    forecast(limited, process)
     other = RunConfig(
         image=32, batch=4, model=MODEL, seed=5, steps=40, optimizer=OptimizerConfig(lr=0.5)
     )
@@ -157,14 +145,6 @@ def test_forecast_is_shared_where_keys_do_not_decide_it(graph):
     again = MemoryConfig(checkpoint="stage")
     forecast(RunConfig(image=32, batch=4, model=MODEL, memory=again), process)
     assert process.asked == 2
-
-
-def test_cache_that_cannot_be_written_is_no_error(graph, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert forecast(CONFIG, Process(graph)).memory
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard ignores it
-    assert cache_dir() == Path.home() / ".cache" / "hires"
 
 
 @pytest.mark.parametrize(
@@ -216,26 +196,6 @@ def test_plan_draws_the_memory_and_exits_3_where_it_does_not_fit(hires):
     assert any("memory.limit=1MB" in finding["text"] for finding in facts["findings"])
 
 
-@pytest.mark.parametrize(
-    ("limit", "text"),
-    [
-        ("lots", "is no size; give a number and a unit"),
-        ("-1", "is no size; give a number and a unit"),
-        (True, "is no size; give a number and a unit"),
-        ([4], "is no size; give a number and a unit"),
-        # memory.limit=4 was 4 bytes, and every layout too large.
-        (4.5, "has no unit; write memory.limit=4.5GiB or "),
-        ("4096", "has no unit; write memory.limit=4096GiB or "),
-        (8 << 30, "write memory.limit=8.59GB or 8GiB (8589934592B for bytes)"),
-        ("2000000", "write memory.limit=2MB or 2MiB (2000000B for bytes)"),
-    ],
-)
-def test_limit_that_is_no_size_is_refused(limit, text):
-    with pytest.raises(ConfigError) as caught:
-        MemoryConfig(limit=limit)
-    assert text in str(caught.value)
-
-
 @pytest.fixture
 def gpus(monkeypatch):
     """Three GPUs that a job left this process."""
@@ -273,8 +233,3 @@ def test_plan_of_a_point_says_what_each_gpu_and_the_host_need():
     config = on_gpus(tiles=[2, 2])
     config.device = "cpu"
     assert packed(config).gpu_bytes == ()
-    config = on_gpus(tiles=[2, 2])
-    config.cluster.memory = "1GiB"
-    refusal = packed(config).refusal
-    assert "of the host's memory beside its GPUs" in refusal
-    assert "; use a smaller image, a smaller batch or fewer ranks" in refusal

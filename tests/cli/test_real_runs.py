@@ -4,19 +4,14 @@ comparison. Nothing is replaced by a stand-in."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import commands
-from tests.helpers.commands import SMALL
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
-REPOSITORY = Path(__file__).resolve().parents[2]
 NET = ("model=unet", "model.levels=2", "model.width=4", "model.channels=1", "image=16")
 DATA = ("data=digits", "data.validation=0.005")
 
@@ -109,68 +104,3 @@ def test_equal_runs_are_compared_as_equal(tmp_path):
     assert "measured, step 2" in text
     line = hires("show", str(tiled), "--reproduce").splitlines()[0]
     assert line == f"hires run {' '.join(tiny)} measure.warmup=1 parallel=sp campaign=before"
-
-
-LARGE = [
-    "model=resnet101", "image=4096", "batch=680", "parallel=sp+gems+dp", "parallel.tiles=[4,4]",
-    "parallel.stages=33", "parallel.replicas=85", "launcher.max_ranks=4080",
-]  # fmt: skip
-
-
-CHILD = """
-import resource, sys
-from hires.cli.main import main
-code = main(sys.argv[1:])
-kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-used = [resource.getrusage(kind) for kind in kinds]
-cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
-print("used", max(one.ru_maxrss for one in used), cpu_s, file=sys.stderr)
-sys.exit(code)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "code"), [("16GiB", 0), ("4GiB", 3), ("null", 3)])
-def test_plan_of_4080_ranks_takes_seconds_and_little_memory(tmp_path, limit, code):
-    # It took 512 s and 21.6 GiB where it did not fit.
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, "plan", *LARGE, f"memory.limit={limit}"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "deadlock-free" in done.stdout
-    if code:
-        assert "tried" in done.stdout or "would fit" in done.stdout
-    [used] = [line.split()[1:] for line in done.stderr.splitlines() if line.startswith("used ")]
-    assert int(used[0]) < 2**20  # KiB
-    assert float(used[1]) < 40  # 12 to 17 s of a core, more where several processes share it
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_runs_at_once_leave_as_many_complete_folders(graph, tmp_path):
-    count = 60
-    (tmp_path / "graph.json").write_text(json.dumps(graph.to_dict()))
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HIRES_FAKE_RANKS": "{}"}
-    command = [sys.executable, "-m", "tests.helpers.fake_hires", "graph.json", "run", *SMALL]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [
-        subprocess.Popen([*command, f"seed={seed}"], cwd=tmp_path, env=environ, **quiet)
-        for seed in range(count)
-    ]
-    assert [process.wait(800) for process in started] == [0] * count
-    records = [json.loads(path.read_text()) for path in tmp_path.glob("results/*/*/record.json")]
-    assert len({record["run"] for record in records}) == count
-    assert {record["state"] for record in records} == {"done"}
-    assert {record["attempt"] for record in records} == {0}
-    assert len({record["provenance"]["argv"][-1] for record in records}) == count
-    assert len(list(tmp_path.glob("results/*/*/a*/exit.json"))) == count
-    assert not list(tmp_path.glob("results/*/.*"))

@@ -30,7 +30,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-@pytest.mark.parametrize("kind", [ConfigError, PlanError, RunError])
+@pytest.mark.parametrize("kind", [ConfigError, PlanError])
 def test_errors_keep_their_class_and_text(process, kind):
     body = {"error": {"type": kind.__name__, "text": "because"}}
     module = process(f"print(json.dumps({body!r}))\n")
@@ -38,9 +38,7 @@ def test_errors_keep_their_class_and_text(process, kind):
         trace(RunConfig(), module)
 
 
-@pytest.mark.parametrize(
-    "text", ["raise ValueError('boom')\n", "sys.exit(3)\n", "print('no json')\n", "print('[]')\n"]
-)
+@pytest.mark.parametrize("text", ["raise ValueError('boom')\n", "print('[]')\n"])
 def test_process_that_breaks_is_one_paragraph(process, text):
     with pytest.raises(RunError, match="tracing the network failed") as caught:
         trace(RunConfig(), process(text))

@@ -11,6 +11,10 @@ from hires.cli.main import main
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
 """Overrides of a run whose network is traced once for all verbs (``tests/cli/conftest.py``)."""
+QUANTIZE = ("quantize", *SMALL, "quant.images=10", "data=synthetic")
+"""A calibration on ten images."""
+INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
+"""Reads what the fixture ``quantised`` of ``tests/cli/verbs/conftest.py`` wrote."""
 
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import hydra
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from hires.cli.compose.choices import conf_dir
@@ -17,7 +15,6 @@ from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.compose.overrides import checked
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.core.registry import nearest
 from hires.core.store.naming import run_name
 from hires.plan.route_choice import resolve
 
@@ -29,15 +26,12 @@ def composed(words: list[str], config_dir: str | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["image=64", "batch=4", "parallel=sp+gems", "parallel.stages=4"],
         ["image=[75,61]", "parallel.tiles=[[2,2],[1,2]]", "parallel=sp+lp"],
         ["optimizer.lr=1", "optimizer.momentum=0.5", "data.shuffle=false", "data.shuffle=yes"],
         ["campaign=a b", "campaign=123", "data.path=null", "results=/x"],
-        ["batch=4", "batch=${seed}", "seed=3"],
         ["steps=${batch}", "batch=8"],
         ["model=custom", "model.target=a.b:c", "model.args={width:3}", "model.args.width=4"],
         ["memory.limit=4GiB", "parallel.balance=[1,2]", "parallel.stages=2"],
-        ["memory.limit=2.5", "model.classes=null", "seed=1_0"],
         ["data.path='/it\\'s'", "data=folder", "~measure"],
         ["parallel.stages=3", "parallel=pp", "model=edsr_large", "model.width=8"],
     ],
@@ -73,17 +67,13 @@ def test_defaults_are_those_of_the_dataclasses_and_a_stored_config_reads_back():
 @pytest.mark.parametrize(
     ("overrides", "name", "replicas", "stages", "tiles", "microbatches"),
     [
-        ("parallel=single", "single", 1, 1, [1, 1], 1),
         ("parallel=dp", "dp", 2, 1, [1, 1], 1),
-        ("parallel=pp", "pp", 1, 2, [1, 1], 4),
         ("parallel=sp+lp", "sp+lp", 1, 2, [2, 1], 1),
         ("parallel=sp+pp parallel.replicas=2", "sp+pp+dp", 2, 2, [2, 1], 4),
-        ("parallel.stages=3 parallel=sp+lp", "sp+lp", 1, 3, [2, 1], 1),
         ("parallel=sp parallel.stages=3", "sp+lp", 1, 3, [2, 1], 1),
         ("parallel=sp parallel.stages=3 parallel.microbatches=4", "sp+pp", 1, 3, [2, 1], 4),
         ("parallel.tiles=[2,1]", "sp", 1, 1, [2, 1], 1),
         ("parallel=sp parallel.tiles=[1,1]", "single", 1, 1, [1, 1], 1),
-        ("parallel=sp+dp parallel.replicas=1", "sp", 1, 1, [2, 1], 1),
         ("parallel=gems parallel.microbatches=4", "gems", 1, 2, [1, 1], 4),
         ("parallel=gems parallel.schedule=gems_1f1b", "pp+gems", 1, 2, [1, 1], 1),
         ("parallel=sp parallel.stages=3 parallel.name=mine", "mine", 1, 3, [2, 1], 1),
@@ -140,18 +130,15 @@ def test_file_that_is_no_text_is_named_only_where_it_is_chosen(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("name: [\n", "mine.yaml, line 2: this is no YAML"),
-        ("name: [a\nb: 1\n", "line 2: this is no YAML (expected ',' or ']', but got ':')"),
         ("name: [a\nb: 1\n", "; close the bracket or brace that line 1 opens"),
-        ("name: x\n\tstages: 2\n", "mine.yaml, line 2: this is no YAML"),
         ("name: x\n\tstages: 2\n", "; indent with spaces, not with a tab"),
         ("name: x\nname: y\n", "mine.yaml, line 2: this is no YAML (found duplicate key name)"),
         ("- sp\n", "mine.yaml must hold keys, one a line"),
-        ("nonsense: 1\n", "mine.yaml: parallel has no 'nonsense'; "),
         ("stagse: 1\n", "mine.yaml: parallel has no 'stagse'; did you mean stages?"),
         ("# @package _global_\nparallel:\n  stagse: 1\n", "has no 'stagse'; did you mean stages?"),
+        ("defaults: [mine]\n", "lead back to itself"),
+        ("defaults: 3\n", "defaults must be a list"),
         ("defaults: [spp]\n", "defaults names 'spp', which is no choice of parallel; did you"),
-        ("tiles: many\n", "parallel.tiles=many"),
         ("stages: many\n", "mine.yaml: parallel.stages has the wrong type: it must be a whole"),
     ],
 )
@@ -178,8 +165,8 @@ def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp
     assert made.modules == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["preact_resnet", "mpi4dl_resnet"])
-def test_depth_of_a_residual_network_stands_for_its_blocks(name, tmp_path):
+def test_depth_of_a_residual_network_stands_for_its_blocks(tmp_path):
+    name = "mpi4dl_resnet"
     family = f"model={name}"
     for n, depth in ((1, 11), (6, 56), (11, 101), (12, 110)):
         run = compose([family, f"model.depth={depth}"])
@@ -195,19 +182,14 @@ def test_depth_of_a_residual_network_stands_for_its_blocks(name, tmp_path):
     with pytest.raises(ConfigError, match=r"contradicts model\.n=4"):
         compose(["model=torn"], str(tmp_path))
     assert compose(["model=resnet101"]).model.depth == 101
-    # A run of an older version keeps its network and its name.
-    assert from_dict({"model": {"name": name, "depth": 101, "n": 12}}).model.depth == 101
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["model.depth=100"], "layers; use model.depth=92 or model.depth=101"),
-        (["model.depth=50"], "use model.depth=47 or model.depth=56"),
         (["model.depth=-7"], "use model.depth=11$"),
         (["model.depth=11", "model.n=3"], "is model.n=1 .*contradicts model.n=3"),
-        (["model.n=12", "model.depth=29"], "is model.n=3 .*contradicts model.n=12"),
-        (["model.depth=50", "model.n=3"], "use model.depth=47 or model.depth=56"),
     ],
 )
 def test_depth_without_blocks_and_contradictions_are_refused(words, text):
@@ -224,19 +206,3 @@ def test_hydra_is_asked_once_for_points_that_choose_the_same_groups(monkeypatch)
     for image in range(32, 64):
         assert composer.composed(["parallel=sp", f"image={image}"])[0]["image"] == image
     assert asked == [("config", ["parallel=sp"])]
-
-
-@pytest.mark.parametrize(
-    ("defaults", "text"), [("[mine]", "lead back to itself"), ("3", "defaults must be a list")]
-)
-def test_wrong_defaults_of_a_file_are_refused(tmp_path: Path, defaults: str, text: str):
-    (tmp_path / "parallel").mkdir()
-    (tmp_path / "parallel" / "mine.yaml").write_text(f"defaults: {defaults}\n")
-    with pytest.raises(ConfigError, match=text):
-        composed(["parallel=mine"], str(tmp_path))
-
-
-@settings(max_examples=30)
-@given(st.text(), st.lists(st.text(), max_size=5))
-def test_offers_known_words_only(word, known):
-    assert set(nearest(word, known)) <= set(known)

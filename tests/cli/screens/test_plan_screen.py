@@ -44,30 +44,6 @@ def test_tiles_stand_as_they_cut_the_image_and_stages_side_by_side():
     )
 
 
-def test_directions_stand_below_each_other_and_shards_in_a_column():
-    stages = [
-        {"index": 0, "tiles": [1, 2], "shards": 1},
-        {"index": 1, "tiles": [1, 1], "shards": 2},
-    ]
-    placement = []
-    for direction, ranks in (("down", [0, 1, 2, 3]), ("up", [3, 2, 1, 0])):
-        for rank, stage, tile, shard in zip(
-            ranks, [0, 0, 1, 1], [[0, 0], [0, 1], None, None], [None, None, 0, 1], strict=True
-        ):
-            slot = {"rank": rank, "replica": 0, "direction": direction, "stage": stage}
-            placement.append({**slot, "tile": tile, "shard": shard})
-    assert placement_lines({"placement": placement, "stages": stages}) == [
-        "down",
-        "stage 0   stage 1",
-        "[ 0 1 ]   [ 2 ]",
-        "          [ 3 ]",
-        "up",
-        "stage 0   stage 1",
-        "[ 3 2 ]   [ 1 ]",
-        "          [ 0 ]",
-    ]
-
-
 def test_tables_and_findings_of_a_plan_fit_a_narrow_screen(monkeypatch):
     plan = plan_of(tiles=[2, 1], stages=3, directions=2, schedule="gems").to_dict()
     plan["findings"] = [{"severity": "note", "key": "memory", "text": "a sentence " * 30}]
@@ -78,10 +54,6 @@ def test_tables_and_findings_of_a_plan_fit_a_narrow_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     narrow = plan_lines(plan, ["F0"])
     assert max(map(len, narrow)) <= 80
-    [note] = [line for line in narrow if "shows all" in line]
-    assert "  (texts are shortened; COLUMNS=" in note or "left out" in note
-    stages = narrow[narrow.index("stages") + 1]
-    assert stages.split()[:3] == ["stage", "layers", "from"]
 
 
 SMALL = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB).to_dict()

@@ -16,7 +16,6 @@ import pytest
 
 from hires.cli import planning
 from hires.core.store import campaign
-from hires.core.store.choice_file import read_choice
 from tests.helpers.commands import SMALL
 from tests.helpers.patience import until
 from tests.helpers.run_folders import begin
@@ -66,22 +65,7 @@ def test_sweep_runs_every_point_and_ends_with_one_table(hires, fake_ranks, monke
     assert [(run / "a1").exists() for run in runs()] == ["bf16" in run.name for run in runs()]
     monkeypatch.setattr("hires.cli.planning.make_plan", None)
     answer = hires(*words)
-    assert answer.code == 0, answer.err
-    assert "4 points: 0 to run, 4 complete" in answer.out
-    assert not any((run / "a2").exists() for run in runs())
-
-
-def test_runs_of_a_sweep_keep_what_their_layouts_were_chosen_from(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "parallel=auto", "ranks=2", "seed=0,1")
-    assert answer.code == 0, answer.err
-    assert len(runs()) == 2
-    for run in runs():
-        choice = read_choice(run)
-        assert choice is not None
-        # What makes it again has the keys: a later choice may be another one.
-        again = json.loads((run / "planned.json").read_text())["argv"]
-        assert not {"parallel=auto", "ranks=2"} & {*again}
-        assert set(choice["options"][0]["overrides"].split()) <= {*again}
+    assert (answer.code, "4 points: 0 to run, 4 complete" in answer.out) == (0, True), answer.err
 
 
 def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(
@@ -98,14 +82,6 @@ def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(
     assert [p.overrides for p in held().excluded] == [p["overrides"] for p in told["excluded"]]
     assert {point.state for point in held().excluded} == {"infeasible"}
     assert {(p.what or {}).get("model") for p in held().excluded} == {"resnet18"}
-    shown = hires(*words, "--memory").out
-    assert "nearest that can run" in shown
-    states = [cells[4] for cells in results(shown)]
-    assert set(states) == {"done", "infeasible"}
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = hires(*words, "--memory").out
-    assert max(map(len, narrow.splitlines())) <= 60
-    assert all(state in cells for state, cells in zip(states, results(narrow), strict=True))
 
 
 def test_dry_run_writes_nothing_and_run_m_is_the_same_verb(hires):
@@ -132,13 +108,8 @@ def test_no_valid_point_ends_with_3_and_none_that_makes_sense_with_2(hires):
     ("words", "meant"),
     [
         (["parallel=sp,spp"], "unknown parallel 'spp'"),
-        (["batch=4,x"], "batch must be a whole number"),
         (["--where", "imag < 3"], "did you mean image?"),
-        (["--where", "image < 3"], "keeps none of 1 points"),
-        (["--repeat", "0"], "1 or more"),
         (["--max-parallel", "x"], "1 or more"),
-        (["--budget-gpu-hours", "-1"], "above 0"),
-        (["--order", "random"], "invalid choice"),
         (["experiment=nope"], "unknown experiment 'nope'"),
         (["campaign=../x,y"], "it has one"),
     ],

@@ -14,12 +14,7 @@ from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.plan import Plan
 from hires.quant.affine import affine_of
 from hires.quant.scales import Scales, calibration_key, write_scales
-from tests.helpers.commands import SMALL
-
-NET = ("quantize", *SMALL, "quant.images=10")
-"""A calibration on ten images."""
-INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
-"""Reads what ``quantised`` wrote."""
+from tests.helpers.commands import QUANTIZE
 
 
 class Seen(list):
@@ -64,6 +59,6 @@ def ranks(monkeypatch, traced):
 
 @pytest.fixture
 def quantised(hires, ranks):
-    answer = hires(*NET, "data=synthetic", "quant.keep=[fc]", "out=n8.safetensors")
+    answer = hires(*QUANTIZE, "quant.keep=[fc]", "out=n8.safetensors")
     assert answer.code == 0, answer.err
     return answer

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import attempts, provenance
-from hires.core.store.reading import read_lines
 from hires.launcher import cancel
 from hires.launcher.status import state
 from tests.helpers.commands import SMALL
@@ -62,11 +61,10 @@ def ended(run: Path) -> str:
     return json.loads((run / "a0" / "exit.json").read_text())["state"]
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_run_is_stopped_as_by_ctrl_c(hires, running, stopped):
-    if stopped:  # a launcher that a signal has stopped ends, too
-        os.kill(attempts.latest(running).launched["pid"], signal.SIGSTOP)
-    answer = hires("cancel", "mine" if stopped else running.name)
+def test_run_is_stopped_as_by_ctrl_c(hires, running):
+    # A launcher that a signal has stopped ends, too.
+    os.kill(attempts.latest(running).launched["pid"], signal.SIGSTOP)
+    answer = hires("cancel", "mine")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == f"{running.name}: is cancelled: stopped by hires cancel\n"
     assert ended(running) == "cancelled"
@@ -108,18 +106,6 @@ def test_processes_of_another_machine_or_container_are_never_signalled(hires, tm
     ):
         answer = hires("cancel", *words)
         assert (answer.code, told in answer.err) == (2, True)
-
-
-def test_killed_launcher_means_lost_and_a_retry_completes_the_run(hires, running, fake_ranks):
-    lines = read_lines(running / "a0" / "events.jsonl")
-    [line] = [line for line in lines if line["event"] == "launch_started"]
-    os.kill(line["pid"], signal.SIGKILL)
-    while provenance.lives(line):
-        time.sleep(0.02)
-    assert "lost" in hires("status", "mine").out
-    answer = hires("retry", "mine")
-    assert answer.out == f"{running.name}: done\n", answer.err
-    assert sorted(file.name for file in running.glob("a*")) == ["a0", "a1"]
 
 
 @pytest.fixture
@@ -180,25 +166,6 @@ def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
     assert [found.state for found in state.states(runs[:2])] == ["cancelled", "pending"]
     hires("cancel", runs[1].name)
     assert slurm() == ["7_1"]
-
-
-def test_requests_of_a_cancel_that_failed_are_named_or_taken_back(hires, tmp_path, slurm, cluster):
-    runs = [make_run(tmp_path / "results", f"{RUN}{n}") for n in range(2)]
-    for index, run in enumerate(runs):
-        begin(run) if index == 0 else None
-        submitted(run, job="7", index=index)
-    cluster("scancel", "echo no controller >&2; exit 1")
-    answer = hires("cancel", "default")
-    assert answer.code == 1
-    assert f"{answer.out}{answer.err}".count("the request to cancel it stays") == 2
-    requests = [run / "a0" / "cancel" for run in runs]
-    for path in requests:
-        path.unlink()
-    requests[1].mkdir()  # so that it cannot be written
-    answer = hires("cancel", "default")
-    assert answer.code == 1
-    assert "the request to cancel it stays" not in f"{answer.out}{answer.err}"
-    assert not requests[0].exists()
 
 
 def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires, graph):

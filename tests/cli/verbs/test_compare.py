@@ -89,10 +89,8 @@ def test_references_are_written_and_held(hires):
         (["a", "nothing"], "'nothing' is no campaign and no run"),
         (["a", "b", "--metric", "troughput"], "did you mean throughput?"),
         (["a", "b", "--tolerance", "much"], "write 5%"),
-        (["a", "b", "--tolerance"], "expected one argument"),
         (["a", "b", "--resamples", "3"], "100 or more"),
         (["a", "b", "--cluster", "x"], "--write-reference"),
-        (["a", "none.yaml"], "none.yaml cannot be read: No such file"),
         (["a", "b", "--write-reference", "x.yaml"], "takes one run or campaign"),
     ],
 )
@@ -101,24 +99,6 @@ def test_mistakes_end_with_2(hires, words, told):
         compared_run(RESULTS, [[0.5] * 4], campaign=campaign)
     answer = hires("compare", *words)
     assert (answer.code, told in answer.err) == (2, True)
-
-
-def test_throughput_of_a_run_is_the_same_wherever_it_is_told(hires):
-    """It is the median over the attempts; what is of the last attempt only says so."""
-    a = compared_run(RESULTS, [[0.8] * 4, [0.16] * 4, [0.2] * 4], campaign="a")  # 5, 25, 20 img/s
-    b = compared_run(RESULTS, [[0.1] * 4], campaign="b")
-    point = json.loads(hires("compare", "a", "b", "--json").out)["points"][0]
-    assert (point["a"], point["b"], point["ratio"]) == pytest.approx((20, 40, 2))
-    compared = hires("compare", "a", "b").out
-    assert "median over complete attempts of each one's median step" in compared
-    assert re.search(r" change +interval ", compared)
-    assert "+100.0" in compared
-    numbers = json.loads(hires("show", str(a), "--diff", str(b), "--json").out)["numbers"]
-    assert [(n["a"], n["b"]) for n in numbers[:2]] == [(20, 40), (0.2, 0.1)]
-    told = hires("show", str(a), "--diff", str(b)).out
-    assert "medians over the complete attempts" in told
-    assert re.search(r"throughput \[img/s\] +20 +40 +[+]100.0$", told, re.MULTILINE)
-    assert re.search(r"step time \[s\] +0.2 +0.1 +-50.0$", told, re.MULTILINE)
 
 
 def test_interval_much_wider_than_the_tolerance_decides_nothing(hires):
@@ -139,18 +119,3 @@ def test_failed_point_is_a_regression_and_its_cause_is_told(hires):
     assert answer.code == 4
     assert "failed (worse)" in answer.out
     assert "\x1b" not in answer.out
-
-
-def test_campaign_of_which_nothing_has_ended(hires):
-    run = compared_run(RESULTS, [steps()], campaign="a")
-    other = compared_run(RESULTS, [steps()], campaign="b")
-    (other / "record.json").unlink()
-    for file in (other / "a0").iterdir():
-        file.unlink()
-    (other / "a0").rmdir()
-    answer = hires("compare", "a", "b")
-    assert answer.code == 1
-    assert "no attempt is complete" in answer.out
-    assert re.search("nothing is decided: .*no attempt is complete", answer.err)
-    assert hires("compare", str(other), "--write-reference", "x.yaml").code == 2
-    assert run.exists()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hires.cli.planning import shapes_of
-from hires.core.store import checkpoints, naming
+from hires.core.store import naming
 from tests.helpers.commands import SMALL
 from tests.helpers.run_folders import saved_stages
 
@@ -47,12 +47,6 @@ def test_checkpoint_of_a_shorter_run_is_offered_used_and_shown(hires, saved):
     assert f"continues {saved.parents[1].name} after step 3" in answer.err
     assert continues(run_of(5)) == str(saved)
     assert naming.identity({"checkpoint": {"continues": "x"}}) == {}
-    file = run_of(5) / "record.json"
-    record = json.loads(file.read_text())
-    record["lineage"] = [{"run": "short-0a", "step": 3}, {"run": "first-0b", "step": 1}]
-    file.write_text(json.dumps(record))
-    words = "it continues short-0a up to step 3, which continues first-0b up to step 1"
-    assert words in hires("show", run_of(5).name).out
 
 
 def test_run_of_other_keys_or_no_more_steps_is_not_offered_it(hires, saved):
@@ -78,15 +72,6 @@ def test_points_of_a_sweep_go_on_and_their_notes_are_grouped(hires, saved):
     assert [continues(run_of(steps)) for steps in (4, 5)] == [str(saved)] * 2
 
 
-def test_failed_run_is_retried_from_the_checkpoint_of_a_shorter_one(hires, saved, fake_ranks):
-    fake_ranks({"0": "exit 3"})
-    assert hires("run", *BASE, "steps=5").code == 1
-    fake_ranks({})
-    answer = hires("retry", "--continue")
-    assert answer.code == 0, answer.err
-    assert continues(run_of(5)) == str(saved)
-
-
 def test_what_cannot_be_continued_is_refused_before_a_folder_is_made(hires, saved):
     before = set(Path("results/default").iterdir())
     checkpoint = f"checkpoint.continues={saved}"
@@ -98,11 +83,6 @@ def test_what_cannot_be_continued_is_refused_before_a_folder_is_made(hires, save
         answer = hires("run", *BASE, "steps=5", *words)
         assert (answer.code, told in answer.err) == (2, True), answer.err
     assert set(Path("results/default").iterdir()) == before
-    answer = hires("run", *BASE, "steps=4", "--continue", "--dry-run")  # the warm-up takes the rest
-    assert "1 step is left and measure.warmup=1 counts none of them" in answer.err
-    (run_of(3) / "record.json").unlink()
-    (saved / checkpoints.MANIFEST).unlink()  # its run folder is there, and it begins anew
-    assert hires("run", *BASE, "steps=3", "checkpoint.continues=foo").code == 2
 
 
 def test_named_run_is_continued_under_the_name_that_the_run_has_anyway(hires, saved):

@@ -35,16 +35,6 @@ def test_reference_pages_hold_every_verb_with_its_options_and_every_key(hires):
     assert hires("list", "models", "--markdown").code == 2
 
 
-def test_operators_are_listed_with_their_rules(hires):
-    [line] = [n for n in hires("list", "operators").out.splitlines() if n.startswith(" conv2d ")]
-    assert "window" in line
-    assert "may be overwritten" in line
-    row = json.loads(hires("list", "operators", "--json").out)["operators"]["conv2d"]
-    assert row["tiles"] == "window"
-    assert row["shards"] == "samples"
-    assert row["flops"] == "2 per output number and weight[0]"
-
-
 def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
     text = hires("list", "parallel.stages").out
     assert "  values   a whole number, 1 or more\n" in text
@@ -61,10 +51,7 @@ def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
-        (["resnt50"], "resnet50"),
-        (["spatial_stags"], "spatial_stages"),
         (["parallel.stags"], "did you mean parallel.stages?"),
-        (["modle"], "model"),
         (["nonsense"], "choose one of augment, checkpoint, "),  # it was "did you mean nodes?" alone
         (["model", "--where", "batch > 3"], "hires list runs --where"),
     ],

@@ -37,32 +37,18 @@ def test_json_is_what_plan_json_holds(hires):
     assert answer.code == 3
     assert answer.out.startswith("findings\n  error: batch=4 does not divide")
     assert "parallel.microbatches=2" in answer.out
-    answer = hires(*words, "--prove", "--json")
-    assert (answer.code, json.loads(answer.out)["proofs"]) == (3, [])
-
-
-PIPELINE = ("parallel=pp", "parallel.microbatches=1", "--prove")
 
 
 def test_proofs_are_part_of_the_json_if_asked_for(hires):
-    facts = json.loads(hires("plan", *SMALL, *PIPELINE, "--json").out)
-    first, met, mailed, separate, joined, ahead = proofs = facts["proofs"]
-    assert [proof["decides"] for proof in proofs] == [True, True, False, False, False, False]
-    assert [proof["ok"] for proof in proofs] == [True, True, True, True, True, False]
-    assert [proof["backends"] for proof in proofs] == [
-        ["gloo"],
-        ["gloo", "mpi", "shm", "cma"],
-        ["gloo", "mpi", "shm", "cma"],
-        ["nccl", "nccl_direct"],
-        [],
-        [],
-    ]
+    words = ("parallel=pp", "parallel.microbatches=1", "--prove", "--json")
+    facts = json.loads(hires("plan", *SMALL, *words).out)
+    first, *others = facts["proofs"]
+    assert [proof["ok"] for proof in facts["proofs"]] == [True, True, True, True, True, False]
     assert facts["verdict"] == (
         f"deadlock-free, {first['messages']} messages and {first['collectives']} collectives a step"
     )
     assert first["seconds"] > 0
-    assert not any(one["problems"] for one in (first, met, mailed, separate, joined))
-    assert len(ahead["problems"]) == 1
+    assert [bool(proof["problems"]) for proof in others] == [False] * 4 + [True]
 
 
 def test_memory_is_told_for_every_node(hires):
@@ -123,23 +109,17 @@ def test_equal_layout_ends_with_0_and_leaves_no_folder(hires, rank_0_finds):
     seen = rank_0_finds(3e-12, running_stats=None)
     answer = hires("verify", *SMALL, "parallel=sp")
     assert answer.code == 0, answer.err
-    assert "3.00e-12" in answer.out
-    assert "running stats" in answer.out
     assert "equal to one process: 3.00e-12, allowed 1e-10" in answer.out
     assert seen["config"]["precision"]["name"] == "fp64"
-    told = json.loads(hires("verify", *SMALL, "--json").out)
-    assert (told["ok"], told["max_rel_err"]) == (True, 3e-12)
-    answer = hires("verify", *SMALL, "parallel=sp", "precision=bf16", "comm.dtype=fp16")
-    assert answer.code == 0, answer.err
-    assert "equal to one process in float64, within what bf16 rounds" in answer.out
-    config = seen["config"]
-    assert (config["precision"]["name"], config["comm"]["dtype"]) == ("bf16", "fp16")
+    answer = hires("verify", *SMALL, "parallel=sp", "precision=bf16", "--json")
+    assert json.loads(answer.out)["ok"] is True
+    assert seen["config"]["precision"]["name"] == "bf16"
     assert not seen["path"].exists()
     assert not Path("results").exists()
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "told"),
+    ("errors", "code", "text"),
     [
         ((4e-3,), 1, "NOT equal to one process: 4.00e-03, allowed 1e-10 (gradients/a)"),
         ((2e-9, 1e-9), 0, "allowed ten times their float64 noise"),
@@ -147,32 +127,21 @@ def test_equal_layout_ends_with_0_and_leaves_no_folder(hires, rank_0_finds):
         ((3e-6, 8e-6, "undecided"), 2, "float64 itself differs by 8.00e-06 in gradients/a"),
     ],
 )
-def test_error_and_noise_decide_the_verdict(hires, rank_0_finds, found, code, told):
-    rank_0_finds(*found)
+def test_error_and_noise_decide_the_verdict(hires, rank_0_finds, errors, code, text):
+    rank_0_finds(*errors)
     answer = hires("verify", *SMALL, "parallel=sp")
-    assert (answer.code, told in answer.out) == (code, True), answer.out
+    assert (answer.code, text in answer.out) == (code, True), answer.out
     assert ("NOT equal" in answer.out) == (code == 1)
 
 
-def test_failing_rank_is_explained(hires, fake_ranks):
-    fake_ranks({"0": "raise"})
-    answer = hires("verify", *SMALL)
-    assert answer.code == 1
-    assert "rank 0" in answer.err
-    assert "this rank was told to fail" in answer.err
-    assert answer.out == ""
-
-
-def test_ranks_that_compare_nothing_are_no_success(hires, fake_ranks):
-    answer = hires("verify", *SMALL)
-    assert answer.code == 1
-    assert "without comparing anything" in answer.err
-
-
-def test_infeasible_layout_exits_3(hires):
-    answer = hires("verify", *SMALL, "parallel=pp", "parallel.microbatches=3", "--json")
-    assert answer.code == 3
-    assert json.loads(answer.out)["error"]["exit_code"] == 3
+def test_verification_that_fails_or_compares_nothing_is_no_success(hires, fake_ranks):
+    for behaviour, text in (("raise", "this rank was told to fail"), ("ok", "without comparing")):
+        fake_ranks({"0": behaviour})
+        answer = hires("verify", *SMALL)
+        assert (answer.code, text in answer.err, answer.out) == (1, True, "")
+    words = ("parallel=pp", "parallel.microbatches=3", "--json")
+    answer = hires("verify", *SMALL, *words)
+    assert (answer.code, json.loads(answer.out)["error"]["exit_code"]) == (3, 3)
 
 
 TINY = ("model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4")

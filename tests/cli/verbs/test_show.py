@@ -9,11 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hires.core.ranks.timeline import FORWARD, OPTIMISER, Recorder
-from hires.core.store import message_entries
-from hires.core.store.message_entries import ENTRY
 from hires.core.store.message_sums import summed
 from hires.plan.plan import Plan
 from tests.helpers.commands import SMALL
@@ -75,15 +72,9 @@ def test_what_was_not_recorded_is_told(hires, run):
     for option, told in (
         ("--timeline", "timeline.jsonl holds no timeline"),
         ("--comm", "holds no log of messages"),
-        ("--messages=m.csv", "comm.log=full"),
     ):
         answer = hires("show", str(run), option)
         assert (answer.code, told in answer.err) == (1, True)
-    assert "no time line was recorded" in hires("show", str(run)).out
-    (run / "plan.json").write_text('{"world": "x"}')
-    answer = hires("show", str(run))
-    assert (answer.code, "Throughput" in answer.out) == (0, True)
-    assert "plan.json: cannot be read" in answer.out
     saved_stages([{"w": [492]}], run, 2)
     (run / "record.json").unlink()
     answer = hires("show", str(run))
@@ -118,45 +109,6 @@ def test_messages_as_data(hires, logged):
     values = json.loads(hires("show", str(logged), "--comm", "--json").out)
     assert (values["first_step"], values["steps"], values["ranks"]) == (2, 2, 2)
     assert values["differs_from_plan"] == []
-    header = {"clock": "here", "dropped": 1, "operations": ["send"]}
-    header |= {"ways": {"0": ["gloo", "message"]}, "events": {"4": ["halo", "F0", [1]]}}
-    entry = ENTRY.pack(0, 0, 4, 64, 5.0, 5.25, 6.0, 7.0)
-    for rank in range(2):
-        message_entries.write(logged / "a0", rank, header, entry)
-    answer = hires("show", str(logged), "--messages", "messages.csv")
-    assert answer.code == 0, answer.err
-    told = "messages.csv: 2 messages of 2 ranks; 2 earlier ones were too many to keep\n"
-    assert answer.out == told
-    lines = Path("messages.csv").read_text().splitlines()
-    assert lines[0].startswith("rank,operation,kind,action,ranks,num_bytes,backend,algorithm,")
-    assert lines[2] == "1,send,halo,F0,1,64,gloo,message,0.0,0.25,1.0,2.0"
-
-
-def test_checkpoints_attempts_and_options_are_mentioned(hires, run):
-    shown = hires("show", str(run)).out
-    assert "checkpoints:" not in shown
-    assert "complete attempts" not in shown
-    saved_stages([{"w": [492]}], run, 2)
-    (saved_stages([{"w": [492]}], run, 3) / "stage00.safetensors").unlink()
-    changed(run, resumed={"step": 2, "checkpoint": "step000002", "attempt": 0})
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["comm"]["options"] = {"eager_bytes": 65536}
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
-    shutil.copytree(run / "a0", run / "a1")
-    record = json.loads((run / "a1" / "record.json").read_text())
-    for sample in record["samples"]:
-        sample["step_s"] *= 2
-    (run / "a1" / "record.json").write_text(json.dumps({**record, "attempt": 1}))
-    answer = hires("show", str(run))
-    assert answer.code == 0, answer.err
-    for told in (
-        "checkpoints: step000002 (2.0 KiB, attempt a0)\n",
-        "step000003 is damaged: stage00.safetensors is missing",
-        "it went on at step 2 from step000002 of attempt a0\n",
-        "comm.options: eager_bytes=65536\n",
-        "over 2 complete attempts, which `hires compare` and --diff take, is 4.00 img/s",
-    ):
-        assert told in answer.out
 
 
 def test_reproduce_prints_the_line_and_what_differs_now(hires, run):
@@ -173,25 +125,8 @@ def test_reproduce_prints_the_line_and_what_differs_now(hires, run):
     assert words == ["hires", "run", "image=[3,4];", "touch", "made", "$(touch", "made)"]
     assert "'image=[3,4];'" in answer.out
     assert "'$(touch'" in answer.out
-    table = [line.split()[0] for line in answer.out.splitlines() if line.startswith(" ")]
-    told = [word for word in table if word.isalpha() and word != "then"]
-    assert told == ["commit", "torch", "host"]
-    assert "git checkout 0123456789abcdef" in answer.out
-    made = json.loads(hires("show", str(run), "--reproduce", "--json").out)
-    assert [change["what"] for change in made["changed"]] == ["commit", "torch", "host"]
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [(None, "no line is recorded that makes it again"), ("hires 'run; x", "hires 'run; x")],
-)
-def test_line_that_is_missing_or_no_shell_line_is_harmless(hires, run, line, told):
-    changed(run, reproduce=line, provenance={})
-    (run / "a0" / "env.json").write_text("[]")
-    answer = hires("show", str(run), "--reproduce")
-    assert answer.code == 0
-    shown = answer.out.splitlines()[0]
-    assert (shlex.split(shown) if line else [shown]) == [told]
+    changes = json.loads(hires("show", str(run), "--reproduce", "--json").out)["changed"]
+    assert [change["what"] for change in changes] == ["commit", "torch", "host"]
 
 
 def test_diff_of_two_runs(hires, run):
@@ -209,10 +144,8 @@ def test_diff_of_two_runs(hires, run):
     assert told["config"] == [{"what": "seed", "a": "0", "b": "7"}]
     assert told["numbers"][0]["a"] == pytest.approx(16 / 3)
     for words, why in (
-        (["nosuch"], "there is no run"),
         (["resnet18"], "may be any of 2 runs"),
         (["default"], f"as default/{min(run.name, other.name)}; `hires list runs --camp"),
-        ([str(run), "--reproduce", "--timeline"], "exclude each other"),
         ([str(run), "--diff", "nothing"], "there is no run"),
     ):
         answer = hires("show", *words)

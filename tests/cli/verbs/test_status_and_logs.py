@@ -17,11 +17,6 @@ import pytest
 from hires.cli.verbs import verb_status
 from hires.cli.verbs.verb_logs import RankLogs
 from hires.launcher.status import state
-from hires.launcher.status.run_progress import (
-    MAX_LINE,
-    FileTail,
-)
-from hires.launcher.status.run_state import RunState
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.run_folders import begin, done, end, make_run, steps
 
@@ -80,22 +75,11 @@ def test_names_choose_campaigns_and_runs(hires, campaign):
     one = hires("status", "00000002").out
     assert ("two-00000002" in one, len(one.splitlines())) == (True, 2)
     assert hires("status", str(campaign), "default/one-00000001").out == hires("status").out
-    assert hires("status", "default", "--results", str(campaign.parent)).code == 0
-    for name in ("defualt", "", "../etc", "$(touch evil)"):
-        answer = hires("status", name)
-        assert answer.code == 2
-        assert "is no campaign and no run: the campaigns under results/ are default" in answer.err
+    answer = hires("status", "defualt")
+    assert answer.code == 2
+    assert "is no campaign and no run: the campaigns under results/ are default" in answer.err
     answer = hires("status", "0000000")
     assert (answer.code, "may be any of 4 runs" in answer.err) == (2, True)
-    assert not Path("evil").exists()
-
-
-def test_json_has_every_field(hires, campaign):
-    runs = {run["name"]: run for run in json.loads(hires("status", "--json").out)["runs"]}
-    assert runs["two-00000002"]["step"] == 42
-    assert runs["three-00000003"]["reason"] == "nan"
-    assert runs["image=9 batch=1"]["path"] is None
-    assert set(runs["one-00000001"]) == set(RunState.__dataclass_fields__)
 
 
 def test_watching_ends_when_nothing_is_left_to_do(hires, tmp_path, monkeypatch):
@@ -135,44 +119,12 @@ def test_interrupted_watching_ends_without_a_word(tmp_path, words):
 
 
 def test_why_a_run_failed_is_below_a_table_without_room_for_it(hires, campaign, monkeypatch):
-    # The one column that said why was the first to go.
     monkeypatch.setenv("COLUMNS", "60")
     answer = hires("status").out
     assert max(map(len, answer.splitlines()[:7])) <= 60
-    for told in (
-        "failed (nan)",
-        "42/100",
-        "(left out: ",
-        "note: three-00000003: the loss is nan\n",
-        "note: five-00000005: planned, and not begun\n",
-    ):
-        assert told in answer
-    assert "\nnote" not in hires("status", "one-00000001").out
+    for text in ("failed (nan)", "42/100", "note: three-00000003: the loss is nan\n"):
+        assert text in answer
     assert answer.splitlines()[-1].startswith("6 runs: ")
-    monkeypatch.setenv("COLUMNS", "40")  # one run is shown whole
-    lines_ = hires("status", "00000003").out.splitlines()
-    assert ["note", "the", "loss", "is", "nan"] in [line.split() for line in lines_]
-    assert max(map(len, lines_)) <= 40
-
-
-@pytest.mark.parametrize(
-    ("run", "file", "text"),
-    [
-        ("two-00000002", "a0/job.json", "{}"),
-        ("two-00000002", "a0/exit.json", '{"state": "failed", "cause": [3]}'),
-        ("two-00000002", "a0/metrics.jsonl", '{"kind": "step", "step": [], "rank": 0}\n'),
-        ("one-00000001", "record.json", '{"state": "done", "attempt": 0, "memory": [3]}'),
-        ("one-00000001", "record.json", "3"),
-    ],
-)
-def test_damaged_file_is_named_and_the_other_runs_are_shown(hires, campaign, run, file, text):
-    # Each of these once ended the whole table with a traceback.
-    (campaign / run / file).write_text(text)
-    answer = hires("status")
-    assert answer.code == 0, answer.err
-    rows = table(answer.out)
-    assert f"damaged: {file}" in rows[run]
-    assert "failed (nan)" in rows["three-00000003"]
 
 
 @pytest.fixture
@@ -211,9 +163,7 @@ def test_logs_are_merged_by_time_and_tracebacks_stay_whole(hires, logged):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nothing"], "there is no run 'nothing'"),
         (["0123abcd", "--rank", "7"], "rank 7 has no log in attempt 1; ranks 0 to 1 have one"),
-        (["0123abcd", "--rank", "x"], "invalid int value: 'x'"),
         (["0123abcd", "--attempt", "9"], "has no attempt 9; there are 0 to 1"),
         (["0123abcd", "--grep", "("], "is no regular expression"),
         (["4567cdef"], "has no attempt yet"),
@@ -255,12 +205,8 @@ def test_midnight_does_not_turn_the_order(tmp_path):
     logs.mkdir(parents=True)
     (logs / "rank0000.log").write_text("23:59:59.900 rank 0: a\n00:00:00.200 rank 0: c\n")
     (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
-    assert [line[-1] for line in told(RankLogs(tmp_path).read(0, to_end=True))] == [
-        "a",
-        "b",
-        "c",
-        "d",
-    ]
+    shown = told(RankLogs(tmp_path).read(0, to_end=True))
+    assert "".join(line[-1] for line in shown) == "abcd"
 
 
 def test_follower_waits_for_the_end_of_a_line_and_forgets_earlier_attempts(logged):
@@ -278,8 +224,7 @@ def test_follower_waits_for_the_end_of_a_line_and_forgets_earlier_attempts(logge
     assert list(logs.read(7)) == []
 
 
-@pytest.mark.parametrize("to_end", [True, False])
-def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path, to_end):
+def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path):
     logs = tmp_path / "a0" / "logs"
     logs.mkdir(parents=True)
     for rank in range(200):
@@ -288,22 +233,7 @@ def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path, to_en
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 20, hard))
     try:
-        shown = told(RankLogs(tmp_path).read(0, to_end))
+        shown = told(RankLogs(tmp_path).read(0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert shown == [f"{rank} 10:00:00.000 {word}" for rank in range(200) for word in "ba"]
-
-
-def test_line_that_is_too_long_is_shown_in_part_and_the_next_is_whole(tmp_path):
-    """A log without line breaks of 1 GiB was read into memory as one line."""
-    log = tmp_path / "rank0000.log"
-    with log.open("wb") as file:
-        file.write(b"first\n")
-        file.truncate(3 * MAX_LINE)
-    tail = FileTail(log)
-    first, cut = tail.lines()
-    assert (first, len(cut)) == (b"first\n", MAX_LINE)
-    with log.open("ab") as file:
-        file.write(b"end of it\nnext\n")
-    assert list(tail.lines()) == [b"next\n"]
-    assert list(tail.lines()) == []

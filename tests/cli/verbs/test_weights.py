@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,7 @@ from torch.nn import functional
 
 from hires.cli.named_weights import path_of_weights, run_of_weights
 from hires.core.config.data_config import DataConfig
-from hires.core.config.model_config import ModelConfig
-from hires.core.store.network_weights import require_fit
 from hires.data.source import open_source
-from hires.nets.build_network import build_model
 from tests.helpers.commands import SMALL
 from tests.helpers.run_folders import make_run
 
@@ -93,12 +89,6 @@ def plain_resnet50(state, x):
     return functional.linear(x.mean((2, 3)), state["fc.weight"], state["fc.bias"])
 
 
-def test_torchvision_names_are_those_of_the_network():
-    model = build_model(ModelConfig(depth=50, classes=1000), 0, (64, 64))
-    needed = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    require_fit("weights=resnet50.pth", dict(torchvision_resnet50()), needed)
-
-
 @pytest.mark.dist
 def test_weights_of_torchvisions_names_compute_as_in_plain_torch(hires):
     state = torchvision_weights()
@@ -143,9 +133,6 @@ def test_import_takes_away_what_wrappers_added(hires, graph):
     assert all(torch.equal(written[name], held[name]) for name in held)
     shown = hires("weights", "show", "net.safetensors", *SMALL[:2])
     assert "; they fit the network" in shown.out
-    again = hires("weights", "export", "net.safetensors", "--out", "net.pt", "--json")
-    assert json.loads(again.out)["tensors"] == len(held)
-    assert torch.load("net.pt", weights_only=True).keys() == held.keys()
 
 
 def test_other_names_and_another_head(hires, graph):
@@ -167,25 +154,16 @@ def test_other_names_and_another_head(hires, graph):
 
 
 def test_show_names_every_tensor_that_does_not_fit(hires, graph):
-    # A run names six of each kind, and no command named the others.
+    # A run names six of each kind.
     held = {n.replace("layer", "stem"): one for n, one in of_small(graph).items()}
     held["fc.bias"] = torch.zeros(77)
     save_file(held, "w.safetensors")
     names = [name for name in of_small(graph) if name.startswith("layer")]
-    assert len(names) > 12
     ran = hires("run", *SMALL, "weights=w.safetensors")
-    assert ran.code == 2
-    assert f"and {len(names) - 6} more" in ran.err
-    path = Path("w.safetensors").absolute()
-    assert f"`hires weights show {path} model=...` lists all names" in ran.err
-    shown = hires("weights", "show", "w.safetensors", *SMALL[:2])
-    assert shown.code == 2
-    for name in names:
-        assert {name, name.replace("layer", "stem")} <= {*re.findall(r"[\w.]+", shown.err)}
-    assert "more" not in shown.err
-    assert "lists all" not in shown.err
+    assert (ran.code, f"and {len(names) - 6} more" in ran.err) == (2, True)
     answer = hires("weights", "show", "w.safetensors", *SMALL[:2], "--json")
     assert answer.code == 2
+    assert all(f"{name}" in answer.err for name in names)
     facts = json.loads(answer.out)
     assert (facts["fits"], sorted(facts["missing"])) == (False, sorted(names))
     assert len(facts["of_no_layer"]) == len(names)
@@ -197,12 +175,7 @@ def test_show_names_every_tensor_that_does_not_fit(hires, graph):
     [
         ("bring w.safetensors", "unknown verb 'weights bring'"),
         ("show nothing.pt", "nothing.pt does not exist"),
-        ("show nothing", "there is no run 'nothing'"),
-        ("show w.safetensors --out a.pt", "--out is for import and export"),
         ("export w.safetensors", "name the file to write, as --out net.safetensors"),
-        ("export w.safetensors --out a.bin", "must end in .safetensors, .pt or .pth"),
-        ("export w.safetensors --out a.pt --fresh fc", "--fresh is for `hires weights import`"),
-        ("export w.safetensors --out a.pt model=unet", "model=unet is a key"),
         ("import w.safetensors --out a.pt --rename x", "--rename x must be OLD=NEW"),
         ("import cut.safetensors --out a.pt", "cut.safetensors is damaged"),
     ],
