@@ -268,6 +268,7 @@ def _compiles(device: str) -> Check:
 
 
 def gpu_checks(facts: dict[str, Any]) -> list[Check]:
+    """Returns the lines about GPUs, from what torch found."""
     devices, apart = facts["devices"], facts["apart"]
     if not devices:
         return [_no_gpu(facts["cuda"])]

@@ -23,7 +23,7 @@ VERBS = {
     "show": "print the tables or the time line of a run",
     "report": "turn run folders into tables, plots and one page that opens in any browser",
     "compare": "tell whether B is better or worse than A; exit code 4 if it is worse",
-    "export": "write runs as CSV files or for mlflow, or a trained network as ONNX",
+    "export": "write runs as CSV files, or a trained network as ONNX",
     "weights": "list the weights of a run or file, or make a file of them for a network",
     "index": "rebuild the index of all attempts that have ended from the run folders",
     "status": "show the state of runs: step, speed, memory, and why one waits or failed",

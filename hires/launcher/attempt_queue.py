@@ -263,33 +263,26 @@ class LocalQueue(AttemptQueue[FrozenRun]):
         rooms: Share,
         watcher: Watcher,
         module: str | None = None,
-        rank_hours: float | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         gpus: LocalGpus | None = None,
     ) -> None:
         """Takes the attempts in the order of their start, and what they may use at once.
 
-        None starts once ranks times hours, over all attempts, come to ``rank_hours``. If
-        ``cancelled``, which is called again and again, returns True all ends, as after Ctrl-C.
+        If ``cancelled``, which is called again and again, returns True all ends, as after Ctrl-C.
         """
         super().__init__(tasks, rooms)
         self.ends: list[Ended] = []
-        self._rank_hours, self._watcher, self._cancelled = rank_hours, watcher, cancelled
+        self._watcher, self._cancelled = watcher, cancelled
         self._gpus = gpus or LocalGpus([])
         self._module = [module] if module else []
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
         self._tails: dict[Path, MetricsTail] = {}
 
     def stop_reason(self) -> str | None:
-        """Returns why nothing more may start: a signal, ``hires cancel``, or the budget."""
+        """Returns why nothing more may start: a signal or ``hires cancel``."""
         if not self.interrupts.count and self._cancelled():
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
-        attempts: list[Ended | Running[FrozenRun]] = [*self.ends, *self.running]
-        used_h = sum(one.task.ranks * one.wall_s for one in attempts) / 3600
-        why, hours = super().stop_reason(), self._rank_hours
-        if why is None and hours and used_h >= hours:
-            return f"the budget of {hours:g} rank hours is used up"
-        return why
+        return super().stop_reason()
 
     def begin(self, task: FrozenRun) -> None:
         """Starts a task, unless another command makes or has made it; a failed start is its end."""

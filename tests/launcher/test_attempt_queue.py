@@ -169,14 +169,6 @@ def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch
     assert states(run(tasks)) == [(1, "done"), (0, "done"), (0, "done")]
 
 
-def test_nothing_starts_once_the_budget_is_used_up(make):
-    tasks = [make(seed) for seed in range(3)]
-    result = run(tasks, rank_hours=1e-9)
-    assert states(result) == [(0, "done")]
-    assert result.waiting == tasks[1:]
-    assert "budget of 1e-09 rank hours is used up" in result.stopped
-
-
 def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
     # Another machine shares the results: its process cannot be seen, its heartbeat can.
     tasks = [make(seed) for seed in range(2)]

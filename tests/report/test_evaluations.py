@@ -9,7 +9,7 @@ import pytest
 
 from hires.core.evaluation_summary import paired_difference
 from hires.core.store.campaign import Campaign, PlannedPoint
-from hires.report import frames, mlflow_export
+from hires.report import frames
 from hires.report.plots.base import PlotData, draw
 from hires.report.read.evaluation_rows import evaluation_rows
 from hires.report.read.runs import read_runs
@@ -144,11 +144,3 @@ def test_training_has_a_row_for_its_best_and_its_last_evaluation_everywhere(tmp_
     assert not {"PSNR", "top-5"} & titles  # nobody has them
     assert len(table.rows) == 2
     assert tmp_path / "out" / "validations.csv" in write_frames(held, tmp_path / "out")
-    [read] = read_runs([run])
-    found = mlflow_export._metrics(read, read.complete[0])
-    assert ("validation_best_top1", 0.75, 0) in found
-    assert ("validation_last_loss", 0.375, 0) in found
-    curve = [(step, value) for name, value, step in found if name == "validation_top1"]
-    assert curve == [(1, 0.5), (3, 0.75), (5, 0.625)]
-    losses = [(step, value) for name, value, step in found if name == "loss"]
-    assert losses == [(0, 1.5), (1, 0.5)]  # of two replicas

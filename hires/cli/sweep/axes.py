@@ -30,7 +30,6 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "repeat": int,
     "order": str,
     "max_parallel": int,
-    "budget_gpu_hours": (int, float),
 }
 """Options that a stored sweep may hold, and what each must be."""
 _WORD = re.compile(r"(?P<sign>\+{0,2})(?P<key>[^=+~]+)=(?P<value>.*)", re.DOTALL)

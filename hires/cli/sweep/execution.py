@@ -97,22 +97,6 @@ class Sweep:
         if point.choice is not None:
             write_choice(point.path, plain_choice(point.choice))
 
-    def refuse_costly(self) -> None:
-        """Refuses jobs that may need more than the budget; only local attempts stop in time."""
-        hours, most = self.options.budget_gpu_hours, 0.0
-        if hours is None or not self.has_jobs:
-            return
-        for point in self.attempts():
-            job = point.ready.launcher
-            most += point.ready.parallel.num_ranks * job.minutes * (1 + job.requeues) / 60
-        if most > hours:
-            raise ConfigError(
-                f"--budget-gpu-hours {hours:g}: with launcher=slurm these attempts may need "
-                f"{most:g} rank hours (the sum of ranks x launcher.minutes x (1 + "
-                f"launcher.requeues)); lower launcher.minutes or launcher.requeues, sweep fewer "
-                f"points, or raise the budget"
-            )
-
 
 def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:
     """Shows the points of a planned sweep and runs them under its lock.
@@ -186,12 +170,9 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
             file=sys.stderr,
         )
     rooms = Share(options.max_parallel or 1, cores, machine_bytes() or math.inf)
-    hours = options.budget_gpu_hours
     with SweepProgress(len(tasks)) as progress:
         stopped = functools.partial(campaign.is_stopped, sweep.folder)
-        queue = LocalQueue(
-            tasks, rooms, progress, rank_hours=hours, cancelled=stopped, gpus=_gpus_of(tasks)
-        )
+        queue = LocalQueue(tasks, rooms, progress, cancelled=stopped, gpus=_gpus_of(tasks))
         queue.work()
     return queue
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,14 @@ from hires.core.store.files import make_folder
 from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size
 from hires.launcher.status.run_selection import Selection, select
-from hires.report.mlflow_export import write_mlflow
-from hires.report.read.runs import read_runs
 
-KINDS = ("csv", "mlflow", "onnx", "exported")
-NETWORKS = KINDS[2:]
+KINDS = ("csv", "onnx", "exported")
+NETWORKS = KINDS[1:]
 """Forms of a network."""
 PARSER = Parser(
     "export",
     (
         "hires export --to csv --out exported               all campaigns under results/",
-        "hires export default --to mlflow --out mlruns      needs pip install 'hires[mlflow]'",
         "hires export default/RUN --to onnx                 RUN.onnx; pip install 'hires[onnx]'",
         "hires export default/RUN/best --to exported --out net.pt2  for torch.export.load",
     ),
@@ -60,7 +56,7 @@ def main(args: Namespace) -> int:
     selection = select(args.names, args.results)
     if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
-    facts, line = _csv(args, selection) if kind == "csv" else _mlflow(args, selection.paths)
+    facts, line = _csv(args, selection)
     print(json.dumps(facts, indent=2) if args.json else line)
     return 0
 
@@ -82,14 +78,6 @@ def _csv(args: Namespace, selection: Selection) -> tuple[dict[str, Any], str]:
     print_notes(frames.all_notes())
     facts = {"runs": len(selection.paths), "files": files}
     return facts, f"{len(selection.paths)} runs, {len(files)} files in {args.out}"
-
-
-def _mlflow(args: Namespace, paths: Sequence[Path]) -> tuple[dict[str, Any], str]:
-    runs = read_runs(paths)
-    written, there = write_mlflow(runs, Path(args.out))
-    print_notes([note for run in runs for note in run.notes])
-    facts = {"written": written, "already_there": there, "store": str(args.out)}
-    return facts, f"{written} complete attempts written into {args.out}, {there} were there already"
 
 
 def _network(args: Namespace, form: str) -> int:

@@ -36,15 +36,6 @@ from hires.core.config.run_config import RunConfig
 from hires.core.store import campaign
 from hires.launcher.ranks import spawn
 
-
-def hours(text: str) -> float:
-    """Returns an option's number of hours."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of hours above 0")
-    return value
-
-
 PARSER = Parser(
     "sweep",
     (
@@ -75,13 +66,6 @@ PARSER = Parser(
     number(
         "--max-parallel",
         "points that run at once (default: 1; launcher=slurm: as many as the cluster allows)",
-    ),
-    option(
-        "--budget-gpu-hours",
-        "H",
-        "start nothing more once ranks times hours of this command reach it (launcher=slurm: "
-        "refuse points that may need more)",
-        type=hours,
     ),
     *AFTER,
     flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
@@ -164,5 +148,4 @@ def _run(sweep: Sweep) -> tuple[int, dict[str, Any]]:
             return with_scales(config, planner, words, options.argv)
 
         plan_all(sweep.points, planner, wanted, getattr(options, "continue"), scaled)
-    sweep.refuse_costly()
     return run_sweep(sweep)
