@@ -56,11 +56,6 @@ def test_training_from_image_files_has_the_losses_of_one_process(images: Path, t
     assert {row["rank"] for row in record["memory"]} == set(range(record["world"]))
     assert all(row["peak_bytes"] > 0 for row in record["memory"])
     check_time_line(tmp_path / "b", record)
-    # 8 bits of mantissa: each of about 10 layers rounds with 2^-9, so the first loss, before any
-    # step has been taken, agrees within 10 * 2^-9 = 2 % of its size, whatever the layout.
-    _, rounded = run(tmp_path / "c", *words, *layout[:1], "precision=bf16")
-    assert rounded[0] == pytest.approx(alone[0], rel=2e-2)
-    assert rounded[0] != pytest.approx(alone[0], rel=1e-6)  # it is no fp32 in disguise
 
 
 def check_time_line(folder: Path, record: dict[str, Any]) -> None:
@@ -152,7 +147,7 @@ def kill_rank_1(process: subprocess.Popen[str], events: Path) -> None:
 
 
 def test_run_that_is_preempted_and_killed_goes_on_with_the_same_command(tmp_path: Path):
-    words = ["run", *TINY, "steps=400", "parallel=sp"]
+    words = ["run", *TINY, "steps=150", "parallel=sp"]
     code, err = interrupted(tmp_path, 0, words, lambda p, _: p.send_signal(signal.SIGUSR2))
     assert code == 75, err
     [folder] = tmp_path.glob("results/*/*")
@@ -175,7 +170,7 @@ def test_run_that_is_preempted_and_killed_goes_on_with_the_same_command(tmp_path
     record = json.loads((folder / "record.json").read_text())
     assert (record["state"], record["attempt"]) == ("done", 2)
     began = record["resumed"]["step"]
-    assert 4 <= began < 400
-    assert len(record["samples"]) == 400 - began
+    assert 4 <= began < 150
+    assert len(record["samples"]) == 150 - began
     out, _ = hires(tmp_path, "show", folder.name)
     assert f"it went on at step {began} from step{began:06d} of attempt a0" in out

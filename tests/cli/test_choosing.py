@@ -108,7 +108,6 @@ WRONG_METRIC = "validate.every=1", "validate.metric=psnr", "data=digits"
     ("words", "code", "text"),
     [
         (["--choose", "ranks=37", "batch=1", "parallel.tiles=[1,1]"], 3, "ranks=37 with the given"),
-        (["--choose", "ranks=2", "memory.limit=1MiB"], 3, "no layout of ranks=2 fits"),
         (["--choose", "ranks=2", "parallel=sp"], 2, "leave it out"),
         (["--choose", "ranks=2", "parallel.objective=image"], 2, "use --largest"),
         (["parallel=sp", "ranks=3"], 2, "ranks=3, but the layout has 2"),
@@ -174,15 +173,6 @@ def test_auto_runs_the_largest_image_with_its_keys(hires, of_any_size, tmp_path)
     again = json.loads((run.parent / "planned.json").read_text())["argv"]
     assert "image=[992,992]" in again
     assert not {"image=64", "parallel=auto", "parallel.objective=image"} & {*again}
-
-
-def test_objective_of_least_memory_chooses_another_layout(hires):
-    words = ("ranks=2", "parallel.objective=memory")
-    first = choose(hires, *words)["options"][0]
-    facts = json.loads(hires("plan", *SMALL, *words, "parallel=auto", "--json").out)
-    [note] = [f["text"] for f in facts["findings"] if "parallel=auto chose" in f["text"]]
-    assert f"chose {first['overrides']} among" in note
-    assert "parallel.objective=memory" in note
 
 
 def test_repeated_search_is_that_of_before_as_long_as_nothing_has_changed(hires, monkeypatch):

@@ -100,10 +100,6 @@ def test_a_run_with_a_network_of_the_folder(folder):
     assert ran(folder) == []
     [exit_file] = folder.glob("results/*/*/a0/exit.json")
     assert json.loads(exit_file.read_text())["state"] == "done"
-    [script] = folder.glob("results/*/*/launch.sh")
-    done = run(folder, ["sh", str(script)])
-    assert done.returncode == 0, done.stderr
-    assert ran(folder) == []
 
 
 def test_network_named_as_a_library_is_explained(folder):

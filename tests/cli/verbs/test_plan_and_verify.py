@@ -144,20 +144,6 @@ def test_verification_that_fails_or_compares_nothing_is_no_success(hires, fake_r
     assert (answer.code, json.loads(answer.out)["error"]["exit_code"]) == (3, 3)
 
 
-TINY = ("model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4")
-
-
-@pytest.mark.dist
-def test_uneven_tiles_equal_one_process_on_real_ranks(hires, monkeypatch):
-    monkeypatch.undo()  # with nothing replaced
-    answer = hires("verify", *TINY, "parallel=sp+pp", "parallel.tiles=[1,2]", "--json")
-    assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    assert found["ok"] is True
-    assert found["max_rel_err"] <= 1e-10
-    assert {"output", "loss", "gradients", "parameters", "running_stats"} <= set(found["errors"])
-
-
 def explored(tmp_path: Path, text: str, *options: str) -> int:
     file = tmp_path / "program.yaml"
     file.write_text(text)

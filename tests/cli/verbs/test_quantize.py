@@ -251,11 +251,10 @@ def test_float_weights_beside_another_json_are_read_and_an_evaluation_without_an
     answer = hires("plan", *words, "weights=w.safetensors")
     assert (answer.code, "no weights=PATH" in answer.out) == (0, False), answer.err
     # Points that differ in weights alone share all else of their plan.
-    for order in ("null,w.safetensors", "w.safetensors,null"):
-        answer = hires("sweep", *words, f"weights={order}", "--dry-run", "--json")
-        for point in json.loads(answer.out)["points"]:
-            warned = any(warning in text for text in point["warnings"])
-            assert warned == ("weights=null" in point["overrides"])
+    answer = hires("sweep", *words, "weights=null,w.safetensors", "--dry-run", "--json")
+    for point in json.loads(answer.out)["points"]:
+        warned = any(warning in text for text in point["warnings"])
+        assert warned == ("weights=null" in point["overrides"])
     first = ("--first", "task=train", "--first", "checkpoint.every=3")
     [point] = json.loads(hires("sweep", *words, *first, "--dry-run", "--json").out)["points"]
     assert point["warnings"] == []  # it will have the weights of a run before it

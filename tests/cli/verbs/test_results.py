@@ -117,10 +117,6 @@ def test_report_is_a_page_and_its_files(hires, run):
     assert any(line.startswith("Precision against error: ") for line in told["not_drawn"])
     for name in ("index.html", "tables/throughput.csv", "plots/timeline.svg"):
         assert Path("report", name).is_file()
-    answer = hires("report", run.name[-8:], "--format", "tex", "--out", "paper", "--json")
-    files = [Path(name) for name in json.loads(answer.out)["files"]]
-    assert {file.suffix for file in files} == {".tex"}
-    assert all(file.is_file() and file.parts[0] == "paper" for file in files)
 
 
 def test_mistakes_of_a_report_end_with_2(hires, run):
