@@ -55,8 +55,6 @@ SIZE_S = 2.0
 """Seconds of trials for one size of an image."""
 ENOUGH_PLANNED = 6
 """Planned layouts from which on a search that had too little time is kept for the next one."""
-GROUPS = {"memory": "memory.checkpoint"}
-"""Choices of keys that give a key of a layout, as ``memory=recompute`` does."""
 CACHE, NO_ROOM = "choice", "no_room"
 """Kind of the entries that keep choices, and what one holds where nothing fits: the reason."""
 
@@ -79,7 +77,6 @@ def given_keys(words: Iterable[str]) -> list[str]:
                 f"parallel={value} is a layout, and one is to be chosen; leave it out, or give the "
                 f"keys that are to stay, as parallel.replicas=2"
             )
-        key = GROUPS.get(key, key)
         if key in DECIDED:
             keys.add(key)
     return sorted(keys)

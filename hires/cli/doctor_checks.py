@@ -100,11 +100,11 @@ def torch_checks() -> list[Check]:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
     facts = json.loads(last(text))
     version = f"{facts['version']}, {facts['threads']} threads in one process"
-    code, text = 0, "not here; only engine=tensorrt needs it: pip install 'hires[tensorrt]'"
+    code, text = 0, "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
     if util.find_spec("tensorrt") is not None:
         code, text = _python("import tensorrt; print(tensorrt.__version__)")
         if util.find_spec("torch_tensorrt") is None:
-            text += ", without Torch-TensorRT, which engine=tensorrt needs: pip install"
+            text += ", without Torch-TensorRT, which engine.compile=tensorrt needs: pip install"
             text += " 'hires[tensorrt]'"
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)

@@ -74,7 +74,7 @@ def test_auto_runs_the_first_of_the_list_under_its_own_name(hires, tmp_path):
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
-        (["memory=recompute", "ranks=2"], "memory.checkpoint", "block"),
+        (["memory.checkpoint=block", "ranks=2"], "memory.checkpoint", "block"),
         (["parallel.spatial_stages=2", "ranks=4", "batch=8"], "parallel.spatial_stages", 2),
     ],
 )

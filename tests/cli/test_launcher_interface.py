@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.compose.choices import groups
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import INTERRUPTED, ConfigError
@@ -103,7 +104,7 @@ def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
 
 
 def test_every_name_of_the_config_has_a_launcher():
-    names = {path.stem for path in (ROOT / "conf/launcher").glob("*.yaml")}
+    names = groups()["launcher"]
     assert {type(one) for one in interface.all_launchers()} == {LAUNCHERS[n] for n in names}
     assert all(launcher_named(n).has_jobs == LauncherConfig(n).has_jobs for n in names)
 

@@ -10,7 +10,7 @@ import itertools
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class ConfigKey:
     def set_by(self, extra: Path | None = None) -> dict[str, Any]:
         """Returns the choices of groups that set the key, as ``parallel=pp``, with its value."""
         group, _, rest = self.name.partition(".")
+        own = own_choices().get(group, {}) if rest == "name" else {}
         files = {path.stem: path for path in _files(extra, group)} if rest else {}
 
         def value_in(choice: str) -> Any:
@@ -96,7 +97,8 @@ class ConfigKey:
             others = (value_in(base) for base in reversed(bases) if base in files)
             return next((v for v in (values, *others) if v is not None), None)
 
-        values = {f"{group}={choice}": value_in(choice) for choice in files}
+        values = {f"{group}={choice}": choice for choice in own}
+        values |= {f"{group}={choice}": value_in(choice) for choice in files}
         return {choice: value for choice, value in values.items() if value is not None}
 
 
@@ -107,11 +109,32 @@ def conf_dir() -> Path:
 
 def groups(extra: Path | None = None) -> Groups:
     """Returns every group with its choices, those of the folder ``extra`` included."""
-    choices: Groups = {}
+    choices: Groups = {group: dict(own) for group, own in own_choices().items()}
     for path in _files(extra, "*"):
         if path.parent.name != EXPERIMENTS:
             choices.setdefault(path.parent.name, {}).setdefault(path.stem, summary(path))
-    return choices
+    return {group: dict(sorted(choices[group].items(), key=_natural)) for group in sorted(choices)}
+
+
+@functools.cache
+def own_choices() -> Groups:
+    """Returns the choices that are a name and no file: those of the sections of the config."""
+    sections = typing.get_type_hints(RunConfig)
+    return {group: dict(own) for group, hint in sections.items() if (own := _choices_of(hint))}
+
+
+def _choices_of(hint: Any) -> Mapping[str, str]:
+    return hint.choices if dataclasses.is_dataclass(hint) else {}
+
+
+@functools.cache
+def shipped_groups() -> frozenset[str]:
+    """Returns the groups of which every config has a choice."""
+    return frozenset(groups())
+
+
+def _natural(choice: tuple[str, str]) -> str:  # resnet18 stands before resnet101
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(9), choice[0])
 
 
 def experiments(extra: Path | None = None) -> dict[str, Path]:
@@ -141,10 +164,8 @@ def _files(extra: Path | None, group: str) -> list[Path]:
             f"model/mine.yaml, or leave it out"
         )
 
-    def natural(path: Path) -> str:  # resnet18 stands before resnet101
-        return re.sub(r"\d+", lambda digits: digits[0].zfill(9), f"{path.parent.name}/{path.stem}")
-
     bases = [conf_dir()] + ([extra] if extra else [])
+    natural = lambda path: (path.parent.name, _natural((path.stem, "")))  # noqa: E731
     return [file for base in bases for file in sorted(base.glob(f"{group}/*.yaml"), key=natural)]
 
 

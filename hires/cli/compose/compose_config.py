@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from hires.cli.compose.choices import conf_dir, config_keys, groups
+from hires.cli.compose.choices import conf_dir, config_keys, groups, own_choices
 from hires.cli.compose.idle_keys import require_read_keys
 from hires.cli.compose.overrides import checked, is_key, parsed
 from hires.core.config.residual_depth import settle
@@ -165,7 +165,11 @@ def _composer() -> Composer:
 def _keep_schema() -> None:
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(name="schema", node=RunConfig)  # takes 0.05 s
+    store = ConfigStore.instance()
+    store.store(name="schema", node=RunConfig)  # takes 0.05 s
+    for group, choices in own_choices().items():
+        for name in choices:
+            store.store(group=group, name=name, node={"name": name})
 
 
 def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, conf_dir, config_keys
+from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, config_keys, shipped_groups
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
@@ -95,7 +95,7 @@ def _checked_word(word: str, before: str, groups: Groups) -> str:
     if f"{key}.".startswith(_FREE):
         return f"++{key}={value}"
     # Every key has a default, so a + has nothing to add, except a group of --config-dir.
-    has_default = key in config_keys() or (conf_dir() / key).is_dir()
+    has_default = key in config_keys() or key in shipped_groups()
     return f"{key}={value}" if has_default else f"+{key}={value}"
 
 

@@ -38,8 +38,20 @@ OWN_KEYS = {
 """Value of ``data.name`` -> the keys that it reads beside those that all read."""
 
 
+CHOICES = {
+    "synthetic": "Made in memory from the seed; data.classes and data.length say how many",
+    "digits": "1797 handwritten digits of 8 x 8 pixels, which ship with hires",
+    "cifar10": "CIFAR-10: the binary files of its authors, in data.path=FOLDER",
+    "folder": "Images on disk, one sub-folder a class: data.path=FOLDER (PNG, JPEG, TIFF)",
+    "images": "Images below data.path=FOLDER without classes, to predict theirs",
+    "pairs": "Images below data.path=FOLDER and their smaller copies, for super-resolution",
+    "masks": "Images below data.path=FOLDER with label maps: a class for each pixel",
+}
+"""Choices of ``data`` without further keys, and what each is."""
+
+
 @dataclass
-class DataConfig(Section, key="data", own_keys=OWN_KEYS):
+class DataConfig(Section, key="data", own_keys=OWN_KEYS, choices=CHOICES):
     """``data=NAME``: where the images come from."""
 
     name: str = "synthetic"

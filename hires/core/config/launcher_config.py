@@ -49,7 +49,11 @@ _OPTION = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
 @dataclass
-class ClusterConfig(Section, key="cluster"):
+class ClusterConfig(
+    Section,
+    key="cluster",
+    choices={"workstation": "This machine, or a cluster of which nothing is said"},
+):
     """``cluster=NAME``: a site."""
 
     name: str = word(HERE)
@@ -163,8 +167,17 @@ YEAR_MINUTES = 365 * 24 * 60
 """Longest time limit of a job; Slurm takes larger numbers for something else, or for no limit."""
 
 
+CHOICES = {
+    "local": "One process per rank on this machine",
+    "mpirun": "All ranks are started by mpirun, here or on launcher.hosts",
+    "torchrun": "All ranks are started by torchrun on this machine",
+    "slurm": "One Slurm job, its ranks spread over launcher.nodes",
+}
+"""Choices of ``launcher`` without further keys, and what each is."""
+
+
 @dataclass
-class LauncherConfig(Section, key="launcher"):
+class LauncherConfig(Section, key="launcher", choices=CHOICES):
     """``launcher=NAME``: what starts the ranks."""
 
     name: str = word("local")

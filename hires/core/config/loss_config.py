@@ -13,8 +13,20 @@ OWN_KEYS = {
 }
 
 
+CHOICES = {
+    "auto": "The loss that fits network and data: l1 for pairs of images, else cross_entropy",
+    "cross_entropy": "Cross-entropy of classes, of images or of pixels",
+    "bce": "Binary cross-entropy of each class against the others, with logits",
+    "dice": "One minus the mean Dice coefficient of the classes, for segmentation",
+    "l1": "Mean absolute difference of images",
+    "l2": "Mean square of the difference of images",
+    "custom": "A function of your own: loss.target=package.module:function",
+}
+"""Choices of ``loss`` without further keys, and what each is."""
+
+
 @dataclass
-class LossConfig(Section, key="loss", own_keys=OWN_KEYS):
+class LossConfig(Section, key="loss", own_keys=OWN_KEYS, choices=CHOICES):
     """``loss=NAME``: what training minimises."""
 
     name: str = choice("auto", ("auto", *LOSSES))

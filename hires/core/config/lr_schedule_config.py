@@ -23,8 +23,17 @@ OWN_KEYS = {
 """Value of ``lr_schedule`` -> the keys that it takes beside the warm-up."""
 
 
+CHOICES = {
+    "constant": "The same learning rate in every step",
+    "step": "The learning rate is divided by ten after every 30 steps",
+    "cosine": "The learning rate falls to zero along half a cosine",
+    "one_cycle": "The learning rate rises for 30 % of the steps, then falls far below it",
+}
+"""Choices of ``lr_schedule`` without further keys, and what each is."""
+
+
 @dataclass
-class LrScheduleConfig(Section, key="lr_schedule", own_keys=OWN_KEYS):
+class LrScheduleConfig(Section, key="lr_schedule", own_keys=OWN_KEYS, choices=CHOICES):
     """``lr_schedule=NAME``: the learning rate of each step."""
 
     name: str = choice("constant", OWN_KEYS)

@@ -29,8 +29,20 @@ that compare images (``RunConfig``) also ``scale``."""
 MOST_BLOCKS = 1000
 
 
+CHOICES = {
+    "preact_resnet": "Pre-activation ResNet of depth 9n+2, stride-1 stem (He et al. 2016): model.n",
+    "mpi4dl_resnet": "ResNet of MPI4DL, of depth 9n+2: n=12 is the thesis's ResNet101; model.n",
+    "inception_bn": "Inception-BN (Ioffe and Szegedy 2015) with the widths of MXNet's examples",
+    "amoebanet": "AmoebaNet-D (18, 208) (Real et al. 2018): model.layers, model.filters",
+    "unet": "U-Net, transposed convolutions on the way up (Ronneberger 2015)",
+    "edsr": "EDSR baseline, 16 blocks of 64 channels (Lim et al. 2017); model.scale=2, 3 or 4",
+    "custom": "A network of your own: model.target=package.module:function, model.args.KEY=VALUE",
+}
+"""Choices of ``model`` without further keys, and what each is."""
+
+
 @dataclass
-class ModelConfig(Section, key="model", own_keys=OWN_KEYS):
+class ModelConfig(Section, key="model", own_keys=OWN_KEYS, choices=CHOICES):
     """``model=NAME``: the network."""
 
     name: str = "resnet"

@@ -23,8 +23,14 @@ def _check_betas(key: str, value: list[float]) -> None:
         )
 
 
+CHOICES = {
+    "sgd": "Stochastic gradient descent with momentum, as torch.optim.SGD",
+}
+"""Choices of ``optimizer`` without further keys, and what each is."""
+
+
 @dataclass
-class OptimizerConfig(Section, key="optimizer", own_keys=OWN_KEYS):
+class OptimizerConfig(Section, key="optimizer", own_keys=OWN_KEYS, choices=CHOICES):
     """``optimizer=NAME``: how training moves parameters."""
 
     name: str = choice("sgd", OWN_KEYS)

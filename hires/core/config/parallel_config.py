@@ -32,8 +32,15 @@ class HaloConfig(Section, key="parallel.halo"):
     through shared memory)."""
 
 
+CHOICES = {
+    "single": "One process",
+    "auto": "The layout that `hires plan --choose` lists first for `ranks`, by predictions",
+}
+"""Choices of ``parallel`` without further keys, and what each is."""
+
+
 @dataclass
-class ParallelConfig(Section, key="parallel"):
+class ParallelConfig(Section, key="parallel", choices=CHOICES):
     """``parallel=NAME``: the layout."""
 
     name: str = "single"

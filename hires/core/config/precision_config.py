@@ -18,8 +18,19 @@ def _check_scale(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={value!r} must be {DYNAMIC}, or a number above 0 as 1024")
 
 
+CHOICES = {
+    "fp64": "64-bit floating point, for comparisons",
+    "fp32": "32-bit floating point",
+    "tf32": "32-bit floating point; GPUs round the factors of matrix products to 10 bits",
+    "fp16": "16-bit floating point: autocast and a loss scale in training, else cast weights",
+    "bf16": "bfloat16: autocast in training, cast weights in inference",
+    "int8": "8-bit integers, for inference, with the scales of a calibration (quant.scales)",
+}
+"""Choices of ``precision`` without further keys, and what each is."""
+
+
 @dataclass
-class PrecisionConfig(Section, key="precision"):
+class PrecisionConfig(Section, key="precision", choices=CHOICES):
     """``precision=NAME``: the arithmetic."""
 
     name: str = choice("fp32", PRECISIONS)

@@ -12,8 +12,18 @@ ONE_PASS = ("evaluate", "predict")
 """Tasks that take each sample of the data once, in its order; ``steps`` is what that takes."""
 
 
+CHOICES = {
+    "train": "Forward, backward and a step of the optimiser",
+    "infer": "Forward only, batch norms in evaluation mode",
+    "evaluate": "Forward only, once over the data: accuracy, predictions of every image",
+    "predict": "Forward only, once over the data: writes classes, or a map of each image",
+    "calibrate": "Forward only, for the scales of precision=int8 (hires quantize)",
+}
+"""Choices of ``task`` without further keys, and what each is."""
+
+
 @dataclass
-class TaskConfig(Section, key="task"):
+class TaskConfig(Section, key="task", choices=CHOICES):
     """``task=NAME``: training, inference, evaluation or prediction."""
 
     name: str = choice("train", ("train", *INFERENCE, "calibrate"))

@@ -102,16 +102,21 @@ class Section:
     """A section of the config, declared with its dotted key; checks fields as they declare.
 
     ``own_keys`` has the keys that each value of its ``name`` reads. Keys that stand with none are
-    read by all; a name that is not there is refused elsewhere, or reads all.
+    read by all; a name that is not there is refused elsewhere, or reads all. ``choices`` are the
+    names that one may type, each with a sentence; a file of ``conf/`` is one with keys of its own.
     """
 
     _key: ClassVar[str] = ""
     _own_keys: ClassVar[Mapping[str, Collection[str]]] = {}
+    choices: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(
-        cls, key: str = "", own_keys: Mapping[str, Collection[str]] | None = None
+        cls,
+        key: str = "",
+        own_keys: Mapping[str, Collection[str]] | None = None,
+        choices: Mapping[str, str] | None = None,
     ) -> None:
-        cls._key, cls._own_keys = key, own_keys or {}
+        cls._key, cls._own_keys, cls.choices = key, own_keys or {}, choices or {}
 
     def __post_init__(self) -> None:
         check = Checks()

@@ -32,7 +32,7 @@ def composed(words: list[str], config_dir: str | None = None) -> dict[str, Any]:
         ["steps=${batch}", "batch=8"],
         ["model=custom", "model.target=a.b:c", "model.args={width:3}", "model.args.width=4"],
         ["memory.limit=4GiB", "parallel.balance=[1,2]", "parallel.stages=2"],
-        ["data.path='/it\\'s'", "data=folder", "~measure"],
+        ["data.path='/it\\'s'", "data=folder", "~augment"],
         ["parallel.stages=3", "parallel=pp", "model=edsr_large", "model.width=8"],
     ],
 )

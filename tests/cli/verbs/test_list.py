@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from hires.cli.compose.choices import ALIASES, conf_dir, config_keys, groups
+from hires.cli.compose.choices import ALIASES, config_keys, groups
 from hires.cli.main import VERBS
 
 
 def test_every_file_key_and_alias_is_listed(hires):
     text = hires("list").out
-    for path in conf_dir().glob("*/*.yaml"):
-        assert f"\n  {path.stem} " in text, path
+    for group, names in groups().items():
+        assert f"\n{group}\n" in f"\n{text}"
+        assert all(f"\n  {name} " in text for name in names), group
     assert all(key.meaning for key in config_keys().values())
     text = hires("list", "aliases").out
     for word, (key, _) in ALIASES.items():
@@ -52,7 +53,7 @@ def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
     ("wrong", "meant"),
     [
         (["parallel.stags"], "did you mean parallel.stages?"),
-        (["nonsense"], "choose one of augment, checkpoint, "),  # it was "did you mean nodes?" alone
+        (["nonsense"], "choose one of augment, cluster, "),  # it was "did you mean nodes?" alone
         (["model", "--where", "batch > 3"], "hires list runs --where"),
     ],
 )

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from hires.cli.named_weights import path_of_weights, run_of_weights
+from hires.core.config.model_config import ModelConfig
+from hires.nets.build_network import build_model
 from tests.helpers.commands import SMALL
 from tests.helpers.run_folders import make_run
 
