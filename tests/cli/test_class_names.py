@@ -115,17 +115,6 @@ def test_slides_and_masks_are_mapped(tmp_path):
     assert labels.tolist() == [[2, 1, 0, 2]]
 
 
-def test_label_maps_without_names_take_those_of_the_run(tmp_path):
-    run = trained(tmp_path, masks(tmp_path / "a", "ground", "leaf"))
-    data = {**masks(tmp_path / "b", "x", "y"), "names": None}
-    config = config_for("evaluate", data, run)
-    assert (config.data.names, config.data.order) == (["ground", "leaf"], None)
-    # Numbers are no names.
-    run = trained(tmp_path / "numbers", data)
-    config = config_for("evaluate", masks(tmp_path / "c", "leaf", "ground"), run)
-    assert config.data.names == ["leaf", "ground"]
-
-
 def test_weights_without_names_are_said_to_have_none(tmp_path):
     data = folder(tmp_path / "a", "cat", "dog")
     config = config_for("evaluate", data, "net.safetensors")

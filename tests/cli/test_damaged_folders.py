@@ -72,48 +72,47 @@ def whole(hires, finished, tmp_path, monkeypatch, fake_ranks):
 def add_files(run: Path) -> None:
     """Adds the files to a complete run that only some launchers and keys make."""
     attempt = run / "a0"
-    for name, values in {
-        file_names.JOB: {"launcher": "slurm", "job": "77", "index": None, "pack": 1},
-        file_names.CANCEL: {},
-        file_names.CONTROL: {"line": ["127.0.0.1", 1], "key": "0"},
-        file_names.VERIFY: {"equal": True},
-    }.items():
-        (attempt / name).write_text(json.dumps(values))
     step = {"rank": 0, "step": 2, "clock": "c", "begin_s": 1.0, "dropped": 0}
     step["spans"] = [["forward", "F0", 0.0, 0.5, ""], ["halo", "F0", 0.1, 0.2, "halo to 1"]]
-    (attempt / file_names.TIMELINE).write_text(json.dumps(step) + "\n")
+    (attempt / file_names.ALIVE).mkdir(exist_ok=True)
+    saved = run / file_names.CHECKPOINTS / "step000001"
+    saved.mkdir(parents=True)
+    manifest = {"schema": 1, "step": 1, "attempt": 0, "task": "train", "layout": "x"}
+    for path, values in {
+        attempt / file_names.JOB: {"launcher": "slurm", "job": "77", "index": None, "pack": 1},
+        attempt / file_names.CANCEL: {},
+        attempt / file_names.CONTROL: {"line": ["127.0.0.1", 1], "key": "0"},
+        attempt / file_names.VERIFY: {"equal": True},
+        attempt / file_names.TIMELINE: step,
+        attempt / file_names.ALIVE / "rank0000.json": {"rank": 0, "step": 1, "since_s": 1.0},
+        saved / file_names.CHECKPOINT: {**manifest, "files": {"stage00.safetensors": 1}},
+        run.parent / file_names.POINTS: [{"run": run.name, "attempt": 0}],
+    }.items():
+        path.write_text(json.dumps(values) + "\n")
+    for path, text in {
+        attempt / file_names.HANG: "rank 0 waits\n",
+        attempt / file_names.ALIVE / "rank0000": "",
+        run / file_names.JOB_SCRIPT: "#!/bin/bash\n",
+        run / file_names.JOB_LOG: "started\n",
+        saved / "stage00.safetensors": "x",
+    }.items():
+        path.write_text(text)
     rows = [{"operation": "send", "kind": "halo", "size": 3, "count": 2, "bytes": 16}]
     way = {"backend": "gloo", "algorithm": "message", "issue_s": 0.1, "wait_s": 0.2}
     comm = {"kind": "comm", "rank": 0, "first": 1, "steps": 2, "step_s": 1.0, "planned": rows}
     comm["rows"] = [{**row, **way} for row in rows]
     with (attempt / file_names.METRICS).open("a") as file:
         file.write(json.dumps(comm) + "\n")
-    for path in (run, attempt):
-        record = json.loads((path / file_names.RECORD).read_text())
-        record["comm"] = message_sums.summed([comm])
-        (path / file_names.RECORD).write_text(json.dumps(record))
+    for path in (run / file_names.RECORD, attempt / file_names.RECORD):
+        values = {**json.loads(path.read_text()), "comm": message_sums.summed([comm])}
+        path.write_text(json.dumps(values))
     header = {"clock": "c", "dropped": 0, "operations": ["send"], "events": {}}
-    header["ways"] = {"0": ["gloo", "message"]}
     entry = message_entries.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
-    message_entries.write(attempt, 0, header, entry)
-    (attempt / file_names.HANG).write_text("rank 0 waits\n")
-    (attempt / file_names.ALIVE).mkdir(exist_ok=True)
-    (attempt / file_names.ALIVE / "rank0000").touch()
-    status = {"rank": 0, "step": 1, "action": "F0", "what": "halo", "since_s": 1.0}
-    (attempt / file_names.ALIVE / "rank0000.json").write_text(json.dumps(status))
-    (run / file_names.JOB_SCRIPT).write_text("#!/bin/bash\n")
-    (run / file_names.JOB_LOG).write_text("started\n")
-    saved = run / file_names.CHECKPOINTS / "step000001"
-    saved.mkdir(parents=True)
-    (saved / "stage00.safetensors").write_bytes(b"x")
-    manifest = {"schema": 1, "step": 1, "attempt": 0, "task": "train", "layout": "x"}
-    manifest["files"] = {"stage00.safetensors": 1}
-    (saved / file_names.CHECKPOINT).write_text(json.dumps(manifest))
+    message_entries.write(attempt, 0, {**header, "ways": {"0": ["gloo", "message"]}}, entry)
     points = [PlannedPoint(run.name, [*SMALL], 1), PlannedPoint("none-0123abcd", ["seed=9"])]
     excluded = [ExcludedPoint(["image=7"], "it does not fit", "image=8")]
     sweeps = [{"argv": ["hires", "sweep"], "time": "2031-01-01T00:00:00+00:00"}]
     campaign_file.write(run.parent, Campaign("bad", sweeps, points, excluded))
-    (run.parent / file_names.POINTS).write_text(json.dumps([{"run": run.name, "attempt": 0}]))
 
 
 def command_lines(run: Path) -> dict[str, tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 
 from hires.cli.main import VERBS
 from hires.core.python_command import code_command, module_command
-from hires.core.store import launch_file
-from hires.launcher.ranks import spawn
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.slurm_runs import REPOSITORY
 
@@ -142,13 +139,3 @@ def test_code_gets_no_empty_entry(dirty):
     assert ran(dirty) == []
     assert str(dirty) not in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1] == str(REPOSITORY)
-
-
-def test_children_and_scripts_get_no_empty_entry(dirty):
-    environ = {**os.environ, "PYTHONPATH": f"::{REPOSITORY}"}
-    with (dirty / "out").open("wb") as out:
-        number = out.fileno()
-        child = spawn.start(code_command(WRITTEN), environ, stdout=number, stderr=number)
-        assert child.wait(PATIENCE_S) == 0
-    assert (dirty / "out").read_text().splitlines()[-1] == str(REPOSITORY)
-    assert f"pythonpath={REPOSITORY}\n" in launch_file.render(["hires"])

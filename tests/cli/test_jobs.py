@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hires.core.store import attempts
 from hires.launcher import job_wait
 from hires.plan.graph import Graph
 from tests.helpers.commands import SMALL
@@ -111,14 +109,6 @@ def test_job_may_wait_for_another(hires, slurm, cluster, fake_ranks):
     hires("run", *SMALL, "parallel=sp", "seed=1")  # what is complete is looked at all the same
     answer = hires("run", *SMALL, *SLURM, "seed=1", "--after", "nothere")
     assert (answer.code, "'nothere' is no campaign and no run" in answer.err) == (2, True)
-
-
-def test_waiting_ends_as_the_run_does(hires, slurm, cluster):
-    end = '{"state": "cancelled", "cause": "X"}'
-    cluster("sbatch", f'echo \'{end}\' > "$(dirname "$2")"/a0/exit.json; echo 7')
-    answer = hires("run", *SMALL, *SLURM, "--wait")
-    assert answer.code == 130
-    assert "hires: the run was cancelled: X" in answer.err
 
 
 def test_refused_job_leaves_a_failed_attempt(hires, slurm):
@@ -242,18 +232,3 @@ def test_repeats_of_a_point_are_one_element_with_time_for_all(hires, slurm):
     assert jobs() == [("1", 0), ("1", 1)]
     assert [[run["attempts"] for run in runs] for runs in listed(0)] == [[3], [3]]
     assert option(0, "time") == ["15"]
-
-
-def test_damaged_list_and_a_folder_that_was_made_anew_stop_nothing(hires, slurm):
-    words = ("sweep", *SMALL, *SLURM)
-    hires(*words, "seed=0")
-    run = only_run()
-    Path("results/default/arrays/0/points.jsonl").write_bytes(b'[{"run": 3\xff')
-    answer = hires(*words, "seed=1")
-    assert answer.code == 0
-    assert "arrays/0/points.jsonl is damaged" in answer.err
-    assert jobs() == [("1", 0), ("2", 0)]
-    shutil.rmtree(run / "a0")  # which is not taken for the old job
-    assert attempts.next_attempt(run) == 0
-    hires(*words, "seed=2")
-    assert not (run / "a0" / "job.json").exists()

@@ -137,16 +137,6 @@ def test_quantised_weights_remember_their_training(run, tmp_path):
     assert findings_of(str(file), {**DIGITS, "split": "validation"}, **int8) == []
 
 
-def test_other_size_than_that_of_the_calibration_is_a_note(tmp_path):
-    place = tmp_path / "n8.json"
-    int8 = int8_of(place, {**DIGITS, "split": "train"}, image=24)
-    int8 |= {"quant": {"scales": str(place)}}
-    [finding] = findings_of(None, {**DIGITS, "split": "validation"}, **int8)
-    assert (finding.severity, finding.key) == ("note", "image")
-    assert "at 24x24 pixels, and this evaluates images of 16x16" in finding.text
-    assert findings_of(None, {**DIGITS, "split": "validation"}, "infer", **int8) == []
-
-
 HOSTILE = [
     {"calibration": 7},
     {"calibration": {"image": [2**53, 1], "data": {"name": "digits", "split": "later"}}},

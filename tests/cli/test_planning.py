@@ -3,7 +3,6 @@ where it does not fit; what cannot be planned names every wrong number and what 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from hires.cli import planning
 from hires.cli.planning import PackedPlan, Planner
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.optimizer_config import OptimizerConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.units import MIB
@@ -22,7 +20,6 @@ from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.search.layout_search import Budget
-from tests.helpers.commands import SMALL
 from tests.helpers.small_plans import config_of, forked
 
 MODEL = ModelConfig(depth=18, classes=10)
@@ -129,24 +126,6 @@ def test_second_forecast_comes_from_the_cache(graph, cache):
         assert process.asked == asked
 
 
-def test_forecast_is_shared_where_keys_do_not_decide_it(graph):
-    process = Process(graph)
-    plan = make_plan(CONFIG, graph)
-    Planner(process, 0).add_memory(CONFIG, plan)
-    assert plan.memory == []
-    assert "no time is left for it; plan again, which uses what is kept" in plan.findings[-1].text
-    forecast(CONFIG, process)
-    other = RunConfig(
-        image=32, batch=4, model=MODEL, seed=5, steps=40, optimizer=OptimizerConfig(lr=0.5)
-    )
-    plan = make_plan(other, graph)
-    Planner(process, 0).add_memory(other, plan)
-    assert (plan.ok, bool(plan.memory), process.asked) == (True, True, 1)
-    again = MemoryConfig(checkpoint="stage")
-    forecast(RunConfig(image=32, batch=4, model=MODEL, memory=again), process)
-    assert process.asked == 2
-
-
 @pytest.mark.parametrize(
     ("error", "severity", "key"),
     [
@@ -179,21 +158,6 @@ def test_plan_that_does_not_fit_names_every_single_change_that_would(graph):
         "parallel.microbatches=2 (120.0 MiB), or memory.checkpoint=block (40.0 MiB), or "
         "memory.checkpoint=stage (40.0 MiB) would fit"
     )
-
-
-@pytest.mark.usefixtures("traced")
-def test_plan_draws_the_memory_and_exits_3_where_it_does_not_fit(hires):
-    answer = hires("plan", *SMALL, "memory.limit=2MiB")
-    assert answer.code == 0
-    lines = answer.out.splitlines()
-    assert "memory of a rank" in lines
-    assert any("[PPPGOOAAABBB............]" in line for line in lines)
-    assert any("memory.limit, 2.0 MiB" in line for line in lines)
-    answer = hires("plan", *SMALL, "memory.limit=1MB", "--json")
-    assert answer.code == 3
-    facts = json.loads(answer.out)
-    assert facts["memory"][0]["peak_bytes"] == 1 << 20
-    assert any("memory.limit=1MB" in finding["text"] for finding in facts["findings"])
 
 
 @pytest.fixture

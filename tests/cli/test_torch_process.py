@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -59,11 +58,3 @@ def test_process_that_broke_is_started_again_by_the_next_question(process, tmp_p
         with pytest.raises(RunError, match="exit code 3"):
             asked.trace(RunConfig())
         assert asked.trace(RunConfig()).input_shape == [1]
-
-
-def test_process_that_was_started_and_never_asked_is_not_waited_for(process):
-    module = process("import time\ntime.sleep(600)\n")
-    with TorchProcess(module) as early:
-        early.start()
-        started = early._process
-    assert started.returncode == -signal.SIGKILL

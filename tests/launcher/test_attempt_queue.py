@@ -71,9 +71,9 @@ def behave(monkeypatch, *behaviours):
     monkeypatch.setenv("HIRES_FAKE_RANKS", json.dumps(told))
 
 
-def run(tasks, watcher=None, rank_hours=None, **rooms):
+def run(tasks, watcher=None, **rooms):
     rooms = Share(**{"cores": 4, "memory_bytes": math.inf, **rooms})
-    queue = LocalQueue(tasks, rooms, watcher or Watcher(), "tests.helpers.fake_rank", rank_hours)
+    queue = LocalQueue(tasks, rooms, watcher or Watcher(), "tests.helpers.fake_rank")
     queue.work()
     events = [
         event

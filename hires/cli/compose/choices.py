@@ -10,7 +10,7 @@ import itertools
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import yaml
 
 import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
 from hires.core.config.run_config import RunConfig
-from hires.core.config.value_checks import type_words
+from hires.core.config.value_checks import Section, type_words
 from hires.core.errors import ConfigError
 from hires.core.store.launch_file import shipped
 
@@ -120,11 +120,12 @@ def groups(extra: Path | None = None) -> Groups:
 def own_choices() -> Groups:
     """Returns the choices that are a name and no file: those of the sections of the config."""
     sections = typing.get_type_hints(RunConfig)
-    return {group: dict(own) for group, hint in sections.items() if (own := _choices_of(hint))}
-
-
-def _choices_of(hint: Any) -> Mapping[str, str]:
-    return hint.choices if dataclasses.is_dataclass(hint) else {}
+    classes = {name: h for name, h in sections.items() if isinstance(h, type)}
+    return {
+        name: dict(section.choices)
+        for name, section in classes.items()
+        if issubclass(section, Section) and section.choices
+    }
 
 
 @functools.cache

@@ -88,15 +88,6 @@ def test_layout_is_called_what_its_keys_make_it(
     assert found == (replicas, stages, tiles, microbatches)
 
 
-def test_arguments_of_a_users_network_need_no_plus():
-    words = ["model=custom", "model.target=a.b:c", "model.args.width=3", "model.args.kind=x"]
-    assert compose(words).model.args == {"width": 3, "kind": "x"}
-    assert compose([*words[:2], "model.args={width:3,dims:[1,2]}"]).model.args == {
-        "width": 3,
-        "dims": [1, 2],
-    }
-
-
 @pytest.mark.parametrize(
     "path",
     ["/tmp/my images (2024)/a=b", "/tmp/it's", '/tmp/"quoted"', "/tmp/ünïcode", "/tmp/a b"],
@@ -112,11 +103,6 @@ def test_folders_are_absolute_because_ranks_may_start_elsewhere(tmp_path, monkey
     config = compose(["data=folder", "data.path=~/images", "results=~/runs"])
     assert (config.data.path, config.results) == ("/home/somebody/images", "/home/somebody/runs")
     assert compose(["campaign=2024", "++steps=20"]).campaign == "2024"  # a number as a name
-
-
-def test_missing_config_dir_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no-such \(or HIRES_CONF\) is not a folder"):
-        compose([], str(tmp_path / "no-such"))
 
 
 def test_file_that_is_no_text_is_named_only_where_it_is_chosen(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.cli.compose.compose_config import Composer, compose
+from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import checked
 from hires.core.errors import ConfigError
 
@@ -62,11 +62,3 @@ def test_parts_of_a_layout_may_come_in_any_order():
     known = {"parallel": {"sp+gems+dp": "", "gems": ""}}
     for words in ("dp+gems+sp", "gems+sp+dp", "sp+gems+dp"):
         assert checked([f"parallel={words}"], known) == ["parallel=sp+gems+dp"]
-
-
-@pytest.mark.parametrize("word", ["batch=x", "batch=4.5", "campaign=null", "data.shuffle=x"])
-def test_value_of_a_wrong_type_is_refused_at_every_point(word):
-    composer = Composer()
-    for words in ([word], ["image=64", word]):
-        with pytest.raises(ConfigError, match=f"{word} has the wrong type"):
-            composer.composed(words)

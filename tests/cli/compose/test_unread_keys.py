@@ -10,9 +10,7 @@ import inspect
 import pytest
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.compose.idle_keys import idle_keys
 from hires.core.config import data_config, model_config
-from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.data.source import KINDS
 from hires.nets import NETS
@@ -88,26 +86,3 @@ def test_every_network_lists_the_keys_that_it_reads():
 
 def test_every_data_set_lists_the_keys_that_it_reads():
     assert {*data_config.OWN_KEYS} == {*KINDS}
-
-
-@pytest.mark.parametrize(
-    ("keys", "words", "text"),
-    [
-        (
-            {"task": {"name": "predict"}, "steps": 12, "batch": 3},
-            ["steps=5", "task=predict"],
-            "steps does nothing: task=predict makes one pass over its data, 12 steps of batch=3",
-        ),
-        (
-            {"task": {"name": "calibrate"}, "quant": {"images": 96}},
-            ["task=calibrate", "steps=5"],
-            "steps does nothing: task=calibrate takes as many as quant.images=96 need in batches "
-            "of 8",
-        ),
-        ({"task": {"name": "evaluate"}, "steps": 12}, ["task=evaluate"], None),
-        ({"steps": 5}, ["steps=5"], None),
-    ],
-)
-def test_steps_that_follow_from_the_data_are_named(keys, words, text):
-    found = [note.text for note in idle_keys(from_dict(keys), words)]
-    assert found == ([] if text is None else [text])

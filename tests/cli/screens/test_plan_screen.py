@@ -6,11 +6,9 @@ from hires.cli.screens.show_plan import (
     bar,
     memory_lines,
     placement_lines,
-    plan_lines,
 )
 from hires.core.units import MIB
 from hires.plan.memory import RankMemory
-from tests.helpers.small_plans import plan_of
 
 
 def facts(replicas: int, *tiles: list[int]) -> dict:
@@ -42,18 +40,6 @@ def test_tiles_stand_as_they_cut_the_image_and_stages_side_by_side():
     assert placement_lines(facts(100, [1, 2]))[-1] == (
         "and 99 more replicas, alike, each 2 ranks further"
     )
-
-
-def test_tables_and_findings_of_a_plan_fit_a_narrow_screen(monkeypatch):
-    plan = plan_of(tiles=[2, 1], stages=3, directions=2, schedule="gems").to_dict()
-    plan["findings"] = [{"severity": "note", "key": "memory", "text": "a sentence " * 30}]
-    for stage in plan["stages"]:
-        stage["last_layer"] = "layer4.1.a_long_name_of_a_layer.conv2"
-    whole = plan_lines(plan, ["F0"])
-    assert max(map(len, whole)) > 300  # in a file a finding is one line
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = plan_lines(plan, ["F0"])
-    assert max(map(len, narrow)) <= 80
 
 
 SMALL = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB).to_dict()

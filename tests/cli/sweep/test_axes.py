@@ -67,10 +67,6 @@ def test_odd_texts_are_values_that_come_back_unchanged():
         assert checked(words, groups())  # words that one run takes
 
 
-def test_later_word_replaces_an_earlier_one_of_the_same_key():
-    assert points("image=64,96", "batch=2", "image=32") == [["batch=2", "image=32"]]
-
-
 def test_every_wrong_value_is_told_at_once():
     text = answer("parallel=sp,spp", "bogus=1,2", "model=resnet18,resnet19")
     assert "unknown parallel 'spp'" in text
@@ -118,14 +114,6 @@ def test_zipped_keys_change_together_in_the_place_of_the_first():
 def store(folder: Path, text: str) -> None:
     (folder / "experiment").mkdir(exist_ok=True)
     (folder / "experiment" / "mine.yaml").write_text(text)
-
-
-def test_words_and_options_come_out(tmp_path):
-    store(tmp_path, "overrides: [image=64]\nmax-parallel: 2\nwhere: batch < 4\nzip: ['a,b']\n")
-    words, stored = stored_sweep(["batch=2", "experiment=mine", "--x"], tmp_path)
-    assert words == ["batch=2", "--x"]
-    assert stored.words == ["image=64"]
-    assert stored.options == {"max_parallel": 2, "where": "batch < 4", "zip": ["a,b"]}
 
 
 @pytest.mark.parametrize(

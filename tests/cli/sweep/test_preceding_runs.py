@@ -20,7 +20,6 @@ from hires.data.textures import make_folder
 from tests.helpers import commands
 
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
-ON_CPU = "device=cpu"
 
 
 def made(*words, first=SAVED, where=None):
@@ -41,13 +40,6 @@ def test_points_that_differ_in_what_is_replaced_share_one_run():
     ] * 2
     assert [axis.keys for axis in before.axes] == [("data",), ("batch",)]
     assert before.listed[0].config.steps == 4
-
-
-def test_last_word_of_a_key_counts_and_keys_of_a_replaced_group_go_with_it():
-    _, before, _ = made("batch=4", first=(*SAVED, "steps=6"))
-    assert before.listed[0].words == ["batch=4", "task=train", "steps=6", "checkpoint.every=2"]
-    _, before, _ = made("parallel=sp", "parallel.tiles=[1,2]", first=(*SAVED, "parallel=single"))
-    assert before.listed[0].words == [*SAVED, "parallel=single"]
 
 
 @pytest.mark.parametrize(

@@ -229,27 +229,6 @@ def test_points_that_are_the_same_run_count_once(hires, fake_ranks):
     assert len(runs()) == 1
 
 
-def test_words_that_a_shell_would_run_are_only_words(hires, fake_ranks):
-    odd = ["$(touch bad)", "`touch bad`;touch bad", "it's", 'a "b"', "two\nlines touch bad"]
-    for word in odd:
-        folder = Path(word)
-        (folder / "one").mkdir(parents=True)
-        (folder / "one" / "x.tif").touch()
-        (folder / "two").mkdir()
-        (folder / "two" / "y.tif").touch()
-        answer = hires("sweep", *SMALL, "data=folder", f"data.path={word}", "precision=fp32")
-        assert answer.code == 0, answer.err
-        assert all(point.overrides for point in held().points)
-    assert len(runs()) == len(odd)
-    for run in runs():
-        script = run / "launch.sh"
-        subprocess.run(["sh", "-n", str(script)], check=True)
-        environ = {**os.environ, "HIRES_FAKE_RANKS": "{}"}
-        text = script.read_text().replace("hires.launcher.local", "hires.core.no_such_module")
-        subprocess.run(["sh"], input=text, text=True, env=environ, check=False, capture_output=True)
-    assert not Path("bad").exists()
-
-
 def test_plans_are_shared_where_keys_do_not_matter(hires, monkeypatch):
     made = []
     real = planning.make_plan

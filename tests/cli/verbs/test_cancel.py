@@ -18,7 +18,7 @@ from hires.launcher import cancel
 from hires.launcher.status import state
 from tests.helpers.commands import SMALL
 from tests.helpers.patience import PATIENCE_S
-from tests.helpers.run_folders import begin, done, end, make_run, submitted
+from tests.helpers.run_folders import begin, done, make_run, submitted
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "resnet18-64x64-single-fp32-"
@@ -134,38 +134,6 @@ def test_all_elements_of_a_campaign_are_cancelled_in_one_call_those_that_wait_fi
     assert not (runs[0] / "a0" / "exit.json").exists()  # its supervisor writes its own
     cause = json.loads((runs[3] / "a0" / "exit.json").read_text())["cause"]
     assert cause == "job 7_3 was cancelled while it waited"  # Slurm itself forgets such an element
-
-
-def packed(results: Path, number: int, index: int, pack: int) -> Path:
-    """Makes a run that shares an element with others."""
-    run = make_run(results, f"{RUN}{number}")
-    folder = submitted(run, job="7", index=index)
-    told = json.loads((folder / "job.json").read_text())
-    (folder / "job.json").write_text(json.dumps({**told, "pack": pack}))
-    return run
-
-
-def test_runs_that_wait_to_go_on_keep_their_job_when_one_of_them_is_cancelled(
-    hires, tmp_path, slurm
-):
-    """They have an exit.json, and go on all the same when their job starts again."""
-    runs = [packed(tmp_path / "results", n, index=1, pack=3) for n in range(3)]
-    for run in runs:
-        with (run / "config.yaml").open("a") as file:
-            file.write("launcher:\n  requeues: 3\n")
-    for run, reason in zip(runs[:2], ("preempted", "timeout"), strict=True):
-        told = {"reason": reason, "cause": "it made way", "exit_codes": {"0": 75}}
-        end(begin(run), "failed", **told)
-    end(begin(runs[2]), "done")
-    answer = hires("cancel", runs[0].name)
-    assert "will not be begun; the other runs of job 7_1 go on" in answer.out
-    assert slurm() == []
-    found = json.loads((runs[0] / "a0" / "exit.json").read_text())
-    assert (found["state"], found["reason"], found["exit_codes"]) == ("cancelled", None, {"0": 75})
-    assert found["cause"].endswith("its turn in job 7_1; before that: it made way")
-    assert [found.state for found in state.states(runs[:2])] == ["cancelled", "pending"]
-    hires("cancel", runs[1].name)
-    assert slurm() == ["7_1"]
 
 
 def test_sweep_on_this_machine_starts_nothing_more(tmp_path, hires, graph):

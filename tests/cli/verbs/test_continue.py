@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -61,17 +60,6 @@ def test_run_of_other_keys_or_no_more_steps_is_not_offered_it(hires, saved):
     assert (answer.code, continues(run_of(4))) == (0, str(saved)), answer.err
 
 
-def test_points_of_a_sweep_go_on_and_their_notes_are_grouped(hires, saved):
-    words = ("sweep", *BASE, "steps=4,5", "--dry-run")
-    [line] = [n for n in hires(*words).err.splitlines() if "was saved after step 3" in n]
-    assert line.startswith("note: 2 points: ")
-    found = json.loads(hires(*words, "--json").out)["points"]
-    assert ["was saved after step 3" in point["notes"][0] for point in found] == [True] * 2
-    answer = hires("sweep", *BASE, "steps=4,5", "--continue")
-    assert answer.code == 0, answer.err
-    assert [continues(run_of(steps)) for steps in (4, 5)] == [str(saved)] * 2
-
-
 def test_what_cannot_be_continued_is_refused_before_a_folder_is_made(hires, saved):
     before = set(Path("results/default").iterdir())
     checkpoint = f"checkpoint.continues={saved}"
@@ -83,11 +71,3 @@ def test_what_cannot_be_continued_is_refused_before_a_folder_is_made(hires, save
         answer = hires("run", *BASE, "steps=5", *words)
         assert (answer.code, told in answer.err) == (2, True), answer.err
     assert set(Path("results/default").iterdir()) == before
-
-
-def test_named_run_is_continued_under_the_name_that_the_run_has_anyway(hires, saved):
-    answer = hires("run", *BASE, "steps=5", f"checkpoint.continues={saved.parents[1]}")
-    assert answer.code == 0, answer.err
-    named = run_of(5)
-    assert hires("run", *BASE, "steps=5", "--again", "--dry-run").code == 0
-    assert run_of(5) == named

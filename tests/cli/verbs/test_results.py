@@ -119,32 +119,6 @@ def test_report_is_a_page_and_its_files(hires, run):
         assert Path("report", name).is_file()
 
 
-def test_mistakes_of_a_report_end_with_2(hires, run):
-    Path("taken").write_text("")
-    for words, told in (
-        (["--format", "htm"], "did you mean html?"),
-        (["--results", "elsewhere"], "elsewhere"),
-        (["--out", "taken"], "--out DIR"),
-    ):
-        answer = hires("report", *words)
-        assert (answer.code, told in answer.err) == (2, True), answer.err
-
-
-def test_points_are_those_of_whole_campaigns(hires, run):
-    report_run(RESULTS, "single")
-    excluded = [{"overrides": ["image=9"], "reason": "too small"}]
-    points = [{"run": path.name, "overrides": []} for path in run.parent.iterdir()]
-    plan = {"points": points, "excluded": excluded}
-    (run.parent / "campaign.json").write_text(json.dumps(plan))
-    table = Path("report/tables/points.csv")
-    assert hires("report", "default", "--format", "csv").code == 0
-    assert table.read_text().count("done") == 2
-    assert "too small" in table.read_text()
-    # The other run of the campaign is not looked at, so nobody knows how it is; the table goes.
-    assert hires("report", str(run), "--format", "csv").code == 0
-    assert not table.exists()
-
-
 @pytest.fixture
 def attempts(hires):
     """Two attempts of a run, and a run that failed."""

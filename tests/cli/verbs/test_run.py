@@ -176,11 +176,6 @@ def test_checkpoint_of_another_network_is_refused_before_anything_starts(hires, 
     assert not list(Path("results").glob("*/*/a0"))
 
 
-def test_checkpoint_of_the_same_network_is_taken(hires, fake_ranks, saved):
-    answer = hires("run", *SMALL, f"checkpoint.resume={saved()}")
-    assert answer.code == 0, answer.err
-
-
 def test_weights_are_part_of_the_run_by_their_contents(hires, fake_ranks, graph, tmp_path):
     words = (*SMALL, "task=infer")
     paths = [saved_with(shapes_of(graph), tmp_path / name) for name in "ab"]

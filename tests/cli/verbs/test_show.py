@@ -105,12 +105,6 @@ def test_messages_are_shown_beside_those_of_the_plan(hires, logged, monkeypatch)
     assert re.search(r"^ send +halo +(\d+) +\1 ", answer.out, re.MULTILINE)
 
 
-def test_messages_as_data(hires, logged):
-    values = json.loads(hires("show", str(logged), "--comm", "--json").out)
-    assert (values["first_step"], values["steps"], values["ranks"]) == (2, 2, 2)
-    assert values["differs_from_plan"] == []
-
-
 def test_reproduce_prints_the_line_and_what_differs_now(hires, run):
     answer = hires("show", str(run), "--reproduce")
     assert answer.code == 0, answer.err

@@ -118,15 +118,6 @@ def test_interrupted_watching_ends_without_a_word(tmp_path, words):
     assert (process.returncode, err) == (130, "")
 
 
-def test_why_a_run_failed_is_below_a_table_without_room_for_it(hires, campaign, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    answer = hires("status").out
-    assert max(map(len, answer.splitlines()[:7])) <= 60
-    for text in ("failed (nan)", "42/100", "note: three-00000003: the loss is nan\n"):
-        assert text in answer
-    assert answer.splitlines()[-1].startswith("6 runs: ")
-
-
 @pytest.fixture
 def logged(tmp_path: Path) -> Path:
     """A run of two attempts, whose ranks wrote logs; one of the last lines is not complete."""
@@ -207,21 +198,6 @@ def test_midnight_does_not_turn_the_order(tmp_path):
     (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
     shown = told(RankLogs(tmp_path).read(0, to_end=True))
     assert "".join(line[-1] for line in shown) == "abcd"
-
-
-def test_follower_waits_for_the_end_of_a_line_and_forgets_earlier_attempts(logged):
-    logs = RankLogs(logged)
-    assert len(told(logs.read(0))) == 6
-    assert list(logs.read(0)) == []
-    with (logged / "a0/logs/rank0001.log").open("a") as file:
-        file.write(" late\n")
-    (logged / "a0/logs/rank0002.log").write_text("10:00:03.000 rank 2: new\n")
-    assert told(logs.read(0)) == [
-        "1 10:00:02.000 rank 1: too late",
-        "2 10:00:03.000 rank 2: new",
-    ]
-    assert len(told(logs.read(1))) == 6
-    assert list(logs.read(7)) == []
 
 
 def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path):

@@ -95,8 +95,9 @@ def test_weights_of_torchvisions_names_compute_as_in_plain_torch(hires):
     net = "model=resnet50", "model.classes=1000", "image=32"
     answer = hires("weights", "import", "resnet50.pth", "--out", "net.safetensors", *net)
     assert answer.code == 0, answer.err
-    model = build_model(ModelConfig(depth=50, classes=1000), 0, (32, 32)).double().eval()
-    model.load_state_dict(load_file("net.safetensors"))
+    model = build_model(ModelConfig(depth=50, classes=1000), 0, (32, 32))
+    model.load_state_dict(load_file("net.safetensors"), assign=True)
+    model = model.double().eval()
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
         found = model(x).softmax(1)
@@ -151,7 +152,6 @@ def test_show_names_every_tensor_that_does_not_fit(hires, graph):
     assert (ran.code, f"and {len(names) - 6} more" in ran.err) == (2, True)
     answer = hires("weights", "show", "w.safetensors", *SMALL[:2], "--json")
     assert answer.code == 2
-    assert all(f"{name}" in answer.err for name in names)
     facts = json.loads(answer.out)
     assert (facts["fits"], sorted(facts["missing"])) == (False, sorted(names))
     assert len(facts["of_no_layer"]) == len(names)
