@@ -163,18 +163,6 @@ def test_largest_image_is_found_by_bisection(hires, of_any_size, refuses, side):
     assert f"image=[{side},{side}]" in text.out.splitlines()[-1]
 
 
-def test_auto_runs_the_largest_image_with_its_keys(hires, of_any_size, tmp_path):
-    words = (*SMALL, *SIZED)
-    words += ("parallel=auto", "parallel.objective=image", f"results={tmp_path}/r")
-    answer = hires("run", "--dry-run", *words)
-    assert answer.code == 0, answer.err
-    [run] = Path(tmp_path, "r").glob("*/*/config.yaml")
-    assert yaml.safe_load(run.read_text())["image"] == [992, 992]
-    again = json.loads((run.parent / "planned.json").read_text())["argv"]
-    assert "image=[992,992]" in again
-    assert not {"image=64", "parallel=auto", "parallel.objective=image"} & {*again}
-
-
 def test_repeated_search_is_that_of_before_as_long_as_nothing_has_changed(hires, monkeypatch):
     monkeypatch.setenv("HIRES_CACHE", "on")
     first, again = (choose(hires, "ranks=2", "seed=77") for _ in range(2))

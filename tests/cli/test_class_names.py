@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from hires.cli.data_keys import with_classes
-from hires.cli.learnt_images import learnt_images
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
@@ -113,16 +111,3 @@ def test_slides_and_masks_are_mapped(tmp_path):
     data = masks(tmp_path / "e", "stem", "leaf", "ground")  # the same names in another order
     labels = open_data(config_for("evaluate", data, run)).labels(0, (0, 1), (0, 4))
     assert labels.tolist() == [[2, 1, 0, 2]]
-
-
-def test_weights_without_names_are_said_to_have_none(tmp_path):
-    data = folder(tmp_path / "a", "cat", "dog")
-    config = config_for("evaluate", data, "net.safetensors")
-    [finding] = learnt_images(config, {})
-    assert (finding.severity, finding.key) == ("note", "data.order")
-    named = config_for("evaluate", {**data, "order": ["dog", "cat"]}, "net.safetensors")
-    assert learnt_images(named, {}) == []
-    assert names_by_image(named)[0]["dog/0.png"] == "dog"
-    with pytest.raises(ConfigError, match=r"data\.order=dog.*cat"):
-        config_for("evaluate", {**data, "order": ["dog"]}, "net.safetensors")
-    assert Path(data["path"]).is_dir()

@@ -230,23 +230,6 @@ def test_every_file_is_damaged_and_every_verb_answers(whole):
     assert not whole.wrong, "\n".join(whole.wrong)
 
 
-def test_file_that_cannot_be_used_is_named(whole):
-    show, status, runs = ("show", str(whole.run)), ("status",), ("list", "runs")
-    for file, lines, fault in (
-        ("config.yaml", (show, runs), "pipe"),
-        ("record.json", (show, status, runs), "half"),
-        ("a0/record.json", (show, status, runs), "nested"),
-        ("plan.json", (show,), "list"),
-        ("a0/exit.json", (status, runs), "half"),
-        ("a0/timeline.jsonl", ((*show, "--timeline"),), "pipe"),
-    ):
-        whole.restore()
-        STRUCTURAL[fault](whole.run / file)
-        for words in lines:
-            answer = whole.hires(*words)
-            assert file in answer.out + answer.err, (file, fault, words, answer)
-
-
 @pytest.fixture
 def hostile(hires):
     return hostile_campaign(Path("results"))
@@ -269,17 +252,3 @@ def test_runs_of_somebody_who_means_harm_are_listed_shown_and_exported(hires, ho
     harmless(hires("show", str(hostile[0]), "--diff", str(hostile[1])), 0, 1)
     harmless(hires("export", "--to", "csv", "--out", "out"), 0)
     assert not UNSEEN & set(Path("out/runs.csv").read_text())
-
-
-def test_comparison_of_such_runs_writes_json(hires, hostile):
-    campaign = hostile[0].parent
-    shutil.copytree(campaign, campaign.with_name("other"), symlinks=True, ignore=_pipes)
-    words = ("compare", campaign.name, "other", "--metric", "throughput,memory,loss", "--json")
-    answer = harmless(hires(*words), 0, 1, 4)
-    json.JSONDecoder(parse_constant=pytest.fail).raw_decode(answer.out)
-
-
-def _pipes(folder, names):
-    """Names what cannot be copied."""
-    paths = {name: Path(folder) / name for name in names}
-    return [name for name, path in paths.items() if not path.is_dir() and not path.is_file()]

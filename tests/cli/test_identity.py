@@ -80,22 +80,6 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     assert "made from: network " in hires("show", first.name).out
 
 
-def test_network_that_another_machine_rounds_is_the_same_run(hires, fake_ranks, net, monkeypatch):
-    assert hires("run", *CUSTOM).code == 0
-    [first] = runs()
-    monkeypatch.setitem(globals(), "BUILT", ["there", "4567", 1.0 + 1e-6, 1.0])
-    assert "complete since an earlier time" in hires("run", *CUSTOM).err
-    assert "0 to run, 1 complete" in hires("sweep", *CUSTOM).out
-    monkeypatch.setitem(globals(), "BUILT", ["here", "4567", 1.0 + 1e-6, 1.0])
-    answer = hires("run", *CUSTOM)
-    changed = f"the first values of w of the network changed since {first.name} (complete)"
-    assert f"{changed}: this is a new run" in answer.err
-    assert len(runs()) == 2
-    assert "complete since an earlier time" in hires("run", *CUSTOM).err
-    assert "0 to run, 1 complete" in hires("sweep", *CUSTOM).out
-    assert len(runs()) == 2
-
-
 def test_added_image_is_a_new_run_and_a_touched_one_is_not(hires, fake_ranks, traced, images):
     words = ("data=folder", f"data.path={images}", *SMALL)
     assert hires("run", *words).code == 0
@@ -106,19 +90,6 @@ def test_added_image_is_a_new_run_and_a_touched_one_is_not(hires, fake_ranks, tr
     assert answer.code == 0
     assert "1 image was added (3/new.png) since" in answer.err
     assert len(runs()) == 2
-
-
-def test_edit_between_planning_and_start_ends_the_run(hires, fake_ranks, net):
-    hires("run", *CUSTOM, "--dry-run")
-    [run] = [file.parent for file in Path("results").glob("default/*/config.yaml")]
-    config = run / "config.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("steps: 3", "steps: 30"))
-    answer = hires("run", *CUSTOM)
-    assert answer.code == 1
-    assert "is not the config of this run any more" in answer.err
-    config.write_text(text)
-    assert hires("run", *CUSTOM).code == 0
 
 
 def test_run_that_was_edited_while_it_waited_fails_and_says_so(hires, fake_ranks, net):

@@ -102,23 +102,6 @@ def test_dry_run_writes_the_scripts_and_needs_no_slurm(hires, monkeypatch, tmp_p
     subprocess.run(["bash", "-n", run / "job.sbatch"], check=True)
 
 
-def test_job_may_wait_for_another(hires, slurm, cluster, fake_ranks):
-    cluster("squeue", "case $* in *jobs=5*) echo '5|N/A|RUNNING|N/A|None' ;; esac")
-    hires("run", *SMALL, *SLURM, "--after", "5", "--after-any", "5")
-    assert slurm()[0].split("|")[1] == "--dependency=afterok:5,afterany:5"
-    hires("run", *SMALL, "parallel=sp", "seed=1")  # what is complete is looked at all the same
-    answer = hires("run", *SMALL, *SLURM, "seed=1", "--after", "nothere")
-    assert (answer.code, "'nothere' is no campaign and no run" in answer.err) == (2, True)
-
-
-def test_refused_job_leaves_a_failed_attempt(hires, slurm):
-    answer = hires("run", *SMALL, *SLURM, "launcher.partition=no")
-    assert (answer.code, "#SBATCH --partition=no" in answer.err) == (2, True)
-    values = json.loads((only_run() / "a0/exit.json").read_text())
-    assert (values["state"], values["reason"]) == ("failed", "launch")
-    assert "invalid partition" in values["cause"]
-
-
 def together(graph: Graph, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
     """Starts commands at the same moment; returns exit codes and what they complained about."""
     Path("graph.json").write_text(json.dumps(graph.to_dict()))
@@ -178,12 +161,6 @@ def test_points_that_want_the_same_are_one_array_and_others_one_of_their_own(hir
     hires("sweep", *SMALL, *NODES, "parallel=sp,sp+lp", "launcher.partition=a,b")
     assert [option(n, "ntasks") for n in range(1, 5)] == [["2"], ["2"], ["3"], ["3"]]
     assert [option(n, "partition") for n in range(1, 5)] == [["a"], ["b"]] * 2
-
-
-def test_arrays_stay_below_what_slurm_and_the_user_allow(hires, slurm):
-    hires("sweep", *SMALL, *SLURM, "seed=range(7)", "--max-parallel", "2")
-    assert [option(n, "array") for n in range(3)] == [["0-2%1"], ["0-2%1"], ["0-0%1"]]
-    assert ["--dependency=afterany:1|" in line for line in slurm()] == [False, False, True]
 
 
 def test_point_whose_job_waits_is_not_submitted_again(hires, slurm):

@@ -100,16 +100,6 @@ def test_other_images_are_no_finding(run, tmp_path):
     assert "40 of the 40" in findings_of(made, {"name": "textures", "length": 40})[0].text
 
 
-def test_data_that_is_divided_in_another_way_shares_some_images(run, tmp_path):
-    [finding] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
-    count = int(finding.text.partition("trains with ")[2].split()[0])
-    assert 0 < count < 179
-    assert "use the data.split_file, data.validation" in finding.text
-    [finding] = findings_of(run_of(tmp_path / "all", DIGITS), {**DIGITS, "split": "validation"})
-    assert "179 of the 179" in finding.text
-    assert "train with data.split=train (validate.every sets it)" in finding.text
-
-
 SCALES = Scales("0" * 16, "entropy", 64, {"input": Affine(0.1, 128)}, {"input": (-12.8, 12.7)})
 
 

@@ -56,19 +56,6 @@ def test_network_of_a_training_is_written_at_its_best(hires, run):
         assert (answer.code, told in answer.err) == (2, True)
 
 
-def test_evaluation_plan_and_sweep_name_the_images_that_were_learnt(hires, run):
-    words = *NET, "data=digits", "batch=100", "task=evaluate", f"weights={run}/best"
-    text = "of the 1797 images that this evaluates"
-    answer = hires("run", *words)
-    assert answer.code == 0, answer.err
-    assert "warning: the run of weights=" in answer.err
-    assert text in answer.err
-    assert text in hires("plan", *words).out
-    answer = hires("sweep", *words, "--dry-run", "--json")
-    assert text in json.loads(answer.out)["points"][0]["notes"][0]
-    assert "trains with" not in hires("plan", *words, *DATA, "data.split=validation").out
-
-
 def test_scales_are_those_of_the_weights_that_a_checkpoint_gives(hires, run):
     # They were those of the first weights of the seed.
     int8 = (

@@ -100,10 +100,3 @@ def test_image_of_two_sizes_is_no_number():
     with pytest.raises(ConfigError, match="write height or width"):
         keeps("image < 600", compose(["image=[480,640]"]))
     assert keeps("height < 600 and width > 600", compose(["image=[480,640]"]))
-
-
-def test_arguments_of_a_users_network():
-    words = ["model=custom", "model.target=a.b:c", "model.args.width=3"]
-    assert keeps("model.args.width == 3", compose(words))
-    with pytest.raises(ConfigError, match="a point does not have"):
-        keeps("model.args.depth == 3", compose(words))

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from pathlib import Path
 
 import pytest
 
 from hires.cli.screens import screen
 from hires.cli.screens.printable import printable_output
-from hires.cli.screens.progress import StepProgress, SweepProgress, show_planning
-from hires.core.config.run_config import RunConfig
-from hires.launcher.attempt_queue import Ended
-from hires.launcher.interface import FrozenRun
+from hires.cli.screens.progress import StepProgress
 from hires.report.columns import Column
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt.exe\u2066\u200b\x00\r\ud800\u2028"
@@ -93,26 +89,3 @@ def test_step_counts_when_every_rank_has_it(capsys):
             shown(line)
     assert "3/3" in terminal.getvalue()
     assert capsys.readouterr().out == ""  # standard output is for the result
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_sweep_shows_each_start_and_end(monkeypatch, terminal):
-    path = Path("results/default/one-0123abcd")
-    task = FrozenRun(path, ("hires", "run"), RunConfig(steps=4))
-    output = Screen(terminal)
-    monkeypatch.setattr(sys, "stderr", output)
-    assert list(show_planning("ab")) == ["a", "b"]
-    with SweepProgress(2) as bars:
-        bars.started(task, 0)
-        bars.line(task, next(steps_of(1, 1)))
-        bars.ended(Ended(task, 0, "failed", "rank 0 is [gone]", 2.0))
-        bars.ended(Ended(task, None, "failed", "runs already"))
-    text = output.getvalue()
-    assert "[1/2] one-0123abcd a0: failed" in text
-    assert "rank 0 is [gone]" in text
-    if terminal:
-        assert "planning point 1 of 2" in text
-        assert "attempts" in text
-    else:
-        assert len(text.splitlines()) == 4
-        assert text.splitlines()[2].endswith("logs: results/default/one-0123abcd/a0/logs")

@@ -39,10 +39,3 @@ def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, n
         assert f"width={width} failed" in answer.err
     assert {one.state for one in campaign.read(Path("results/default")).excluded} == {"failed"}
     assert hires("status", "default").out.count("failed") >= 2
-
-
-def test_a_folder_of_data_that_is_not_there_fails_its_point(hires, fake_ranks, net):
-    words = ("model=resnet18", "image=64", "batch=2", "data=folder", "data.path=nope,neither")
-    answer = hires("sweep", *words, "--dry-run")
-    assert answer.code == 1
-    assert "nope" in answer.err

@@ -79,17 +79,6 @@ def test_what_has_not_ended_is_an_error_with_its_remedy(hires, tmp_path, monkeyp
     assert f"kill -9 {os.getpid()}" in answer.err
 
 
-def test_process_that_has_the_number_by_now_is_left_alone(hires, tmp_path):
-    run = make_run(tmp_path / "results")
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        begin(run, pid=other.pid, birth=1)
-        answer = hires("cancel", "0123abcd")
-        assert "is lost; there is nothing to cancel" in answer.out
-        assert other.poll() is None
-        assert other.stdin is not None
-        other.stdin.write(b"\n")
-
-
 def test_processes_of_another_machine_or_container_are_never_signalled(hires, tmp_path):
     run = make_run(tmp_path / "results")
     begin(run, host="another-machine", boot="x", pid=os.getpid())

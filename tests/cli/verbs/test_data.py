@@ -23,16 +23,6 @@ def test_folder_of_images_is_made_once_and_checked(hires):
     assert "a run would end at the errors" in hires("data", "check", "my images").out
 
 
-def test_slides_are_few_and_large_unless_told_otherwise(hires):
-    # 64 slides of 256x256 were made, nearly all of them without a patch.
-    facts = json.loads(hires("data", "make", "s", "--slides", "--classes", "2", "--json").out)
-    assert (facts["count"], facts["size"], facts["written"]) == (6, [768, 1024], 6)
-    answer = hires("data", "check", "s", "data=slide", "data.labels=labels.csv", "--json")
-    checked = json.loads(answer.out)
-    assert [one for one in checked["findings"] if one["severity"] != "note"] == []
-    assert sum(checked["classes"].values()) >= 6
-
-
 @pytest.mark.parametrize(
     ("words", "meant"),
     [

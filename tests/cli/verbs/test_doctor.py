@@ -63,17 +63,6 @@ def test_doctor_says_whether_and_when_the_machine_was_calibrated(tmp_path, monke
     assert (check.state, check.remedy) == ("warning", "run hires doctor --calibrate")
 
 
-def test_nodes_and_keys_reach_the_checks(hires, monkeypatch):
-    seen = []
-    monkeypatch.setattr(verb_doctor, "all_checks", lambda *told: seen.append(told) or CHECKS[:1])
-    hires("doctor", "launcher=slurm", "--nodes", "3", "launcher.partition=gpu", "--patience", "9")
-    [(config, argv, patience_s)] = seen
-    launcher = config.launcher
-    assert (launcher.name, launcher.nodes, launcher.partition) == ("slurm", 3, "gpu")
-    assert (argv[:3], patience_s) == (["hires", "doctor", "launcher=slurm"], 9)
-    assert hires("doctor", "--nodes", "0").code == 2
-
-
 def test_checks_of_this_machine_pass_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = doctor_checks.machine_checks(Path("results"), nodes=1)

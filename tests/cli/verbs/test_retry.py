@@ -170,18 +170,6 @@ def test_job_is_submitted_as_the_next_attempt_and_never_run_here(hires, runs, sl
     assert ends(run) == ["failed"]
 
 
-def test_config_of_a_job_that_waits_stays_as_it_was_submitted(hires, runs, slurm):
-    run = runs["failed"]
-    of_slurm(run)
-    (submitted(run, job="9", index=0) / "exit.json").unlink()
-    (run / "a0" / "events.jsonl").unlink()
-    slurm("squeue", "echo '9|0|PENDING|N/A|Priority'")
-    before = (run / "config.yaml").read_bytes()
-    answer = hires("retry", "--state", "pending", "--set", "comm.timeout_s=7")
-    assert (answer.code, "job 9_0 has it as attempt a0 (pending)" in answer.err) == (1, True)
-    assert (run / "config.yaml").read_bytes() == before
-
-
 def test_run_that_another_command_began_again_meanwhile_is_left_to_it(hires, runs, monkeypatch):
     read = verb_retry.states
 

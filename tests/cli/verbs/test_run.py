@@ -16,7 +16,7 @@ from hires.cli.planning import Planner, shapes_of
 from hires.core.store import attempts
 from tests.helpers.commands import SMALL
 from tests.helpers.patience import until
-from tests.helpers.run_folders import begin, saved_with
+from tests.helpers.run_folders import saved_with
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -83,21 +83,6 @@ def test_failing_rank_ends_with_1_shows_its_last_lines_and_is_tried_again(hires,
     fake_ranks({})
     assert hires("run", *SMALL, "parallel=sp").code == 0
     assert (only_run() / "a1").is_dir()
-
-
-def test_run_that_another_machine_runs_is_left_alone(hires, fake_ranks):
-    # Two machines with the same results began the same attempt's checkpoints anew.
-    fake_ranks({"0": "exit 1"})
-    hires("run", *SMALL)
-    fake_ranks({})
-    begin(only_run(), 1, host="another", boot="1", space="pid:[1]", pid=7)
-    before = (only_run() / "config.yaml").read_bytes()
-    for more in ((), ("--again",), ("--dry-run",), ("comm.timeout_s=7",)):
-        answer = hires("run", *SMALL, *more)
-        assert answer.code == 1
-        assert "process 7 on another runs attempt a1" in answer.err
-    assert (only_run() / "config.yaml").read_bytes() == before
-    assert not (only_run() / "a2").exists()
 
 
 def test_point_that_another_command_began_while_it_was_planned_is_not_begun_again(

@@ -15,7 +15,6 @@ from hires.core.store.message_sums import summed
 from hires.plan.plan import Plan
 from tests.helpers.commands import SMALL
 from tests.helpers.report_runs import message_line
-from tests.helpers.run_folders import saved_stages
 
 
 @pytest.fixture
@@ -66,20 +65,6 @@ def test_time_line_is_drawn_and_written(hires, timed):
     assert "Throughput" not in answer.out
     for wrong in (["--timeline", "--json"], ["--trace", str(timed)], ["--trace", "none/t.json"]):
         assert hires("show", str(timed), *wrong).code == 2
-
-
-def test_what_was_not_recorded_is_told(hires, run):
-    for option, told in (
-        ("--timeline", "timeline.jsonl holds no timeline"),
-        ("--comm", "holds no log of messages"),
-    ):
-        answer = hires("show", str(run), option)
-        assert (answer.code, told in answer.err) == (1, True)
-    saved_stages([{"w": [492]}], run, 2)
-    (run / "record.json").unlink()
-    answer = hires("show", str(run))
-    assert (answer.code, "has no record" in answer.err) == (1, True)
-    assert "; checkpoints: step000002 (" in answer.err
 
 
 @pytest.fixture

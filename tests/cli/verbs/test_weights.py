@@ -142,22 +142,6 @@ def test_other_names_and_another_head(hires, graph):
     assert list(load_file("net.safetensors")["fc.weight"].shape) == [10, 512]
 
 
-def test_show_names_every_tensor_that_does_not_fit(hires, graph):
-    # A run names six of each kind.
-    held = {n.replace("layer", "stem"): one for n, one in of_small(graph).items()}
-    held["fc.bias"] = torch.zeros(77)
-    save_file(held, "w.safetensors")
-    names = [name for name in of_small(graph) if name.startswith("layer")]
-    ran = hires("run", *SMALL, "weights=w.safetensors")
-    assert (ran.code, f"and {len(names) - 6} more" in ran.err) == (2, True)
-    answer = hires("weights", "show", "w.safetensors", *SMALL[:2], "--json")
-    assert answer.code == 2
-    facts = json.loads(answer.out)
-    assert (facts["fits"], sorted(facts["missing"])) == (False, sorted(names))
-    assert len(facts["of_no_layer"]) == len(names)
-    assert facts["of_another_shape"] == {"fc.bias": [[77], [10]]}
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [
