@@ -1,225 +1,177 @@
-"""Measures the rows of a file, which ``hires bench`` has composed.
+"""Runs a benchmark: its results as they come, its tables on screen and in a README.
 
-``python -m hires.bench.bench_main TASK`` plans all rows, starts ranks that hold all of them at
-once, compares first steps with one process, and lets them run in turns. Exit codes: 0 done, 1 a
-rank failed, a row is wrong or the device is missing, 2 bad options, 3 a layout cannot cut this
-network and image.
+``python -m hires.bench.bench_main TASK`` reads what the command line has described. The task's
+``kind`` names the module that measures, which has:
+
+    measure(task, previous)    yields all that it has, as plain values, after each measurement
+    tables(result)             what is shown; facts(result) stands above, NOTES says how to read it
+    finish(folder, result)     writes more files of a whole result, and returns what to say
+
+The folder of ``--out`` is written anew each time, so Ctrl-C, SIGTERM or an error loses nothing; the
+same command continues there. Exit codes: 0 done, 1 a rank failed or a result is wrong, 2 bad
+options, 3 a layout cannot cut this network and image.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from hires.bench.bench_output import Benchmark, BenchTable, Result
-from hires.bench.bench_rows import BenchRow, peer, planned, row_of, with_small
-from hires.bench.bench_table import Measured, facts_of, measured_rows, row_not_run, row_table
-from hires.bench.check import FirstStepCheck
-from hires.bench.chosen_rows import choice_facts, chosen_rows, normalised
-from hires.bench.kernel_types import ran_as
-from hires.bench.precision_inputs import with_inputs
-from hires.bench.race import Runner, Samples, race
-from hires.bench.start_ranks import join_world, stream_ranks, torch_world
-from hires.comm import make_groups
+from hires.core import log as logs
+from hires.core import terminal
 from hires.core.errors import HiresError
-from hires.core.ranks import gpus
-from hires.core.ranks.world import World
-from hires.engine import arithmetic
-from hires.engine.device import open_device
-from hires.plan.hardware import require_gpus
+from hires.core.screen_table import screen_lines
+from hires.core.store import provenance, reading
+from hires.core.store.files import make_folder, write_atomically
+from hires.core.units import gib
 
-RACE = "hires.bench.bench_main:run_race"
-FEWEST_RANKS = 2
-"""Of a world, so that rows of one and of two ranks have their turns in the same one."""
+KINDS = {
+    "rows": "hires.bench.rows_bench",
+    "comm": "hires.bench.comm_bench",
+    "tune": "hires.bench.tune_comm",
+    "calibrate": "hires.bench.calibrate_machine",
+}
+SCHEMA = 3
+OPTION = "--out FOLDER"
+ORIGIN = ("schema", "git", "hires", "torch", "python", "hardware", "options")
+"""What must be the same before a benchmark continues an earlier result."""
+NOT_MEASURED = ("kind", "name", "command", "notes", "out", "json", "timeout", "force", "write")
+"""Of a task: what does not change its numbers."""
 
+Result = dict[str, Any]
+"""Plain values; ``ok`` is whether every check passed, in benchmarks that have checks."""
 log = logging.getLogger(__name__)
 
 
-def measure(task: dict[str, Any], previous: Result | None) -> Iterator[Result]:
-    """Yields all rows by group after each round; groups that the folder holds are not repeated."""
-    groups: dict[str, list[Measured]] = {}
-    options = {key: task[key] for key in ("name", "rows", "rounds", "warmup")}
-    if previous and previous["options"] == options:
-        groups = {title: previous["groups"][title] for title in previous["done"]}
-    done = [*groups]
+class BenchTable(NamedTuple):
+    """A table of a result; without rows it is not shown."""
 
-    def result() -> Result:
-        ok = all(row["ok"] for rows in groups.values() for row in rows)
-        device = device_name(task["rows"][0]["config"]["device"])
-        values = {"ok": ok, "device": device, "options": options, "done": done}
-        return {**values, "groups": groups}
+    title: str
+    rows: Sequence[Mapping[str, str]]
+    """Cells by heading, the same headings in every row."""
+    note: str = ""
+    """What was measured or assumed besides; it stands below the table."""
 
-    for title in dict.fromkeys(row["title"] for row in task["rows"]):
-        if title in done:
-            log.info("%s is measured already; remove the folder to measure it again", title)
-            continue
-        log.info("%s", title)
-        composed = [row for row in task["rows"] if row["title"] == title]
-        try:
-            for groups[title] in _measured(composed, task):
-                yield result()
-        except HiresError as error:
-            if len(composed) > 1 or "choose" not in composed[0]:
-                raise
-            groups[title] = [{**failed_case(title), "not_run": str(error)}]
-        done.append(title)
-        yield result()
+    def lines(self, *, markdown: bool) -> list[str]:
+        """Returns headings and rows; columns of numbers are flush right."""
+        columns = zip(*(row.values() for row in self.rows), strict=True)
+        sides = ["r" if all(c[:1] in "+-0123456789" for c in cells) else "l" for cells in columns]
+        rows = [[*self.rows[0]], *([*row.values()] for row in self.rows)]
+        if not markdown:
+            lines, note = screen_lines(rows, terminal.columns(), "".join(sides), rows[0])
+            return [*lines, *note]
+        rule = ["---:" if side == "r" else "---" for side in sides]
+        return [f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:])]
 
 
-def failed_case(title: str) -> Measured:
-    """Returns the row of a case that could not be measured; the reason is added."""
-    values = {"what": "", "peer": "hires", "ranks": 0, "threads": 1, "images": 0}
-    return {"name": title, **values, "predicted_s": None, "ok": False}
+def run(task: Mapping[str, Any], module: Any) -> int:
+    """Measures a task, prints the result, and keeps it in a folder.
 
-
-def _measured(composed: list[dict[str, Any]], task: dict[str, Any]) -> Iterator[list[Measured]]:
-    if composed[0].get("choose"):
-        rows = chosen_rows(composed[0], task["timeout"])
-    else:
-        rows = [row_of(row) for row in composed]
-    require_gpus(rows[0].config)
-    with tempfile.TemporaryDirectory(prefix="hires-bench-") as folder:
-        if any(row.settings.get("statistics") for row in rows):
-            rows = with_inputs(rows, Path(folder), task["timeout"])
-        rows = [planned(replace(row, settings={**row.settings, "folder": folder})) for row in rows]
-        idle = [row_not_run(row, row.lacks) for row in rows if row.lacks]
-        finished: list[Measured] = []
-        for group, num_ranks in races([row for row in rows if not row.lacks]):
-            plain = [row.plain() for row in with_small(group)]
-            job = plain, task["rounds"], task["warmup"], task["timeout"]
-            for samples, facts in stream_ranks(RACE, num_ranks, task["timeout"], *job):
-                stopped = {name for name in facts if facts[name].get("not_run")}
-                timed = [row for row in group if row.name not in stopped]
-                by_name = {name: Samples(*both) for name, both in samples.items()}
-                latest = measured_rows(timed, by_name, facts)
-                late = [
-                    row_not_run(r, facts[r.name]["not_run"]) for r in group if r.name in stopped
-                ]
-                yield [*finished, *latest, *late, *idle]
-            finished += [*latest, *late]
-        if composed[0].get("choose"):
-            normalised(finished)
-        yield [*finished, *idle]
-
-
-def races(rows: Sequence[BenchRow]) -> Iterator[tuple[list[BenchRow], int]]:
-    """Yields the rows that can run in turns, and on how many ranks.
-
-    Rows on more ranks than others have a race of their own beside the first row: every rank of a
-    world takes part in every group that is made in it.
+    Returns the exit code: 0 done, 1 the result is not ok, 130 stopped, or that of an error.
     """
-    sizes = sorted({max(FEWEST_RANKS, row.ranks) for row in rows})
-    for size in sizes:
-        group = [row for row in rows if max(FEWEST_RANKS, row.ranks) == size]
-        if size != sizes[0] and rows[0].ranks == 1:
-            base = replace(rows[0], name=f"{rows[0].name}, beside {size} ranks")
-            group = [replace(row, baseline=base.name, beside=()) for row in (base, *group)]
-        yield group, size
+    folder = Path(task["out"]) if task["out"] else None
+    options = {key: value for key, value in task.items() if key not in NOT_MEASURED}
+    origin = {"schema": SCHEMA, "command": task["command"], "time": provenance.now()}
+    origin |= {**provenance.collect(), "options": options}  # before the checkout moves on
+    result: Result | None = None
+    code, last = 0, ""
+    try:
+        for measured in module.measure(task, _previous(folder, task["name"], origin)):
+            load = {"load_average": list(os.getloadavg())}
+            result = {**origin, **load, **measured, "complete": False}
+            _keep(folder, task, module, result)
+        if result is not None:
+            result["complete"] = True
+            _keep(folder, task, module, result)
+            if folder is not None and hasattr(module, "finish"):
+                last = module.finish(folder, result)
+        code = 0 if result is None or result.get("ok", True) else 1
+    except HiresError as error:
+        sys.stderr.write(f"hires: {error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("hires: stopped by Ctrl-C or SIGTERM\n")
+        code = 130
+    if result is not None:
+        if not result["complete"]:
+            sys.stderr.write("what was measured until then:\n")
+        sys.stdout.write(_json(result) if task["json"] else text(module, result))
+    if last:
+        (sys.stderr if task["json"] else sys.stdout).write(f"\n{last}\n")
+    return code
 
 
-def run_race(
-    world: World, plain: list[dict[str, Any]], rounds: int, warmup: int, timeout_s: float
-) -> Iterator[Any]:
-    """Runs all rows on one rank; yields all samples, and what each row is, after each round."""
-    rows = [BenchRow.of_plain(values) for values in plain]
-    largest = max(rows, key=lambda row: row.ranks).config
-    join_world(world, timeout_s, [largest.comm.backend], largest.device)
-    torch_world(world, timeout_s)
-    group = make_groups([[*range(world.size)]])[0]
-    device = open_device(largest.device, world.local_rank)
-    arithmetic.prepare(rows[0].config, device, world.rank)
-    check = FirstStepCheck(world.rank, device)
-    runners: dict[str, Runner | None] = {}
-    facts: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        log.info("%s: building and checking", row.name)
-        facts[row.name] = {}
-        runners[row.name] = runner = _built(row, world, device, facts[row.name])
-        if facts[row.name].get("not_run"):
-            continue
-        deviation = check(row, runner)
-        facts[row.name]["check"] = deviation and deviation.plain()
-        if row.settings.get("kernels") and runner is not None:  # all ranks: a step has messages
-            kernels = _kernels(runner)
-            kind = row.config.precision.name
-            wrong = "" if ran_as(kind, kernels) else f"kernels of another type than {kind}"
-            facts[row.name] |= {"kernels": kernels, "wrong": wrong}
-        torch.distributed.barrier()
-    for samples in race(runners, rounds, warmup, group):
-        yield samples, facts
-    for runner in runners.values():
-        if runner is not None:
-            runner.close()
+def text(module: Any, result: Result, title: str = "", notes: str = "") -> str:
+    """Returns the tables for the screen or, with a title, those of a README."""
+    facts, markdown = module.facts(result), bool(title)
+    parts = ["\n".join(facts)]
+    if markdown:
+        parts = ["\n".join([*_header(title, result), *(f"* {fact}" for fact in facts)]), notes]
+    for table in (table for table in module.tables(result) if table.rows):
+        lines = "\n".join(table.lines(markdown=markdown))
+        parts += [f"## {table.title}\n\n{lines}" if markdown else f"{table.title}\n{lines}"]
+        parts.append(table.note)
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _built(row: BenchRow, world: World, device: Any, facts: dict[str, Any]) -> Runner | None:
-    # A library that fails to convert the network is no end of the others: its row says why.
-    runner: Runner | None = None
-    if world.rank < row.ranks:
-        try:
-            runner = peer(row.peer).build(row, world.rank, device)
-            runner.threads, runner.device = row.threads, device
-        except Exception as error:
-            if not row.converted:
-                raise
-            facts["not_run"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    if row.converted:
-        told = [facts.get("not_run")]
-        torch.distributed.broadcast_object_list(told)
-        if told[0]:
-            facts["not_run"] = told[0]
-    return None if facts.get("not_run") else runner
+def _keep(folder: Path | None, task: Mapping[str, Any], module: Any, result: Result) -> None:
+    if folder is not None:
+        make_folder(folder, OPTION)
+        write_atomically(folder / f"{task['name']}.json", _json(result), option=OPTION)
+        notes = str(task.get("notes") or getattr(module, "NOTES", ""))
+        page = text(module, result, folder.name, notes)
+        write_atomically(folder / "README.md", page, option=OPTION)
 
 
-def _kernels(runner: Runner) -> dict[str, int]:
-    runner.before_step()
-    counts = runner.kernels()
-    runner.after_step()
-    return counts
+def _previous(folder: Path | None, name: str, origin: Result) -> Result | None:
+    """Returns the result that a folder holds; None: none of this code, machine and options."""
+    result = reading.read_json(folder / f"{name}.json") if folder is not None else None
+    if not result:
+        return None
+    here = json.loads(_json(origin))
+    if other := [key for key in ORIGIN if result.get(key) != here[key]]:
+        log.info("%s has another %s: all of it is measured again", folder, ", ".join(other))
+        return None
+    return result
 
 
-def device_name(kind: str) -> str:
-    """Returns the kind of a device; of ``cuda`` the first GPU and the versions of its software."""
-    if kind != "cuda":
-        return kind
-    gpu = torch.cuda.get_device_properties(0)
-    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    software = f"driver {gpus.driver()}, CUDA {torch.version.cuda}, cuDNN {cudnn}"
-    return f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {software}"
+def _header(title: str, result: Result) -> list[str]:
+    """Returns the first lines of a README: title, command, machine, commit and time."""
+    hardware = result["hardware"]
+    loads = ", ".join(f"{value:.2f}" for value in result["load_average"])
+    versions = f"hires {result['hires']}, torch {result['torch']}, Python {result['python']}"
+    return [
+        f"# {title}",
+        "",
+        f"    {result['command']}",
+        "",
+        f"* machine: {hardware['cpu']}, {hardware['cores']} cores, {gib(hardware['memory'] or 0)}; "
+        f"load average at the end {loads}",
+        f"* commit: {result['git'] or 'no checkout'}; {versions}",
+        f"* time: {result['time']}",
+        *([] if result["complete"] else ["* stopped before its end"]),
+    ]
 
 
-def tables(result: Result) -> list[BenchTable]:
-    """Returns one table for each group."""
-    return [row_table(title, rows) for title, rows in result["groups"].items() if rows]
-
-
-def facts(result: Result) -> list[str]:
-    """Returns what stands above the tables."""
-    return [*facts_of(result), *choice_facts(result)]
+def _json(result: Result) -> str:
+    return json.dumps(result, indent=1) + "\n"
 
 
 def main() -> int:
     """Measures what the file of the command line describes."""
-    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(sys.argv[1]).unlink()
-    out = Path(task["out"]) if task["out"] else None
-    measured = Benchmark(
-        task["name"],
-        task["command"],
-        lambda previous: measure(task, previous),
-        tables,
-        task["notes"],
-        facts,
-    )
-    return measured.run(out, as_json=task["json"])
+    file = Path(sys.argv[1])
+    task = json.loads(file.read_text(encoding="utf-8"))
+    file.unlink()
+    logs.setup()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` sends it
+    return run(task, import_module(KINDS[task["kind"]]))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,11 @@ class BenchRow:
         """Whether its library reads a file of the network, made for images of one size."""
         return getattr(peer(self.peer), "CONVERTED", False)
 
+    @property
+    def listed_elsewhere(self) -> bool:
+        """Whether oneDNN does not list its kernels: its library has others."""
+        return self.peer in ("onnxruntime", "openvino")
+
     def plain(self) -> dict[str, Any]:
         """Returns the row as plain values."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -93,20 +98,19 @@ class BenchRow:
     @staticmethod
     def of_plain(values: Mapping[str, Any]) -> BenchRow:
         """Returns the row that :meth:`plain` described."""
-        made = {**values, "config": from_dict(values["config"]), "beside": (*values["beside"],)}
-        made["plan"] = Plan.from_dict(values["plan"]) if values["plan"] else None
-        made["small"] = BenchRow.of_plain(values["small"]) if values["small"] else None
-        return BenchRow(**made)
+        fields = {**values, "config": from_dict(values["config"]), "beside": (*values["beside"],)}
+        fields["plan"] = Plan.from_dict(values["plan"]) if values["plan"] else None
+        fields["small"] = BenchRow.of_plain(values["small"]) if values["small"] else None
+        return BenchRow(**fields)
 
 
 def peer(name: str) -> ModuleType:
     """Returns the module of a peer; ConfigError: there is none of this name."""
     from hires.bench import peers
 
-    names = [one.name for one in pkgutil.iter_modules(peers.__path__)]
-    if f"peer_{name}" not in names:
-        known = [one.removeprefix("peer_") for one in names]
-        raise ConfigError(f"unknown peer {name!r} of a row; {offer(name, known)}")
+    names = [entry.name.removeprefix("peer_") for entry in pkgutil.iter_modules(peers.__path__)]
+    if name not in names:
+        raise ConfigError(f"unknown peer {name!r} of a row; {offer(name, names)}")
     return importlib.import_module(f"{peers.__name__}.peer_{name}")
 
 
@@ -115,18 +119,15 @@ def row_of(values: Mapping[str, Any]) -> BenchRow:
 
     ``batch`` is that of a microbatch; the row's step has as many of them as its layout has.
     """
-    values = dict(values)
-    config = from_dict(values.pop("config"))
+    config = from_dict(values["config"])
     config = replace(config, batch=config.batch * config.parallel.pieces)
     # A rate of 0 costs the same, and the weights stay where all rows can be compared.
     config = replace(config, optimizer=replace(config.optimizer, lr=0.0))
-    if values.pop("half_image", False):
+    if values.get("half_image"):
         config = replace(config, image=[(config.height + 1) // 2, config.width])
-    own = {f.name for f in dataclasses.fields(BenchRow)}
-    given = {key: value for key, value in values.items() if key in own}
-    given["beside"] = (*given.get("beside", ()),)
-    given.setdefault("ranks", config.parallel.num_ranks)
-    return BenchRow(config=config, **given)
+    names = {f.name for f in dataclasses.fields(BenchRow)} & values.keys()
+    fields = {"ranks": config.parallel.num_ranks, **{name: values[name] for name in names}}
+    return BenchRow(**{**fields, "config": config, "beside": (*fields.get("beside", ()),)})
 
 
 def planned(row: BenchRow) -> BenchRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hires.bench.bench_output import BenchTable, Result
+from hires.bench.bench_main import BenchTable
 from hires.bench.bench_rows import BenchRow
 from hires.bench.race import Samples, ratios, spread
 
@@ -24,17 +24,16 @@ def measured_rows(
     ratio, and none is taken beside it.
     """
     measured = [_speed(row, samples[row.name], facts.get(row.name, {})) for row in rows]
-    right = {one["name"]: one for one in measured if one["ok"]}
-    for row, one in zip(rows, measured, strict=True):
-        base, best = right.get(row.baseline or rows[0].name), _fastest(right, row.beside)
-        if one["ok"] and base is not None:
-            share = one["images"] / base["images"]
-            one["speedup"] = ratios(base["samples_s"], one["samples_s"], share)
-            one["baseline"] = base["name"]
-        if one["ok"] and best is not None:
-            share = one["images"] / best["images"]
-            one["over_best"] = ratios(best["samples_s"], one["samples_s"], share)
-            one["best"] = best["name"]
+    right = {result["name"]: result for result in measured if result["ok"]}
+    for row, result in zip(rows, measured, strict=True):
+        others = [right[name] for name in row.beside if name in right]
+        best = min(others, key=lambda other: other["step_s"]["median"], default=None)
+        base = right.get(row.baseline or rows[0].name)
+        for ratio, name, other in (("speedup", "baseline", base), ("over_best", "best", best)):
+            if result["ok"] and other is not None:
+                share = result["images"] / other["images"]
+                result[ratio] = ratios(other["samples_s"], result["samples_s"], share)
+                result[name] = other["name"]
     return measured
 
 
@@ -44,8 +43,8 @@ def row_not_run(row: BenchRow, why: str) -> Measured:
 
 
 def _speed(row: BenchRow, samples: Samples, facts: Measured) -> Measured:
-    took = spread(samples.step_s)
-    cores = ratios(samples.cpu_s, samples.step_s)["median"] if samples.step_s else 0.0
+    step_s = spread(samples.step_s)
+    cores = ratios(samples.cpu_s, samples.step_s)["median"]
     wrong = [str(facts["wrong"])] if facts.get("wrong") else []
     check = facts.get("check")
     if row.checked and check is None:
@@ -57,8 +56,8 @@ def _speed(row: BenchRow, samples: Samples, facts: Measured) -> Measured:
     return {
         **_plain(row),
         **facts,
-        "step_s": took,
-        "images_per_s": row.config.batch / took["median"],
+        "step_s": step_s,
+        "images_per_s": row.config.batch / step_s["median"],
         "cores": cores,
         "samples_s": samples.step_s,
         "wrong": "; ".join(wrong),
@@ -71,25 +70,19 @@ def _plain(row: BenchRow) -> Measured:
     return {**{name: getattr(row, name) for name in names}, "images": row.config.batch}
 
 
-def _fastest(right: Mapping[str, Measured], names: Sequence[str]) -> Measured | None:
-    rows = [right[name] for name in names if name in right]
-    return min(rows, key=lambda row: row["step_s"]["median"], default=None)
-
-
 def row_table(title: str, rows: Sequence[Measured]) -> BenchTable:
     """Returns the table of a group of rows; columns that no row has are left out."""
     cells = [_cells(row) for row in rows]
     keep = [head for head in cells[0] if head in ("row", "n") or {c[head] for c in cells} != {"-"}]
-    return BenchTable(title, [{head: one[head] for head in keep} for one in cells])
+    return BenchTable(title, [{head: row[head] for head in keep} for row in cells])
 
 
 def _cells(row: Measured) -> dict[str, str]:
-    took, check = row.get("step_s"), row.get("check")
+    step_s, check, predicted_s = row.get("step_s"), row.get("check"), row["predicted_s"]
     state = f"not run: {row['not_run']}" if "not_run" in row else ""
     state = f"WRONG: {row['wrong']}" if row.get("wrong") else state
     kernels = ", ".join(f"{count} {kind}" for kind, count in (row.get("kernels") or {}).items())
-    predicted = row.get("predicted_s")
-    times = {key: f"{took[key] * 1e3:.1f}" if took else "-" for key in ("median", "p10", "p90")}
+    times = {key: f"{step_s[key] * 1e3:.1f}" if step_s else "-" for key in ("median", "p10", "p90")}
     return {
         "row": row["name"],
         "ranks": str(row["ranks"]) if row["threads"] == 1 else f"{row['threads']} threads",
@@ -97,24 +90,17 @@ def _cells(row: Measured) -> dict[str, str]:
         "step ms": times["median"],
         "p10": times["p10"],
         "p90": times["p90"],
-        "n": str(took["count"]) if took else "-",
-        "predicted ms": f"{predicted * 1e3:.1f}" if predicted else "-",
-        "images/s": f"{row['images_per_s']:.3f}" if took else "-",
-        "speed-up": spread_text(row.get("speedup")),
-        "over the fastest other": spread_text(row.get("over_best")),
-        "cores": f"{row['cores']:.2f}" if took else "-",
+        "n": str(step_s["count"]) if step_s else "-",
+        "predicted ms": f"{predicted_s * 1e3:.1f}" if predicted_s else "-",
+        "images/s": f"{row['images_per_s']:.3f}" if step_s else "-",
+        "speed-up": _ratio_text(row.get("speedup")),
+        "over the fastest other": _ratio_text(row.get("over_best")),
+        "cores": f"{row['cores']:.2f}" if step_s else "-",
         "errors": f"{check['value']:.0e} {check['exact']:.0e}" if check else "-",
         "kernels": kernels or "-",
         "what": ". ".join(filter(None, (state, row["what"]))) or "-",
     }
 
 
-def facts_of(result: Result) -> list[str]:
-    """Returns what stands above the tables."""
-    wrong = [row["name"] for rows in result["groups"].values() for row in rows if not row["ok"]]
-    return [f"device: {result['device']}", *([f"WRONG: {', '.join(wrong)}"] if wrong else [])]
-
-
-def spread_text(value: Mapping[str, float] | None) -> str:
-    """Returns median and spread of ratios."""
+def _ratio_text(value: Mapping[str, float] | None) -> str:
     return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})" if value else "-"

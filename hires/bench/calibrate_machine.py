@@ -4,27 +4,24 @@ It runs small networks of many layers as ranks of a run do, one thread each: one
 cores busy, and an image in tiles; it times every node of their passes, and messages between two
 ranks. What it finds is kept in the user's cache, by machine and version; nothing is written before
 all is measured. With keys of a network (model=unet image=256 batch=8) its own layers are added.
-Exit codes: 0 done, 1 a rank failed, 2 bad options.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hires.bench.bench_output import Benchmark, BenchTable, Result, exit_code_of, parser_of
+from hires.bench.bench_main import BenchTable, Result
 from hires.bench.calibration_chains import (
     CHAINS,
     MOST_TILES,
@@ -39,7 +36,7 @@ from hires.bench.node_times import Key, NodeTimes, typical
 from hires.bench.peers.peer_hires import HiresSteps
 from hires.bench.start_ranks import join_world, run_ranks, stream_ranks
 from hires.comm import barrier, max_all
-from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
 from hires.core.store import provenance
@@ -59,8 +56,8 @@ from hires.plan.simulation.machine_calibration import (
 )
 from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
 
-MODULE = "hires.bench.calibrate_machine"
-"""Of its jobs: where this module is the program, its ``__name__`` is another."""
+SECONDS = 50.0
+"""For the steps that are timed, at the most."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 """Timed steps of a network besides the first."""
 PHASES = ("inference", "forward", "backward")
@@ -74,49 +71,39 @@ Measured = dict[str, Any]
 """What one rank found of one network: samples, and seconds of the parts of its steps."""
 
 
-def measure(
-    config: RunConfig | None, seconds: float, chains: int, timeout_s: float
-) -> Iterator[Result]:
+def measure(task: Mapping[str, Any], previous: Result | None) -> Iterator[Result]:
     """Yields the calibration once all of it is measured and kept.
 
-    Args:
-        config: of a network whose own layers are measured; None: of the machine alone.
-        seconds: for the steps that are timed, at the most.
-        chains: networks of the calibration, the first so many.
-        timeout_s: for everything.
+    ``task["config"]`` is that of a network whose own layers are measured; None: of the machine
+    alone.
     """
     begin_s = time.monotonic()
 
     def left_s() -> float:
-        return max(1.0, timeout_s - (time.monotonic() - begin_s))
+        return max(1.0, float(task["timeout"]) - (time.monotonic() - begin_s))
 
-    cores = min(this_machine().cores, MOST_RANKS)
-    kept = _usable() if config is not None else None
+    cores, kept = min(this_machine().cores, MOST_RANKS), None
     log.info("tracing the networks")
-    own = Networks([], []) if config is None else own_networks(config)
-    usual = Networks([], [])
+    own, usual = Networks([], []), Networks([], [])
+    if task["config"] is not None:
+        own = own_networks(from_dict(task["config"]))
+        try:
+            kept = load_calibration()
+        except ConfigError as error:
+            log.warning("%s: all of the machine is measured again", error)
     if kept is None:
-        usual = usual_networks(range(min(chains, len(CHAINS))), min(cores, MOST_TILES))
+        usual = usual_networks(range(len(CHAINS)), min(cores, MOST_TILES))
     networks = Networks(usual.whole + own.whole, usual.tiled + own.tiled)
-    measured = _measured(networks, cores, seconds, left_s)
+    measured = _measured(networks, cores, task.get("seconds", SECONDS), left_s)
     if kept is None:
         log.info("measuring messages between two ranks")
-        made = calibration_of(measured, measure_links(left_s()))
+        calibration = calibration_of(measured, measure_links(left_s()))
     else:
-        made = with_network(kept, measured)
-    path = keep_calibration(made)
-    taken_s = time.monotonic() - begin_s
+        calibration = with_network(kept, measured)
+    path = keep_calibration(calibration)
     where = "nowhere: HIRES_CACHE=off" if path is None else str(path)
-    yield {"calibration": made.to_dict(), "kept": where, "seconds": round(taken_s, 1)}
-
-
-def _usable() -> Calibration | None:
-    """Returns the calibration of this machine; None: there is none that could be read."""
-    try:
-        return load_calibration()
-    except ConfigError as error:
-        log.warning("%s: all of the machine is measured again", error)
-        return None
+    seconds = round(time.monotonic() - begin_s, 1)
+    yield {"calibration": calibration.to_dict(), "kept": where, "seconds": seconds}
 
 
 def with_network(kept: Calibration, measured: list[Measured]) -> Calibration:
@@ -147,8 +134,7 @@ def calibration_of(measured: list[Measured], links: Links) -> Calibration:
     rates: dict[str, float] = {}
     for work, _, seconds in samples:
         if work.family in ARITHMETIC:
-            done = work.flops * (BACK if work.back and work.input_grad else 1)
-            rates[work.dtype] = max(rates.get(work.dtype, 0.0), done / seconds)
+            rates[work.dtype] = max(rates.get(work.dtype, 0.0), _amount(work) / seconds)
     updates = [one for one in alone if one["update_s"]]
     overheads = Overheads(
         launch_s=min(sample.seconds for sample in samples),
@@ -157,11 +143,17 @@ def calibration_of(measured: list[Measured], links: Links) -> Calibration:
         update_bytes_per_s=sum(one["update_bytes"] for one in updates)
         / max(1e-9, sum(one["update_s"] for one in updates)),
     )
-    rates_of = [[1 / one["bytes_per_s"] for one in ones] for ones in (alone, busy)]
-    alone_rate, busy_rate = (1 / typical(ones) for ones in rates_of)
-    when, here = provenance.now(), this_machine()
-    speeds = rates, alone_rate, busy_rate, links, overheads
-    return Calibration(here, when, samples, *speeds, pace_s, busy_pace_s)
+    memory, busy_memory = (
+        1 / typical([1 / one["bytes_per_s"] for one in ones]) for ones in (alone, busy)
+    )
+    when, speeds = provenance.now(), (rates, memory, busy_memory, links, overheads)
+    return Calibration(this_machine(), when, samples, *speeds, pace_s, busy_pace_s)
+
+
+def _amount(work: NodeWork) -> float:
+    """Returns the operations of arithmetic, or the bytes of other work."""
+    amount = work.flops if work.family in ARITHMETIC else work.num_bytes
+    return amount * (BACK if work.back and work.input_grad else 1)
 
 
 def _measured(
@@ -176,18 +168,18 @@ def _measured(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         flag = str(Path(folder, "busy"))
         if cores > 1:
-            others = f"{MODULE}:generate_load", cores - 1, left_s(), whole, flag, left_s()
+            others = f"{__name__}:generate_load", cores - 1, left_s(), whole, flag, left_s()
             load = stack.enter_context(contextlib.closing(stream_ranks(*others)))  # type: ignore
             next(load)
         words = whole, share * share_s, 1, flag if cores > 1 else "", cores, left_s()
-        measured += run_ranks(f"{MODULE}:time_networks", 1, left_s(), *words)
+        measured += run_ranks(f"{__name__}:time_networks", 1, left_s(), *words)
     for ranks in sorted({timed.plan.world for timed in networks.tiled}):
         log.info("measuring operators of images in %d tiles", ranks)
         alike = [timed.plain() for timed in networks.tiled if timed.plan.world == ranks]
         words = alike, len(alike) * share_s, cores, "", cores, left_s()
-        measured += run_ranks(f"{MODULE}:time_networks", ranks, left_s(), *words)
+        measured += run_ranks(f"{__name__}:time_networks", ranks, left_s(), *words)
     for one in measured:
-        one["samples"] = [Sample(_work(work), *rest) for work, *rest in one["samples"]]
+        one["samples"] = [Sample(_work(work), n, seconds) for work, n, seconds in one["samples"]]
     return measured
 
 
@@ -332,17 +324,16 @@ def tables(result: Result) -> list[BenchTable]:
     calibration = calibration_from(result["calibration"])
     by_class: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for work, ranks, seconds in calibration.samples:
-        done = work.flops if work.family in ARITHMETIC else work.num_bytes
-        done *= BACK if work.back and work.input_grad else 1
         heading = work.phase + (", busy" if ranks > 1 else "")
-        by_class[work.family, work.dtype][heading].append(done / seconds / 1e9)
+        by_class[work.family, work.dtype][heading].append(_amount(work) / seconds / 1e9)
     rows = []
     for (family, dtype), rates in sorted(by_class.items()):
         unit = "GFLOP/s" if family in ARITHMETIC else "GB/s"
-        rows.append({"operators": family, "type": dtype, "unit": unit})
-        for heading in (f"{p}{end}" for end in ("", ", busy") for p in PHASES):
-            listed = rates.get(heading)
-            rows[-1][heading] = f"{statistics.median(listed):.3g}" if listed else "-"
+        speeds = {
+            heading: f"{statistics.median(rates[heading]):.3g}" if heading in rates else "-"
+            for heading in (f"{phase}{end}" for end in ("", ", busy") for phase in PHASES)
+        }
+        rows.append({"operators": family, "type": dtype, "unit": unit, **speeds})
     links, memory = calibration.links, calibration.bytes_per_s / 1e9
     note = (
         f"Medians over sizes, one core; busy: all cores compute. Memory: {memory:.1f} GB/s of a "
@@ -355,25 +346,6 @@ def tables(result: Result) -> list[BenchTable]:
     return [BenchTable("Operators on this machine", rows, note)]
 
 
-def main(words: Sequence[str]) -> int:
-    """Calibrates this machine; ``--config`` names the JSON of a network's config."""
-    program = "hires doctor --calibrate"
-    parser = parser_of(program, str(__doc__))
-    parser.set_defaults(timeout=1200.0)
-    parser.add_argument("--config", default="", help="file of a network's config, by the verb")
-    parser.add_argument("--seconds", type=float, default=50.0, help="for the timed steps, at most")
-    parser.add_argument("--chains", type=int, default=len(CHAINS), help="networks, the first ones")
-
-    def run(command: str) -> int:
-        options, config = parser.parse_args(words), None
-        if options.config:
-            config = from_dict(json.loads(Path(options.config).read_text(encoding="utf-8")))
-        steps = config, options.seconds, options.chains, options.timeout
-        calibrated = Benchmark("calibrate", command, lambda _: measure(*steps), tables)
-        return calibrated.run(options.out, as_json=options.json)
-
-    return exit_code_of(program, words, run)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def facts(result: Result) -> list[str]:
+    """Returns what stands above the table."""
+    return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,22 +35,20 @@ def chosen_rows(values: Mapping[str, Any], timeout_s: float) -> list[BenchRow]:
     HiresError: there is no calibration, or the search fails.
     """
     config, words = from_dict(values["config"]), values["words"]
-    ranks = config.ranks or 2
     hires_output(["doctor", "--calibrate", *words, "--json"], timeout_s)  # the network's own layers
     calibration = calibration_or_defaults()
     if not calibration.is_measured:
         raise ConfigError(f"steps are predicted with a calibration of this machine: run {COMMAND}")
     choice = json.loads(hires_output(["plan", "--choose", *words, "--json"], timeout_s))
-    paced = min(ranks, calibration.machine.cores)
+    paced = min(config.ranks or 2, calibration.machine.cores)
     then_s = calibration.busy_pace_s if paced > 1 else calibration.pace_s
-    pace = BenchRow(PACE, config, peer=PACE, checked=False, ranks=paced, predicted_s=then_s)
-    rows = [pace]
+    rows = [BenchRow(PACE, config, peer=PACE, checked=False, ranks=paced, predicted_s=then_s)]
     for option in of_different_shapes(choice["options"], values["choose"]):
         changed = candidate_of(option["keys"]).change.apply(config)
         if changed is None:
             raise ConfigError(f"the layout {option['keys']} makes no sense for this network")
-        name, seconds = f"{len(rows)} {option['layout']}", option["step_s"]
-        row = BenchRow(name, changed, what=option["overrides"], predicted_s=seconds)
+        name = f"{len(rows)} {option['layout']}"
+        row = BenchRow(name, changed, what=option["overrides"], predicted_s=option["step_s"])
         rows.append(replace(row, baseline=rows[1].name if len(rows) > 1 else name))
     return rows
 
@@ -61,9 +60,10 @@ def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> lis
     layouts that differ much test the predicted order best.
     """
     shapes: dict[str, Mapping[str, Any]] = {}
-    for one in options:
-        shapes.setdefault(json.dumps([one["keys"][f"parallel.{name}"] for name in SHAPE]), one)
-    best = [dict(one) for one in shapes.values()]
+    for option in options:
+        key = json.dumps([option["keys"][f"parallel.{name}"] for name in SHAPE])
+        shapes.setdefault(key, option)
+    best = [dict(option) for option in shapes.values()]
     if len(best) <= count:
         return best
     places = {round(number * (len(best) - 1) / (count - 1)) for number in range(count)}
@@ -85,15 +85,12 @@ def normalise_by_reference(
 ) -> list[float]:
     """Returns the seconds of each layout on the machine as it was when a reference took ``then_s``.
 
-    Args:
-        steps_s: of each layout, one number a round.
-        reference_s: one number a round.
-        then_s: what the reference took when the machine was calibrated.
+    ``steps_s`` of each layout and ``reference_s`` have one number a round.
     """
-    rounds_s = [statistics.geometric_mean(one) for one in zip(*steps_s, strict=True)]
+    rounds_s = [statistics.geometric_mean(steps) for steps in zip(*steps_s, strict=True)]
     common = statistics.median(r / p for r, p in zip(rounds_s, reference_s, strict=True))
     shares = (
-        statistics.median(s / r for s, r in zip(one, rounds_s, strict=True)) for one in steps_s
+        statistics.median(s / r for s, r in zip(steps, rounds_s, strict=True)) for steps in steps_s
     )
     return [then_s * common * share for share in shares]
 
@@ -104,28 +101,22 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
     Source:
         Kendall, "A new measure of rank correlation", Biometrika 30, 1938.
     """
-    both = [*itertools.combinations(pairs, 2)]
-    signs = [_sign(a[0] - b[0]) * _sign(a[1] - b[1]) for a, b in both]
-    return sum(signs) / len(both) if both else 1.0
+    products = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in itertools.combinations(pairs, 2)]
+    signs = [math.copysign(1, product) if product else 0 for product in products]
+    return sum(signs) / len(signs) if signs else 1.0
 
 
 def choice_facts(result: Mapping[str, Any]) -> list[str]:
     """Returns how well all cases were predicted, in one line; nothing where none was chosen."""
     cases = [[row for row in rows if row.get("at_pace_s")] for rows in result["groups"].values()]
-    cases = [rows for rows in cases if rows]
-    if not cases:
+    pairs = [[(row["predicted_s"], row["at_pace_s"]) for row in rows] for rows in cases if rows]
+    if not pairs:
         return []
-    errors = [abs(row["predicted_s"] / row["at_pace_s"] - 1) for rows in cases for row in rows]
-    taus = [kendall_tau([(r["predicted_s"], r["at_pace_s"]) for r in rows]) for rows in cases]
-    right = [
-        rows[0]["at_pace_s"] <= (1 + NEAR) * min(r["at_pace_s"] for r in rows) for rows in cases
-    ]
+    errors = [abs(predicted / measured - 1) for case in pairs for predicted, measured in case]
+    right = [case[0][1] <= (1 + NEAR) * min(measured for _, measured in case) for case in pairs]
     return [
         f"steps at the pace of the calibration: mean error {statistics.mean(errors):.1%}, median "
-        f"{statistics.median(errors):.1%}; mean of Kendall's tau {statistics.mean(taus):.2f}; the "
-        f"choice is within {NEAR:.0%} of the best measured layout in {sum(right)} of {len(cases)}"
+        f"{statistics.median(errors):.1%}; mean of Kendall's tau "
+        f"{statistics.mean(map(kendall_tau, pairs)):.2f}; the choice is within {NEAR:.0%} of the "
+        f"best measured layout in {sum(right)} of {len(right)}"
     ]
-
-
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)

@@ -1,390 +1,430 @@
-"""Measures messages: ``hires bench comm`` beside raw libraries, ``hires tune comm`` for a table.
+"""Measures messages: latency, bandwidth and every collective, with all backends of hires.comm.
 
-Latency, bandwidth and every collective, with all backends and algorithms of hires.comm in turns;
-the slowest rank is the sample, every result is checked. The same command with --out continues
-where it was stopped. Exit codes: 0 done, 1 a rank failed, a result is wrong or the machine is too
-noisy for a table, 2 bad options.
+    gloo, mpi, shm ...      hires.comm with ``backend=`` that route, also mpi:segmented:4MiB
+    table                   hires.comm as a tuning table chooses
+    raw:gloo, raw:mpi4py    the libraries without hires
 
-  hires bench comm --quick
-  hires bench comm --only all_reduce,latency --sizes 16..1MiB --out results/comm
-  hires tune comm --ranks 2,4 --dtypes float32,bfloat16 --out tuned
+The cells of a sweep are measured one after another on started ranks; the slowest rank is the
+sample, and every result is checked.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
+import functools
+import importlib.util
+import logging
+import os
+import shutil
+import time
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
-from hires.bench.bench_output import Benchmark, BenchTable, Result, exit_code_of, parser_of
-from hires.bench.message_noise import disturbance, noise_facts, noise_of
-from hires.bench.message_sweep import (
-    BASELINES,
-    DTYPES,
-    TABLE,
+import torch.distributed as dist
+
+from hires import comm
+from hires.bench.bench_main import BenchTable, Result
+from hires.bench.message_race import (
+    BenchCell,
+    Bind,
+    Block,
+    RaceWorld,
     Row,
-    SweepOptions,
-    baselines_here,
-    cells_of,
-    routes_here,
-    sizes_of,
-    starter_of,
-    sweep,
-    wrong_rows,
+    noise_of,
+    race_cell,
+    timed,
 )
-from hires.bench.messages import BARRIER, BENCHED
-from hires.bench.tune_rules import margin_of, sums, table_of
+from hires.bench.messages import BARRIER, BENCHED, BenchBuffers, bind, table_name
+from hires.bench.peers.mpi4py_calls import RawMpi
+from hires.bench.start_ranks import TORCHRUN, join_world, stream_ranks, torch_world
+from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends.mpi_backend import MpiBackend
+from hires.comm.transport import transport
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import ConfigError
+from hires.core.ranks import mpi_starter
+from hires.core.ranks.world import World
 from hires.core.registry import offer
-from hires.core.units import size
-from hires.plan.route_choice import TUNED_FILE, TUNED_FOLDER
-from hires.plan.routes import parse_route
-from hires.plan.table_gains import coarse, verdict
-from hires.plan.tuning_table import DISTURBED, TuningTable
+from hires.core.units import parse_size, rough, size
+from hires.engine.device import open_device
+from hires.plan.routes import DIRECT, OWN, Route, is_possible, parse_route
+from hires.plan.table_rules import CARRIES
+from hires.plan.tuning_table import TuningTable
 
-TUNED = (
-    *("latency", "all_reduce", "reduce", "broadcast", "all_gather_into_tensor"),
-    *("reduce_scatter_tensor", "all_to_all_single", "gather", "scatter", "barrier"),
-)
-"""Operations of which a table has rules; those with lists of tensors cost about the same."""
-USUAL = ("bandwidth", "bidirectional", *TUNED)
-QUICK_SIZES = "16,1KiB,64KiB,1MiB,16MiB"
+TABLE = "table"
+BASELINES = RAW_GLOO, RAW_MPI4PY = ("raw:gloo", "raw:mpi4py")
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
+SEGMENTS = ("1MiB", "4MiB", "16MiB")
+MOST_DIRECT_BYTES = 2**20
+"""Largest size of which each rank sends to each other one: more is never faster."""
+WAIT_S = 120.0
 NOTES = """\
 The sample of a call is its slowest rank; all ranks leave a fence together before it. Libraries run
 in turns, in another order every round. A size is what a rank contributes. Bandwidths: nccl-tests,
 PERFORMANCE.md. `raw:mpi4py` and `raw:gloo` are the libraries without hires, `table` is hires.comm
 with `comm=mix`."""
 
+log = logging.getLogger(__name__)
 
-def parsed(program: str, words: Sequence[str], tunes: bool) -> argparse.Namespace:
-    """Returns the options of a command; ConfigError: one makes no sense."""
-    parser, add = _parser(program)
-    usual = ",".join(TUNED if tunes else USUAL)
-    add("--only", usual, "operations", _names_of(TUNED if tunes else [*BENCHED]))
-    add("--routes", "", "routes; none: all that are here", _routes_of if tunes else _ways_of)
-    if tunes:
-        add("--noise", 0.1, "most spread of the medians of rounds, as a share of 1", float)
-        add("--write", "", "file of the table; none: table.json in the folder of --out", str)
-        parser.add_argument("--force", action="store_true", help="write a noisy table, marked")
-        parser.set_defaults(out=Path(TUNED_FOLDER))
-    else:
-        add(
-            "--modes",
-            "blocking,async",
-            "how calls are waited for",
-            _names_of(["blocking", "async"]),
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What is measured, where, and how long."""
+
+    start: str
+    hosts: tuple[str, ...]
+    device: str
+    ranks: tuple[int, ...]
+    rounds: int
+    seconds: float
+    """Of each way in a cell, all rounds together."""
+    timeout: float
+    """Seconds for each number of ranks."""
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    ways: tuple[str, ...]
+    """Routes and baselines; empty: all that are here."""
+
+    @staticmethod
+    def of(task: Mapping[str, Any]) -> SweepOptions:
+        """Returns the options of a task; ConfigError: one makes no sense."""
+        ranks = words_of(task["ranks"])
+        if not all(word.isdecimal() and int(word) > 1 for word in ranks):
+            raise ConfigError(f"--ranks {task['ranks']}: write numbers above 1, as 2,4")
+        ways = words_of(task["routes"])
+        for way in ways:
+            if way not in (*BASELINES, TABLE):
+                parse_route(way)
+        return SweepOptions(
+            starter_of(task["start"]),
+            words_of(task["hosts"]),
+            task["device"],
+            tuple(sorted({int(word) for word in ranks})),
+            task["rounds"],
+            float(task["seconds"]),
+            task["timeout"],
+            words_of(task["only"], "--only", BENCHED),
+            sizes_of(task["sizes"]),
+            words_of(task["dtypes"], "--dtypes", DTYPES),
+            ways,
         )
-        add("--table", "", "tuning table of the way `table`", str)
-        text = "fine: the table as it is; coarse: one backend for each operation"
-        add("--granularity", "fine", text, _names_of(["fine", "coarse"]))
-        parser.add_argument("--quick", action="store_true", help="five sizes, a tenth of the time")
-    options = parser.parse_args(words)
-    if not tunes and TABLE in options.routes and not options.table:
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """The routes that were asked for, or all that this machine has, backends first."""
+        return self.ways or routes_here(self.device, self.has_mpi)
+
+    @property
+    def has_mpi(self) -> bool:
+        """Whether the ranks are those of an MPI."""
+        return bool(DIALECTS[self.start].libraries) or self.start == "srun"
+
+
+def words_of(text: str, option: str = "", choices: Iterable[str] = ()) -> tuple[str, ...]:
+    """Returns the words of a list with commas; ConfigError: one is no choice of the option."""
+    words = tuple(dict.fromkeys(filter(None, text.split(","))))
+    for word in words if option else ():
+        if word not in choices:
+            raise ConfigError(f"{option}: unknown {word!r}; {offer(word, choices)}")
+    return words
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Returns sizes in bytes: ``4,64KiB``, all powers of two of ``4..64MiB``, or of four: ``x4``.
+
+    >>> sizes_of("16,1KiB..4KiB")
+    (16, 1024, 2048, 4096)
+    >>> sizes_of("1KiB..64KiBx8")
+    (1024, 8192, 65536)
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        ends, _, step = part.partition("x")
+        bounds = [parse_size(end) or 0 for end in ends.split("..")]
+        factor = int(step or 2) if (step or "2").isdecimal() else 0
+        at, last = bounds[0], bounds[-1]
+        if not 0 < at <= last or len(bounds) > 2 or factor < 2 or (step and len(bounds) < 2):
+            raise ConfigError(f"--sizes {part} is no size; write 64KiB, 4..64MiB or 4..64MiBx4")
+        while at <= last:
+            sizes.add(at)
+            at *= factor
+    return tuple(sorted(sizes))
+
+
+def starter_of(text: str) -> str:
+    """Returns what starts the ranks: ``auto`` is an MPI if there is one, else torchrun.
+
+    Without an MPI of its own a job of Slurm takes srun, which starts nothing outside of a job.
+    """
+    if text != "auto":
+        if text not in DIALECTS:
+            raise ConfigError(f"--start {text} is unknown; choose auto or {', '.join(DIALECTS)}")
+        return text
+    if importlib.util.find_spec("mpi4py") is None:
+        return TORCHRUN
+    in_slurm = "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
+    return mpi_starter.mpi_here() or ("srun" if in_slurm else TORCHRUN)
+
+
+def routes_here(device: str, has_mpi: bool) -> tuple[str, ...]:
+    """Returns the routes that a machine may have, the backends themselves first."""
+    own = "shm" if device == "cpu" else "nccl"
+    backends = [name for name in ("gloo", *["mpi"] * has_mpi, own) if name in BACKENDS]
+    routes = [*backends]
+    for name in (name for name in backends if name != "shm"):
+        routes += [f"{name}:direct"] * is_possible(Route(name, DIRECT))
+        routes += [f"{name}:segmented:{segment}" for segment in SEGMENTS]
+    return tuple(routes)
+
+
+def applies_to(way: str, operation: str, num_bytes: int) -> bool:
+    """Whether a way differs from its backend alone in a cell, and may be faster."""
+    if way in (*BASELINES, TABLE):
+        return True
+    route = parse_route(way)
+    if route.algorithm == OWN:
+        return True
+    if table_name(operation) not in CARRIES.get(route.algorithm, ()):
+        return False
+    if route.algorithm == DIRECT and num_bytes > MOST_DIRECT_BYTES:
+        return False
+    return num_bytes > route.segment_bytes
+
+
+def cells_of(
+    operations: Sequence[str], sizes: Sequence[int], dtypes: Sequence[str]
+) -> list[BenchCell]:
+    """Returns the cells of a sweep; a barrier has one size and type."""
+    return [
+        BenchCell(operation, num_bytes, dtype)
+        for operation in operations
+        for dtype in (dtypes if operation != BARRIER else dtypes[:1])
+        for num_bytes in (sizes if operation != BARRIER else sizes[:1])
+    ]
+
+
+def sweep(
+    options: SweepOptions,
+    cells: Sequence[BenchCell],
+    ways: Sequence[str],
+    rows: list[Row],
+    table: TuningTable | None = None,
+) -> Iterator[None]:
+    """Measures the cells that ``rows`` lacks, and appends each; yields after each."""
+    done = {(row["ranks"], *(row[name] for name in BenchCell._fields)) for row in rows}
+    for ranks in options.ranks:
+        todo = [cell for cell in cells if (ranks, *cell) not in done]
+        if not todo:
+            continue
+        job = todo, ways, options.rounds, options.seconds, options.device
+        measured = stream_ranks(
+            f"{__name__}:run_cells",
+            ranks,
+            options.timeout,
+            *job,
+            table.to_dict() if table is not None else None,
+            start=options.start,
+            hosts=options.hosts,
+        )
+        first_s = 0.0  # in which the ranks start and join is part of no cell
+        for number, row in enumerate(measured):
+            rows.append(row)
+            first_s = first_s or time.monotonic()
+            left_s = (time.monotonic() - first_s) / max(number, 1) * (len(todo) - number - 1)
+            about = f"; {rough(left_s)} left" if number else ""
+            yield  # a cell that is shown has been kept
+            log.info("%d ranks, %d of %d: %s%s", ranks, number + 1, len(todo), describe(row), about)
+
+
+def describe(row: Row) -> str:
+    """Returns a row in a line: the operation, the size and the fastest way."""
+    measured = {name: way["p50_s"] for name, way in row["ways"].items() if "p50_s" in way}
+    best = min(measured, key=measured.__getitem__, default="-")
+    best_us = f" {measured[best] * 1e6:.1f} us" if measured else ""
+    return f"{row['operation']} {size(row['bytes'])}, fastest {best}{best_us}"
+
+
+def wrong_rows(rows: Sequence[Row]) -> list[str]:
+    """Returns each way and cell whose result was wrong, in words."""
+    return [
+        f"{name}: {describe(row).partition(',')[0]}, {row['ranks']} ranks"
+        for row in rows
+        for name, way in row["ways"].items()
+        if way.get("wrong")
+    ]
+
+
+def run_cells(
+    world: World,
+    cells: Sequence[Sequence[Any]],
+    ways: Sequence[str],
+    rounds: int,
+    seconds: float,
+    device: str,
+    table: dict[str, Any] | None,
+) -> Iterator[Row]:
+    """Yields the row of each cell, on a rank."""
+    race_world = join(world, ways, TuningTable.from_dict(table) if table else None, device)
+    bound = {way: _bound(way, race_world) for way in ways}
+    near = {"ranks_per_node": world.local_size, "device": race_world.device.partition(":")[0]}
+    for cell in (BenchCell(*values) for values in cells):
+        here = {w: bound[w] for w in ways if applies_to(w, cell.operation, cell.num_bytes)}
+        yield {**race_cell(cell, here, race_world, rounds, seconds), **near}
+    comm.barrier()
+    comm.shutdown()
+
+
+def join(world: World, ways: Sequence[str], table: TuningTable | None, device: str) -> RaceWorld:
+    """Joins the world with all backends that the ways need; returns what ranks agree by."""
+    routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
+    routes += table.backends if table is not None else []
+    routes += ["gloo"] * (RAW_GLOO in ways) + ["mpi"] * (RAW_MPI4PY in ways)
+    order = ("gloo", "mpi", "nccl", "shm", "null")  # the first one is for agreements
+    backends = [name for name in order if name in routes] or ["gloo"]
+    place = open_device(device, world.local_rank)
+    join_world(world, WAIT_S, backends, device, table=table)
+    if RAW_GLOO in ways:
+        # torch renames its collectives in one version after the other; both names work.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        torch_world(world, WAIT_S)
+    largest = functools.partial(comm.all_reduce, op=dist.ReduceOp.MAX, backend=backends[0])
+    # The quickest that there is, so that ranks leave it close together.
+    quickest = next((b for b in ("shm", "mpi", "gloo") if b in backends), backends[0])
+    barrier = functools.partial(comm.barrier, backend=quickest)
+
+    def fence() -> None:
+        place.synchronize()
+        barrier()
+
+    near = barrier if place.torch.type == "cpu" else fence
+    name = str(place.torch)
+    return RaceWorld(world.rank, world.size, near, largest, name, place.synchronize)
+
+
+class RoutedComm:
+    """hires.comm with ``backend=`` given; None: as its table chooses."""
+
+    def __init__(self, route: Route | None) -> None:
+        self._route = route
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(comm, name)
+        return function if self._route is None else functools.partial(function, backend=self._route)
+
+
+def _bound(way: str, world: RaceWorld) -> Bind:
+    """Returns what binds a way to the buffers of a cell."""
+    if way != RAW_MPI4PY:
+        library = (
+            dist if way == RAW_GLOO else RoutedComm(None if way == TABLE else parse_route(way))
+        )
+        return lambda buffers: timed(bind(library, buffers), world)
+    calls = cast(MpiBackend, transport.backends["mpi"]).calls
+    with calls:
+        raw = RawMpi()
+    own = world._replace(fence=raw.world.Barrier)
+
+    def bind_raw(buffers: BenchBuffers) -> Block | None:
+        call = raw.bind(buffers)
+        if call is None:
+            return None
+        block = timed(call, own)
+
+        # The thread of hires.comm must not call MPI meanwhile; so the fence is MPI's own, too.
+        def run(times: int) -> list[float]:
+            with calls:
+                return block(times)
+
+        return run
+
+    return bind_raw
+
+
+def measure(task: Mapping[str, Any], previous: Result | None) -> Iterator[Result]:
+    """Yields all rows after each cell."""
+    options = SweepOptions.of(task)
+    table = TuningTable.read(task["table"]) if task["table"] else None
+    if TABLE in options.ways and table is None:
         raise ConfigError("--routes table needs --table FILE, as `hires tune comm` writes it")
-    if not tunes and options.granularity == ("coarse",) and not options.table:
-        raise ConfigError("--granularity coarse needs --table FILE, which it makes coarse")
-    if not tunes and options.quick:
-        options.seconds /= 10
-        whole = options.sizes == parser.get_default("sizes")
-        options.sizes = sizes_of(QUICK_SIZES) if whole else options.sizes
-    return options
+    ways = options.ways or (*options.routes, *(BASELINES if options.has_mpi else BASELINES[:1]))
+    ways = tuple(dict.fromkeys((*ways, *([TABLE] if table else []))))
+    rows: list[Row] = previous["rows"] if previous else []
+    cells = cells_of(options.operations, options.sizes, options.dtypes)
+
+    def result() -> Result:
+        wrong = wrong_rows(rows)
+        return {"ok": not wrong, "start": options.start, "wrong": wrong, "rows": rows}
+
+    for _ in sweep(options, cells, ways, rows, table):
+        yield result()
+    yield result()
 
 
-def _parser(program: str) -> tuple[argparse.ArgumentParser, Callable[..., None]]:
-    parser = parser_of(program, str(__doc__))
-
-    def add(flag: str, default: Any, text: str, read: Callable[[str], Any]) -> None:
-        value = read(default) if isinstance(default, str) else default
-        shown = f"{text} (default: {default})" if default else text
-        parser.add_argument(flag, type=_typed(flag, read), default=value, help=shown)
-
-    add("--sizes", "4..64MiB", "bytes, as 16,1KiB..1MiB", sizes_of)
-    add("--dtypes", "float32", "types of elements", _names_of(DTYPES))
-    add("--ranks", "2", "numbers of ranks, as 2,4", _counts_of)
-    add("--start", "auto", "what starts the ranks: an MPI, srun or torchrun", starter_of)
-    add("--hosts", "", "machines of the ranks; none: this one", _words_of)
-    add("--device", "cpu", "where the tensors are: cpu or cuda (on GPUs it was never run)", str)
-    add("--rounds", 5, "turns of each library in a cell", _count)
-    add("--seconds", 0.2, "of each library in a cell, all its turns together", float)
-    return parser, add
+def noise_facts(rows: Sequence[Row]) -> list[str]:
+    """Returns the line on the noise of rows that stands above their tables."""
+    typical, worst = (100 * noise_of(rows, share) for share in (0.5, 0.9))
+    text = f"noise: the medians of rounds differ by {typical:.1f} %, in a tenth of the cells by"
+    return [f"{text} {worst:.1f} % or more"]
 
 
-def _typed(flag: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return read(text)
-        except ConfigError as error:
-            raise ConfigError(f"{flag} {text}: {error}") from None
-
-    convert.__name__ = getattr(read, "__name__", "value").strip("_")
-    return convert
-
-
-def _names_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def read(text: str) -> tuple[str, ...]:
-        for name in (names := _words_of(text)):
-            if name not in choices:
-                raise ConfigError(f"unknown {name!r}; {offer(name, choices)}")
-        return tuple(name for name in choices if name in names)
-
-    return read
-
-
-def _words_of(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, text.split(","))))
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise ConfigError("it must be a whole number above 0")
-    return int(text)
-
-
-def _counts_of(text: str) -> tuple[int, ...]:
-    if not all(part.isdecimal() and int(part) > 1 for part in text.split(",")):
-        raise ConfigError("it must be numbers above 1 with commas between, as 2,4")
-    return tuple(sorted({int(part) for part in text.split(",")}))
-
-
-def _ways_of(text: str) -> tuple[str, ...]:
-    for way in (ways := _words_of(text)):
-        if way not in (*BASELINES, TABLE):
-            parse_route(way)
-    return ways
-
-
-def _routes_of(text: str) -> tuple[str, ...]:
-    routes = _ways_of(text)
-    for way in {TABLE, *BASELINES} & {*routes}:
-        raise ConfigError(f"{way} is no route of hires.comm; leave it out")
-    if routes and all(":" in route for route in routes):
-        raise ConfigError("a table needs a backend alone, for what no rule has: add gloo or mpi")
-    return routes
-
-
-def bench(words: Sequence[str]) -> int:
-    """Measures messages beside raw libraries."""
-
-    def run(command: str) -> int:
-        options = parsed("hires bench comm", words, tunes=False)
-        table = TuningTable.read(options.table) if options.table else None
-        if table is not None and options.granularity == ("coarse",):
-            table = coarse(table)
-        where = _where(options)
-        here = (*routes_here(where.device, where.has_mpi), *baselines_here(where.has_mpi))
-        ways = tuple(dict.fromkeys((*(options.routes or here), *([TABLE] if table else []))))
-        modes = [mode == "blocking" for mode in options.modes]
-        cells = cells_of(options.only, options.sizes, options.dtypes, modes)
-        shown = {**_shown(options, ways), "table": table.digest if table else ""}
-
-        def measure(previous: Result | None) -> Iterator[Result]:
-            rows = rows_to_resume(previous, shown)
-            for _ in sweep(where, cells, ways, rows, table):
-                yield result_of(shown, rows)
-            yield result_of(shown, rows)
-
-        made = Benchmark("comm", command, measure, comm_tables, NOTES, comm_facts)
-        return made.run(options.out, as_json=options.json)
-
-    return exit_code_of("hires bench comm", words, run)
-
-
-def tune(words: Sequence[str]) -> int:
-    """Measures routes, and writes the table of ``comm=mix``."""
-
-    def run(command: str) -> int:
-        options = parsed("hires tune comm", words, tunes=True)
-        where = _where(options)
-        routes = options.routes or routes_here(where.device, where.has_mpi)
-        cells = cells_of(options.only, options.sizes, options.dtypes[:1], [True])
-        others = cells_of(options.only, options.sizes, options.dtypes[1:], [True])
-        cells += [cell for cell in others if "reduce" in cell.operation]
-        shown = _shown(options, routes)
-        limits = {"noise": options.noise, "force": options.force, "write": options.write}
-
-        def measure(previous: Result | None) -> Iterator[Result]:
-            rows = rows_to_resume(previous, shown)
-            for _ in sweep(where, cells, routes, rows):
-                yield {"ok": True, "options": shown, "limits": limits, "rows": rows}
-            yield judged_table(shown, limits, rows)
-
-        made = Benchmark("tuning", command, measure, tune_tables, "", tune_facts, write_table)
-        return made.run(options.out, as_json=options.json)
-
-    return exit_code_of("hires tune comm", words, run)
-
-
-def _where(options: argparse.Namespace) -> SweepOptions:
-    return SweepOptions(**{name: getattr(options, name) for name in SweepOptions.__annotations__})
-
-
-def _shown(options: argparse.Namespace, ways: Sequence[str]) -> dict[str, Any]:
-    names = "start", "hosts", "device", "ranks", "rounds", "seconds", "only", "sizes", "dtypes"
-    values = {name: getattr(options, name) for name in names} | {"routes": ways}
-    return {key: [*v] if isinstance(v, tuple) else v for key, v in values.items()}
-
-
-def rows_to_resume(previous: Result | None, options: dict[str, Any]) -> list[Row]:
-    """Returns the rows of an earlier result that was measured alike, to go on with them."""
-    alike = previous is not None and previous.get("options") == options
-    return [*previous.get("rows", [])] if alike and previous else []
-
-
-def result_of(options: dict[str, Any], rows: list[Row]) -> Result:
-    """Returns the rows and their wrong results."""
-    wrong = wrong_rows(rows)
-    return {"ok": not wrong, "options": options, "wrong": wrong, "rows": rows}
-
-
-def comm_facts(result: Result) -> list[str]:
+def facts(result: Result) -> list[str]:
     """Returns what stands above the tables."""
-    wrong = result["wrong"]
     missing: dict[str, dict[str, None]] = defaultdict(dict)
     for row in result["rows"]:
-        for way, one in row["ways"].items():
-            if one.get("missing"):
-                missing[one["missing"]][f"{way} in {row['operation']}"] = None
+        for name, way in row["ways"].items():
+            if way.get("missing"):
+                missing[way["missing"]][f"{name} in {row['operation']}"] = None
     lines = [f"not measured: {', '.join([*ways][:3])}: {why}" for why, ways in missing.items()]
-    results = f"WRONG: {'; '.join(wrong)}" if wrong else "all right"
-    noise = noise_facts(result["rows"], result["options"]["rounds"])
-    return [f"ranks started by {result['options']['start']}", *noise, f"results: {results}", *lines]
+    results = f"WRONG: {'; '.join(result['wrong'])}" if result["wrong"] else "all right"
+    noise = noise_facts(result["rows"])
+    return [f"ranks started by {result['start']}", *noise, f"results: {results}", *lines]
 
 
-def comm_tables(result: Result) -> list[BenchTable]:
-    """Returns a table for each operation, mode, type and number of ranks, and the fastest ways."""
+def tables(result: Result) -> list[BenchTable]:
+    """Returns a table for each operation, type and number of ranks, and the fastest ways."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in result["rows"]:
-        mode = "" if row["blocking"] else ", issued and waited for"
-        groups[f"{row['operation']}{mode}, {row['dtype']}, {row['ranks']} ranks, us"].append(row)
+        groups[f"{row['operation']}, {row['dtype']}, {row['ranks']} ranks, us"].append(row)
     made = []
     for title, rows in groups.items():
         ways = [*dict.fromkeys(way for row in rows for way in row["ways"])]
         ways.sort(key=lambda way: ":" in way and way not in BASELINES)  # narrow screens cut the end
         made.append(BenchTable(title, [_medians(row, ways) for row in rows]))
-    best = [_fastest(row) for row in result["rows"] if row["blocking"] and _right(row)]
+    best = [_fastest(row) for row in result["rows"] if right_ways(row)]
     return [*made, BenchTable("Fastest", best, "The fastest way of all, raw libraries included.")]
 
 
-def _right(row: Row) -> dict[str, dict[str, Any]]:
-    return {way: one for way, one in row["ways"].items() if "p50_s" in one and not one["wrong"]}
+def right_ways(row: Row) -> dict[str, Row]:
+    """Returns what was measured of the ways whose results were right."""
+    return {name: way for name, way in row["ways"].items() if way.get("p50_s") and not way["wrong"]}
 
 
 def _medians(row: Row, ways: Sequence[str]) -> dict[str, str]:
-    least = min((one["p50_s"] for one in _right(row).values()), default=0)
+    right = right_ways(row)
+    least = min((way["p50_s"] for way in right.values()), default=0)
     cells = {"size": "-" if row["operation"] == BARRIER else size(row["bytes"])}
-    for way in ways:
-        one = row["ways"].get(way, {})
-        cells[way] = "WRONG" if one.get("wrong") else "-"
-        if way in _right(row):
-            cells[way] = f"{one['p50_s'] * 1e6:.1f}{'*' if one['p50_s'] == least else ''}"
+    for name in ways:
+        cells[name] = "WRONG" if row["ways"].get(name, {}).get("wrong") else "-"
+        if name in right:
+            seconds = right[name]["p50_s"]
+            cells[name] = f"{seconds * 1e6:.1f}{'*' if seconds == least else ''}"
     return cells
 
 
 def _fastest(row: Row) -> dict[str, str]:
-    way, best = min(_right(row).items(), key=lambda item: item[1]["p50_s"])
+    name, best = min(right_ways(row).items(), key=lambda item: item[1]["p50_s"])
     rates = BENCHED[row["operation"]].bandwidths(row["bytes"], row["ranks"], best["p50_s"])
     return {
         "operation": row["operation"],
         "ranks": str(row["ranks"]),
         "size": size(row["bytes"]),
-        "way": way,
+        "way": name,
         "p50 us": f"{best['p50_s'] * 1e6:.1f}",
         "p99 us": f"{best['p99_s'] * 1e6:.1f}",
         "alg GB/s": f"{rates[0] / 1e9:.3f}",
         "bus GB/s": f"{rates[1] / 1e9:.3f}",
         "n": str(best["count"]),
     }
-
-
-def judged_table(options: dict[str, Any], limits: dict[str, Any], rows: list[Row]) -> Result:
-    """Returns the result of a whole sweep: its table, what it gains, and why it is refused."""
-    noise, wrong = noise_of(rows), wrong_rows(rows)
-    table = table_of(rows, {}, next(way for way in options["routes"] if ":" not in way))
-    mixed, alone, used = sums(rows, table)
-    refused = f"wrong results: {'; '.join(wrong[:3])}" if wrong else ""
-    if noise > limits["noise"] and not refused and not limits["force"]:
-        refused = (
-            f"the medians of rounds differ by {100 * noise:.1f} %, more than "
-            f"{100 * limits['noise']:g} %: other programs disturb the measurement; end them, leave "
-            f"a core for each rank, use --rounds {2 * options['rounds']}, or --force"
-        )
-    return {
-        "ok": not refused,
-        "options": options,
-        "limits": limits,
-        "refused": refused,
-        "noise": noise,
-        "disturbed": disturbance(rows),
-        "sums": {"table": mixed, **alone},
-        "used": used,
-        "verdict": verdict(table),
-        "table": table.to_dict(),
-        "rows": rows,
-    }
-
-
-def write_table(folder: Path, result: Result) -> str:
-    """Writes the table if it is good; returns how it is used."""
-    if result["refused"]:
-        return f"no table was written: {result['refused']}"
-    made = {
-        "machine": f"{result['hardware']['cpu']}, {result['hardware']['cores']} cores",
-        "date": result["time"],
-        "commit": result["git"] or "unknown",
-        "command": result["command"],
-        "noise": round(result["noise"], 4),
-    }
-    if result["noise"] > result["limits"]["noise"]:
-        made["forced"] = True
-    if result["disturbed"]:
-        made[DISTURBED] = result["disturbed"]
-    path = Path(result["limits"]["write"] or folder / TUNED_FILE)
-    table = TuningTable.from_dict({**result["table"], "made": made})
-    table.write(path)
-    backends = ",".join(result["used"])
-    lines = [f"{path}: use it with\n  hires run comm=mix comm.table={path}\n(backends {backends})"]
-    if result["disturbed"]:
-        remedy = f"end other programs, remove {folder}, and measure again"
-        lines.append(f"warning: {result['disturbed']}; the table is marked: {remedy}")
-    lines += [f"warning: {words}; measure them with --sizes" for words in table.unmeasured]
-    if lacks := table.unruled:
-        lines.append(
-            f"warning: no rule has {', '.join(lacks)}, which {table.default} carries; "
-            f"measure all operations (without --only) for rules of them"
-        )
-    return "\n".join(lines)
-
-
-def tune_tables(result: Result) -> list[BenchTable]:
-    """Returns the rules, and the sum of the sweep by them beside each backend alone."""
-    if "table" not in result:
-        return []
-    names = ("operation", "ranks", "dtype", "bytes", "route")
-    rules = [{key: str(rule.get(key, "any")) for key in names} for rule in result["table"]["rules"]]
-    total = result["sums"]["table"]
-    rows = [
-        {"way": way, "sum ms": f"{seconds * 1e3:.2f}", "over the table": f"{seconds / total:.2f}"}
-        for way, seconds in result["sums"].items()
-        if total
-    ]
-    return [BenchTable("Rules", rules), BenchTable("Sum of the sweep", rows, result["verdict"])]
-
-
-def tune_facts(result: Result) -> list[str]:
-    """Returns what stands above the tables."""
-    if "table" not in result:
-        return []
-    return [
-        *noise_facts(result["rows"], result["options"]["rounds"]),
-        f"limit of the noise: {100 * result['limits']['noise']:g} %",
-        f"a route changes for a gain of {100 * margin_of(result['noise']):.1f} % or more",
-        *([f"REFUSED: {result['refused']}"] if result["refused"] else []),
-    ]
-
-
-if __name__ == "__main__":
-    command, *words = sys.argv[1:]
-    sys.exit(bench(words) if command == "bench" else tune(words))

@@ -11,7 +11,7 @@ Source:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,12 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class BenchOperation:
-    """An operation of a size as it is measured."""
+    """An operation of a size as it is measured; sizes are of the tensor that a rank contributes."""
 
     name: str
     """Of the function, or of a test of messages."""
+    table: str = ""
+    """In a tuning table; empty: the same."""
     total: Callable[[int, int], float] = lambda num_bytes, ranks: num_bytes
     """(bytes of the size, ranks) -> bytes by which nccl-tests divides the time."""
     factor: Callable[[int], float] = lambda ranks: 1.0
@@ -59,28 +61,30 @@ def _others(ranks: int) -> float:
 
 LATENCY, BANDWIDTH, BIDIRECTIONAL, BARRIER = "latency", "bandwidth", "bidirectional", "barrier"
 BENCHED = {
-    one.name: one
-    for one in (
-        BenchOperation(LATENCY),
-        BenchOperation(BANDWIDTH),
-        BenchOperation(BIDIRECTIONAL, lambda num_bytes, ranks: 2 * num_bytes),
+    operation.name: operation
+    for operation in (
+        BenchOperation(LATENCY, "send"),
+        BenchOperation(BANDWIDTH, "send"),
+        BenchOperation(BIDIRECTIONAL, "send", lambda num_bytes, ranks: 2 * num_bytes),
         BenchOperation("all_reduce", factor=lambda ranks: 2 * (ranks - 1) / ranks),
         BenchOperation("reduce"),
         BenchOperation("broadcast"),
-        BenchOperation("all_gather", _of_all, _others),
-        BenchOperation("all_gather_into_tensor", _of_all, _others),
-        BenchOperation("reduce_scatter", factor=_others, parts=True),
-        BenchOperation("reduce_scatter_tensor", factor=_others, parts=True),
-        BenchOperation("all_to_all", factor=_others, parts=True),
-        BenchOperation("all_to_all_single", factor=_others, parts=True),
-        BenchOperation("gather", _of_all, _others),
-        BenchOperation("scatter", _of_all, _others),
+        BenchOperation("all_gather_into_tensor", "all_gather", _of_all, _others),
+        BenchOperation("reduce_scatter_tensor", "reduce_scatter", factor=_others, parts=True),
+        BenchOperation("all_to_all_single", "all_to_all", factor=_others, parts=True),
+        BenchOperation("gather", "", _of_all, _others),
+        BenchOperation("scatter"),
         BenchOperation(BARRIER),
     )
 }
-"""Name -> operation. Sizes are of the tensor that a rank gives (in a scatter, of what it gets)."""
+"""Name -> operation; in a scatter the size is what a rank gets."""
 MESSAGES = (LATENCY, BANDWIDTH, BIDIRECTIONAL)
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+
+
+def table_name(operation: str) -> str:
+    """Returns the name of a measured operation in a tuning table."""
+    return BENCHED[operation].table or operation
 
 
 class BenchBuffers:
@@ -103,23 +107,23 @@ class BenchBuffers:
             number = max(1, number // ranks) * ranks
         self.input = torch.zeros(number, dtype=dtype, device=device)
         input, root = self.input, rank == ROOT
-        takes = {
-            **dict.fromkeys(("all_gather", "all_gather_into_tensor"), ranks * number),
+        sizes = {
+            "all_gather_into_tensor": ranks * number,
             "gather": ranks * number if root else 0,
-            **dict.fromkeys(("reduce_scatter", "reduce_scatter_tensor"), number // ranks),
-            **dict.fromkeys(("all_to_all", "all_to_all_single", "scatter", *MESSAGES), number),
+            "reduce_scatter_tensor": number // ranks,
+            **dict.fromkeys(("all_to_all_single", "scatter", *MESSAGES), number),
         }
-        self.output = input.new_zeros(takes[operation]) if operation in takes else input
+        self.output = input.new_zeros(sizes[operation]) if operation in sizes else input
         if operation == "scatter" and root:
             self.input = input.new_zeros(ranks * number)
         most = number * (ranks if operation == "scatter" else 1)
         values = torch.arange(most + _PERIOD, dtype=torch.int32).remainder_(_PERIOD)
         self._values = values.to(device=device, dtype=dtype)
         self.num_bytes = number * dtype.itemsize
-        """What the tensors hold: the size, rounded to whole numbers for each rank."""
+        """What the tensors hold: the size, rounded to whole elements for each rank."""
 
     def fill(self) -> None:
-        """Writes what this rank gives, and poison where the result will be."""
+        """Writes the values of this rank, and poison where the result will be."""
         self.output.fill_(_POISON)
         self.input.copy_(self._pattern(self.rank, self.input.numel()))
 
@@ -129,7 +133,7 @@ class BenchBuffers:
             self.input.zero_()
 
     def num_wrong(self) -> int:
-        """Returns how many numbers of the result are wrong on this rank."""
+        """Returns how many elements of the result are wrong on this rank."""
         expected = self._expected()
         return 0 if expected is None else int((self.output != expected).sum())
 
@@ -141,26 +145,27 @@ class BenchBuffers:
         return self._values[3 * rank % _PERIOD :][:number]
 
     def _expected(self) -> Tensor | None:
+        """Returns the right result; None: this rank gets none."""
         name, number, ranks = self.operation, self.input.numel(), range(self.ranks)
+        root = self.rank == ROOT
         if name in REDUCTIONS:
             total = torch.zeros_like(self.input)
             for rank in ranks:
                 total += self._pattern(rank, number)
-            if name == "reduce":
-                return total if self.rank == ROOT else None
-            return total if name == "all_reduce" else self.split(total)[self.rank]
+            if name == "reduce_scatter_tensor":
+                return self.split(total)[self.rank]
+            return total if name == "all_reduce" or root else None
+        if name in MESSAGES:
+            silent = self.peer < 0 or (name == BANDWIDTH and root)
+            return None if silent else self._pattern(self.peer, number)
         if name == "broadcast":
             return self._pattern(ROOT, number)
-        if name in MESSAGES:
-            if self.peer < 0 or (name == BANDWIDTH and self.rank == ROOT):
-                return None
-            return self._pattern(self.peer, number)
-        if name in ("all_to_all", "all_to_all_single"):
+        if name == "all_to_all_single":
             return torch.cat([self.split(self._pattern(r, number))[self.rank] for r in ranks])
         if name == "scatter":
-            whole = self._pattern(ROOT, self.output.numel() * self.ranks)
-            return self.split(whole)[self.rank]
-        if (name == "gather" and self.rank != ROOT) or name == BARRIER:
+            inputs = self._pattern(ROOT, self.output.numel() * self.ranks)
+            return self.split(inputs)[self.rank]
+        if (name == "gather" and not root) or name == BARRIER:
             return None
         return torch.cat([self._pattern(rank, number) for rank in ranks])
 
@@ -170,33 +175,23 @@ def window(num_bytes: int) -> int:
     return max(2, min(WINDOW, WINDOW_BYTES // max(num_bytes, 1)))
 
 
-def bind(library: Any, buffers: BenchBuffers, blocking: bool) -> Call:
+def bind(library: Any, buffers: BenchBuffers) -> Call:
     """Returns a call without arguments of a library with the names of ``torch.distributed``."""
     if buffers.operation in MESSAGES:
         return _messages(library, buffers)
-    function, words = arguments(buffers)
-    if blocking:
-        return functools.partial(getattr(library, function), *words)
-    begin = functools.partial(getattr(library, function), *words, async_op=True)
-    return lambda: begin().wait()
+    return functools.partial(getattr(library, buffers.operation), *arguments(buffers))
 
 
-def arguments(buffers: BenchBuffers) -> tuple[str, Sequence[Any]]:
-    """Returns the name of a collective and its arguments."""
+def arguments(buffers: BenchBuffers) -> tuple[Any, ...]:
+    """Returns the arguments of a collective."""
     input, output, name = buffers.input, buffers.output, buffers.operation
-    root, is_root = ROOT, buffers.rank == ROOT
-    words: dict[str, Callable[[], Sequence[Any]]] = {
-        "all_reduce": lambda: [input],
-        "reduce": lambda: [input, root],
-        "broadcast": lambda: [input, root],
-        "all_gather": lambda: [buffers.split(output), input],
-        "reduce_scatter": lambda: [output, buffers.split(input)],
-        "all_to_all": lambda: [buffers.split(output), buffers.split(input)],
-        "gather": lambda: [input, buffers.split(output) if is_root else None, root],
-        "scatter": lambda: [output, buffers.split(input) if is_root else None, root],
-        BARRIER: list,
-    }
-    return name, words.get(name, lambda: [output, input])()
+    root = buffers.rank == ROOT
+    if name in ("gather", "scatter"):
+        one, all_parts = (input, output) if name == "gather" else (output, input)
+        return one, buffers.split(all_parts) if root else None, ROOT
+    if name in ("reduce", "broadcast"):
+        return input, ROOT
+    return {"all_reduce": (input,), BARRIER: ()}.get(name, (output, input))
 
 
 def _messages(library: Any, buffers: BenchBuffers) -> Call:

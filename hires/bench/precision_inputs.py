@@ -1,13 +1,17 @@
-"""Makes what rows of inference share: weights with fitting statistics, and scales of int8."""
+"""Makes what rows of inference share: weights with fitting statistics, scales of int8, ONNX files.
+
+ONNX Runtime and OpenVINO hold every value of the network at once while they calibrate, and were
+killed on a machine of 23 GiB by one image of 1024x1024 pixels. Ranges are single numbers, so those
+of one image of at most 512x512 pixels serve a network of the same weights for any batch and size.
+"""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from importlib import util
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,22 +19,30 @@ from torch import Tensor, nn
 
 from hires.bench.bench_rows import BenchRow, in_float32
 from hires.bench.peers.peer_module import plain_module, whole_batch
-from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import LateError, RunError
 from hires.core.precisions import INT8
 from hires.core.python_command import module_command
 from hires.core.store import file_names
+from hires.engine.network_files import write_onnx
 
 STATISTICS_PIXELS = 2**22
 """Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
+CALIBRATED_PIXELS = 512
+"""Rows and columns that the libraries calibrate on, at most."""
+INSTALL = "pip install 'hires[peers]'"
+MADE = ("weights", "results", "quant.images", "quant.calibration")
+"""Keys of a calibration that :func:`with_inputs` sets."""
 
 
-def with_inputs(rows: list[BenchRow], folder: Path, timeout_s: float) -> list[BenchRow]:
+def with_inputs(
+    rows: list[BenchRow], words: Sequence[str], folder: Path, timeout_s: float
+) -> list[BenchRow]:
     """Returns rows with the weights and scales that are made for them; RunError: that failed.
 
-    A network without weights of its own gets first ones whose norms have the statistics of
-    ``settings.statistics`` images, so that no value explodes.
+    ``words`` are the overrides of the first row. A network without weights of its own gets first
+    ones whose norms have the statistics of ``settings.statistics`` images, so that no value
+    explodes.
     """
     first = in_float32(rows[0].config)
     count, weights = rows[0].settings["statistics"], first.weights
@@ -41,17 +53,21 @@ def with_inputs(rows: list[BenchRow], folder: Path, timeout_s: float) -> list[Be
         )
         weights = str(folder / "weights.safetensors")
         save_file({name: t.contiguous() for name, t in module.state_dict().items()}, weights)
-    scales = ""
+    scales = None
     if any(row.peer == "hires" and row.config.precision.name == INT8 for row in rows):
         scales = str(folder / file_names.SCALES)
-        hires_output(_quantize(first, count, weights, folder, scales), timeout_s)
-    made = []
+        images_used = first.batch * -(-count // first.batch)
+        usual = [word for word in words if word.partition("=")[0] not in MADE]
+        usual += [f"weights={weights}", f"results={folder}", f"quant.images={images_used}"]
+        usual += [] if first.data.path else ["quant.calibration=noise"]
+        hires_output(["quantize", *usual, "--out", scales], timeout_s)
+    with_weights = []
     for row in rows:
         config = replace(row.config, weights=weights)
         if config.precision.name == INT8:
-            config = replace(config, quant=replace(config.quant, scales=scales or None))
-        made.append(replace(row, config=config))
-    return made
+            config = replace(config, quant=replace(config.quant, scales=scales))
+        with_weights.append(replace(row, config=config))
+    return with_weights
 
 
 def calibration_images(config: RunConfig, count: int) -> Tensor:
@@ -67,28 +83,24 @@ def set_statistics(module: nn.Module, *pieces: Tensor) -> None:
 
     ``pieces`` of them, each (n, C, H, W), pass one by one; norms get the mean over all pieces.
     """
-    norms = [one for one in module.modules() if isinstance(one, nn.BatchNorm2d)]
-    kept = [norm.momentum for norm in norms]
+    norms = [norm for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = None  # the mean over all pieces
     module.train()
     for images in pieces:
         module(images)
     module.eval()
-    for norm, momentum in zip(norms, kept, strict=True):
+    for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
 
 def hires_output(words: Sequence[str], timeout_s: float) -> str:
     """Returns what a command of hires prints; RunError: it failed; LateError: it took too long."""
-    what = f"`hires {' '.join(words)}`"
+    what, command = f"`hires {' '.join(words)}`", module_command("hires", *words)
     try:
         done = subprocess.run(
-            module_command("hires", *words),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise LateError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
@@ -98,18 +110,34 @@ def hires_output(words: Sequence[str], timeout_s: float) -> str:
     return done.stdout
 
 
-def _quantize(config: RunConfig, count: int, weights: str, folder: Path, scales: str) -> list[str]:
-    """Returns the words that calibrate a config's network on the images of its rows."""
-    usual: dict[str, Any] = asdict(ModelConfig())
-    model = {key: value for key, value in asdict(config.model).items() if usual[key] != value}
-    words = [f"model.{key}={json.dumps(value)}" for key, value in model.items()]
-    words += [f"image={json.dumps(config.image)}", f"batch={config.batch}", "task=infer"]
-    images = config.batch * -(-count // config.batch)
-    words += ["device=cpu", f"quant.images={images}", f"seed={config.seed}"]
-    names = ("name", "path", "split", "classes") if config.data.path else ("name", "classes")
-    given = {name: getattr(config.data, name) for name in names}
-    words += [
-        f"data.{key}={json.dumps(value)}" for key, value in given.items() if value is not None
-    ]
-    words += [] if config.data.path else ["quant.calibration=noise"]
-    return ["quantize", *words, f"weights={weights}", f"results={folder}", f"out={scales}"]
+def missing_packages(*names: str) -> str:
+    """Returns what is not installed, and how to install it; nothing: all are here."""
+    missing = [name for name in names if util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed: {INSTALL}" if missing else ""
+
+
+def network_file(row: BenchRow) -> tuple[Path, Tensor]:
+    """Returns the network of a row for its batch, in fp32, and the images of a step."""
+    config = in_float32(row.config)
+    path, images = Path(row.settings["folder"]) / "network.onnx", whole_batch(config)[0]
+    if not path.exists():
+        write_onnx(plain_module(config, trick=False).eval(), images.contiguous(), path)
+    return path, images.contiguous()
+
+
+def calibration_samples(row: BenchRow) -> list[Tensor]:
+    """Returns the images to calibrate on one by one (1, C, h, w), of large ones the middle."""
+    images = calibration_images(in_float32(row.config), row.settings["statistics"])
+    for dim in (2, 3):
+        kept = min(images.shape[dim], CALIBRATED_PIXELS)
+        images = images.narrow(dim, (images.shape[dim] - kept) // 2, kept)
+    return [image[None] for image in images.contiguous()]
+
+
+def sample_file(row: BenchRow, sample: Tensor) -> Path:
+    """Returns the network for one such image."""
+    path = Path(row.settings["folder"]) / "sample.onnx"
+    config = replace(in_float32(row.config), image=[*sample.shape[2:]], batch=1)
+    with torch.no_grad():
+        write_onnx(plain_module(config, trick=False).eval(), sample, path)
+    return path

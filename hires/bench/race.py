@@ -49,12 +49,6 @@ class Runner:
             parameter.grad = None
         torch.set_num_threads(1)
 
-    def kernels(self) -> dict[str, int]:
-        """Runs a step; returns how many convolutions and products ran, by type."""
-        from hires.bench.kernel_types import onednn_kernels
-
-        return onednn_kernels(self.step)
-
     def close(self) -> None:
         """Frees what it holds."""
 

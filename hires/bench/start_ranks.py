@@ -14,13 +14,12 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -117,7 +116,46 @@ def stream_ranks(
         assert process.stdout is not None
         stack.enter_context(process.stdout)
         stack.callback(_end, process)
-        yield from _values(process, start, hosts, timeout_s)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            _end(process)
+
+        timer = threading.Timer(timeout_s, stop)
+        timer.start()
+        stack.callback(timer.cancel)
+        others: list[str] = []
+        for line in process.stdout:
+            if line.startswith(LINE_PREFIX):
+                message = json.loads(line[len(LINE_PREFIX) :])
+                if "error" in message:
+                    raise RunError(f"rank {message['rank']} failed: {message['error']}")
+                yield message["value"]
+            else:
+                others.append(line.decode(errors="replace").rstrip())
+        if late.is_set():
+            raise LateError(f"the ranks were not done after {timeout_s:g} s; use --timeout")
+        _require_success(process, start, hosts, others)
+
+
+def _require_success(
+    process: subprocess.Popen[bytes], start: str, hosts: Sequence[str], output: Sequence[str]
+) -> None:
+    try:
+        code = process.wait(END_S)
+    except subprocess.TimeoutExpired:  # all ranks have closed their output: nothing is missing
+        log.warning("--start %s: its command did not end after its ranks; it is killed", start)
+        return
+    if code:
+        last = " | ".join(filter(None, output[-_SHOWN:])) or "no message on its standard output"
+        where, remedy = "", "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
+        if hosts:  # what torchrun would start on this one alone
+            where = f" on {', '.join(hosts)}"
+            remedy = "; each of --hosts must be reached without a password, as by `ssh HOST true`"
+        raise RunError(
+            f"--start {start}: its command{where} ended with code {code}: {last}{remedy}"
+        )
 
 
 def join_world(
@@ -138,50 +176,6 @@ def join_world(
 def torch_world(world: World, timeout_s: float) -> None:
     """Makes the default group of torch.distributed, for peers that are built on it."""
     rendezvous.torch_world(world, timeout_s)
-
-
-def _values(
-    process: subprocess.Popen[bytes], start: str, hosts: Sequence[str], timeout_s: float
-) -> Iterator[Any]:
-    others: list[str] = []
-    for line in _lines(process, time.monotonic() + timeout_s, timeout_s):
-        if not line.startswith(LINE_PREFIX):
-            others.append(line.decode(errors="replace").rstrip())
-            continue
-        message = json.loads(line[len(LINE_PREFIX) :])
-        if "error" in message:
-            raise RunError(f"rank {message['rank']} failed: {message['error']}")
-        yield message["value"]
-    try:
-        code = process.wait(END_S)
-    except subprocess.TimeoutExpired:  # all ranks have closed their output: nothing is missing
-        log.warning("--start %s: its command did not end after its ranks; it is killed", start)
-        return
-    if code:
-        last = " | ".join(filter(None, others[-_SHOWN:])) or "no message on its standard output"
-        where, remedy = "", "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
-        if hosts:  # what torchrun would start on this one alone
-            where = f" on {', '.join(hosts)}"
-            remedy = "; each of --hosts must be reached without a password, as by `ssh HOST true`"
-        raise RunError(
-            f"--start {start}: its command{where} ended with code {code}: {last}{remedy}"
-        )
-
-
-def _lines(process: subprocess.Popen[bytes], deadline: float, timeout_s: float) -> Iterator[bytes]:
-    assert process.stdout is not None
-    stream, rest = process.stdout.fileno(), b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while True:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise LateError(f"the ranks were not done after {timeout_s:g} s; use --timeout")
-            data = os.read(stream, 1 << 16)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
-            if not data:
-                yield from [rest] if rest else []
-                return
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

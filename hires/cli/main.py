@@ -108,9 +108,9 @@ def _dispatch(words: list[str]) -> int:
         verb, rest = "sweep", [word for word in rest if word not in MULTIRUN]
     if verb in VERBS:
         module = module_of(verb)
-        if verb in ("bench", "tune"):  # whose options are those of a benchmark
+        if verb == "bench":  # messages have options of their own
             return int(module.main(rest))
-        if verb == "data" and not rest:
+        if verb in ("data", "tune") and not rest:
             rest = ["--help"]
         return int(module.main(module.PARSER.read(rest)))
     if "=" in verb:

@@ -58,13 +58,9 @@ def render(
     frames: Frames,
     tables: Sequence[Table],
     plots: Sequence[Plot],
-    narrow: Sequence[Plot],
     title: str | None,
 ) -> str:
-    """Returns the page as HTML; without a ``title`` its heading names the campaigns.
-
-    ``narrow`` are the same plots for narrow windows.
-    """
+    """Returns the page as HTML; without a ``title`` its heading names the campaigns."""
     from markupsafe import Markup
 
     script, css = ((FOLDER / n).read_text(encoding="utf-8") for n in ("script.js", "style.css"))
@@ -87,7 +83,6 @@ def render(
         "figures": [plot for plot in plots if plot.figure is not None],
         # matplotlib has escaped the texts of a drawing.
         "svg": lambda plot: Markup(figures.inline(plot)),
-        "narrow": {plot.name: plot for plot in narrow if plot.figure is not None},
         "missing": figures.missing(plots),
         "tables": tables,
         "max_rows": MAX_ROWS,

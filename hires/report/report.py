@@ -17,7 +17,6 @@ from hires.core.store.reading import Note
 from hires.report import summaries
 from hires.report.frames import load
 from hires.report.plots import base as figures
-from hires.report.plots import style
 from hires.report.plots.base import Plot, PlotData
 from hires.report.read.runs import Run
 
@@ -63,13 +62,12 @@ def write_report(
     out: Path,
     title: str | None = None,
     add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
-    inches: float | None = None,
 ) -> ReportFiles:
     """Writes a report of some run folders, and of the planned points of some campaigns, to ``out``.
 
     ``formats`` are ``html`` and those of tables and plots; without a ``title`` the page is headed
-    by the campaigns' names; ``add_states`` sets the status of runs without an exit record. Files of
-    plots are ``inches`` wide; None: as the page shows them. ConfigError: a file cannot be written.
+    by the campaigns' names; ``add_states`` sets the status of runs without an exit record.
+    ConfigError: a file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         # Hundreds of thousands of plain values are made, and no cycle that must be searched for.
@@ -81,7 +79,7 @@ def write_report(
         tables, data = summaries.summaries(frames), PlotData(frames)
         plots: list[Plot] = []
         if {"html", *figures.FORMATS} & set(formats):
-            plots = figures.draw(data, inches)
+            plots = figures.draw(data)
         for form in (form for form in summaries.FORMATS if form in formats):
             files = {table.name: summaries.encoded(table, form) for table in tables}
             report.files += _written(out / "tables", files, form)
@@ -94,8 +92,7 @@ def write_report(
             from hires.report.page import render
 
             make_folder(out, OPTION)
-            plots = plots if inches is None else figures.draw(data)
-            text = render(frames, tables, plots, figures.draw(data, style.COLUMN), title)
+            text = render(frames, tables, plots, title)
             write_atomically(out / PAGE, text, option=OPTION)
             report.files.insert(0, out / PAGE)
     return report

@@ -1,4 +1,4 @@
-"""Rows are data: composed as a run is, planned, measured in turns, and kept as they come."""
+"""Rows are data: composed as a run is, planned, checked, measured in turns, kept as they come."""
 
 from __future__ import annotations
 
@@ -7,64 +7,63 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from hires.bench import bench_main
-from hires.bench.bench_output import Benchmark
+from hires.bench import bench_main, rows_bench
 from hires.bench.bench_rows import BenchRow, planned, row_of, with_small
+from hires.bench.bench_table import measured_rows, row_not_run, row_table
 from hires.bench.chosen_rows import kendall_tau, normalise_by_reference, of_different_shapes
-from hires.bench.kernel_types import count_graph, count_kernels, count_profile, ran_as
-from hires.cli.verbs.verb_bench import PARSER, composed_task, file_of_rows, merged
+from hires.bench.kernel_types import count_kernels, ran_as
+from hires.bench.race import Samples
+from hires.cli.verbs.verb_bench import PARSER, composed_task, file_of_rows
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, PlanError
 from tests.helpers.layouts import config_of
 from tests.helpers.patience import PATIENCE_S
 
 SMALL = ["model=preact_resnet", "model.n=1", "image=32", "batch=2", "device=cpu"]
+RIGHT = {"check": {"value": 1e-7, "exact": 1e-13, "ok": True}}
+WRONG = {"check": {"value": 1e-7, "exact": 0.5, "ok": False}}
 
 
 def task_of(*words):
     return composed_task(PARSER.read(list(words)))
 
 
-def rows_of(*words):
-    return {row["name"]: row for row in task_of(*words)["rows"]}
+@pytest.fixture(scope="module")
+def choices():
+    """The cases of one network of ``bench choose``."""
+    return task_of("choose", "--only", "resnet18")
 
 
 def test_rows_of_hires_compose_for_their_task():
-    training = rows_of("layouts", *SMALL)
+    training = {row["name"]: row for row in task_of("layouts", *SMALL)["rows"]}
     assert {"single", "tiles 2x1", "dp", "torch 1f1b", "sp+gems"} <= training.keys()
-    assert "two modules" not in training
+    assert "two modules" not in training  # is one of inference
     config = from_dict(training["pp 1f1b"]["config"])
     assert (config.parallel.stages, config.parallel.microbatches) == (2, 4)
-    assert config.model.classes == 1000
-    inference = rows_of("layouts", *SMALL, "task=infer", "--only", "dp")
-    assert set(inference) == {"single", "dp", "two modules"}
-    assert row_of(inference["dp"]).config.batch == 4  # images of a microbatch times its number
-    precision = rows_of("precision", *SMALL, "--only", "hires int8*")
-    assert set(precision) == {"hires fp32", "hires int8", "hires int8, two tiles"}
-    assert precision["hires int8"]["settings"]["statistics"] == 32
+    assert row_of(training["dp"]).config.batch == 4  # images of a microbatch times its number
+    rows = task_of("precision", *SMALL, "batch=3", "--only", "hires int8*")["rows"]
+    assert [row["name"] for row in rows] == ["hires fp32", "hires int8", "hires int8, two tiles"]
+    assert rows[1]["settings"]["statistics"] == 32
+    assert "batch=3" in rows[0]["words"]  # those of the command take the place of the file's
+    assert "batch=8" not in rows[0]["words"]
 
 
-def test_cases_of_a_choice_are_every_image_and_number_of_ranks():
-    rows = task_of("choose", "--only", "resnet18")["rows"]
-    cases = {(row["config"]["image"][0], row["config"]["ranks"]) for row in rows}
+def test_cases_of_a_choice_are_every_image_and_number_of_ranks(choices):
+    cases = {(row["config"]["image"][0], row["config"]["ranks"]) for row in choices["rows"]}
     assert cases == {(image, ranks) for image in (128, 192, 256) for ranks in (2, 3, 4)}
-    assert len({row["title"] for row in rows}) == 9
-    assert sum(3 * 3 for _ in file_of_rows("choose")["rows"]) == 27
-
-
-def test_keys_of_a_row_come_after_those_of_the_command():
-    assert merged(["a=1", "b=2"], ["b=3"], ["a=4"]) == ["a=4", "b=3"]
+    assert len({row["title"] for row in choices["rows"]}) == 9
+    assert len(file_of_rows("choose")["rows"]) * 9 == 27
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["layuots"], "did you mean layouts"),
-        (["layouts", "model=vgg"], "vgg"),
         (["layouts", "--only", "nothing"], "--only nothing names no row"),
         (["layouts", "imgae=3"], "imgae"),
         (["rows.yaml"], "unknown fields colour"),
@@ -80,12 +79,14 @@ def test_rows_that_make_no_sense_are_refused(tmp_path, monkeypatch, words, messa
     assert message in str(error.value)
 
 
-def test_unknown_peer_and_impossible_layout_are_refused():
+def test_unknown_peer_and_impossible_layout_are_refused_and_what_a_peer_lacks_is_shown():
     with pytest.raises(ConfigError, match="unknown peer 'tensorflow'"):
         _ = BenchRow("row", config_of(), peer="tensorflow").lacks
-    row = BenchRow("row", config_of(parallel={"tiles": [64, 1]}))
     with pytest.raises(PlanError):
-        planned(row)
+        planned(BenchRow("row", config_of(parallel={"tiles": [64, 1]})))
+    row = BenchRow("ddp", config_of(device="simulated"), peer="ddp")
+    cells = row_table("t", [row_not_run(row, row.lacks)]).rows[0]
+    assert cells["what"].startswith("not run: torch has no messages of device=simulated")
 
 
 def test_small_image_is_one_that_every_layout_can_cut():
@@ -96,25 +97,60 @@ def test_small_image_is_one_that_every_layout_can_cut():
     assert len({tuple(row.small.config.image) for row in rows}) == 1
     assert rows[1].small.config.height < 512
     assert rows[1].small.config.precision.name == "fp64"
-    same = BenchRow.of_plain(json.loads(json.dumps(rows[1].plain())))
-    assert same == rows[1]
+    assert BenchRow.of_plain(json.loads(json.dumps(rows[1].plain()))) == rows[1]
 
 
 def test_kernels_are_counted_by_the_type_that_they_read():
     line = "onednn_verbose,v1,primitive,exec,cpu,convolution,jit,fwd,src:{}::blocked wei:f32,,,1.5"
     text = "\n".join(line.format(kind) for kind in ("u8", "u8", "f32"))
     assert count_kernels(f"{text}\nonednn_verbose,v1,info,cpu") == {"u8": 2, "f32": 1}
-    event = {"cat": "Node", "name": "a_kernel_time"}
-    convs = [
-        {**event, "args": {"op_name": name, "input_type_shape": [{kind: [1]}]}}
-        for name, kind in (("Conv", "float"), ("ConvTranspose", "float"), ("Relu", "float"))
-    ]
-    assert count_profile(convs) == {"f32": 1, "f32 ConvTranspose": 1}
-    node = {"layerType": "Convolution", "runtimePrecision": "u8", "primitiveType": "brgconv_FP32"}
-    assert count_graph([node]) == {"fp32": 1}
-    assert ran_as("int8", {"u8": 3, "f32 ConvTranspose": 1})
+    assert ran_as("int8", {"u8": 3})
     assert not ran_as("int8", {"u8": 3, "f32": 1})
     assert not ran_as("fp32", {})
+
+
+def table_of(facts, cpu_s=1.0):
+    single = BenchRow("single", config_of(batch=2, device="cpu"), ranks=1)
+    tiles = BenchRow("tiles", config_of(batch=4, device="cpu"), ranks=2, beside=("torch",))
+    torch = BenchRow("torch", config_of(batch=4, device="cpu"), ranks=2, peer="module")
+    samples = {
+        "single": Samples([4.0, 8.0, 4.0], [1.0] * 3),
+        "tiles": Samples([2.0, 4.0, 2.0], [cpu_s] * 3),
+        "torch": Samples([3.0, 6.0, 3.0], [1.0] * 3),
+    }
+    facts = {"single": RIGHT, "torch": RIGHT, "tiles": RIGHT, **facts}
+    return {row["name"]: row for row in measured_rows([single, tiles, torch], samples, facts)}
+
+
+def test_speed_up_counts_images_within_each_round():
+    rows = table_of({})
+    assert rows["tiles"]["speedup"] == {"median": 4.0, "p10": 4.0, "p90": 4.0, "count": 3}
+    assert rows["tiles"]["over_best"]["median"] == 1.5
+    assert rows["tiles"]["best"] == "torch"
+    assert rows["tiles"]["images_per_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "cpu_s", "why"),
+    [
+        (WRONG, 1.0, "it computes something else"),
+        ({}, 1.0, "it was not compared"),
+        ({**RIGHT, "wrong": "kernels of another type than int8"}, 1.0, "kernels of another type"),
+        (RIGHT, 9.0, "cores busy"),
+    ],
+)
+def test_wrong_row_is_red_and_has_no_ratio(facts, cpu_s, why):
+    rows = table_of({"tiles": facts}, cpu_s)
+    assert not rows["tiles"]["ok"]
+    assert not {"speedup", "over_best"} & rows["tiles"].keys()
+    cells = {row["row"]: row for row in row_table("t", [*rows.values()]).rows}
+    assert cells["tiles"]["what"].startswith("WRONG")
+    assert why in cells["tiles"]["what"]
+
+
+def test_nothing_is_compared_with_a_wrong_baseline_or_library():
+    assert "speedup" not in table_of({"single": WRONG})["tiles"]
+    assert "over_best" not in table_of({"torch": WRONG})["tiles"]
 
 
 @pytest.mark.parametrize(
@@ -134,42 +170,52 @@ def test_pace_of_each_round_is_taken_out_of_the_steps():
 def test_layouts_of_different_shapes_are_spread_from_the_fastest_to_the_slowest():
     names = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
     options = [{"n": n, "keys": {f"parallel.{k}": n // 2 for k in names}} for n in range(12)]
-    assert [one["n"] for one in of_different_shapes(options, 3)] == [0, 4, 10]
-    assert [one["n"] for one in of_different_shapes(options, 9)] == [0, 2, 4, 6, 8, 10]
+    assert [option["n"] for option in of_different_shapes(options, 3)] == [0, 4, 10]
+    assert [option["n"] for option in of_different_shapes(options, 9)] == [0, 2, 4, 6, 8, 10]
 
 
-def test_groups_that_the_folder_holds_are_not_measured_again(monkeypatch):
-    monkeypatch.setattr(bench_main, "_measured", lambda rows, task: iter([[{"ok": True}]]))
-    task = {**task_of("choose", "--only", "resnet18"), "warmup": 1}
-    results = [*bench_main.measure(task, None)]
-    half = {**results[-1], "done": results[-1]["done"][:4]}
-    assert len([*bench_main.measure(task, json.loads(json.dumps(half)))]) == 10
-    assert len([*bench_main.measure({**task, "rounds": 99}, half)]) == 18
-
-
-def test_case_that_fails_is_red_and_ends_no_other(monkeypatch):
+def test_case_that_fails_is_red_and_ends_no_other(monkeypatch, choices):
     def fail(rows, task):
         raise ConfigError("no calibration")
         yield
 
-    monkeypatch.setattr(bench_main, "_measured", fail)
-    *_, result = bench_main.measure({**task_of("choose", "--only", "resnet18"), "warmup": 1}, None)
+    monkeypatch.setattr(rows_bench, "_measured", fail)
+    *_, result = rows_bench.measure(choices, None)
     assert len(result["groups"]) == 9
     assert not result["ok"]
-    assert all("no calibration" in table.rows[0]["what"] for table in bench_main.tables(result))
+    assert all("no calibration" in table.rows[0]["what"] for table in rows_bench.tables(result))
 
 
-def test_stopped_benchmark_keeps_what_it_measured(tmp_path, capsys):
-    def measure(previous):
-        yield {"rows": 1}
-        raise KeyboardInterrupt
+def test_stopped_benchmark_keeps_what_it_measured_and_continues_there(
+    tmp_path, monkeypatch, capsys, choices
+):
+    measured = []
 
-    made = Benchmark("layouts", "hires bench layouts", measure, lambda result: [])
-    assert made.run(tmp_path, as_json=True) == 130
-    kept = json.loads((tmp_path / "layouts.json").read_text())
-    assert (kept["rows"], kept["complete"]) == (1, False)
+    def measured_rows_of(rows, task):
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        measured.append(rows[0]["title"])
+        yield [{"name": "a", "ok": True}]
+
+    monkeypatch.setattr(rows_bench, "_measured", measured_rows_of)
+    monkeypatch.setattr(rows_bench, "tables", lambda result: [])
+    task = {**choices, "out": str(tmp_path), "json": True}
+    assert bench_main.run(task, rows_bench) == 130
+    kept = json.loads((tmp_path / "choose.json").read_text())
+    assert (kept["done"], kept["complete"]) == (measured, False)
     assert "* stopped before its end" in (tmp_path / "README.md").read_text()
     assert "stopped by Ctrl-C" in capsys.readouterr().err
+    more = []
+    module = SimpleNamespace(
+        measure=lambda task, previous: more.append(previous and previous["done"]) or [],
+    )
+    for changed in ({}, {"timeout": 1}, {"rounds": 99}):
+        bench_main.run({**task, **changed}, module)
+    assert more == [kept["done"], kept["done"], None]
+    monkeypatch.setattr(bench_main.provenance, "collect", lambda: {"git": "other"})
+    monkeypatch.setattr(bench_main, "ORIGIN", ("git",))
+    bench_main.run(task, module)
+    assert more[-1] is None  # numbers of two commits are never in one table
 
 
 @pytest.mark.dist

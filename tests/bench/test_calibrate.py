@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import runpy
 from types import SimpleNamespace
 
 import pytest
 
 from hires.bench import calibrate_machine as calibrate
 from hires.bench import calibration_chains as chains
-from hires.bench import start_ranks
+from hires.bench.bench_main import run
 from hires.bench.calibration_chains import Chain, chain_config
 from hires.bench.node_times import NodeTimes, typical
 from hires.core.errors import RunError
@@ -39,7 +38,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.dist
 @pytest.mark.timeout(180)
 def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys):
-    assert calibrate.main(["--seconds", "0.1", "--timeout", "150", "--json"]) == 0
+    task = {"name": "calibrate", "command": "hires doctor --calibrate", "config": None}
+    task |= {"seconds": 0.1, "timeout": 150, "out": "", "json": True}
+    assert run(task, calibrate) == 0
     result = json.loads(capsys.readouterr().out)
     calibration = load_calibration()
     assert calibration is not None
@@ -53,30 +54,15 @@ def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys):
     assert "convolution" in str(calibrate.tables(result)[0].rows)
 
 
-def test_ranks_find_the_jobs_where_the_module_is_the_program(cache, monkeypatch):
-    # `python -m` names it __main__, which on a rank is another module.
-    jobs = []
-
-    def refuse(job, *_):
-        jobs.append(job)
-        raise RunError("no rank")
-
-    for name in ("stream_ranks", "run_ranks"):
-        monkeypatch.setattr(start_ranks, name, refuse)
-    monkeypatch.setattr("sys.argv", ["calibrate", "--chains", "1"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(calibrate.__file__, run_name="__main__")
-    assert {job.partition(":")[0] for job in jobs} == {calibrate.__name__}
-
-
-def test_calibration_that_fails_leaves_no_file(cache, monkeypatch, capsys):
+def test_calibration_that_fails_leaves_no_file(cache, monkeypatch):
     def fail(*_):
         raise RunError("rank 0 failed")
 
     monkeypatch.setattr(calibrate, "stream_ranks", lambda *_: iter([True]))
     monkeypatch.setattr(calibrate, "run_ranks", fail)
     monkeypatch.setattr(calibrate, "this_machine", lambda: SimpleNamespace(cores=1))
-    assert calibrate.main([]) == RunError.exit_code
+    with pytest.raises(RunError, match="rank 0 failed"):
+        list(calibrate.measure({"config": None, "timeout": 1}, None))
     assert not list(cache.rglob("*.json"))
 
 

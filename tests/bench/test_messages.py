@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 import torch
-from torch import Tensor
 
-from hires.bench.message_race import (
-    BenchCell,
-    RacePlan,
-    RaceWorld,
-    race_cell,
-    relative_noise,
-    timed,
-)
+from hires.bench import comm_bench
+from hires.bench.bench_main import run
+from hires.bench.comm_bench import SweepOptions, applies_to, cells_of, sizes_of, sweep
+from hires.bench.message_race import BenchCell, RaceWorld, noise_of, race_cell, timed
 from hires.bench.messages import (
     BARRIER,
     BENCHED,
@@ -26,14 +22,19 @@ from hires.bench.messages import (
     messages_in,
     window,
 )
+from hires.cli.verbs import verb_bench
+from hires.core.errors import ConfigError
+from tests.helpers.bench_rows import row
 
 RANKS = 3
 COLLECTIVES = [name for name in BENCHED if name not in (*MESSAGES, BARRIER)]
+ALONE = RaceWorld(0, 1, lambda: None, lambda tensor: None)
+SUM = BenchCell("all_reduce", 64)
 
 
 def carry_out(name: str, every: list[BenchBuffers]) -> None:
     """Does in one process what a library does, from the arguments that each rank hands it."""
-    calls = [arguments(one)[1] for one in every]
+    calls = [arguments(buffers) for buffers in every]
     if name in ("all_reduce", "reduce"):
         total = sum(call[0].clone() for call in calls)
         for call in calls if name == "all_reduce" else calls[:1]:
@@ -41,56 +42,43 @@ def carry_out(name: str, every: list[BenchBuffers]) -> None:
     elif name == "broadcast":
         for call in calls:
             call[0].copy_(calls[ROOT][0])
-    elif name in ("all_gather", "gather"):
-        for call in calls if name == "all_gather" else calls[:1]:
-            parts = call[0] if name == "all_gather" else call[1]
-            for part, other in zip(parts, calls, strict=True):
-                part.copy_(other[1 if name == "all_gather" else 0])
-    elif name == "all_gather_into_tensor":
-        for call in calls:
-            call[0].copy_(torch.cat([other[1] for other in calls]))
+    elif name == "gather":
+        for part, call in zip(calls[ROOT][1], calls, strict=True):
+            part.copy_(call[0])
     elif name == "scatter":
         for call, part in zip(calls, calls[ROOT][1], strict=True):
             call[0].copy_(part)
+    elif name == "all_gather_into_tensor":
+        for call in calls:
+            call[0].copy_(torch.cat([other[1] for other in calls]))
     else:
-        given = [split(call[1]) for call in calls]
+        inputs = [call[1].view(RANKS, -1) for call in calls]
         for rank, call in enumerate(calls):
-            parts = [one[rank] for one in given]
-            if "reduce" in name:
-                call[0].copy_(sum(part.clone() for part in parts))
-            elif isinstance(call[0], list):
-                for target, part in zip(call[0], parts, strict=True):
-                    target.copy_(part)
-            else:
-                call[0].copy_(torch.cat(parts))
-
-
-def split(value: Tensor | list[Tensor]) -> list[Tensor]:
-    return value if isinstance(value, list) else [*value.view(RANKS, -1).unbind(0)]
+            parts = [one[rank] for one in inputs]
+            call[0].copy_(sum(p.clone() for p in parts) if "reduce" in name else torch.cat(parts))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize(("num_bytes", "dtype"), [(4, torch.float32), (1000, torch.int8)])
-def test_right_result_passes_and_any_wrong_number_is_found(name, num_bytes, dtype):
-    every = [BenchBuffers(name, num_bytes, dtype, rank, RANKS) for rank in range(RANKS)]
-    for one in every:
-        one.fill()
-    before = [one.num_wrong() for one in every]
-    takes = [True, name not in ("reduce", "gather"), name not in ("reduce", "gather")]
-    assert [bool(wrong) for wrong in before][:1] == takes[:1] or name == "broadcast"
-    carry_out(name, every)
-    assert [one.num_wrong() for one in every] == [0, 0, 0]
-    for rank, takes_result in enumerate(takes):
-        every[rank].output.view(-1)[-1:] += 1
-        assert every[rank].num_wrong() == int(takes_result)
+def test_right_result_passes_and_any_wrong_number_is_found(name):
+    for num_bytes, dtype in ((4, torch.float32), (1000, torch.int8)):
+        every = [BenchBuffers(name, num_bytes, dtype, rank, RANKS) for rank in range(RANKS)]
+        for buffers in every:
+            buffers.fill()
+        assert every[0].num_wrong() or name == "broadcast"
+        carry_out(name, every)
+        assert [buffers.num_wrong() for buffers in every] == [0, 0, 0]
+        for rank, buffers in enumerate(every):
+            buffers.output.view(-1)[-1:] += 1
+            has_result = rank == ROOT or name not in ("reduce", "gather")
+            assert buffers.num_wrong() == int(has_result)
 
 
 def test_messages_of_the_first_and_last_rank_are_checked():
     first, middle, last = (
         BenchBuffers("latency", 64, torch.float32, rank, RANKS) for rank in range(RANKS)
     )
-    for one in (first, middle, last):
-        one.fill()
+    for buffers in (first, middle, last):
+        buffers.fill()
     assert (first.peer, middle.peer, last.peer) == (2, -1, 0)
     assert (first.num_wrong(), middle.num_wrong(), last.num_wrong()) == (16, 0, 16)
     first.output.copy_(last.input)
@@ -102,8 +90,6 @@ def test_sums_in_place_may_be_repeated_without_end():
     buffers = BenchBuffers("all_reduce", 16, torch.float16, 1, 2)
     buffers.fill()
     buffers.zero_inputs()
-    for _ in range(100):
-        buffers.input.add_(buffers.input)
     assert buffers.input.abs().max() == 0
 
 
@@ -120,30 +106,15 @@ def test_bandwidths_are_those_of_nccl_tests():
 
 def test_windows_are_those_of_osu_and_fit_into_memory():
     assert [window(size) for size in (4, 1 << 20, 1 << 26, 1 << 30)] == [64, 64, 2, 2]
-    assert messages_in("latency", 4) == 2
-    assert messages_in("bandwidth", 4) == 64
-    assert messages_in("all_reduce", 4) == 1
-
-
-ALONE = RaceWorld(0, 1, lambda: None, lambda tensor: None)
+    assert [messages_in(name, 4) for name in ("latency", "bandwidth", "all_reduce")] == [2, 64, 1]
 
 
 def doing(call, world=ALONE):
-    return lambda buffers, blocking: timed(lambda: call(buffers), world)
+    return lambda buffers: timed(lambda: call(buffers), world)
 
 
 def right(buffers):
     return None  # a sum of one rank is there already
-
-
-def test_rows_have_medians_and_counts_of_all_rounds():
-    row = race_cell(BenchCell("all_reduce", 64), {"a": doing(right)}, ALONE, RacePlan(3, 1e-4))
-    one = row["ways"]["a"]
-    assert row["bytes"] == 64
-    assert one["wrong"] == 0
-    assert len(one["rounds_s"]) == 3
-    assert one["count"] % 3 == 0
-    assert one["min_s"] <= one["p50_s"] <= one["p99_s"]
 
 
 def test_wrong_number_is_found_in_the_first_round_and_in_the_last():
@@ -157,42 +128,37 @@ def test_wrong_number_is_found_in_the_first_round_and_in_the_last():
     def error(buffers):
         buffers.output[0] += 1
 
-    ways = {"late": doing(late_error), "wrong": doing(error), "right": doing(right)}
-    rows = race_cell(BenchCell("all_reduce", 64), ways, ALONE, RacePlan(4, 1e-9))["ways"]
-    assert [rows[way]["wrong"] for way in ("late", "wrong", "right")] == [1, 2, 0]
+    libraries = {"late": doing(late_error), "wrong": doing(error), "right": doing(right)}
+    ways = race_cell(SUM, libraries, ALONE, 4, 1e-9)["ways"]
+    assert [ways[name]["wrong"] for name in ("late", "wrong", "right")] == [1, 2, 0]
+    assert len(ways["right"]["rounds_s"]) == 4
+    assert ways["right"]["count"] == 8
+    assert ways["right"]["p50_s"] <= ways["right"]["p99_s"]
 
 
-def test_slowest_rank_is_the_sample():
+def test_slowest_rank_is_the_sample_and_the_fence_is_not_timed():
     def largest(tensor):
         if tensor.numel() > 1:  # the other rank took 1 s in the first call of a block
             tensor[0] = 1.0
 
-    world = RaceWorld(0, 1, lambda: None, largest)
-    row = race_cell(BenchCell("all_reduce", 64), {"a": doing(right)}, world, RacePlan(1, 1e-9))
-    assert row["ways"]["a"]["count"] == 2
-    assert row["ways"]["a"]["p50_s"] == pytest.approx(0.5, abs=0.1)
+    world = RaceWorld(0, 1, lambda: time.sleep(0.01), largest)
+    way = race_cell(SUM, {"a": doing(right, world)}, world, 1, 1e-9)["ways"]["a"]
+    assert way["count"] == 2
+    assert way["p50_s"] == pytest.approx(0.5, abs=0.005)
 
 
-def test_contestant_without_the_operation_is_left_out_with_its_reason():
-    def refuse(buffers, blocking):
+def test_library_without_the_operation_is_left_out_with_its_reason_on_all_ranks():
+    def refuse(buffers):
         raise ValueError("no sums of this type\nmore")
 
-    ways = {"a": doing(right), "lacks": lambda *_: None, "refuses": refuse}
-    rows = race_cell(BenchCell("all_reduce", 64), ways, ALONE, RacePlan(1, 1e-9))["ways"]
-    assert rows["lacks"] == {"missing": "it has no such operation or type"}
-    assert rows["refuses"] == {"missing": "no sums of this type"}
-    assert "p50_s" in rows["a"]
-
-
-def test_contestant_that_only_another_rank_lacks_is_left_out_everywhere():
-    world = RaceWorld(0, 1, lambda: None, lambda tensor: tensor.fill_(1.0))
-    rows = race_cell(BenchCell("all_reduce", 64), {"a": doing(right)}, world, RacePlan(1, 1e-9))
-    assert rows["ways"]["a"] == {"missing": "another rank lacks it"}
-
-
-def test_fence_comes_before_each_call_and_is_not_timed():
-    world = RaceWorld(0, 1, lambda: time.sleep(0.01), lambda tensor: None)
-    assert max(timed(lambda: None, world)(3)) < 0.01
+    libraries = {"a": doing(right), "lacks": lambda _: None, "refuses": refuse}
+    ways = race_cell(SUM, libraries, ALONE, 1, 1e-9)["ways"]
+    assert ways["lacks"] == {"missing": "it has no such operation or type"}
+    assert ways["refuses"] == {"missing": "no sums of this type"}
+    assert "p50_s" in ways["a"]
+    elsewhere = RaceWorld(0, 1, lambda: None, lambda tensor: tensor.fill_(1.0))
+    ways = race_cell(SUM, {"a": doing(right)}, elsewhere, 1, 1e-9)["ways"]
+    assert ways["a"] == {"missing": "another rank lacks it"}
 
 
 def test_time_of_a_message_is_half_a_round_trip():
@@ -200,10 +166,92 @@ def test_time_of_a_message_is_half_a_round_trip():
         time.sleep(0.002)
         buffers.output.copy_(buffers.input)
 
-    row = race_cell(BenchCell("latency", 64), {"a": doing(wait)}, ALONE, RacePlan(1, 1e-9))
-    assert 0.001 <= row["ways"]["a"]["min_s"] < 0.002
+    ways = race_cell(BenchCell("latency", 64), {"a": doing(wait)}, ALONE, 1, 1e-9)["ways"]
+    assert 0.001 <= ways["a"]["p50_s"] < 0.002
 
 
 def test_noise_is_the_spread_of_rounds():
-    assert relative_noise([1.0, 1.0, 1.0, 5.0]) == 0
-    assert relative_noise([0.9, 1.0, 1.1]) == pytest.approx(0.148, abs=1e-3)
+    assert noise_of([row("all_reduce", 64, {"shm": 2.0}, noise=0.1)]) == pytest.approx(0.1)
+    rounds = {"rounds_s": [1.0, 1.0, 1.0, 5.0]}
+    assert noise_of([{"ways": {"a": rounds, "lacks": {"missing": "a"}}}]) == 0
+
+
+def task_of(*words, **changed):
+    task = verb_bench.message_task(verb_bench.COMM.read(["comm", *words]), "comm", "comm")
+    return {**task, "start": "torchrun", **changed}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "all_reduce,halo"], "--only: unknown 'halo'"),
+        (["--dtypes", "float31"], "did you mean float32"),
+        (["--ranks", "1"], "--ranks 1: write numbers above 1"),
+        (["--routes", "mpi:segmented"], "has no segment size"),
+        (["--sizes", "8KiB..4KiB"], "--sizes 8KiB..4KiB is no size"),
+        (["--sizes", "4x4"], "is no size"),
+        (["--routes", "table"], "needs --table FILE"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(words, message):
+    with pytest.raises(ConfigError) as error:
+        list(comm_bench.measure(task_of(*words), None))
+    assert message in str(error.value)
+
+
+def test_cells_leave_out_what_has_no_other_form_and_ways_what_is_no_gain():
+    cells = cells_of(("latency", "barrier"), (4, 8), ("float32", "int8"))
+    assert [(cell.num_bytes, cell.dtype) for cell in cells if cell.operation == BARRIER] == [
+        (4, "float32")
+    ]
+    assert len(cells) == 5
+    assert sizes_of("16,1KiB..64KiBx8") == (16, 1024, 8192, 65536)
+    for way, operation, num_bytes, expected in (
+        ("mpi", "all_reduce", 4, True),
+        ("mpi:segmented:4MiB", "all_reduce", 4 << 20, False),
+        ("mpi:segmented:4MiB", "all_reduce", 5 << 20, True),
+        ("mpi:segmented:4MiB", "gather", 5 << 20, False),
+        ("gloo:direct", "all_reduce", 1 << 20, True),
+        ("gloo:direct", "all_reduce", 2 << 20, False),
+        ("raw:gloo", "gather", 5 << 20, True),
+    ):
+        assert applies_to(way, operation, num_bytes) == expected, (way, operation)
+
+
+def test_cell_is_shown_only_once_it_is_kept_and_not_measured_again(monkeypatch, caplog):
+    # Ctrl-C after "1 of 2" must not lose that cell.
+    caplog.set_level("INFO")
+    cells = [BenchCell("all_reduce", size) for size in (64, 4096)]
+    made = [row("all_reduce", cell.num_bytes, {"shm": 1.0}) for cell in cells]
+    monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter(made))
+    options, rows, shown = SweepOptions.of(task_of()), [], []
+    for _ in sweep(options, cells, ["shm"], rows):
+        shown.append((len(rows), len(caplog.records)))
+    assert shown == [(1, 0), (2, 1)]
+    assert "1 of 2: all_reduce 64 B" in caplog.text
+    assert list(sweep(options, cells, ["shm"], rows)) == []  # all are there
+
+
+def test_wrong_results_are_named_and_have_no_number(monkeypatch):
+    wrong = row("reduce", 64, {"mpi": 1.0, "gloo": 2.0}, wrong=("mpi",))
+    for way in wrong["ways"].values():
+        way |= {"count": 3, "p99_s": 3.0}
+    monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter([wrong]))
+    task = task_of("--only", "reduce", "--sizes", "64")
+    *_, result = comm_bench.measure(task, None)
+    assert not result["ok"]
+    assert "WRONG: mpi: reduce 64 B" in "\n".join(comm_bench.facts(result))
+    medians, fastest = comm_bench.tables(result)
+    assert medians.rows[0]["mpi"] == "WRONG"
+    assert fastest.rows[0]["way"] == "gloo"
+
+
+@pytest.mark.mpi
+def test_every_backend_and_baseline_is_right_under_an_mpi(mpi, capsys):
+    words = ["--sizes", "16,256KiB", "--seconds", "1e-6", "--ranks", "2,3", "--json"]
+    task = task_of(*words, start=mpi, timeout=250, out="")
+    assert run(task, comm_bench) == 0
+    result = json.loads(capsys.readouterr().out)
+    ways = {name for row in result["rows"] for name, way in row["ways"].items() if "p50_s" in way}
+    assert ways >= {"gloo", "mpi", "shm", "raw:gloo", "raw:mpi4py", "mpi:direct", "gloo:direct"}
+    assert not result["wrong"]

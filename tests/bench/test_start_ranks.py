@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hires.bench import start_ranks
-from hires.bench.message_sweep import starter_of
+from hires.bench.comm_bench import starter_of
 from hires.bench.start_ranks import run_ranks, stream_ranks
 from hires.core.errors import LateError, RunError
 from tests.conftest import REPOSITORY

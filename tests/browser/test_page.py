@@ -15,7 +15,7 @@ from tests.helpers.patience import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-WIDTHS = [400, 800, 1200, 1600]
+WIDTHS = [400, 1200]
 MOST_CLASHES = 2
 """Texts of plots that may touch: fonts differ from machine to machine."""
 _SHARE = """

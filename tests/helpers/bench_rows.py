@@ -17,7 +17,6 @@ def row(operation, num_bytes, medians, ranks=2, dtype="float32", near=2, noise=0
         "num_bytes": num_bytes,
         "bytes": num_bytes,
         "dtype": dtype,
-        "blocking": True,
         "ranks": ranks,
         "ranks_per_node": near,
         "device": "cpu",

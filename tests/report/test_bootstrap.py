@@ -119,20 +119,3 @@ def test_run_counts_as_the_median_over_its_attempts_and_a_point_as_the_mean_of_i
     rng = np.random.default_rng(0)
     assert compare(1.0, [*one, *two], rng).ratio == pytest.approx(40)
     assert compare(two, one, rng).ratio == pytest.approx(0.25)
-
-
-def test_number_of_repeats_that_is_asked_for_is_about_enough():
-    def typical(count):
-        found = []
-        for seed in range(40):
-            rng = np.random.default_rng([8, seed])
-            a, b = ([Repeat("0", [math.exp(0.1 * rng.normal())]) for _ in range(count)]
-                    for _ in "ab")  # fmt: skip
-            estimate = compare(a, b, rng, 500)
-            low, high = estimate.interval()
-            found.append((math.log(high / low), estimate.repeats_for(0.2)))
-        return np.median(found, axis=0)
-
-    wide, wanted = typical(4)
-    narrow, _ = typical(int(wanted))
-    assert 0.1 < narrow < min(wide, 0.25)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import yaml
 
 from hires.core.errors import ConfigError
 from hires.report.compare import references
-from hires.report.compare.comparison import compare_references, compare_runs, junit_text
+from hires.report.compare.comparison import compare_references, compare_runs
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
 from hires.report.read.runs import read_runs
@@ -64,27 +63,6 @@ def test_speed_is_judged(tmp_path, before, factor, verdict):
     assert made.results[1].ratio == pytest.approx(factor, rel=0.02)
 
 
-def test_throughput_of_an_even_number_of_steps_is_that_of_the_median_step(tmp_path):
-    # compare had 232 img/s, the mean of two rates, where the median step of 18 ms is 111 img/s.
-    [found] = read_runs([compared_run(tmp_path, [[0.005, 0.031]], campaign="even", batch=2)])
-    [attempt] = found.repeats
-    assert np.median(METRICS["throughput"].values(attempt.record)) == pytest.approx(2 / 0.018)
-    assert attempt.record["throughput"]["img_per_s"]["median"] == pytest.approx(2 / 0.018)
-
-
-def test_equal_runs_are_called_different_in_at_most_5_of_100_seeds(tmp_path):
-    different = 0
-    for seed in range(100):
-        rng = np.random.default_rng([1, seed])
-        a, b = (
-            [compared_run(tmp_path / f"{seed}{side}", [list(np.exp(0.05 * rng.normal(size=30)))])]
-            for side in "ab"
-        )
-        made = compare(a, b, settings=Settings(parse_tolerance("0%"), resamples=300))
-        different += made.results[0].status in ("better", "worse")
-    assert different <= 5
-
-
 def test_difference_within_the_tolerance_is_none(tmp_path, before):
     after = compared_run(tmp_path, [steps(1.03, 400)], campaign="after")
     made = compare([before], [after], "throughput", "step_time")
@@ -119,11 +97,6 @@ def test_memory_and_loss_of_one_run_each_are_judged_by_the_tolerance_alone(tmp_p
     nan = compared_run(tmp_path, [steps()], losses=[None], campaign="nan")
     assert verdicts(compare([before], [nan], "loss")) == [("higher", "worse")]
     assert verdicts(compare([nan], [before], "loss")) == [("unknown", "unknown")]
-    record = json.loads((after / "record.json").read_text())
-    record["memory"][1]["source"] = "rss"
-    (after / "record.json").write_text(json.dumps(record))
-    [told] = [note for note in compare([before], [after], "memory").notes if "whole" in note]
-    assert told.startswith("the memory of 1 of 2 attempts is that of whole processes")
 
 
 def test_points_are_paired_by_config_and_the_rest_is_told(tmp_path):
@@ -144,27 +117,10 @@ def test_points_are_paired_by_config_and_the_rest_is_told(tmp_path):
         "resnet50 224x224 single fp32->bf16 batch=4",
     ]
     assert [(d.what, d.a, d.b) for d in made.config] == [("precision.name", "fp32", "bf16")]
-    with pytest.raises(ConfigError, match=r"several keys at once: batch \(1, 2 in A, 8, 9 in B\)"):
+    with pytest.raises(ConfigError, match=r"they differ in batch \(1, 2 in A, 8, 9 in B\)"):
         compare(a[:2], campaign("d", 8, 9))
-    with pytest.raises(ConfigError, match=r"differ: image \(\[224,224\] in A, \[96,96\] in B\)"):
+    with pytest.raises(ConfigError, match=r"differ in image \(\[224,224\] in A, \[96,96\] in B\)"):
         compare(a[:1], campaign("e", 1, image=96))
-
-
-def test_networks_are_pairs_by_the_digest_of_their_source_where_a_side_has_several(tmp_path):
-    def made_from(run, source):
-        return changed(run, lambda values: values.update(inputs={"network": source}))
-
-    sides = []
-    for campaign, sources in (("before", "ab"), ("after", "cd")):
-        runs = [compared_run(tmp_path, [steps()], campaign=campaign, batch=n) for n in (4, 8)]
-        sides.append([made_from(run, one) for run, one in zip(runs, sources, strict=True)])
-    made = compare(*sides)
-    assert len(made.results) == 2
-    assert ("model.source", "a, b", "c, d") in [(d.what, d.a, d.b) for d in made.config]
-    runs = [compared_run(tmp_path, [steps()], campaign=name) for name in ("one", "two")]
-    made = compare(sides[0][:1], [made_from(run, one) for run, one in zip(runs, "ax", strict=True)])
-    assert len(made.results) == 1
-    assert any("only in B" in note for note in made.notes)
 
 
 def test_seeds_are_repeats_and_one_that_a_side_lacks_counts_nowhere(tmp_path):
@@ -236,7 +192,7 @@ def test_damaged_runs_are_unknown_and_keep_no_others_apart(tmp_path, before):
     made = compare([before], [broken, after])
     assert verdicts(made) == [("no difference", "same")]
     assert any("config.yaml" in note for note in made.notes)
-    with pytest.raises(ConfigError, match=r"no config\.yaml of B can be read"):
+    with pytest.raises(ConfigError, match=r"no run of B is the same point as one of A"):
         compare([before], [broken])
 
     def hostile(values):
@@ -246,25 +202,6 @@ def test_damaged_runs_are_unknown_and_keep_no_others_apart(tmp_path, before):
     made = compare([before], [changed(after, hostile)], *METRICS)
     assert {result.status for result in made.results} == {"unknown"}
     json.dumps(made.to_dict(), allow_nan=False)
-
-
-HOSTILE = "]]></x><script>&\"'\x00\x1b\ud800\ufffe\n\u202e"
-
-
-def test_junit_has_a_failure_for_what_is_worse_and_escapes_names(tmp_path, before):
-    after = compared_run(tmp_path, [steps(1.2)], peaks=[100 << 20], campaign="after")
-    made = compare([before], [after], "throughput", "memory", "accuracy")
-    made.names = HOSTILE, HOSTILE
-    text = junit_text(made)
-    root = ElementTree.fromstring(text.encode())
-    [suite] = root
-    kinds = [case[0].tag for case in suite.findall("testcase")]
-    assert kinds == ["failure", "system-out", "skipped"] * 2
-    counts = [suite.get(key) for key in ("tests", "failures", "skipped", "errors")]
-    assert counts == ["6", "2", "2", "0"]
-    assert "slower: " in suite.find("testcase")[0].get("message")
-    assert "<script>&\"'" in suite.get("name")
-    assert not set(text) & set("\x00\x1b\ufffe\u202e")
 
 
 STEPS = [0.5, 0.501, 0.499, 0.5, 0.502, 0.498, 0.5, 0.5]  # 8 images per second
@@ -320,44 +257,27 @@ def test_references_have_units_clusters_and_a_tolerance_below_and_above(tmp_path
     assert judged(path, run) == [same]
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        {"image": 224},
-        {"image": "224x224"},
-        {"image": [224, 224]},
-        {"parallel.tiles": [1, 1], "data.shuffle": True, "model.target": None},
-        {"model": "resnet50", "precision": "fp32", "ranks": 2},
-        {},
-    ],
-)
-def test_point_of_a_reference_names_columns_and_keys(tmp_path, file, point):
-    run = compared_run(tmp_path, [STEPS])
-    assert judged(file({**ENTRY, "point": point}), run) == [("no difference", "same")]
-
-
 def test_runs_without_a_reference_are_told_and_if_none_has_one_it_is_an_error(tmp_path, file):
     runs = [compared_run(tmp_path, [STEPS], batch=n) for n in (4, 8)]
     known = references.read(file(ENTRY))
     made = compare_references(("ref", "B"), known, read_runs(runs), None, SETTINGS)
     assert made.notes == ["no reference for throughput of resnet50 224x224 single fp32 batch=8"]
     elsewhere = {**ENTRY, "cluster": "elsewhere"}
-    nearest = "batch=4; of the nearest reference cluster elsewhere is not node1"
-    with pytest.raises(ConfigError, match=f"no reference of ref fits a run of B.*{nearest}$"):
-        judged(file(elsewhere | {"point": {"layout": "sp", "batch": 5}}, elsewhere), *runs)
+    with pytest.raises(ConfigError, match="no reference of ref fits a run of B"):
+        judged(file(elsewhere), *runs)
     with pytest.raises(ConfigError, match="no reference"):
         judged(file(ENTRY), *runs, metrics=[METRICS["loss"]])
 
 
 MISTAKES = [
-    ({"metric": "speed"}, "entry 1 has metric 'speed'; choose one of throughput"),
+    ({"metric": "speed"}, "entry 1: metric 'speed' is none of throughput"),
     ({"unit": "images"}, "throughput is in img/s"),
     ({"value": float("nan")}, "it must be above 0"),
     ({"value": -1}, "it must be above 0"),
     ({"tolerance": None}, "write 5%"),
-    ({"point": "sp"}, "write it as {layout: sp"),
-    ({"host": "a"}, "unknown key 'host'"),
-    ({"others": "any"}, "entry 1 has others 'any'; it is default, or left out"),
+    ({"point": "sp"}, "write `point: {layout: sp"),
+    ({"host": "a"}, "its keys are cluster, metric"),
+    ({"others": "any"}, "`others: default`"),
 ]
 NO_FILES = ["", "[]", "references: 3", "a: [", "\0"]
 CODE = "references: !!python/object/apply:os.system ['touch made']\n"
@@ -399,7 +319,7 @@ def test_written_references_fit_their_runs_and_no_others(tmp_path):
         assert references.write(path, made, "hires compare\n!!evil") == len(part)
         assert path.read_text().startswith("# Written by: hires compare !!evil\nreferences:\n")
         known = references.read(path)
-        fits = [[not reference.misfits(run) for run in read_runs(part)] for reference in known]
+        fits = [[reference.fits(run) for run in read_runs(part)] for reference in known]
         assert fits == [[row == column for column in range(len(part))] for row in range(len(part))]
         assert {(one.tolerance, one.cluster) for one in known} == {(tolerance, "node1")}
         assert judged(path, *part) == [("no difference", "same")] * len(part)
@@ -407,23 +327,19 @@ def test_written_references_fit_their_runs_and_no_others(tmp_path):
     again = references.Reference(own.metric, 9.0, own.tolerance, own.point, own.cluster, own.strict)
     assert references.write(path, [again], "hires") == 3  # it replaces and keeps the rest
     assert [round(reference.value) for reference in references.read(path)] == [8, 9, 8]
-
-
-def test_reference_of_defaults_is_none_of_a_run_with_other_values(tmp_path):
-    task = {"task": {"name": "train"}}
-    runs = read_runs([compared_run(tmp_path, [STEPS], **task)])
-    made = references.measured(runs, [METRICS["throughput"]], parse_tolerance("5%"))
-    path = tmp_path / "r.yaml"
-    references.write(path, made, "hires")
+    [plain] = read_runs([compared_run(tmp_path / "p", [STEPS], task={"name": "train"})])
+    [default] = references.measured([plain], [METRICS["throughput"]], tolerance)
+    path.unlink()
+    references.write(path, [default], "hires")
     [known] = references.read(path)
-    assert not known.misfits(runs[0])
+    assert known.fits(plain)
     path.write_text(path.read_text().replace("others: default", ""))
     [any_other] = references.read(path)
-    for change, told in (
-        ({"optimizer": {"momentum": 0.5}}, ["optimizer.momentum is 0.5, not its default"]),
-        ({"parallel": {"halo": {"fuse": 2}}}, ["parallel.halo.fuse is 2, not its default"]),
-        ({"steps": 20, "seed": 7, "campaign": "b"}, []),
+    for change, fits in (
+        ({"optimizer": {"momentum": 0.5}}, False),
+        ({"parallel": {"halo": {"fuse": 2}}}, False),
+        ({"steps": 20, "seed": 7, "campaign": "b"}, True),
     ):
-        [other] = read_runs([compared_run(tmp_path, [STEPS], **(task | change))])
-        assert known.misfits(other) == told
-        assert not any_other.misfits(other)
+        keys = {"task": {"name": "train"}, **change}
+        [other] = read_runs([compared_run(tmp_path / "p", [STEPS], **keys)])
+        assert (known.fits(other), any_other.fits(other)) == (fits, True)

@@ -87,16 +87,6 @@ def test_run_has_its_own_plots_and_a_line_for_each_other(tmp_path, plots):
     assert found["traffic"].figure is not None  # which the plan knows
 
 
-def test_files_are_what_their_names_say_and_equal_for_equal_runs(plots, tmp_path):
-    begins = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
-    for form in figures.FORMATS:
-        assert figures.encoded(plots["loss"], form).startswith(begins[form])
-    run = report_run(tmp_path, "sp+gems")
-    first, second = (drawn(run) for _ in range(2))
-    for name in ("timeline", "traffic", "memory_per_rank"):
-        assert figures.encoded(first[name], "svg") == figures.encoded(second[name], "svg")
-
-
 def test_svg_of_the_page_is_sound_and_has_ids_of_its_own(plots):
     texts = [figures.inline(plot) for plot in plots.values() if plot.figure is not None]
     ids = [i for text in texts for i in re.findall(r'\bid="([^"]*)"', text)]
@@ -347,16 +337,3 @@ def test_damaged_map_is_left_out_with_a_note(tmp_path, damage):
     found, notes = read(run)
     assert len(found) == (1 if damage in ("cut off", "a folder") else 0)
     assert "0.tif" in str(notes[0])
-
-
-def test_facts_that_are_none_are_a_line(tmp_path):
-    run = predicted_run(tmp_path, [], MapKind((2, 2), np.uint8, "YX"))
-    for held in (
-        None, [], {"shape": [0, 3], "dtype": "uint8", "axes": "YX"}, {"shape": "x"},
-        {"shape": [3], "dtype": "uint8", "axes": "YX"},
-        {"shape": [3, 3], "dtype": "O", "axes": "YX"},
-    ):  # fmt: skip
-        change(run, prediction={"kind": "pixels", "images": 0, "map": held})
-        data = PlotData(frames.load([run]))
-        [plot] = [p for p in figures.draw(data) if p.name == "predicted_maps"]
-        assert "no run is a complete prediction of maps" in plot.missing

@@ -89,13 +89,6 @@ def test_tables_of_a_run_are_these():
     assert tiles == ["0 / 2", "1,0 / none", None]  # in both directions
 
 
-def test_record_of_another_type_is_a_missing_value():
-    damaged = {"throughput": {"img_per_s": ["fast"]}, "memory": [{"rank": -1, "stage": {"a": 1}}]}
-    throughput, memory = tables.tables({**damaged, "memory": [*damaged["memory"], 7]})
-    assert set(throughput.rows[0]) == {None}
-    assert [set(row) for row in memory.rows] == [{None, "(dict)"}]
-
-
 def test_evaluations_and_predictions_have_columns_of_their_own():
     found = {"mean_iou": 0.5, "mean_iou_ci95": [0.4, 0.625], "psnr": 31.5, "psnr_ci95": None}
     row = values(ACCURACY, {"evaluation": found})
@@ -211,17 +204,6 @@ def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(held
     assert list(read.columns) == list(keys(made[0].columns))
     assert (read["img_per_s_median"].dtype.kind, read["ranks"].dtype.kind) == ("f", "i")
     assert len(read) == len(made[0].rows)
-
-
-def test_points_without_a_result_come_first():
-    words = {"campaign": "c", "overrides": "a=1", "reproduce": "hires run a=1"}
-    states = ("done", "pending", "failed", "infeasible", "done")
-    found = frames.load([])
-    found.planned = pd.DataFrame(
-        [{**words, "run": str(n), "state": state} for n, state in enumerate(states)],
-        columns=["campaign", "run", "state", "overrides", "reason", "nearest", "reproduce"],
-    )
-    assert list(summaries(found)[-1].frame["run"]) == ["3", "2", "1", "0", "4"]
 
 
 FORMULAS = ["=cmd()", "+1", "@x", "\t=x", "-1+cmd()", "-x", "-(1)", "--1", "-1 ", "- / 1,0+x()"]

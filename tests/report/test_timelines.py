@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -16,7 +15,7 @@ from hires.core.store.message_sums import summed
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report.message_tables import headline, message_tables
-from hires.report.read.message_rows import STUDY_CLASSES, message_sums, size_words
+from hires.report.read.message_rows import message_sums
 from hires.report.timelines import chrome_events, draw, planned_steps, timeline_lines, write_trace
 from tests.helpers.report_runs import message_line
 from tests.helpers.simulated import STEP, unit_costs
@@ -61,16 +60,6 @@ def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
     assert sums.differences() == []
 
 
-def test_sizes_have_words_and_classes_that_begin_at_their_lower_bound():
-    sizes = (9, 10, 16, 17, 23, 24, 25, 26, 30)
-    rows = sums_of(line(0, *map(row, sizes))).by_study_class()
-    counts = {one["class"]: one["count"] for one in rows}
-    assert counts == dict(zip(STUDY_CLASSES, (2, 4, 4, 2, 2, 4), strict=True))
-    assert [one["planned_count"] for one in rows] == [2, 4, 4, 2, 2, 4]
-    words = ["empty", "1 B", "512 B", "1 KiB", "64 MiB", "4096 PiB"]
-    assert [*map(size_words, (-1, 0, 9, 10, 26, 62))] == words
-
-
 def test_what_differs_from_the_plan_is_named():
     one = line(0, row(10), row(12))
     del one["planned"][1]
@@ -105,23 +94,6 @@ def test_log_of_a_plan_is_as_planned_in_every_table():
             place = [column.key for column in table.columns].index("count")
             calls.add(sum(cells[place] for cells in table.rows))
         assert len(calls) == 1, name
-
-
-@pytest.mark.parametrize("value", [None, [], {}, "x", -2, 1.5, 2**70, float("nan"), True])
-def test_what_is_no_number_is_left_out(value):
-    good = {"comm": summed([line(0, row(10), row(12))])}
-    for key in ("first", "steps", "step_s", "rows", "planned", "ranks"):
-        record = copy.deepcopy(good)
-        record["comm"][key] = value
-        tables = message_sums(record)
-        assert tables is None or message_tables(tables)
-    for key in good["comm"]["rows"][0]:
-        record = copy.deepcopy(good)
-        record["comm"]["rows"][0][key] = value
-        sums = message_sums(record)
-        assert sums is not None
-        assert message_tables(sums)
-    assert message_sums({"comm": value}) is None
 
 
 def test_many_ranks_are_recorded_by_their_sums_alone(monkeypatch):
@@ -185,16 +157,6 @@ def test_trace_has_the_passes_and_messages_of_the_plan_and_no_span_over_another(
     arrows = Counter((begins[n]["pid"], ends[n]["pid"]) for n in begins)
     assert arrows == messages + messages
     assert all(begins[n]["ts"] <= ends[n]["ts"] + 1e-3 for n in begins)
-
-
-def test_processes_and_threads_have_names():
-    plan = plan_of(**LAYOUTS["sp+gems"])
-    events = chrome_events(plan, {0: measured(plan)})
-    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
-    assert names[0] == "rank 0: stage 0 tile 0 down / stage 2 up"
-    assert names[plan.world] == "planned rank 0: stage 0 tile 0 down / stage 2 up"
-    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert threads == {"compute", "communication"}
 
 
 def test_planned_ranks_are_drawn_to_the_length_of_the_step_in_every_replica():

@@ -6,7 +6,6 @@ bits on processors that saturate sums of 16, as its guide to CPUs says.
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,12 @@ import torch
 from torch import Tensor
 
 from hires.bench.bench_rows import BenchRow
-from hires.bench.kernel_types import count_profile
-from hires.bench.onnx_files import calibration_samples, missing_packages, network_file, sample_file
+from hires.bench.precision_inputs import (
+    calibration_samples,
+    missing_packages,
+    network_file,
+    sample_file,
+)
 from hires.bench.race import Runner
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice
@@ -45,26 +48,16 @@ class SessionSteps(Runner):
     """The steps of a session."""
 
     def __init__(self, path: Path, images: Tensor) -> None:
-        self.path, self.feed = path, {INPUT: images.numpy()}
-        self.session = self._session()
+        library = import_module("onnxruntime")
+        options = library.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        providers = ["CPUExecutionProvider"]
+        self.session = library.InferenceSession(path, options, providers=providers)
+        self.feed = {INPUT: images.numpy()}
 
     def step(self) -> Tensor:
         """Returns the outputs."""
         return torch.from_numpy(self.session.run(None, self.feed)[0])
-
-    def kernels(self) -> dict[str, int]:
-        """Returns what the profile of a step lists."""
-        session = self._session(self.path.with_name("profile"))
-        session.run(None, self.feed)
-        return count_profile(json.loads(Path(session.end_profiling()).read_text()))
-
-    def _session(self, profile: Path | None = None) -> Any:
-        library = import_module("onnxruntime")
-        options = library.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        if profile is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
-        return library.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
 
 
 def _quantised(row: BenchRow, network: Path) -> Path:

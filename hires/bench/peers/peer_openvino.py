@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hires.bench.bench_rows import BenchRow
-from hires.bench.kernel_types import count_graph
-from hires.bench.onnx_files import calibration_samples, missing_packages, network_file
+from hires.bench.precision_inputs import calibration_samples, missing_packages, network_file
 from hires.bench.race import Runner
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice
@@ -56,14 +55,6 @@ class ModelSteps(Runner):
         """Returns the outputs."""
         outputs = self.request.infer(self.feed, share_inputs=True, share_outputs=True)
         return torch.from_numpy(outputs[0])
-
-    def kernels(self) -> dict[str, int]:
-        """Returns what the compiled model lists."""
-        self.step()
-        nodes = self.model.get_runtime_model().get_ops()
-        return count_graph(
-            [{key: one.astype(str) for key, one in n.get_rt_info().items()} for n in nodes]
-        )
 
 
 def _quantised(model: Any, row: BenchRow) -> Any:

@@ -1,7 +1,7 @@
 """``hires bench ROWS``: measures rows of a file in turns, each beside its baseline.
 
 The rows are composed here; what runs them needs torch, so this process becomes
-``python -m hires.bench.bench_main``, signals and all. Messages have a benchmark of their own.
+``python -m hires.bench.bench_main``, signals and all. Messages have options of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.data_keys import with_classes
-from hires.cli.options import JSON, Parser, composing, number, option
+from hires.cli.options import JSON, Option, Parser, composing, number, option
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
@@ -33,50 +33,102 @@ BENCHMARKS = {
     "layouts": "tiles, pipelines and replicas beside one process and torch's own",
     "precision": "inference in fp32, bf16 and int8 beside torch, ONNX Runtime and OpenVINO",
     "choose": "layouts that hires plan --choose lists, predicted beside measured",
-    "comm": "messages through every backend beside raw libraries; it has options of its own",
+    "comm": "messages through every backend beside raw libraries (hires bench comm --help)",
 }
 FIELDS = {
     *("what", "peer", "ranks", "threads", "baseline", "beside", "settings", "checked", "choose"),
     *("half_image", "group"),
 }
 """Of a row, besides ``name``, ``keys``, ``task``, ``each`` and ``needs``."""
+OUT = option("--out", "FOLDER", "keep README.md and JSON there, after each round", default="")
+TIMEOUT = number("--timeout", "seconds for each start of ranks", default=3600)
 PARSER = Parser(
     "bench",
     (
         "hires bench layouts model=resnet101 image=512 --out results/layouts",
         "hires bench precision model=unet image=256 batch=8 --only 'fp32,hires*'",
-        "hires bench comm --help",
+        "hires bench comm --only all_reduce,latency --sizes 16..1MiB",
     ),
     option("rows", "ROWS", f"{', '.join(BENCHMARKS)}, or a YAML file of rows", BENCHMARKS),
     *composing(),
     option("--only", "NAMES", "groups or names of rows, with * and commas", default="*"),
     number("--rounds", "samples of every row", default=15),
     number("--warmup", "rounds before them", default=1, least=0),
-    number("--timeout", "seconds for each start of ranks", default=3600),
-    option("--out", "FOLDER", "keep README.md and JSON there, after each round", default=""),
+    TIMEOUT,
+    OUT,
     JSON,
     more="benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items()),
+)
+TUNED = (
+    "latency,all_reduce,reduce,broadcast,all_gather_into_tensor,reduce_scatter_tensor,"
+    "all_to_all_single,gather,scatter,barrier"
+)
+"""Operations of which a tuning table has rules."""
+
+
+def message_options(operations: str) -> tuple[Option, ...]:
+    """Returns the options of a measurement of messages, which measures some operations."""
+
+    def words(name: str, default: str, what: str) -> Option:
+        shown = f"{what} (default: {default})" if default else what
+        return option(name, name.strip("-").upper(), shown, default=default)
+
+    return (
+        words("--only", operations, "operations"),
+        words("--routes", "", "routes, as gloo,mpi:segmented:4MiB; unset: all that are here"),
+        words("--sizes", "4..64MiB", "bytes, as 16,1KiB..1MiB"),
+        words("--dtypes", "float32", "types of elements"),
+        words("--ranks", "2", "numbers of ranks, as 2,4"),
+        words("--start", "auto", "what starts the ranks: an MPI, srun or torchrun"),
+        words("--hosts", "", "machines of the ranks; unset: this one"),
+        words("--device", "cpu", "where the tensors are: cpu or cuda (on GPUs it was never run)"),
+        number("--rounds", "turns of each library in a cell", default=5),
+        option(
+            "--seconds", "S", "of each library in a cell (default: 0.2)", type=float, default=0.2
+        ),
+        TIMEOUT,
+        JSON,
+    )
+
+
+COMM = Parser(
+    "bench",
+    (
+        "hires bench comm --only all_reduce,latency --sizes 16..1MiB --out results/comm",
+        "hires bench comm --table tuned/table.json",
+    ),
+    option("rows", "comm", "messages through every backend beside raw libraries", ["comm"]),
+    *message_options(f"bandwidth,bidirectional,{TUNED}"),
+    option("--table", "FILE", "tuning table of the way `table`", default=""),
+    OUT,
 )
 
 
 def main(words: Sequence[str]) -> int:
     """Becomes a benchmark; returns only after showing help."""
-    if not words or words[0] in ("--help", "-h"):
+    if words[:1] == ["comm"]:
+        if {"--help", "-h"} & {*words}:
+            COMM.print_help()
+            return 0
+        return become(message_task(COMM.read(words), "comm", "comm"))
+    if not words or {"--help", "-h"} & {*words}:
         PARSER.print_help()
         return 0
-    if words[0] == "comm":
-        return become("hires.bench.comm_bench", "bench", *words[1:])
-    args = PARSER.read(words)
-    task = composed_task(args)
+    return become(composed_task(PARSER.read(words)))
+
+
+def message_task(args: Namespace, kind: str, name: str) -> dict[str, Any]:
+    """Returns a measurement of messages as plain values."""
+    values = {key: value for key, value in vars(args).items() if key not in ("argv", "rows")}
+    return {**values, "kind": kind, "name": name, "command": shlex.join(args.argv)}
+
+
+def become(task: Mapping[str, Any]) -> int:
+    """Becomes the process that measures a task."""
+    sys.stdout.flush()
     with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
         json.dump(task, file)
-    return become("hires.bench.bench_main", file.name)
-
-
-def become(module: str, *words: str) -> int:
-    """Becomes a Python module."""
-    sys.stdout.flush()
-    return os.execv(sys.executable, module_command(module, *words))
+    return os.execv(sys.executable, module_command("hires.bench.bench_main", file.name))
 
 
 def composed_task(args: Namespace) -> dict[str, Any]:
@@ -86,6 +138,7 @@ def composed_task(args: Namespace) -> dict[str, Any]:
     if not rows:
         raise ConfigError(f"--only {args.only} names no row of {args.rows} for this task")
     return {
+        "kind": "rows",
         "name": Path(args.rows).stem,
         "command": shlex.join(args.argv),
         "notes": data.get("notes", ""),

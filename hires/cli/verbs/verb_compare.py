@@ -12,7 +12,6 @@ from hires.cli.options import JSON, Parser, chosen, named_runs, number, option
 from hires.cli.screens.screen import percent, print_notes, print_table, shown
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
-from hires.core.store.files import write_atomically
 from hires.core.store.launch_file import reproduce_line
 from hires.launcher.status.run_selection import select
 from hires.report.columns import Column
@@ -31,7 +30,7 @@ PARSER = Parser(
     (
         "hires compare before after                            two campaigns, point by point",
         "hires compare 0123abcd 4567cdef --metric memory       two runs",
-        "hires compare before after --tolerance=-3%,+10% --junit compare.xml",
+        "hires compare before after --tolerance=-3%,+10%",
         "hires compare before --write-reference results/reference.yaml",
         "hires compare after --reference results/reference.yaml",
     ),
@@ -46,7 +45,6 @@ PARSER = Parser(
     option("--reference", "FILE", "compare to the values in a file"),
     option("--write-reference", "FILE", "keep the values of the runs in such a file"),
     option("--cluster", "HOSTS", "hosts of the reference, as 'node*' (default: that of the runs)"),
-    option("--junit", "FILE", "write JUnit's XML, for CI servers"),
     number("--seed", "of the bootstrap", default=0, least=0),
     # With fewer resamples the ends of an interval are themselves random.
     number("--resamples", "of the bootstrap", default=2000, least=100),
@@ -63,8 +61,6 @@ def main(args: Namespace) -> int:
     if args.write_reference is not None:
         return _write_reference(args)
     made = _compare(args)
-    if args.junit is not None:
-        write_atomically(args.junit, comparison.junit_text(made), option="--junit FILE")
     if args.json:
         print(json.dumps(made.to_dict(), indent=2))
     else:
@@ -126,7 +122,7 @@ def _runs(name: str, results: str) -> list[Run]:
 
 
 def _write_reference(args: Namespace) -> int:
-    if len(args.names) != 1 or args.reference or args.junit:
+    if len(args.names) != 1 or args.reference:
         raise ConfigError("--write-reference takes one run or campaign, and nothing to compare to")
     tolerance = parse_tolerance(args.tolerance or TOLERANCE)
     runs = _runs(args.names[0], args.results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
+import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,16 +70,14 @@ def calibrate(args: Namespace) -> int:
             "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
             "or --nodes; keys of a network add its layers"
         )
-    words = ["--json"] if args.json else []
+    config = None
     if args.overrides:
         from hires.cli.compose.compose_config import compose
         from hires.cli.data_keys import with_classes
 
-        config = with_classes(compose(args.overrides))
-        with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
-            json.dump(to_dict(config), file)
-        words += ["--config", file.name]
-    return become("hires.bench.calibrate_machine", *words)
+        config = to_dict(with_classes(compose(args.overrides)))
+    task = {"kind": "calibrate", "name": "calibrate", "command": shlex.join(args.argv)}
+    return become({**task, "config": config, "timeout": 1200, "out": "", "json": args.json})
 
 
 def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from argparse import Namespace
 from collections.abc import Sequence
@@ -17,23 +16,12 @@ from hires.launcher.status.run_selection import select
 FORMATS = ("html", "csv", "md", "tex", "parquet", "svg", "pdf", "png")
 DEFAULT = ("html", "csv", "md", "svg")
 OUT = "report"
-NARROWEST, WIDEST = 2.5, 20.0
-
-
-def _inches(text: str) -> float:
-    value = float(text)
-    if not NARROWEST <= value <= WIDEST:
-        raise argparse.ArgumentTypeError(f"{text!r} must be {NARROWEST} to {WIDEST} inches")
-    return value
-
-
 PARSER = Parser(
     "report",
     (
         "hires report                                  all campaigns under results/, into report/",
         "hires report default --out paper              one campaign",
         "hires report 0123abcd --format tex,pdf        one run, for LaTeX",
-        "hires report default --format pdf --width 3.3 for the column of a paper",
         "hires report default --format all             everything: " + ", ".join(FORMATS),
     ),
     *named_runs(),
@@ -44,12 +32,6 @@ PARSER = Parser(
         f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})",
         [*FORMATS, "all"],
         action="append",
-    ),
-    option(
-        "--width",
-        "INCHES",
-        "width of the files of plots, as 3.3 for a column of a paper (default: that of the page)",
-        type=_inches,
     ),
     option("--title", "TITLE", "heading of the page"),
     JSON,
@@ -75,7 +57,6 @@ def main(args: Namespace) -> int:
         Path(args.out),
         args.title,
         add_live_states,
-        args.width,
     )
     print(json.dumps(report.to_dict(), indent=2) if args.json else "\n".join(report.lines()))
     return 0

@@ -1,33 +1,30 @@
-"""``hires tune comm``: measures the tuning table of ``comm=mix``.
-
-It needs torch, so this process becomes ``python -m hires.bench.comm_bench``, as benchmarks do.
-"""
+"""``hires tune comm``: measures the tuning table of ``comm=mix``, as a benchmark does."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from argparse import Namespace
 
-from hires.cli.options import Parser, option
-from hires.cli.verbs.verb_bench import become
+from hires.cli.options import Parser, flag, option
+from hires.cli.verbs.verb_bench import TUNED, become, message_options, message_task
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
+from hires.plan.route_choice import TUNED_FOLDER
 
-TUNED = ["comm"]
+SUBJECTS = ["comm"]
 PARSER = Parser(
     "tune",
-    ("hires tune comm --ranks 2,4", "hires tune comm --help"),
-    option("name", "NAME", "comm: the library, algorithm and segment of every message", TUNED),
-    option("rest", "...", "options of the measurement", nargs=argparse.REMAINDER),
-    more="`hires tune comm --help` shows the measurement's own options.",
+    ("hires tune comm --ranks 2,4", "hires tune comm --dtypes float32,bfloat16 --out tuned"),
+    option("rows", "NAME", "comm: the library, algorithm and segment of every message", SUBJECTS),
+    *message_options(TUNED),
+    option("--noise", "SHARE", "most spread of rounds (default: 0.1)", type=float, default=0.1),
+    option("--write", "FILE", "of the table; unset: table.json in the folder of --out", default=""),
+    flag("--force", "write a noisy table, marked"),
+    option("--out", "FOLDER", f"of the result (default: {TUNED_FOLDER})", default=TUNED_FOLDER),
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Becomes a measurement with the rest of the command line; returns only after showing help."""
-    if not words or words[0] in ("--help", "-h"):
-        PARSER.print_help()
-        return 0
-    if words[0] not in TUNED:
-        raise ConfigError(f"unknown measurement {words[0]!r}; {offer(words[0], TUNED)}")
-    return become("hires.bench.comm_bench", "tune", *words[1:])
+def main(args: Namespace) -> int:
+    """Becomes the measurement."""
+    if args.rows not in SUBJECTS:
+        raise ConfigError(f"unknown measurement {args.rows!r}; {offer(args.rows, SUBJECTS)}")
+    return become(message_task(args, "tune", "tuning"))

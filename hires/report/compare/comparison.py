@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,22 +12,16 @@ from hires.core.store.reading import text
 from hires.core.units import size
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.metrics import METRICS, Metric, per_image
-from hires.report.compare.pairing import WORK, ComparedPoint, pair, points
+from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
-from hires.report.read.agreement import agreement, evaluated
-from hires.report.read.plain_values import count, dicts, dig, listed, value_text
+from hires.report.read.plain_values import count, dig, listed, value_text
 from hires.report.read.repeats import median
 from hires.report.read.rows import run_row
 from hires.report.read.runs import Run
-from hires.report.templates import rendered
 
-_FEW = 3  # repeats from which on their spread is known at least roughly
 _MAX_NOTES = 5  # notes about unreadable files that are listed
 _MAX_LABELS = 4  # points that a note names
-_MAX_MISFITS = 300  # characters of the differences between a run and a reference
-_MANY = 20  # points from which on some differ by chance alone
-_MAX_XML_TEXT = 100_000  # characters; no text of a comparison is as long
 _PLACES = ("campaign", "results")  # keys that say where a run is kept
 _MAX_VALUES = 4  # values that are listed before the others are counted
 _NUMBERS = {
@@ -120,7 +114,12 @@ def compare_runs(
     pairs = pair(read_a, read_b)
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
-        raise ConfigError(_nothing_shared(names, read_a, read_b))
+        config = run_differences(read_a, read_b)[0]
+        keys = ", ".join(f"{d.what} ({d.a} in A, {d.b} in B)" for d in config)
+        raise ConfigError(
+            f"no run of {names[1]} is the same point as one of {names[0]}: they differ in "
+            f"{keys or 'what their damaged config.yaml would say'}"
+        )
     comparison = Comparison(names, settings)
     batches = [{point.runs[0].identity().get("batch") for point in both[1:]} for both in shared]
     if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
@@ -137,25 +136,8 @@ def compare_runs(
     for side, labels in zip(names, (only_a, only_b), strict=True):
         if labels:
             comparison.notes.append(f"only in {side}: {listed(labels, _MAX_LABELS, '; ')}")
-    comparison.notes += _agreements(shared)
     _add_notes(comparison, [point for _, *both in shared for point in both], [*a, *b])
     return comparison
-
-
-def _agreements(shared: Sequence[tuple[str, ComparedPoint, ComparedPoint]]) -> Iterator[str]:
-    """Yields in words for how many images evaluations of both sides predict the same class."""
-    for label, *both in shared:
-        ours, theirs = ([run for run in point.runs if evaluated(run)][-1:] for point in both)
-        same = agreement(theirs[0], ours[0]) if ours and theirs else None
-        if same is not None:
-            low, high, less, more = (100 * end for end in (*same.ci95, *same.difference_ci95))
-            where = f"{label}: " if len(shared) > 1 else ""
-            yield (
-                f"{where}A and B predict the same class for {same.same} of {same.images} images, "
-                f"{100 * same.share:.2f} % (95 %: {low:.2f} to {high:.2f} %); the accuracy "
-                f"of B less that of A is {100 * same.difference:+.2f} points (95 %: {less:+.2f} "
-                f"to {more:+.2f})"
-            )
 
 
 def compare_references(
@@ -183,30 +165,12 @@ def compare_references(
             comparison.add(metric, verdicts)
     if not comparison.results:
         raise ConfigError(
-            f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must; "
-            f"{_nearest(references, measured)}"
+            f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must"
         )
     if without:
         comparison.notes.append(f"no reference for {listed(without, _MAX_LABELS, '; ')}")
     _add_notes(comparison, [point for _, point in measured], runs)
     return comparison
-
-
-def junit_text(comparison: Comparison) -> str:
-    """Returns a comparison as JUnit's XML: a worse point is a failure, an unknown one skipped."""
-    names, settings, verdicts = comparison.names, comparison.settings, comparison.verdicts
-    facts = list(zip("AB", names, strict=True))
-    facts += [("seed", str(settings.seed)), ("resamples", str(settings.resamples))]
-    facts.append(("confidence", str(CONFIDENCE)))
-    facts += [(d.what, f"{d.a} -> {d.b}") for d in [*comparison.config, *comparison.origin]]
-    values = {"names": names, "facts": facts, "verdicts": verdicts, "clean": _xml_text}
-    return rendered("junit.xml", values)
-
-
-def _xml_text(value: str) -> str:
-    """Returns a text without characters that XML cannot hold, not even escaped."""
-    kept = text(value, _MAX_XML_TEXT) or ""
-    return kept.replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
 
 
 def run_differences(
@@ -257,53 +221,15 @@ def origin(provenance: Any) -> dict[str, str | None]:
     return {**facts, "memory": None if memory is None else size(memory)}
 
 
-def _nothing_shared(names: tuple[str, str], a: Sequence[Run], b: Sequence[Run]) -> str:
-    """Returns why no run of A is a point of B, and what to name instead."""
-    for name, side in zip(names, (a, b), strict=True):
-        if not side:
-            return (
-                f"no config.yaml of {name} can be read, which its runs are paired by; run it again"
-            )
-    differences = run_differences(a, b)[0]
-
-    def values(side: Sequence[Run], key: str) -> set[str | None]:
-        return {run.identity().get(key) for run in side}
-
-    work = [d for d in differences if d.what in WORK and not values(a, d.what) & values(b, d.what)]
-    listing = [f"{d.what} ({d.a} in A, {d.b} in B)" for d in work or differences]
-    why = "their images or tasks differ" if work else "they differ in several keys at once"
-    return (
-        f"{names[0]} (A) and {names[1]} (B) share no point, because {why}: "
-        f"{listed(listing, _MAX_VALUES, '; ')}; name runs or campaigns that differ in one key"
-    )
-
-
-def _nearest(references: Sequence[Reference], measured: Sequence[tuple[str, ComparedPoint]]) -> str:
-    if not measured:
-        return "there is no run"
-    label, point = measured[0]
-    misfits = min((r.misfits(point.runs[0]) for r in references), key=len, default=[])
-    first = f"the first run is {label}"
-    why = text(", ".join(misfits), _MAX_MISFITS)
-    return f"{first}; of the nearest reference {why}" if misfits else first
-
-
 def _add_notes(
     comparison: Comparison, compared: Sequence[ComparedPoint], runs: Sequence[Run]
 ) -> None:
-    """Notes what was left out, what chance alone may explain, and which files are damaged."""
+    """Notes which attempts and seeds were left out, and which files are damaged."""
     notes, results = comparison.notes, comparison.results
     left_out = sum(point.num_left_out() for point in compared)
     if left_out:
         notes.append(
             f"{left_out} complete attempts of another commit or machine than the latest left out"
-        )
-    records = [attempt.record for point in compared for _, attempt in point.attempts()]
-    rough = sum(any(e.get("source") == "rss" for e in dicts(r.get("memory"))) for r in records)
-    if rough and any(verdict.metric.name == "memory" for verdict in results):
-        notes.append(
-            f"the memory of {rough} of {len(records)} attempts is that of whole processes, which "
-            f"differs by chance, most for small networks; measure.warmup=2 measures that of a step"
         )
     for alone in dict.fromkeys(tuple(verdict.alone) for verdict in results if verdict.alone):
         seeds, them = ("seeds", "them") if len(alone) > 1 else ("seed", "it")
@@ -311,16 +237,6 @@ def _add_notes(
         notes.append(
             f"{seeds} {', '.join(alone)} left out, because only one side has {them}: "
             f"{listed(list(labels), _MAX_LABELS, '; ')}"
-        )
-    if any(1 < min(verdict.repeats) < _FEW for verdict in results):
-        notes.append(
-            f"two repeats say little of their spread; from {_FEW} on intervals are much narrower"
-        )
-    judged = sum(verdict.interval is not None for verdict in results)
-    if judged >= _MANY:
-        notes.append(
-            f"of {judged} equal points about {(1 - CONFIDENCE) * judged:.0f} "
-            f"would differ by chance; the tolerance keeps small ones out, repeats keep out more"
         )
     damaged = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
     left = len(damaged) - _MAX_NOTES

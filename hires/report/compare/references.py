@@ -26,7 +26,6 @@ import yaml
 from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
-from hires.report.columns import Row
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import points
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
@@ -38,8 +37,7 @@ from hires.report.read.runs import INPUTS, Run
 
 ENDINGS = (".yaml", ".yml")
 OPTION = "--write-reference FILE"
-_KEYS = ("metric", "value", "unit", "tolerance", "cluster", "point", "others")
-_DEFAULT = "default"
+_KEYS = {"metric", "value", "unit", "tolerance", "cluster", "point", "others"}
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")  # of a new point
 _MEASUREMENT = ("steps", "measure.warmup", "measure.steps")
 """Keys that change how often something is measured, and the last loss, but nothing else."""
@@ -56,33 +54,23 @@ class Reference:
     cluster: str = "*"
     strict: bool = False  # whether keys that ``point`` does not hold must have their defaults
 
-    def misfits(self, run: Run) -> list[str]:
-        """Returns in words what differs from a run; empty if the reference is about it."""
-        misfits = []
-        host = reading.text(run.provenance.get("host"), 200) or ""
-        if not fnmatch.fnmatchcase(host, self.cluster):
-            misfits.append(f"cluster {self.cluster} is not {host or 'known'}")
-        row: Row = {**run.flat_config, **what(run)}
-        for key, value in self.point.items():
-            if not same_value(row.get(key), value):
-                misfits.append(f"{key} {value} is not {value_text(row.get(key))}")
-        for key, value in _identity(run, self.metric, ()).items() if self.strict else ():
-            if key not in self.point:
-                misfits.append(f"{key} is {value}, not its default")
-        return misfits
+    def fits(self, run: Run) -> bool:
+        """Whether it is about a run."""
+        host, row = run.provenance.get("host"), {**run.flat_config, **what(run)}
+        others = _identity(run, self.metric, ()).keys() - self.point.keys() if self.strict else ()
+        named = all(same_value(row.get(key), value) for key, value in self.point.items())
+        return named and not others and fnmatch.fnmatchcase(str(host or ""), self.cluster)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the file holds."""
-        metric = self.metric
-        return {
-            "metric": metric.name,
-            "value": float(f"{metric.shown(self.value):.6g}"),
-            "unit": metric.unit,
-            "tolerance": str(self.tolerance).split(","),
-            "cluster": self.cluster,
-            "point": {key: _typed(value) for key, value in self.point.items()},
-            **({"others": _DEFAULT} if self.strict else {}),
+        value = float(f"{self.metric.shown(self.value):.6g}")
+        point = {key: yaml.safe_load(text) for key, text in self.point.items()}
+        point = {
+            k: v if value_text(v) == self.point[k] else self.point[k] for k, v in point.items()
         }
+        facts = {"metric": self.metric.name, "value": value, "unit": self.metric.unit}
+        facts |= {"tolerance": str(self.tolerance).split(","), "cluster": self.cluster}
+        return {**facts, "point": point, **({"others": "default"} if self.strict else {})}
 
 
 def is_reference(name: str) -> bool:
@@ -103,9 +91,36 @@ def read(path: Path) -> list[Reference]:
     return [_reference(entry, f"{path}, entry {n}") for n, entry in enumerate(entries, start=1)]
 
 
+def _reference(entry: Any, where: str) -> Reference:
+    """Returns one entry of a file, which ``where`` names in errors."""
+    if not isinstance(entry, dict) or not entry.keys() <= _KEYS:
+        raise ConfigError(f"{where} is {entry}; its keys are {', '.join(sorted(_KEYS))}")
+    metric, value = METRICS.get(str(entry.get("metric"))), number(entry.get("value"))
+    point, others, ends = entry.get("point") or {}, entry.get("others"), entry.get("tolerance")
+    if metric is None:
+        raise ConfigError(
+            f"{where}: metric {entry.get('metric')!r} is none of {', '.join(METRICS)}"
+        )
+    factor = metric.units.get(str(entry.get("unit", metric.unit)))
+    if factor is None:
+        raise ConfigError(f"{where}: {metric.name} is in {', '.join(metric.units)}")
+    if value is None or value <= 0:
+        raise ConfigError(f"{where} has value {entry.get('value')!r}; it must be above 0")
+    if not isinstance(point, dict) or others not in (None, "default"):
+        raise ConfigError(f"{where}: write `point: {{layout: sp, batch: 4}}`, `others: default`")
+    words = ",".join(map(str, ends)) if isinstance(ends, list) else str(ends)
+    try:
+        tolerance = parse_tolerance(words)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    texts = {str(key): value_text(part) for key, part in point.items()}
+    cluster = str(entry.get("cluster") or "*")
+    return Reference(metric, value * factor, tolerance, texts, cluster, others is not None)
+
+
 def best(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:
     """Returns the first reference with the most keys of those that fit a run, if any fits."""
-    fits = [r for r in references if r.metric is metric and not r.misfits(run)]
+    fits = [r for r in references if r.metric is metric and r.fits(run)]
     return max(fits, key=lambda r: len(r.point), default=None)
 
 
@@ -132,8 +147,8 @@ def measured(
     return references
 
 
-def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
-    """Writes references into a file, with the command line ``made_by`` in its first line.
+def write(path: Path, references: Sequence[Reference], command: str) -> int:
+    """Writes references into a file, with the command line in its first line.
 
     Those about other points and clusters stay. Returns how many references the file holds now.
     ConfigError: the file holds something else; RunError: it cannot be written.
@@ -142,7 +157,7 @@ def write(path: Path, references: Sequence[Reference], made_by: str) -> int:
     kept = {(r.metric.name, r.cluster, tuple(sorted(r.point.items()))): r for r in held}
     entries = [reference.to_dict() for reference in kept.values()]
     text = yaml.safe_dump({"references": entries}, sort_keys=False, default_flow_style=None)
-    head = f"# Written by: {' '.join(made_by.splitlines())}\n"
+    head = f"# Written by: {' '.join(command.splitlines())}\n"
     write_atomically(path, head + text, option=OPTION)
     return len(entries)
 
@@ -156,45 +171,3 @@ def _identity(run: Run, metric: Metric, keys: Collection[str]) -> dict[str, str]
         if key in keys or (key not in ignored and defaults().get(key) != value):
             identity[key] = value
     return identity
-
-
-def _reference(entry: Any, where: str) -> Reference:
-    """Returns one entry of a file, which ``where`` names in errors."""
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where} holds no keys; it needs metric, value, unit and tolerance")
-    name, value, others = entry.get("metric"), number(entry.get("value")), entry.get("others")
-    metric, point = METRICS.get(str(name)), entry.get("point") or {}
-    ends = entry.get("tolerance")
-    words = ",".join(map(str, ends)) if isinstance(ends, list) else str(ends)
-    try:
-        unknown = [str(key) for key in entry if key not in _KEYS]
-        if unknown:
-            raise ConfigError(f"has the unknown key {unknown[0]!r}; use {', '.join(_KEYS)}")
-        if metric is None:
-            raise ConfigError(f"has metric {name!r}; choose one of {', '.join(METRICS)}")
-        unit = str(entry.get("unit", metric.unit))
-        if unit not in metric.units:
-            units = ", ".join(metric.units)
-            raise ConfigError(f"has unit {unit!r}; {metric.name} is in {units}")
-        if value is None or value <= 0:
-            raise ConfigError(f"has value {entry.get('value')!r}; it must be above 0")
-        if not isinstance(point, dict):
-            raise ConfigError(f"has point {point!r}; write it as {{layout: sp, batch: 4}}")
-        if others not in (None, _DEFAULT):
-            raise ConfigError(f"has others {others!r}; it is {_DEFAULT}, or left out")
-        tolerance = parse_tolerance(words)
-    except ConfigError as error:
-        raise ConfigError(f"{where} {error}") from None
-    texts = {str(key): value_text(value) for key, value in point.items()}
-    cluster = str(entry.get("cluster") or "*")
-    base = value * metric.units[unit]
-    return Reference(metric, base, tolerance, texts, cluster, others == _DEFAULT)
-
-
-def _typed(word: str) -> Any:
-    """Returns a value as one would type it in YAML: a number without quotes."""
-    try:
-        value = yaml.safe_load(word)
-    except yaml.YAMLError:
-        return word
-    return value if value_text(value) == word else word

@@ -177,10 +177,7 @@ class PlotData:
 
     @functools.cached_property
     def map_overviews(self) -> tuple[list[tuple[DrawnRun, list[Overview]]], int]:
-        """The first predicted maps of the first runs that have some, and how many more there are.
-
-        They are read once, for the page and for narrow windows alike.
-        """
+        """The first predicted maps of the first runs that have some, and how many are left."""
         every = [(n, run) for n, run in enumerate(self.frames.run_list) if has_maps(run)]
         each = max(1, MAX_PANELS // max(1, len(every)))
         drawn = self._labelled(self._rows.loc[[n for n, _ in every[:MAX_PANELS]]])
@@ -236,15 +233,12 @@ def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[
     return register
 
 
-def draw(data: PlotData, inches: float | None = None) -> list[Plot]:
-    """Returns all plots in the order of the page, each with its figure or why it has none.
-
-    Figures are ``inches`` wide; None: as wide as the page shows them.
-    """
+def draw(data: PlotData) -> list[Plot]:
+    """Returns all plots in the order of the page, each with its figure or why it has none."""
     plots = []
     for _, plot in sorted(PLOTS.items()):
         try:
-            with style.styled(inches or (style.WIDE if plot.wide else style.WIDTH)):
+            with style.styled():
                 drawing = plot.draw(data)
                 if isinstance(drawing, str):
                     plots.append(replace(plot, missing=drawing))
@@ -281,8 +275,7 @@ def encoded(plot: Plot, form: str) -> bytes | None:
 def inline(plot: Plot) -> str:
     """Returns the SVG of a drawn plot in the page's colours, its ids beginning with its name."""
     kept = _HEAD.sub("", (encoded(plot, "svg") or b"").decode())
-    width = plot.figure.get_size_inches()[0] if plot.figure is not None else 0
-    kept = _ID.sub(rf"\g<1>{plot.name}-{width:.0f}-", kept.replace("xlink:href", "href"))
+    kept = _ID.sub(rf"\g<1>{plot.name}-", kept.replace("xlink:href", "href"))
     for ours, pages in _COLOURS.items():
         kept = kept.replace(ours, pages)
     return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)

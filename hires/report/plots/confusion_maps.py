@@ -28,7 +28,7 @@ def confusion(data: PlotData) -> Drawing | str:
     if not data.confusions:
         return "no run evaluated classes (task=evaluate), of at most 64"
     columns = min(2, len(data.confusions))
-    fig, axes = style.panels(len(data.confusions), columns, 3.6, widest=5.0)
+    fig, axes = style.panels(len(data.confusions), columns, 3.6)
     words = []
     for axis, (drawn, found) in zip(axes, data.confusions, strict=True):
         style.title(axis, drawn.label)

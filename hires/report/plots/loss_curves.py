@@ -80,8 +80,7 @@ def error(data: PlotData) -> Drawing | str:
         axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
         axis.set(xlim=(-0.5, len(names) - 0.5), title=title)
         style.no_grid(axis, "x")
-    for axis in axes if style.width() < style.WIDTH else axes[:1]:
-        axis.set_ylabel("relative error of the loss")
+    axes[0].set_ylabel("relative error of the loss")
     style.legend(fig, axes)
     worst = [
         f"{name} {numeric(parts[name], key).max():.1e} beside "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -13,8 +11,6 @@ from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
 from hires.report.read.measured_points import group_key, point_name, set_apart
 
-_BAR, _WIDEST = 0.3, 0.6
-"""Inches that a rank takes at least, its gap included, and that its bar is wide at most."""
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
 
 
@@ -28,20 +24,14 @@ def per_rank(data: PlotData) -> Drawing | str:
     runs = [(drawn, rows) for drawn, rows in runs_of if 0 < len(rows) <= MAX_RANKS]
     if not runs:
         return "no run recorded the memory of its ranks"
-    widths = [max(2, len(rows)) + 1 for _, rows in runs]
-    lines = _lines_of(widths)
-    fig, axes = style.rows_of(lines, 2.8)
-    words, rooms = [], [(w, style.width() / sum(line)) for line in lines for w in line]
-    for axis, (units, inches), (drawn, rows) in zip(axes, rooms, runs, strict=True):
-        _stack(axis, rows, min(0.72, _WIDEST / inches))
+    fig, axes = style.panels(len(runs), 3, 2.8, sharey=True)
+    words = []
+    for place, (axis, (drawn, rows)) in enumerate(zip(axes, runs, strict=True)):
+        _stack(axis, rows)
         style.title(axis, drawn.label)
-        axis.set_xlabel("rank" if units * inches > 0.6 else "")
+        axis.set(xlabel="rank", ylabel="" if place % 3 else "MiB")
         peak = numeric(rows, "peak_bytes").max()
         words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
-    for axis, inside in zip(
-        axes, [place for line in lines for place in range(len(line))], strict=True
-    ):
-        axis.set_ylabel("" if inside else "MiB")
     style.legend(fig, axes)
     text = f"Measured peak; a dash is the prediction. Fullest rank in MiB: {'; '.join(words)}."
     errors = numeric(memory, "error_percent").dropna()
@@ -86,17 +76,7 @@ def _words_of(part: pd.DataFrame, among: pd.DataFrame) -> list[str]:
     return words + ([f"limit {row['limit']}"] if row["limit"] not in (None, "null") else [])
 
 
-def _lines_of(widths: Sequence[int]) -> list[list[int]]:
-    """Returns the panels of each line, as many as have room for their bars."""
-    lines: list[list[int]] = [[]]
-    for width in widths:
-        if lines[-1] and (sum(lines[-1]) + width) * _BAR > style.width():
-            lines.append([])
-        lines[-1].append(width)
-    return lines
-
-
-def _stack(axis: Axes, rows: pd.DataFrame, width: float) -> None:
+def _stack(axis: Axes, rows: pd.DataFrame) -> None:
     ranks = [int(n) for n in rows["rank"]]
     peak = numeric(rows, "peak_bytes") / MIB
     bottom = peak * 0
@@ -106,7 +86,7 @@ def _stack(axis: Axes, rows: pd.DataFrame, width: float) -> None:
             # What exceeds the peak was not allocated at that moment.
             part = (numeric(rows, key).fillna(0) / MIB).clip(upper=part)
         if key == "rest" or (part > 0).any():
-            axis.bar(ranks, part, width, bottom=bottom, color=colour, hatch=hatch, label=label)
+            axis.bar(ranks, part, 0.72, bottom=bottom, color=colour, hatch=hatch, label=label)
         bottom = bottom + part.fillna(0)
     if rows["predicted_bytes"].notna().any():
         axis.plot(

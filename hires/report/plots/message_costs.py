@@ -61,7 +61,7 @@ def _draw(axis: Axes, sums: MessageSums) -> None:
         look: dict[str, Any] = {"color": colour, "hatch": hatch, "label": label}
         axis.bar(places[row["size"]], cost_ms, 0.8, bottom=below[row["size"]], **look)
         below[row["size"]] += cost_ms
-    room = axis.get_position().width * style.width()
+    room = axis.get_position().width * style.WIDTH
     each = -(-len(sizes) // max(3, int(room / _NAME)))
     axis.set_xticks(range(len(sizes))[::each], [size_words(size) for size in sizes[::each]])
     axis.tick_params(axis="x", labelsize=7)

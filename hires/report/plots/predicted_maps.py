@@ -44,9 +44,10 @@ def predicted_maps(data: PlotData) -> Drawing | str:
         for is_share in ((False, True) if one.shares is not None else (False,))
     ]
     columns = min(2 if len(panels) in (2, 4) else 3, len(panels))
-    room = style.width() / min(columns, max(1, int(style.width() / style.LEAST)))
     tall = max(one.size[0] / one.size[1] for _, one in maps)
-    fig, axes = style.panels(len(panels), columns, min(4.5, max(1.4, (room - 0.3) * tall + 0.4)))
+    fig, axes = style.panels(
+        len(panels), columns, min(4.5, max(1.4, (style.WIDTH / columns - 0.3) * tall + 0.4))
+    )
     colours = _colours([one for _, one in maps])
     for axis, panel in zip(axes, panels, strict=True):
         of = ", probability of that class" if panel.is_share else ""

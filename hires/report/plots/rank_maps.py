@@ -17,8 +17,6 @@ from hires.plan.tiling import own_rect
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, PlotData, plot
 
-_WIDEST = 3.3
-"""Inches of the panel of a square matrix, which is 2.2 high, with its scale."""
 _COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
 
 
@@ -28,17 +26,11 @@ def grid(data: PlotData) -> Drawing | str:
     runs = [(drawn, plan) for drawn, plan in data.plans if plan.stages[0].num_tiles > 1]
     if not runs:
         return "no run that is drawn cuts the image into tiles"
-    columns = min(len(runs), 3)
+    columns = max(2, min(len(runs), 3))
     shapes = [plan.graph.input_shape[2:] for _, plan in runs]
     tall = max(height / width for height, width in shapes)
-    room = style.width() / min(columns, max(1, int(style.width() / 2.2)))  # of a panel
-    high = min(3.6, max(1.6, (room - 0.7) * tall + 0.6))
-    if len(runs) == 1:
-        beside = max(0.0, style.width() - style.LEAST - 1.0)  # of the bars, and of labels
-        high = min(high, max(1.6, beside * tall + 0.6)) if beside > style.LEAST else high
-        fig, axes = style.square_and_bars(high, (high - 0.6) / tall + 1.0)
-    else:
-        fig, axes = style.panels(len(runs), columns, high)
+    high = min(3.6, max(1.6, (style.WIDTH / columns - 0.7) * tall + 0.6))
+    fig, axes = style.panels(max(2, len(runs)), columns, high)
     words = []
     for axis, (drawn, plan) in zip(axes, runs, strict=False):
         halo = _draw_tiles(axis, plan)
@@ -62,16 +54,11 @@ def between_ranks(data: PlotData) -> Drawing | str:
     if not matrices:
         return "no run that is drawn has ranks that send each other anything"
     most = max(max(map(max, sent)) for _, sent in matrices) / MIB
-    if len(matrices) == 1:
-        fig, axes = style.square_and_bars(2.2, _WIDEST)
-    else:
-        fig, axes = style.panels(len(matrices), 4 if len(matrices) == 4 else 3, 2.2, _WIDEST)
+    fig, axes = style.panels(max(2, len(matrices)), 3, 2.2)
     for axis, (drawn, sent) in zip(axes, matrices, strict=False):
         image = _draw_matrix(axis, sent, most)
         style.title(axis, drawn.label)
-    below = style.width() < style.WIDTH / 2  # one matrix a line, and the scale below them
-    side: dict[str, Any] = {"location": "bottom"} if below else {"shrink": 0.8, "aspect": 18}
-    bar = fig.colorbar(image, ax=axes[: len(matrices)], pad=0.02, **side)
+    bar = fig.colorbar(image, ax=axes[: len(matrices)], pad=0.02, shrink=0.8, aspect=18)
     bar.set_label("MiB/step")
     bar.outline.set_visible(False)
     totals = "; ".join(f"{drawn.label} {size(sum(map(sum, sent)))}" for drawn, sent in matrices)

@@ -50,7 +50,7 @@ def split_step(data: PlotData) -> Drawing | str:
     axis.invert_yaxis()
     axis.set_xlabel("mean step after the warm-up [ms]")
     axis.set_xlim(right=1.05 * longest_ms or 1.0)
-    axis.xaxis.set_major_locator(MaxNLocator(max(3, int(style.width()))))
+    axis.xaxis.set_major_locator(MaxNLocator(7))
     style.no_grid(axis, "y")
     style.legend(fig, [axis], 5)
     words = "; ".join(_split_words(drawn, ranks) for drawn, ranks in runs)
@@ -133,7 +133,7 @@ def split_rank(
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
-    room_s = took_s * _NAME / style.width()
+    room_s = took_s * _NAME / style.WIDTH
     for rank in ranks:
         # Halos and batch statistics lie inside passes, and are drawn over them.
         for level, (kind, (label, colour, hatch)) in enumerate(style.KINDS.items()):

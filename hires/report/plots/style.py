@@ -10,7 +10,6 @@ Source:
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import itertools
 import math
 import textwrap
@@ -100,12 +99,6 @@ PARTS = {
 
 WIDTH = 7.6
 """Inches of a figure: the text column of a page on screen, or two columns of a paper."""
-WIDE = 10.5
-"""Inches of a figure that takes all of a page on screen."""
-COLUMN = 3.3
-"""Inches: one column of a paper, or a telephone."""
-LEAST = 2.2
-"""Inches that a panel needs beside others; with less room panels stand below each other."""
 _LETTER = 0.072
 """Inches of a letter of a legend, about."""
 _LINE = 0.18
@@ -114,12 +107,6 @@ _TITLE_LETTERS = 12
 """Letters of a title in an inch, about."""
 _TITLE_LINES = 3
 """Lines of a title at the most: the caption has the rest."""
-_width: contextvars.ContextVar[float] = contextvars.ContextVar("width", default=WIDTH)
-
-
-def width() -> float:
-    """Returns the inches of the figures that are drawn now."""
-    return _width.get()
 
 
 def layout_style(layout: str) -> LayoutStyle:
@@ -142,81 +129,33 @@ def layout_style(layout: str) -> LayoutStyle:
 
 
 @contextlib.contextmanager
-def styled(inches: float = WIDTH) -> Iterator[None]:
-    """Gives matplotlib the defaults of reports, and figures a width."""
-    token = _width.set(inches)
-    try:
-        # The site's own settings hold where the file says nothing.
-        with mpl.style.context(Path(__file__).with_name("report.mplstyle")):
-            yield
-    finally:
-        _width.reset(token)
+def styled() -> Iterator[None]:
+    """Gives matplotlib the defaults of reports."""
+    # The site's own settings hold where the file says nothing.
+    with mpl.style.context(Path(__file__).with_name("report.mplstyle")):
+        yield
 
 
 def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
     """Returns an empty figure, ``height`` in inches, and its (rows, columns) array of axes."""
-    fig = Figure(figsize=(width(), height), layout="constrained")
+    fig = Figure(figsize=(WIDTH, height), layout="constrained")
     return fig, fig.subplots(rows, columns, squeeze=False, **more)
 
 
 def panels(
-    count: int, columns: int = 2, height: float = 2.6, widest: float = math.inf, **more: Any
+    count: int, columns: int = 2, height: float = 2.6, **more: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of ``count`` panels, each row ``height`` inches.
+    """Returns a figure of ``count`` panels, at most ``columns`` side by side.
 
-    At most ``columns`` stand side by side, fewer where the figure is narrow. Rows are filled, as
-    far as panels ``widest`` inches wide do; the rest of the figure, on the right, is empty.
+    Each row is ``height`` inches high.
     """
-    rows = math.ceil(count / max(1, min(columns, int(width() / LEAST))))
-    columns = math.ceil(count / rows)
-    fig = Figure(figsize=(width(), height * rows + 0.6), layout="constrained")
-    last = count - columns * (rows - 1)
-    cells = math.lcm(columns, last)
-    grid = fig.add_gridspec(rows, **_left(cells * [1.0], columns * widest))
-    axes: list[Axes] = []
-    for place in range(count):
-        row = place // columns
-        span = cells // (columns if row < rows - 1 else last)
-        at = place % columns * span
-        shared = {name: axes[0] if axes and on else None for name, on in more.items()}
-        axes.append(fig.add_subplot(grid[row, at : at + span], **shared))
-        if more.get("sharey") and at:
-            axes[-1].tick_params(labelleft=False)
-    return fig, axes
-
-
-def square_and_bars(height: float, square: float) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of a panel ``square`` inches wide, and of one that fills the rest of it.
-
-    The second one has horizontal bars, and is absent where it would have no room.
-    """
-    rest = width() - square
-    if rest < LEAST - 0.01:
-        return panels(1, 1, height)
-    fig = Figure(figsize=(width(), height + 0.6), layout="constrained")
-    axes = fig.subplots(1, 2, width_ratios=[square, rest])
-    axes[1].grid(axis="y", visible=False)
-    return fig, list(axes)
-
-
-def _left(widths: list[float], inches: float) -> dict[str, Any]:
-    """Returns columns of a grid, with an empty one on the right if they need ``inches`` only."""
-    empty = sum(widths) * (width() / inches - 1)
-    ratios = [*widths, empty] if empty > 0 else widths
-    return {"ncols": len(ratios), "width_ratios": ratios}
-
-
-def rows_of(lines: Sequence[Sequence[float]], height: float) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of lines of panels, given the widths of these; all share one y axis."""
-    fig = Figure(figsize=(width(), height * len(lines) + 0.6), layout="constrained")
-    axes: list[Axes] = []
-    for place, widths in enumerate(lines):
-        line = fig.add_gridspec(len(lines), 1)[place]
-        grid = line.subgridspec(1, len(widths), width_ratios=list(widths))
-        for column in range(len(widths)):
-            axes.append(fig.add_subplot(grid[0, column], sharey=axes[0] if axes else None))
-            axes[-1].tick_params(labelleft=not column)
-    return fig, axes
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    fig, grid = figure(rows, columns, height * rows + 0.6, **more)
+    axes = list(grid.flat)
+    for axis in axes[count:]:
+        axis.remove()
+    return fig, axes[:count]
 
 
 def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
@@ -230,7 +169,7 @@ def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
             handles.setdefault(label, handle)
     if handles:
         each = _LETTER * max(map(len, handles)) + 0.5
-        columns = max(1, min(columns, len(handles), int(width() / each)))
+        columns = max(1, min(columns, len(handles), int(WIDTH / each)))
         fig.legend(
             list(handles.values()), list(handles), loc="outside upper left", ncols=columns,
             handlelength=2.6, columnspacing=1.2,
@@ -240,8 +179,7 @@ def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
 
 def grow(fig: Figure, inches: float) -> None:
     """Makes a figure higher, so that what is added to it takes no room from its axes."""
-    width, height = fig.get_size_inches()
-    fig.set_size_inches(width, height + inches)
+    fig.set_figheight(fig.get_figheight() + inches)
 
 
 def title(axis: Axes, text: str) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -48,9 +47,9 @@ def test_exit_code_is_4_if_the_second_is_worse(hires):
 
 
 @pytest.mark.usefixtures("campaigns")
-def test_json_and_junit_hold_the_verdicts(hires):
+def test_json_holds_the_verdicts(hires):
     words = ("compare", "before", "slow", "--metric", "throughput,step_time")
-    answer = hires(*words, "--json", "--junit", "out.xml")
+    answer = hires(*words, "--json")
     told = json.loads(answer.out)
     assert (answer.code, told["regression"], told["seed"]) == (4, True, 0)
     assert [point["status"] for point in told["points"]] == ["worse"] * 4
@@ -58,8 +57,6 @@ def test_json_and_junit_hold_the_verdicts(hires):
     assert told["points"][0]["unit"] == "img/s"
     assert told["points"][0]["ratio"] == pytest.approx(1 / 1.1, rel=0.02)
     assert json.loads(hires(*words, "--json").out)["points"] == told["points"]
-    [suite, *_] = ElementTree.parse("out.xml").getroot()
-    assert int(suite.get("failures")) == int(suite.get("tests")) > 0
 
 
 @pytest.mark.usefixtures("campaigns")

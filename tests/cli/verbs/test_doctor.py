@@ -41,11 +41,11 @@ def test_failing_check_ends_with_1_and_its_remedy(hires, monkeypatch):
 
 def test_calibration_is_a_benchmark_and_takes_keys_of_a_network(hires, monkeypatch):
     seen = []
-    monkeypatch.setattr(verb_doctor, "become", lambda *words: seen.append(words) or 1)
+    monkeypatch.setattr(verb_doctor, "become", lambda task: seen.append(task) or 1)
     assert hires("doctor", "--calibrate", "--json", "model=unet", "image=64").code == 1
-    [(module, *words, file)] = seen
-    assert (module, words) == ("hires.bench.calibrate_machine", ["--json", "--config"])
-    config = json.loads(Path(file).read_text())
+    [task] = seen
+    assert (task["kind"], task["json"]) == ("calibrate", True)
+    config = task["config"]
     assert (config["model"]["name"], config["image"]) == ("unet", [64, 64])
 
 

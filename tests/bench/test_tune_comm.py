@@ -1,40 +1,43 @@
-"""Rules follow the fastest route, do not flap within the noise, and hold every message."""
+"""Rules follow the fastest route, do not flap within the noise, and hold every message.
+
+A table is written only where the machine is quiet and results are right.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
 import pytest
 
-from hires.bench.message_noise import noise_of
-from hires.bench.tune_rules import (
+from hires.bench import tune_comm
+from hires.bench.bench_main import run
+from hires.bench.tune_comm import (
     case_of,
     choose,
+    finish,
+    judged_table,
     rules_of,
     series_of,
     sums,
     table_of,
 )
+from hires.cli.verbs import verb_tune
+from hires.cli.verbs.verb_bench import message_task
+from hires.core.errors import ConfigError
 from hires.plan.routes import Route
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.bench_rows import row
-
-
-def test_fastest_route_wins_where_the_gain_is_clear():
-    medians = [{"shm": 1, "mpi": 4}, {"shm": 2, "mpi": 3}, {"shm": 9, "mpi": 5}]
-    assert choose(medians, 0.02) == ["shm", "shm", "mpi"]
 
 
 def test_neighbouring_sizes_do_not_flap_within_the_margin():
     medians = [{"a": 1.00, "b": 1.03}, {"a": 1.03, "b": 1.00}, {"a": 1.00, "b": 1.03}]
     assert choose(medians, 0.05) == ["a", "a", "a"]
     assert choose(medians, 0.01) == ["a", "b", "a"]
-
-
-def test_single_size_with_a_large_gain_has_a_rule_of_its_own():
-    medians = [{"a": 1.0, "b": 1.1}, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.1}]
-    assert choose(medians, 0.05) == ["a", "b", "a"]
+    assert choose([{"a": 1.0, "b": 1.1}, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.1}], 0.05) == [
+        *"aba"  # a large gain at a single size has a rule of its own
+    ]
 
 
 def test_each_route_is_within_twice_the_margin_of_the_fastest():
@@ -54,7 +57,7 @@ def test_route_that_lacks_a_size_is_left_there():
 
 def test_rules_hold_every_size_and_change_between_two_measured_ones():
     rows = [
-        row("all_reduce", size, {"shm": 1 if size < 4096 else 9, "mpi:two_step": 4})
+        row("all_reduce", size, {"shm": 1 if size < 4096 else 9, "mpi:direct": 4})
         for size in (1024, 4096, 16384)
     ]
     table = table_of(rows, {}, "gloo")
@@ -80,19 +83,6 @@ def test_operation_without_a_common_size_has_one_route_by_the_sum(operation):
     assert "bytes" not in rule.to_dict()
     mixed, alone, _ = sums(rows, table)
     assert mixed == pytest.approx(alone["gloo"]) == pytest.approx(4.6)
-
-
-def test_cells_that_lack_the_route_of_the_table_are_in_no_sum():
-    rows = [
-        row("gather", 64, {"gloo": 2.0, "mpi": 1.0}),
-        row("gather", 128, {"gloo": 2.0}),
-        row("gather", 256, {"mpi": 1.0}),
-        row("gather", 512, {"mpi": 1.0}),
-    ]
-    mixed, alone, used = sums(rows, table_of(rows, {}, "gloo"))
-    assert mixed == 3.0
-    assert used == ["mpi"]
-    assert alone == {"mpi": 3.0}
 
 
 def test_table_can_be_written_and_read(tmp_path):
@@ -141,32 +131,107 @@ def test_class_that_was_not_measured_follows_the_first():
 
 
 def test_wrong_results_and_raw_libraries_are_no_routes():
-    medians = {"raw:c": 1e-9, "table": 1e-9, "mpi": 1e-6, "gloo": 1e-3}
+    medians = {"raw:gloo": 1e-9, "table": 1e-9, "mpi": 1e-6, "gloo": 1e-3}
     [rule] = rules_of(series_of([row("reduce", 64, medians, wrong=("mpi",))]), 0.02)
     assert rule.route == Route("gloo")
-
-
-def test_noise_is_the_typical_one_and_widens_the_margin():
-    rows = [
-        row("all_reduce", 64 << i, {"shm": one, "mpi": 1.0}, noise=0.1)
-        for i, one in enumerate((0.95, 1.05, 0.95))
-    ]
-    assert noise_of(rows) == pytest.approx(0.1)
-    assert len(table_of(rows, {}, "gloo").rules) == 1
-
-
-def test_sums_compare_the_table_with_each_backend_that_has_all_cells():
-    rows = [
-        row("all_reduce", 64, {"shm": 1.0, "mpi": 3.0, "cma": 9.0}),
-        row("all_reduce", 1 << 20, {"shm": 8.0, "mpi": 2.0}),
-    ]
-    mixed, alone, used = sums(rows, table_of(rows, {}, "gloo"))
-    assert mixed == 3.0
-    assert alone == {"mpi": 5.0, "shm": 9.0}
-    assert used == ["shm", "mpi"]
 
 
 def test_messages_lie_between_two_ranks_in_every_world():
     one_node, two_nodes = (case_of(row("latency", 64, {"shm": 1}, 4, near=n)) for n in (4, 2))
     assert one_node[:3] == ("send", 2, 2)
     assert two_nodes[:3] == ("send", 2, 1)
+
+
+def test_sums_compare_the_table_with_each_backend_that_has_all_cells():
+    rows = [
+        row("all_reduce", 64, {"shm": 1.0, "mpi": 3.0, "gloo": 9.0}),
+        row("all_reduce", 1 << 20, {"shm": 8.0, "mpi": 2.0}),
+        row("gather", 64, {"gloo": 2.0, "mpi": 1.0}),
+        row("gather", 128, {"gloo": 2.0}),  # lacks the route of the table
+        row("gather", 256, {"mpi": 1.0}),
+    ]
+    mixed, alone, used = sums(rows, table_of(rows, {}, "gloo"))
+    assert mixed == 5.0
+    assert alone == {"mpi": 7.0}
+    assert used == ["shm", "mpi"]
+
+
+ORIGIN = {"hardware": {"cpu": "a CPU", "cores": 2}, "time": "2026-01-01", "git": "abc"}
+ORIGIN |= {"command": "hires tune comm"}
+
+
+def judged(rows, force=False):
+    return {**ORIGIN, **judged_table(rows, "gloo", 0.1, force, "")}
+
+
+def two_sizes(noise, wrong=()):
+    cells = (64, {"shm": 1.0, "mpi": 2.0}), (1 << 20, {"shm": 5.0, "mpi": 2.0})
+    return [row("all_reduce", size, ways, noise=noise, wrong=wrong) for size, ways in cells]
+
+
+def test_table_of_a_quiet_machine_is_written_with_its_use(tmp_path):
+    result = judged(two_sizes(0.02))
+    assert result["ok"]
+    text = finish(tmp_path, result)
+    path = tmp_path / "table.json"
+    assert f"hires run comm=mix comm.table={path}" in text
+    assert "warning: no rule has send, all_gather, reduce_scatter, all_to_all, " in text
+    assert "all_reduce: only 64 B to 1.0 MiB were measured" in text
+    table = TuningTable.read(path)
+    assert table.default.backend == "gloo"
+    assert table.made["noise"] == pytest.approx(0.02)
+    assert table.made["machine"] == "a CPU, 2 cores"
+    assert not {"forced", "disturbed"} & table.made.keys()
+    assert len(table.points) == 4
+    assert "mixing gains 25.0% over mpi alone" in tune_comm.tables(result)[1].note
+
+
+def test_noisy_machine_is_refused_unless_forced_and_its_table_is_marked(tmp_path):
+    result = judged(two_sizes(0.2))
+    assert not result["ok"]
+    assert "differ by 20.0 %, more than 10 %" in finish(tmp_path, result)
+    assert not [*tmp_path.iterdir()]
+    assert "a gain of 40.0 % or more" in "\n".join(tune_comm.facts(result))  # margin of the rules
+    text = finish(tmp_path, judged(two_sizes(0.6), force=True))
+    assert "a tenth of all medians of rounds differ by 60 % or more; the table is marked" in text
+    made = TuningTable.read(tmp_path / "table.json").made
+    assert made["forced"] is True
+    assert "60 %" in made["disturbed"]
+
+
+def test_wrong_result_is_refused_even_by_force(tmp_path):
+    result = judged(two_sizes(0.0, wrong=("shm",)), force=True)
+    assert not result["ok"]
+    assert "no table was written: wrong results: shm" in finish(tmp_path, result)
+
+
+def task_of(*words):
+    task = message_task(verb_tune.PARSER.read(["comm", *words]), "tune", "tuning")
+    return {**task, "start": "torchrun"}
+
+
+@pytest.mark.parametrize(
+    ("routes", "message"),
+    [
+        ("gloo,raw:gloo", "raw:gloo is no route of hires.comm"),
+        ("gloo:direct", "a table needs a backend alone"),  # was a StopIteration after the sweep
+    ],
+)
+def test_routes_of_no_table_are_refused_before_any_rank_starts(routes, message):
+    with pytest.raises(ConfigError, match=message):
+        list(tune_comm.measure(task_of("--routes", routes), None))
+
+
+@pytest.mark.dist
+def test_ranks_measure_messages_and_write_a_table(tmp_path, capsys):
+    words = ["--sizes", "16", "--only", "all_reduce,latency", "--rounds", "2", "--seconds", "1e-4"]
+    words += ["--json", "--out", str(tmp_path), "--routes", "gloo:direct,gloo,shm", "--force"]
+    code = run(task_of(*words), tune_comm)
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    result = json.loads(printed.out)
+    assert {row["operation"] for row in result["rows"]} == {"latency", "all_reduce"}
+    assert all(way["wrong"] == 0 for row in result["rows"] for way in row["ways"].values())
+    table = TuningTable.read(tmp_path / "table.json")
+    assert table.default == Route("gloo")
+    assert table.route("all_reduce", 2, 2, "cpu", "float", 16).backend in ("gloo", "shm")

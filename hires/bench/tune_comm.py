@@ -1,0 +1,321 @@
+"""Measures routes, and turns the medians into the tuning table of ``comm=mix``.
+
+For one operation on some ranks the route is a path through the sizes. It pays for each size how
+far its route is behind the fastest, and for each change of route a margin above the noise, so that
+neighbouring sizes do not flap between routes that are equally fast:
+
+    size      4 KiB   8 KiB   16 KiB   32 KiB
+    shm       1.00    1.00    1.01     1.60         behind the fastest
+    mpi       1.40    1.10    1.00     1.00
+    path      shm     shm     shm  |   mpi          one change, for a gain above the margin
+
+Operations whose ranks may have a size each have one route: that of the least sum over the sizes.
+
+Source:
+    Viterbi, "Error bounds for convolutional codes", IEEE Trans. Inf. Theory 1967 (the path).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hires.bench.bench_main import BenchTable, Result
+from hires.bench.comm_bench import (
+    BASELINES,
+    TABLE,
+    SweepOptions,
+    cells_of,
+    noise_facts,
+    right_ways,
+    sweep,
+    wrong_rows,
+)
+from hires.bench.message_race import Row, noise_of
+from hires.bench.messages import BARRIER, MESSAGES, table_name
+from hires.core.errors import ConfigError
+from hires.plan.route_choice import TUNED_FILE
+from hires.plan.routes import MESSAGE, OWN, Route, parse_route
+from hires.plan.table_gains import verdict
+from hires.plan.table_rules import ONE_ROUTE, Case, TuningRule, dtype_class
+from hires.plan.tuning_table import DISTURBED, Point, TuningTable
+
+LEAST_MARGIN = 0.02
+"""Gain below which no route is changed, however quiet the machine is."""
+MARGIN_OF_NOISE = 2.0
+"""Margin over the noise of the medians."""
+MOST_OF_A_TENTH = 0.5
+"""Noise that nine tenths of all medians stay below on a quiet machine: 0.23 on one of two cores."""
+
+
+class Series(NamedTuple):
+    """The medians of one operation on some ranks, by size."""
+
+    operation: str
+    ranks: int
+    ranks_per_node: int
+    device: str
+    dtype_class: str
+    sizes: Sequence[int]
+    medians: Sequence[Mapping[str, float]]
+    """Route -> seconds, at each size."""
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all ranks are on one machine."""
+        return self.ranks_per_node >= self.ranks
+
+
+def measure(task: Mapping[str, Any], previous: Result | None) -> Iterator[Result]:
+    """Yields all rows after each cell, then the table with what it gains, or why it is refused."""
+    options = SweepOptions.of(task)
+    for way in {TABLE, *BASELINES} & {*options.ways}:
+        raise ConfigError(f"{way} is no route of hires.comm; leave it out")
+    alone = next((route for route in options.routes if ":" not in route), None)
+    if alone is None:
+        raise ConfigError("a table needs a backend alone, for what no rule has: add gloo or mpi")
+    cells = cells_of(options.operations, options.sizes, options.dtypes[:1])
+    others = cells_of(options.operations, options.sizes, options.dtypes[1:])
+    cells += [cell for cell in others if "reduce" in cell.operation]
+    rows: list[Row] = previous["rows"] if previous else []
+    for _ in sweep(options, cells, options.routes, rows):
+        yield {"ok": True, "rows": rows}
+    yield judged_table(rows, alone, task["noise"], task["force"], task["write"])
+
+
+def judged_table(rows: list[Row], alone: str, limit: float, force: bool, write: str) -> Result:
+    """Returns the result of a whole sweep; ``alone`` is the backend of what no rule has."""
+    noise, wrong, table = noise_of(rows), wrong_rows(rows), table_of(rows, {}, alone)
+    mixed, backends, used = sums(rows, table)
+    refused = f"wrong results: {'; '.join(wrong[:3])}" if wrong else ""
+    if noise > limit and not refused and not force:
+        refused = (
+            f"the medians of rounds differ by {100 * noise:.1f} %, more than {100 * limit:g} %: "
+            f"other programs disturb the measurement; end them, leave a core for each rank, use "
+            f"more --rounds, or --force"
+        )
+    tenth = noise_of(rows, 0.9)
+    text = f"a tenth of all medians of rounds differ by {100 * tenth:.0f} % or more"
+    return {
+        "ok": not refused,
+        "refused": refused,
+        "noise": noise,
+        "limit": limit,
+        "write": write,
+        "disturbed": text if tenth > MOST_OF_A_TENTH else "",
+        "sums": {TABLE: mixed, **backends},
+        "used": used,
+        "verdict": verdict(table),
+        "table": table.to_dict(),
+        "rows": rows,
+    }
+
+
+def finish(folder: Path, result: Result) -> str:
+    """Writes the table if it is good; returns how it is used."""
+    if result["refused"]:
+        return f"no table was written: {result['refused']}"
+    made = {
+        "machine": f"{result['hardware']['cpu']}, {result['hardware']['cores']} cores",
+        "date": result["time"],
+        "commit": result["git"] or "unknown",
+        "command": result["command"],
+        "noise": round(result["noise"], 4),
+    }
+    made |= {"forced": True} if result["noise"] > result["limit"] else {}
+    made |= {DISTURBED: result["disturbed"]} if result["disturbed"] else {}
+    path = Path(result["write"] or folder / TUNED_FILE)
+    table = TuningTable.from_dict({**result["table"], "made": made})
+    table.write(path)
+    backends = ",".join(result["used"])
+    lines = [f"{path}: use it with\n  hires run comm=mix comm.table={path}\n(backends {backends})"]
+    if result["disturbed"]:
+        remedy = f"end other programs, remove {folder}, and measure again"
+        lines.append(f"warning: {result['disturbed']}; the table is marked: {remedy}")
+    lines += [f"warning: {words}; measure them with --sizes" for words in table.unmeasured]
+    if lacks := table.unruled:
+        lines.append(
+            f"warning: no rule has {', '.join(lacks)}, which {table.default} carries; "
+            f"measure all operations (without --only) for rules of them"
+        )
+    return "\n".join(lines)
+
+
+def tables(result: Result) -> list[BenchTable]:
+    """Returns the rules, and the sum of the sweep by them beside each backend alone."""
+    if "table" not in result:
+        return []
+    names = ("operation", "ranks", "dtype", "bytes", "route")
+    rules = [{key: str(rule.get(key, "any")) for key in names} for rule in result["table"]["rules"]]
+    total = result["sums"][TABLE]
+    rows = [
+        {"way": way, "sum ms": f"{seconds * 1e3:.2f}", "over the table": f"{seconds / total:.2f}"}
+        for way, seconds in result["sums"].items()
+        if total
+    ]
+    return [BenchTable("Rules", rules), BenchTable("Sum of the sweep", rows, result["verdict"])]
+
+
+def facts(result: Result) -> list[str]:
+    """Returns what stands above the tables."""
+    if "table" not in result:
+        return []
+    return [
+        *noise_facts(result["rows"]),
+        f"limit of the noise: {100 * result['limit']:g} %",
+        f"a route changes for a gain of {100 * margin_of(result['noise']):.1f} % or more",
+        *([f"REFUSED: {result['refused']}"] if result["refused"] else []),
+    ]
+
+
+def case_of(row: Row) -> Case:
+    """Returns the case of a measured row."""
+    name = table_name(row["operation"])
+    kind, num_bytes = dtype_class(name, row["dtype"]), 0 if name == BARRIER else row["bytes"]
+    ranks, near = row["ranks"], min(row["ranks"], row["ranks_per_node"])
+    if row["operation"] in MESSAGES:  # between the first and the last rank
+        ranks, near = 2, 1 + (near == ranks)
+    return Case(name, ranks, near, row["device"], kind, num_bytes)
+
+
+def measured_routes(row: Row) -> dict[str, float]:
+    """Returns the medians of a row's routes, whose results were right."""
+    right = right_ways(row)
+    return {name: way["p50_s"] for name, way in right.items() if name not in (*BASELINES, TABLE)}
+
+
+def series_of(rows: Sequence[Row]) -> list[Series]:
+    """Returns rows as series of ascending sizes, in the order in which they were measured."""
+    cells: dict[tuple[str, int, int, str, str], dict[int, dict[str, float]]] = defaultdict(dict)
+    for row in rows:
+        case, routes = case_of(row), measured_routes(row)
+        if routes:
+            # Messages of larger worlds are of two ranks, too: those of the first one count.
+            cells[case[:5]].setdefault(case.num_bytes, routes)
+    return [
+        Series(*key, sorted(sizes), [sizes[size] for size in sorted(sizes)])
+        for key, sizes in cells.items()
+    ]
+
+
+def choose(medians: Sequence[Mapping[str, float]], margin: float) -> list[str]:
+    """Returns the route of each size: the path of least cost, see the module's docstring."""
+    # best[route]: the cost of the cheapest path that ends here with this route, and that path
+    best: dict[str, tuple[float, list[str]]] = {}
+    for measured in medians:
+        least = min(measured.values())
+        behind = {route: math.log(seconds / least) for route, seconds in measured.items()}
+        fresh: dict[str, tuple[float, list[str]]] = {}
+        for route, cost in behind.items():
+            before = [
+                (total + margin * (other != route), path) for other, (total, path) in best.items()
+            ]
+            total, path = min(before, key=lambda pair: pair[0], default=(0.0, []))
+            fresh[route] = total + cost, [*path, route]
+        best = fresh
+    return min(best.values(), key=lambda pair: pair[0])[1] if best else []
+
+
+def choose_one(medians: Sequence[Mapping[str, float]]) -> str:
+    """Returns the route of the least sum over all sizes, of those measured at the most sizes."""
+    measured = [route for size in medians for route in size]
+    most = max(map(measured.count, measured))
+    everywhere = [route for route in dict.fromkeys(measured) if measured.count(route) == most]
+    return min(everywhere, key=lambda route: sum(size.get(route, 0.0) for size in medians))
+
+
+def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
+    """Returns the rules of all series, without gaps from 0 bytes to any size.
+
+    Rules of a number of ranks hold up to the next that was measured, and beyond the largest. Those
+    of the first class of types hold for the classes that were not measured, too.
+    """
+    rules: list[TuningRule] = []
+    for one in sorted(series, key=lambda one: _is_first_class(one, series)):
+        ranks = _until_next(
+            one.ranks, sorted({other.ranks for other in series if _alike(other, one)})
+        )
+        near = None if one.on_one_node else (one.ranks_per_node, one.ranks_per_node)
+        classes = () if _is_first_class(one, series) else (one.dtype_class,)
+        if one.operation in ONE_ROUTE:
+            path = [choose_one(one.medians)] * len(one.medians)
+        else:
+            path = choose(one.medians, margin)
+        starts = [i for i, route in enumerate(path) if i == 0 or path[i - 1] != route]
+        for start, last in zip(starts, [*starts[1:], None], strict=True):
+            low = 0 if start == 0 else _middle(one.sizes[start - 1], one.sizes[start]) + 1
+            high = math.inf if last is None else _middle(one.sizes[last - 1], one.sizes[last])
+            route, operations = table_route(path[start], one.operation), (one.operation,)
+            bounds = (low, high)
+            rules.append(TuningRule(route, operations, ranks, near, (one.device,), classes, bounds))
+    return rules
+
+
+def margin_of(noise: float) -> float:
+    """Returns the gain below which no route is changed."""
+    return max(LEAST_MARGIN, MARGIN_OF_NOISE * noise)
+
+
+def table_of(rows: Sequence[Row], made: Mapping[str, Any], default: str) -> TuningTable:
+    """Returns the table of measured rows; its points keep all medians."""
+    points = [
+        Point(case, table_route(way, case.operation), seconds)
+        for row in rows
+        for case in [case_of(row)]
+        for way, seconds in measured_routes(row).items()
+    ]
+    rules = rules_of(series_of(rows), margin_of(noise_of(rows)))
+    return TuningTable(rules, Route(default), points, dict(made))
+
+
+def table_route(way: str, operation: str) -> Route:
+    """Returns the route of a measured way: of messages the library's own is ``message``."""
+    route = parse_route(way)
+    if operation == "send" and route.algorithm == OWN:
+        return route._replace(algorithm=MESSAGE)
+    return route
+
+
+def sums(rows: Sequence[Row], table: TuningTable) -> tuple[float, dict[str, float], list[str]]:
+    """Returns what the sweep costs by the table, by each backend alone, and the backends in use.
+
+    A backend that lacks a cell is left out, and so is a cell that lacks the table's route.
+    """
+    mixed, used = 0.0, dict[str, None]()
+    cells: list[dict[str, float]] = []
+    for row in rows:
+        medians, case = measured_routes(row), case_of(row)
+        route = table.route(*case)
+        by_route = {table_route(way, case.operation): s for way, s in medians.items()}
+        if route in by_route:
+            mixed += by_route[route]
+            used[route.backend] = None
+            cells.append(medians)
+    shared = set.intersection(*map(set, cells)) if cells else set()
+    alone = sorted(way for way in shared if ":" not in way)
+    return mixed, {way: sum(cell[way] for cell in cells) for way in alone}, [*used]
+
+
+def _is_first_class(one: Series, series: Sequence[Series]) -> bool:
+    alike = (other for other in series if other[:4] == one[:4])
+    return next(alike).dtype_class == one.dtype_class
+
+
+def _alike(some: Series, other: Series) -> bool:
+    # Whether only their numbers of ranks differ.
+    near = some.on_one_node or some.ranks_per_node == other.ranks_per_node
+    same = (some.operation, *some[3:5]) == (other.operation, *other[3:5])
+    return same and near and some.on_one_node == other.on_one_node
+
+
+def _until_next(ranks: int, counts: Sequence[int]) -> tuple[float, float]:
+    later = [count for count in counts if count > ranks]
+    return 0 if ranks == counts[0] else ranks, later[0] - 1 if later else math.inf
+
+
+def _middle(low: int, high: int) -> int:
+    """Returns the size in the middle of two, as powers of two are counted."""
+    return math.isqrt(low * high)
