@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,18 +40,7 @@ Reference = dict[str, Tensor]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RankAnswer:
-    """What one rank computes: loss (1) or outputs as they are timed, and those on a small image."""
-
-    value: Tensor | None = None
-    small: Tensor | None = None
-    gradients: dict[str, float] = field(default_factory=dict)
-    """The largest error of an element of each gradient that it holds."""
-
-
-@dataclass(frozen=True)
-class Deviation:
+class Deviation(NamedTuple):
     """How far a row is from what one process computes; infinite where nothing came, or NaN."""
 
     value: float
@@ -87,52 +76,53 @@ class FirstStepCheck:
         """
         if not row.checked:
             return None
-        answer, small = RankAnswer(), row.small
+        value = exact = None
+        errors: dict[str, float] = {}
         if runner is not None:
-            answer = RankAnswer(_first_step(runner)[0])
-            if small is not None:
-                twin = peer(small.peer).build(small, self.rank, self.device)
+            value = _first_step(runner)[0]
+            if row.small is not None:
+                twin = peer(row.small.peer).build(row.small, self.rank, self.device)
                 exact, gradients = _first_step(twin)
                 twin.close()
-                expected = self._small_reference(small)
+                expected = self._small_reference(row.small)
                 largest = largest_values(expected)
                 errors = {n: tensor_error(g, expected[n], n, largest) for n, g in gradients.items()}
-                answer = RankAnswer(answer.value, exact, errors)
         answers: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, answer)
+        dist.all_gather_object(answers, (value, exact, errors))
         deviation = None
         if self.rank == 0:
-            deviation = self._deviation(row, answers)
+            deviation = self._deviation(row, *zip(*answers, strict=True))
             log.info("%s: error %.1e, on a small image %.1e, of gradients %.1e", row.name,
                      deviation.value, deviation.exact, deviation.gradient)  # fmt: skip
         dist.barrier()
         return deviation
 
-    def _deviation(self, row: BenchRow, answers: list[RankAnswer]) -> Deviation:
-        expected = self._reference(in_float32(row.config))
+    def _deviation(
+        self,
+        row: BenchRow,
+        values: Sequence[Tensor | None],
+        exact: Sequence[Tensor | None],
+        gradients: Sequence[Mapping[str, float]],
+    ) -> Deviation:
         lower = row.config.precision.name in LOWER
-        value = value_error([a.value for a in answers], value_of(expected), mean_square=lower)
-        value_limit = LOWER_TOLERANCE if lower else VALUE_TOLERANCE
+        expected = value_of(self._reference(in_float32(row.config)))
+        error = value_error(values, expected, mean_square=lower)
+        limit = LOWER_TOLERANCE if lower else VALUE_TOLERANCE
         if row.small is None:
-            return Deviation(value, value_limit=value_limit)
-        expected = self._small_reference(row.small)
-        wanted = [name for name in expected if name.startswith("gradients/")]
-        return Deviation(
-            value,
-            value_error([a.small for a in answers], value_of(expected)),
-            gradient_error(answers, wanted),
-            value_limit,
-            small_limit(row.small),
-        )
+            return Deviation(error, value_limit=limit)
+        small = self._small_reference(row.small)
+        wanted = [name for name in small if name.startswith("gradients/")]
+        errors = value_error(exact, value_of(small)), gradient_error(gradients, wanted)
+        return Deviation(error, *errors, limit, small_limit(row.small))
 
     def _small_reference(self, row: BenchRow) -> Reference:
-        if row.config.precision.name == INT8:
-            key = INT8, *row.config.image, row.config.parallel.pieces
-            if key not in self._references:
-                assert row.plan is not None
-                self._references[key] = quantised_step(row.config, row.plan)
-            return self._references[key]
-        return self._reference(lowest(row.config))
+        if row.config.precision.name != INT8:
+            return self._reference(lowest(row.config))
+        key = INT8, *row.config.image, row.config.parallel.pieces
+        if key not in self._references:
+            assert row.plan is not None
+            self._references[key] = quantised_step(row.config, row.plan)
+        return self._references[key]
 
     def _reference(self, config: RunConfig) -> Reference:
         # What one process answers to the same microbatches.
@@ -150,12 +140,10 @@ def small_limit(row: BenchRow) -> float:
     """
     if row.config.precision.name not in LOWER:
         return EXACT_TOLERANCE
-    assert row.plan is not None or row.config.precision.name != INT8
-    if row.config.precision.name == INT8:
-        assert row.plan is not None
-        return max(float_sums(row.plan).bounds.by_kind.values())
     if row.plan is None:
         return MOST
+    if row.config.precision.name == INT8:
+        return max(float_sums(row.plan).bounds.by_kind.values())
     return min(MOST, 2 * max(bounds_of(row.config, row.plan.graph).by_kind.values()))
 
 
@@ -167,16 +155,16 @@ def value_of(reference: Reference) -> Tensor:
     return torch.cat([t for name, t in reference.items() if name.startswith("output/")])
 
 
-def gradient_error(answers: list[RankAnswer], wanted: list[str]) -> float:
-    """Returns the largest error of all gradients that are wanted; infinite: a rank has none of."""
+def gradient_error(ranks: Sequence[Mapping[str, float]], wanted: Sequence[str]) -> float:
+    """Returns the largest error of all gradients that are wanted; infinite: no rank has one."""
     errors = [0.0]
     for name in wanted:
-        errors += [one.gradients[name] for one in answers if name in one.gradients] or [math.inf]
+        errors += [rank[name] for rank in ranks if name in rank] or [math.inf]
     return max(errors)
 
 
 def value_error(
-    values: list[Tensor | None], expected: Tensor, *, mean_square: bool = False
+    values: Sequence[Tensor | None], expected: Tensor, *, mean_square: bool = False
 ) -> float:
     """Returns the largest error of loss or outputs over the largest expected value.
 
@@ -190,9 +178,10 @@ def value_error(
         return float(tensor.square().mean().sqrt() if mean_square else tensor.abs().max())
 
     pairs = _pairs(parts, expected)
-    error = max((size(part - one) for part, one in pairs), default=math.inf) / (size(expected) or 1)
+    error = max((size(part - right) for part, right in pairs), default=math.inf)
     # NaN compares with nothing, not even in max().
-    return error if all(part.isfinite().all() for part in parts) else math.inf
+    finite = all(part.isfinite().all() for part in parts)
+    return error / (size(expected) or 1) if finite else math.inf
 
 
 def _pairs(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -200,29 +189,28 @@ def _pairs(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]
     if parts and expected.dim() == 1:  # losses: the mean of the replicas counts
         return [(torch.cat(parts).mean().view(1), expected)]
     for replicas in (n for n in range(1, len(parts) + 1) if len(parts) % n == 0):
-        each, wholes = len(parts) // replicas, expected.chunk(replicas)
+        each, batches = len(parts) // replicas, expected.chunk(replicas)
         groups = [parts[first : first + each] for first in range(0, len(parts), each)]
-        pairs = [
-            pair
-            for group, whole in zip(groups, wholes, strict=False)
-            for pair in _tiles_or_copies(group, whole)
-        ]
-        if len(wholes) == replicas and len({id(whole) for _, whole in pairs}) == replicas:
-            return pairs
+        pairs = [_joined(group, batch) for group, batch in zip(groups, batches, strict=False)]
+        if len(batches) == replicas and all(pairs):
+            return [pair for group in pairs for pair in group]
     return []
 
 
-def _tiles_or_copies(parts: list[Tensor], whole: Tensor) -> list[tuple[Tensor, Tensor]]:
-    if all(part.shape == whole.shape for part in parts):
-        return [(part, whole) for part in parts]
-    for cols in (n for n in range(1, len(parts) + 1) if len(parts) % n == 0 and whole.dim() == 4):
+def _joined(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Returns copies of a tensor, or its tiles put together, with it; none: they are neither."""
+    if all(part.shape == expected.shape for part in parts):
+        return [(part, expected) for part in parts]
+    for cols in (
+        n for n in range(1, len(parts) + 1) if len(parts) % n == 0 and expected.dim() == 4
+    ):
         try:
             rows = [torch.cat(parts[n : n + cols], 3) for n in range(0, len(parts), cols)]
             grid = torch.cat(rows, 2)
         except RuntimeError:  # tiles of other heights beside each other
             continue
-        if grid.shape == whole.shape:
-            return [(grid, whole)]
+        if grid.shape == expected.shape:
+            return [(grid, expected)]
     return []
 
 
@@ -230,7 +218,7 @@ def _first_step(runner: Runner) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Runs one step; returns what this rank holds then, on the host, with its gradients."""
     runner.before_step()
     value = runner.step()
-    held = {f"gradients/{name}": p.grad for name, p in runner.parameters.items()}
-    gradients = {name: to_host(grad).clone() for name, grad in held.items() if grad is not None}
+    grads = {f"gradients/{name}": p.grad for name, p in runner.parameters.items()}
+    gradients = {name: to_host(grad).clone() for name, grad in grads.items() if grad is not None}
     runner.after_step()
     return None if value is None else to_host(value), gradients

@@ -14,25 +14,22 @@ from hires.comm import all_gather_stacked, all_reduce_coalesced, barrier, irecv,
 from hires.core.ranks.world import World
 from hires.plan.simulation.machine_calibration import Links
 
-SMALL, LARGE = 256, 1 << 20
-"""Elements of a message whose time is latency, and of one whose time is bandwidth."""
-GRADIENTS = 1 << 22
-"""Elements of a sum of gradients: those of a small network."""
+SMALL, LARGE, GRADIENTS = 256, 1 << 20, 1 << 22
+"""Elements of a message whose time is latency, of one whose time is bandwidth, and of a sum of the
+gradients of a small network."""
 ROUNDS, WARMUP = 60, 10
-"""Of each measurement of a link."""
-MEAN_ROUNDS = 4
-"""Times as many for a mean, since one disturbance lasts for many of them."""
+"""Of each measurement of a link; four times as many for a mean, which one disturbance spoils."""
 IN_A_ROW = 10
 """Exchanges of one sample. Inside a step an exchange takes as long as in the mean, which on a busy
 machine is several times what the fastest one takes."""
 
 
-def measure_links(timeout_s: float, rounds: int = ROUNDS) -> Links:
+def measure_links(timeout_s: float) -> Links:
     """Returns the links of this machine; RunError: a rank failed."""
-    return Links(*run_ranks(f"{__name__}:time_links", 2, timeout_s, rounds, timeout_s))
+    return Links(*run_ranks(f"{__name__}:time_links", 2, timeout_s, timeout_s))
 
 
-def time_links(world: World, rounds: int, timeout_s: float) -> Iterator[list[float]]:
+def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
     """Yields what :class:`Links` holds, as two ranks measure it together."""
     join_world(world, timeout_s)
     group, gradients = make_groups([[0, 1]], 1)[0], torch.zeros(GRADIENTS)
@@ -44,37 +41,32 @@ def time_links(world: World, rounds: int, timeout_s: float) -> Iterator[list[flo
         received.wait()
         sent.wait()
 
-    def gather() -> None:
-        """Gathers as much as a normalisation of many channels needs."""
-        all_gather_stacked(torch.zeros(SMALL), group)
+    def exchanges() -> None:
+        for _ in range(IN_A_ROW):
+            exchange(SMALL)
 
-    small_s = typical(_seconds(lambda: exchange(SMALL), rounds))
-    large_s = typical(_seconds(lambda: exchange(LARGE), rounds))
-    few = max(1, rounds // 4)
-    added_s = typical(_seconds(lambda: all_reduce_coalesced([gradients], group), few))
+    def gathers() -> None:
+        """Gathers as much as a normalisation of many channels needs."""
+        for _ in range(IN_A_ROW):
+            all_gather_stacked(torch.zeros(SMALL), group)
+
+    small_s = typical(_seconds(lambda: exchange(SMALL), ROUNDS))
+    large_s = typical(_seconds(lambda: exchange(LARGE), ROUNDS))
+    sum_s = typical(_seconds(lambda: all_reduce_coalesced([gradients], group), ROUNDS // 4))
+    latency_s, gather_s = (
+        statistics.median(_seconds(run, 4 * ROUNDS)) / IN_A_ROW for run in (exchanges, gathers)
+    )
     bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
     # Two ranks send each other half of the sum, and then the other half.
-    reduce_bytes_per_s = 4 * GRADIENTS / max(added_s - 2 * small_s, 1e-9)
-    latency_s = _mean_s(lambda: exchange(SMALL), rounds)
-    yield [latency_s, bytes_per_s, _mean_s(gather, rounds), reduce_bytes_per_s]
-
-
-def _mean_s(run: Callable[[], object], rounds: int) -> float:
-    """Returns what a call takes among many in a row."""
-
-    def in_a_row() -> None:
-        for _ in range(IN_A_ROW):
-            run()
-
-    return statistics.median(_seconds(in_a_row, MEAN_ROUNDS * rounds)) / IN_A_ROW
+    yield [latency_s, bytes_per_s, gather_s, 4 * GRADIENTS / max(sum_s - 2 * small_s, 1e-9)]
 
 
 def _seconds(run: Callable[[], object], rounds: int) -> list[float]:
     """Returns the seconds of calls that both ranks begin together."""
-    taken = []
+    seconds = []
     for _ in range(WARMUP + rounds):
         barrier()
         begin_s = time.perf_counter()
         run()
-        taken.append(time.perf_counter() - begin_s)
-    return taken[WARMUP:]
+        seconds.append(time.perf_counter() - begin_s)
+    return seconds[WARMUP:]

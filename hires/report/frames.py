@@ -183,7 +183,7 @@ def _machines(run: Run) -> Iterator[tuple[str, int, int | None, int]]:
     by_host: dict[str, list[Row]] = {}
     for rank in dicts(origin.get("ranks")):
         by_host.setdefault(text(rank.get("host"), 60) or host or "?", []).append(rank)
-    if host and not by_host:  # an older record, with the machine of rank 0 only
+    if host and not by_host:  # its ranks could not be read
         by_host[host] = [{}] * (count(run.record.get("world")) or 1)
     for name, ranks in by_host.items():
         lists = [rank.get("cores") for rank in ranks]

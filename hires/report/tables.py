@@ -129,12 +129,10 @@ def _with_agreement(table: Table, runs: Sequence[Run]) -> Table:
 
 
 def done_records(run: Path, most: int) -> list[dict[str, Any]]:
-    """Returns the readable records of the last ``most`` complete attempts; an old run has one."""
+    """Returns the readable records of the last ``most`` complete attempts."""
     attempts = rundir.done_attempts(run)[-most:]
     own = [_read(file_names.attempt_dir(run, attempt)) for attempt in attempts]
-    readable = [record for record in own if record is not None]
-    last = None if readable else _read(run)
-    return [last] if last is not None and last.get("state") == "done" else readable
+    return [record for record in own if record is not None]
 
 
 def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:

@@ -60,7 +60,6 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch):
 
     monkeypatch.setattr(calibrate, "stream_ranks", lambda *_: iter([True]))
     monkeypatch.setattr(calibrate, "run_ranks", fail)
-    monkeypatch.setattr(calibrate, "this_machine", lambda: SimpleNamespace(cores=1))
     with pytest.raises(RunError, match="rank 0 failed"):
         list(calibrate.measure({"config": None, "timeout": 1}, None))
     assert not list(cache.rglob("*.json"))
@@ -124,15 +123,6 @@ def test_nodes_are_timed_at_the_pace_of_their_own_round():
     assert times.medians() == {("a", False): 1.5}
     times.pace_s = [0.1, 0.2, 0.6]  # at the pace of the second round: 2, 2 and 1
     assert times.medians() == {("a", False): pytest.approx(2.0)}
-
-
-def test_load_is_of_the_network_that_the_file_names(tmp_path):
-    file = tmp_path / "turn"
-    numbers = [calibrate.number_in(file)]
-    for text in ("", "3"):  # empty while it is written
-        file.write_text(text)
-        numbers.append(calibrate.number_in(file))
-    assert numbers == [None, None, 3]
 
 
 def test_typical_time_is_the_median_of_the_faster_half():

@@ -50,11 +50,6 @@ def test_each_route_is_within_twice_the_margin_of_the_fastest():
             assert behind <= 2 * margin + 1e-12
 
 
-def test_route_that_lacks_a_size_is_left_there():
-    assert choose([{"shm": 1.0, "mpi": 2.0}, {"mpi": 2.0}], 10.0) == ["mpi", "mpi"]
-    assert choose([{"shm": 1.0}, {"mpi": 2.0}], 10.0) == ["shm", "mpi"]
-
-
 def test_rules_hold_every_size_and_change_between_two_measured_ones():
     rows = [
         row("all_reduce", size, {"shm": 1 if size < 4096 else 9, "mpi:direct": 4})
@@ -83,22 +78,6 @@ def test_operation_without_a_common_size_has_one_route_by_the_sum(operation):
     assert "bytes" not in rule.to_dict()
     mixed, alone, _ = sums(rows, table)
     assert mixed == pytest.approx(alone["gloo"]) == pytest.approx(4.6)
-
-
-def test_table_can_be_written_and_read(tmp_path):
-    rows = [
-        row(name, size, {"shm": 1e-6 * size, "gloo": 1e-4}, ranks)
-        for name in ("latency", "all_reduce", "all_gather_into_tensor", "gather", "barrier")
-        for ranks in (2, 4)
-        for size in ((16, 1024) if name != "barrier" else (16,))
-    ]
-    table = table_of(rows, {"noise": 0.01}, "gloo")
-    table.write(tmp_path / "table.json")
-    same = TuningTable.read(tmp_path / "table.json")
-    assert same.rules == table.rules
-    assert same.points == table.points
-    assert len(same.points) == 2 * sum(len(one["ways"]) for one in rows) // 2
-    assert same.route("send", 2, 2, "cpu", "bytes", 16) == Route("shm", "message")
 
 
 def test_rules_hold_up_to_the_next_number_of_ranks():

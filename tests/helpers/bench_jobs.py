@@ -15,18 +15,13 @@ from hires.core.errors import CommError
 from hires.core.ranks.world import World
 
 
-def add_up(world: World, number: int) -> Iterator[float]:
-    """Yields a number, and the sum of what all ranks add to it."""
+def add_up_and_fail(world: World, number: int) -> Iterator[float]:
+    """Yields a number, and the sum of what all ranks add to it; then the last rank fails."""
     yield float(number)
     join_world(world, 60.0)
     total = torch.tensor([float(number + world.rank)])
     all_reduce(total, group=make_groups([[*range(world.size)]])[0])
     yield float(total)
-
-
-def failing(world: World) -> Iterator[str]:
-    """Yields a word, then fails on the last rank, for which the first waits."""
-    yield "a word"
     if world.rank == world.size - 1:
         raise CommError("rank of no use")
     while True:

@@ -100,20 +100,13 @@ def test_svg_of_the_page_is_sound_and_has_ids_of_its_own(plots):
         assert "currentColor" in text
 
 
-def test_layouts_differ_in_marker_and_hatch_and_titles_in_what_differs():
+def test_layouts_differ_in_marker_and_hatch_and_titles_in_their_words():
     names = ("single", "dp", "lp", "pp", "sp", "gems", "sp+pp", "sp+gems", "sp+lp", "local_dp")
     marks = [style.layout_style(name) for name in names]
     assert len({m.marker for m in marks}) == len({m.hatch for m in marks}) == len(names)
     assert style.layout_style("unheard") == style.layout_style("unheard")
     panels = [["resnet18", "bf16", "batch 4"], ["resnet18", "fp32", "batch 4"]]
     assert set_apart(panels) == ("resnet18, batch 4", ["bf16", "fp32"])
-    text = "default, resnet18, bf16, train, batch 4, model.classes=4"
-    with style.styled(style.COLUMN):
-        _, axes = style.panels(2, 2, 2.0)
-        style.title(axes[0], text)
-    lines = axes[0].get_title(loc="left").split("\n")
-    assert " ".join(lines) == text
-    assert 1 < len(lines) <= 3
 
 
 def placed(folder, source, *ranks):
@@ -138,10 +131,6 @@ def test_machines_and_ranks_that_share_cores_or_accelerators_are_told(tmp_path):
     # Six ranks and the two cores of rank 0's machine looked like six ranks on two cores.
     nodes = [(f"n{n // 2}", [n % 2], None) for n in range(6)]
     assert placed(tmp_path / "c", "rss", *nodes) == "CPU, 2 cores each, 3 machines"
-    crowded = [("n0", [0, 1], None)] * 5 + [("n1", [0, 1, 2, 3], None)]
-    told = "CPU, 2 to 4 cores each, 2 machines; simulated ranks: up to 5 share the cores"
-    assert placed(tmp_path / "d", "rss", *crowded) == told
-    assert placed(tmp_path / "e", "rss", ("n0", "x", 3), ("n0", [[]], [1])).startswith("CPU, 2 ")
     own = [("n0", list(range(8)), str(n)) for n in range(6)]
     assert "share" not in placed(tmp_path / "f", "device", *own)
     shared = placed(tmp_path / "g", "device", *[("n0", list(range(8)), "0,1")] * 6)
@@ -155,21 +144,11 @@ WHAT = {
 """A point as a sweep describes it."""
 
 
-@pytest.mark.parametrize(
-    ("excluded", "caption", "titles"),
-    [
-        ([WHAT | {"image": [128, 256]}], "too large: sp 128x256.", 1),
-        # The word of the network alone stood for the one that ran.
-        (
-            [WHAT | {"model": "unet3_8_x", "image": [96, 64]}, ["x"], None, {"model": "y"}],
-            "too large: sp 96x64",
-            1,
-        ),
-        ([WHAT | {"limit": "20MiB"}, WHAT | {"precision": "bf16"}], "64x64", 2),
-    ],
-)
-def test_excluded_points_are_images_that_are_too_large(tmp_path, excluded, caption, titles):
+def test_excluded_points_are_images_that_are_too_large(tmp_path):
     run = report_run(tmp_path, image=[64, 64])
+    # The word of the network alone stood for the one that ran; a limit has a panel of its own.
+    excluded = [WHAT | {"model": "unet3_8_x", "image": [96, 128]}, ["x"], None, {"model": "y"}]
+    excluded.append(WHAT | {"limit": "20MiB"})
     points = [
         {"overrides": ["a=b"], "reason": "rank 0 needs more [memory.limit]", "what": what}
         for what in excluded
@@ -177,8 +156,8 @@ def test_excluded_points_are_images_that_are_too_large(tmp_path, excluded, capti
     (run.parent / "campaign.json").write_text(json.dumps({"excluded": points}))
     data = PlotData(frames.load([run], [run.parent]))
     [plot] = [p for p in figures.draw(data) if p.name == "largest_image"]
-    assert caption in plot.caption
-    assert len([1 for axis in plot.figure.axes if axis.get_title(loc="left")]) == titles
+    assert "too large: sp 96x128" in plot.caption
+    assert len([1 for axis in plot.figure.axes if axis.get_title(loc="left")]) == 2
 
 
 def test_losses_and_evaluations_are_curves(tmp_path):
@@ -320,20 +299,15 @@ def test_predicted_maps_are_drawn_with_their_classes(tmp_path):
     np.testing.assert_array_equal(one.image, image)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "another shape", "a folder", "huge"])
-def test_damaged_map_is_left_out_with_a_note(tmp_path, damage):
-    whole = np.ones((20, 30), np.uint8)
-    run = predicted_run(tmp_path, [whole, whole], MapKind(whole.shape, np.uint8, "YX", CLASSES))
+def test_damaged_map_is_left_out_with_a_note(tmp_path):
+    values = np.ones((20, 30), np.uint8)
+    run = predicted_run(tmp_path, [values, values], MapKind(values.shape, np.uint8, "YX", CLASSES))
     file = run / "a0" / "predictions" / "0.tif"
-    if damage == "cut off":
-        file.write_bytes(file.read_bytes()[:50])
-    elif damage == "a folder":
-        file.unlink()
-        file.mkdir()
-    else:
-        record = json.loads((run / "record.json").read_text())
-        record["prediction"]["map"]["shape"] = [30, 30] if damage != "huge" else [10**9, 10**9]
-        change(run, **record)
+    file.write_bytes(file.read_bytes()[:50])
     found, notes = read(run)
-    assert len(found) == (1 if damage in ("cut off", "a folder") else 0)
+    assert len(found) == 1
     assert "0.tif" in str(notes[0])
+    record = json.loads((run / "record.json").read_text())
+    record["prediction"]["map"]["shape"] = [10**9, 10**9]  # no memory is reserved for it
+    change(run, **record)
+    assert read(run)[0] == []

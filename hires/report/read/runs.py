@@ -87,11 +87,8 @@ class Run:
 
     @property
     def complete(self) -> list[Attempt]:
-        """The complete attempts; an old run, without records of its attempts, has one."""
-        done = [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
-        if not done and self.record.get("state") == "done":
-            done = [Attempt(self.path, self.shown.number, held={"record": self.record})]
-        return done
+        """The complete attempts."""
+        return [attempt for attempt in self.attempts if attempt.record.get("state") == "done"]
 
     @property
     def repeats(self) -> list[Attempt]:
