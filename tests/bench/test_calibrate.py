@@ -10,6 +10,7 @@ import pytest
 
 from hires.bench import calibrate_machine as calibrate
 from hires.bench import calibration_chains as chains
+from hires.bench import link_times
 from hires.bench.bench_main import run
 from hires.bench.calibration_chains import Chain, chain_config
 from hires.bench.node_times import NodeTimes, typical
@@ -18,7 +19,9 @@ from hires.core.store import provenance
 from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, Sample, kept_file, load_calibration
 from hires.plan.simulation.node_work import NodeWork, family_of
+from tests.helpers.bench_jobs import last_value
 from tests.helpers.calibrations import CALIBRATION
+from tests.helpers.ranks import run_ranks
 
 TINY = {"image": 16, "batch": 2, "words": "c3:8 bn relu save c1:8/2 nearest add"}
 WORK = NodeWork("conv2d", CONV, False, True, "float32", 1e6, 8.0, (1, 1, 1, 9, 1, 1))
@@ -35,9 +38,15 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
+def forked(job, num_ranks, timeout_s, *args):
+    return run_ranks(last_value, num_ranks, job, *args)[0]
+
+
 @pytest.mark.dist
 @pytest.mark.timeout(180)
-def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys):
+def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys, monkeypatch):
+    for module in (calibrate, link_times):  # another start of ranks, and the same jobs
+        monkeypatch.setattr(module, "run_ranks", forked)
     task = {"name": "calibrate", "command": "hires doctor --calibrate", "config": None}
     task |= {"seconds": 0.1, "timeout": 150, "out": "", "json": True}
     assert run(task, calibrate) == 0
@@ -58,7 +67,7 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch):
     def fail(*_):
         raise RunError("rank 0 failed")
 
-    monkeypatch.setattr(calibrate, "stream_ranks", lambda *_: iter([True]))
+    monkeypatch.setattr(calibrate, "stream_ranks", lambda *_: (n for n in [True]))
     monkeypatch.setattr(calibrate, "run_ranks", fail)
     with pytest.raises(RunError, match="rank 0 failed"):
         list(calibrate.measure({"config": None, "timeout": 1}, None))

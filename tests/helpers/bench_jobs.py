@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hires.bench.start_ranks import join_world
-from hires.comm import all_reduce, make_groups
+from hires.comm import all_reduce, barrier, make_groups, shutdown
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 
@@ -33,3 +35,13 @@ def sleep(world: World, folder: str) -> Iterator[None]:
     Path(folder, f"{world.rank}.pid").write_text(str(os.getpid()))
     time.sleep(600)
     yield None
+
+
+def last_value(world: World, job: str, *args: Any) -> Any:
+    """Returns the last value of a benchmark's job ``module:function``, on a rank."""
+    torch.set_num_threads(1)
+    module, _, name = job.partition(":")
+    *_, value = getattr(import_module(module), name)(world, *args)
+    barrier()
+    shutdown()
+    return value

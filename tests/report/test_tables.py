@@ -17,16 +17,13 @@ from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import frames, tables
 from hires.report.columns import (
-    ACCURACY,
     MEMORY,
-    PREDICTION,
     SPEED,
     Column,
     Table,
     keys,
     memory_rows,
     safe_csv,
-    values,
 )
 from hires.report.summaries import encoded, latex_text, markdown_text, summaries
 from tests.helpers.report_runs import sized_campaign
@@ -87,19 +84,6 @@ def test_tables_of_a_run_are_these():
     entries = [{"tile": [0, 2]}, {"tile": [[1, 0], None]}, {"tile": [None, None]}]
     tiles = [row["tile"] for row in memory_rows({"memory": entries})]
     assert tiles == ["0 / 2", "1,0 / none", None]  # in both directions
-
-
-def test_evaluations_and_predictions_have_columns_of_their_own():
-    found = {"mean_iou": 0.5, "mean_iou_ci95": [0.4, 0.625], "psnr": 31.5, "psnr_ci95": None}
-    row = values(ACCURACY, {"evaluation": found})
-    assert [row[f"mean_iou{end}"] for end in ("", "_low", "_high")] == [0.5, 0.4, 0.625]
-    assert [row[f"psnr{end}"] for end in ("", "_low", "_high")] == [31.5, None, None]
-    predicted = {"throughput": {"step_s": {"median": 6.0}}, "images_per_step": 2}
-    predicted |= {"image": [1000, 1500]}
-    assert values(PREDICTION, predicted)["s_per_mp"] == 2.0
-    for key in predicted:
-        rest = {name: value for name, value in predicted.items() if name != key}
-        assert values(PREDICTION, rest)["s_per_mp"] is None
 
 
 def test_tables_are_written_for_runs_that_are_done_only(tmp_path, capsys):
