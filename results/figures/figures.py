@@ -1,8 +1,8 @@
 """Puts predicted and measured points of a published figure beside the numbers of its text.
 
-    python results/figures/figures.py 2.4                            predicted at the published sizes
-    hires sweep experiment=fig2.4 model.n=1 image=64,96,128 batch=2  what this machine can measure
-    python results/figures/figures.py 2.4 results/fig2.4 --out DIR   and beside them
+    python results/figures/figures.py 2.4                           predicted at published sizes
+    hires sweep experiment=fig2.4 model.n=1 image=64,96,128 batch=2 what this machine can measure
+    python results/figures/figures.py 2.4 results/fig2.4 --out DIR  and beside them
     python results/figures/figures.py table2.2 results/table2.2      accuracies beside Table 2.2
 
 Every point of ``conf/experiment`` is planned on one A100 of 40 GB for each rank, and simulated on
@@ -181,7 +181,8 @@ def main() -> None:
     points = with_ratios(pd.DataFrame(rows).query(figure.get("keep", "ranks > 0")))
     beside = compared(args.figure, points)
     print(f"Figure {args.figure}: {figure['title']}\n")
-    print(points.round(2).to_string(index=False), beside.round(2).to_string(index=False), sep="\n\n")
+    for table in (points, beside):
+        print(table.round(2).to_string(index=False), end="\n\n")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         points.to_csv(args.out / f"figure{args.figure}.csv", index=False)
