@@ -104,7 +104,7 @@ def observer_lines(config: RunConfig, scales: Scales, calibrated: Graph) -> list
     better = scales.min_max_noise.keys() & scales.noise.keys()
     if better:
         named, quant = kept_by_name(calibrated, config), config.quant
-        roundings = Roundings(calibrated, scales.values, named, quant.weights, quant.linear)
+        roundings = Roundings(calibrated, scales.values, named, quant.linear)
         better &= roundings.keeping(scales.kept).values.keys()
     if not better:
         return []
@@ -169,8 +169,7 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
         checkpoint=CheckpointConfig(resume="never"),
         engine=dataclasses.replace(config.engine, compile="off"),
         quant=QuantConfig(
-            # Ranges depend on neither of these, which layers are kept does.
-            weights=QuantConfig.weights if quant.auto is None else quant.weights,
+            # Ranges do not depend on it, which layers are kept does.
             linear=QuantConfig.linear if quant.auto is None else quant.linear,
             keep=quant.keep,
             observer=quant.observer,

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
@@ -40,10 +39,8 @@ from hires.plan.search.advice import ranks_offered
 from hires.plan.search.candidates import GivenKeys
 from hires.plan.search.choice import DECIDED, Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
-from hires.plan.simulation.calibrated_device import Factors
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import MachineModel, machine_of
-from hires.plan.simulation.run_factors import refined
 from hires.quant.scales import scales_of
 
 STEP = 32
@@ -154,7 +151,7 @@ class LayoutSearch:
         facts = [deciding(config), ranks, given_values(config, self.words).values]
         facts += [objective, budget_s]
         facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
-        facts += [machine.factors, machine.cores, plain(machine.device)]
+        facts += [machine.cores, plain(machine.device)]
         facts += [machine.calibration.changed if machine.calibration else "", table_digest(config)]
         facts.append(module_digest(config.loss.target) if config.loss.target else "")
         scales = scales_of(scaled) if scaled.precision.name == INT8 else None
@@ -282,15 +279,7 @@ class LayoutSearch:
 
     def machine(self, config: RunConfig) -> MachineModel:
         """Returns the machine that the config is for; ConfigError: a cluster without numbers."""
-        calibration = calibration_or_defaults()
-        machine = machine_of(config, calibration)
-        if machine.calibration is None or not calibration.is_measured:
-            return machine
-        factors = refined(calibration, config, Path(config.results))
-        if factors == Factors():
-            return machine
-        source = f"{machine.source}, and runs of this network in {config.results}"
-        return dataclasses.replace(machine, factors=factors, source=source)
+        return machine_of(config, calibration_or_defaults())
 
     def _graphs(self, config: RunConfig) -> Callable[[int], Graph]:
         """Returns what gives the graph of a microbatch of so many samples.

@@ -17,7 +17,6 @@ VERBS = {
     "run": "run an experiment and print its throughput and memory",
     "sweep": "run every combination of several values of some keys, or a stored sweep",
     "plan": "show what each rank computes and sends, without running it",
-    "explore": "run a small program of messages over all interleavings of its ranks",
     "quantize": "find the scales of precision=int8 on images of the data, and write them",
     "verify": "compare a layout with one process on the same microbatches, in float64",
     "show": "print the tables or the time line of a run",

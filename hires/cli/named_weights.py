@@ -14,7 +14,7 @@ from hires.core.store import file_names, records, rundir
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.core.store.reading import text
-from hires.plan.search.layout_search import written
+from hires.plan.search.change import written
 from hires.quant.origin import TRAINING, WEIGHTS, origin_config
 from hires.quant.scales import stored_scales
 

@@ -42,13 +42,11 @@ from hires.plan.checks import check_colours, has_weights
 from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
 from hires.plan.memory import Room, rooms_of
-from hires.plan.partition import layer_starts
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
-from hires.plan.search.advice import fewer_on_a_node, offered, would_fit
-from hires.plan.search.layout_search import DEADLINE_S, Budget
+from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
 from hires.plan.validation import add_validation, evaluation_of, with_evaluations
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
@@ -113,14 +111,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Returns the plan of a config, with all findings.
 
         The config is one of :func:`hires.cli.data_keys.with_classes`.
-        With ``memory`` the memory of every rank is predicted and compared with what there is; a
-        plan that does not fit comes with the changes that would. ConfigError: the network cannot be
-        built or traced, or ``checkpoint.resume`` names nothing that the run can go on with.
+        With ``memory`` the memory of every rank is predicted and compared with what there is; what
+        does not fit is an error. ConfigError: the network cannot be built or traced, or
+        ``checkpoint.resume`` names nothing that the run can go on with.
         """
-        budget = Budget()  # tracing and planning count: the answer is to come in time
         plan = self._planned(config)
         if memory:
-            self.add_memory(config, plan, budget)
+            self.add_memory(config, plan)
             plan.findings += [*check_colours(config), *_data_findings(config)]
         print_activity("")
         return plan
@@ -166,11 +163,11 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         )
         return self._plans[key]
 
-    def add_memory(self, config: RunConfig, plan: Plan, budget: Budget | None = None) -> None:
+    def add_memory(self, config: RunConfig, plan: Plan) -> None:
         """Adds the memory of every rank to a plan, and an error if it does not fit.
 
-        With a budget the error holds the changes that would. A step that a rank cannot run is an
-        error, too; a prediction that fails for another reason is a warning.
+        A step that a rank cannot run is an error, too; a prediction that fails for another reason
+        is a warning.
         """
         if not plan.ok:
             return
@@ -196,31 +193,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         shortage = room.shortage(config, plan)
         if shortage is None:
             return
-        if budget is None:
-            plan.findings.append(Finding("error", "memory.limit", shortage))
-            return
-        print_activity("looking for what would fit ...")
-        # A quarter of the time is left for the search, however long the plan itself took.
-        budget.deadline_s = max(budget.deadline_s, time.monotonic() + DEADLINE_S / 4)
-
-        graph = self.traced(config)  # that of the plan holds the conversions of its layout
-
-        def predicted(changed: RunConfig) -> Plan | None:
-            with contextlib.suppress(HiresError):  # a change that makes no sense here
-                other = make_plan(changed, self.traced(changed))
-                if other.ok:
-                    other.memory = self.rehearsed(changed, other)
-                    return other
-            return None
-
-        plan.findings.append(would_fit(config, shortage, graph, predicted, budget))
+        text = f"{shortage}; {other_layouts(config)}"
+        plan.findings.append(Finding("error", "memory.limit", text))
 
     def _planned(self, config: RunConfig) -> Plan:
         self._check_begin(config)
         graph = self.traced(config)
-        plan = make_plan(
-            config, graph, offered(config, len(layer_starts(rewritten(config, graph))))
-        )
+        plan = make_plan(config, graph, offered(config))
         add_validation(config, plan, self.traced)
         return plan
 

@@ -7,7 +7,7 @@
 An operator in 8 bits rounds its weights, what it reads, and its value: a join of a large map and a
 small one may be the worst, and only its readers in float, too, read it unrounded. Every error is
 measured on the first batch, in the run's own layout, as a share of the output's power. For the
-first two, weights are rounded as ``quant.weights`` stores them; what one operator alone reads is
+first two, weights are rounded; what one operator alone reads is
 rounded for its other readers, too. Weights of norms, and the sum of a layer before a table, are
 rounded in the last step only.
 """
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hires.core.config.quant_config import INT4, noise_bound
+from hires.core.config.quant_config import noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.engine.build import RankEngine
@@ -38,7 +38,7 @@ from hires.engine.calibration_values import (
 )
 from hires.engine.int8_error import Int8Error, traced_for_int8
 from hires.engine.loader import Data
-from hires.engine.quantized_tensors import PACKED, WEIGHT_RECIPE, rounded_weight
+from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.parallel.context import Context
 from hires.plan.graph import Graph, describe
 from hires.plan.passes.int8_roundings import NOTHING, Rounding, Roundings
@@ -70,15 +70,13 @@ def kept_layers(config: RunConfig, engine: RankEngine, source: Data, scales: Sca
     graph = rewritten(config, traced)
     named = kept_by_name(graph, config)
     try:
-        roundings = Roundings(graph, scales.values, named, quant.weights, quant.linear)
+        roundings = Roundings(graph, scales.values, named, quant.linear)
     except ConfigError as error:  # as the quantised run will say
         log.warning("quant.auto cannot choose: %s", error)
         return AutoChoice({}, {}, {})
     measure = OutputError(config, engine, source, graph)
     alone = {node.name: measure(roundings.alone(node)) for node in roundings.operators}
-    log.info(
-        "all in 8 bits, weights in %s: %s", quant.weights, _text(measure(roundings.keeping({})))
-    )
+    log.info("all in 8 bits: %s", _text(measure(roundings.keeping({}))))
     worst = sorted(alone, key=lambda name: -alone[name])
     for name in worst:
         log.info("%s alone: %s", describe(graph.by_name[name]), _text(alone[name]))
@@ -158,7 +156,6 @@ class OutputError:
         self._config, self._engine, self._source = config, engine, source
         self._graph = graph
         self._tensors = {**engine.tensors, **engine.derived.tensors}
-        self._make = PACKED if config.quant.weights == INT4 else WEIGHT_RECIPE
         self.exact = self._outputs(NOTHING)
         """This rank's own parts of the outputs without any rounding."""
 
@@ -188,7 +185,7 @@ class OutputError:
             if weight in self._tensors and weight not in exact:  # else of another rank, or computed
                 held = self._tensors[weight]
                 exact[weight] = held.detach().clone()
-                held.data.copy_(rounded_weight({"make": self._make, **weight_form(node)}, held))
+                held.data.copy_(rounded_weight({"make": WEIGHT_RECIPE, **weight_form(node)}, held))
         self._pack()
         try:
             yield

@@ -1,7 +1,4 @@
-"""Writes the file of a quantised network: every tensor that its nodes read, by name.
-
-Weights that are unpacked at the start of a rank are there in 4 bits.
-"""
+"""Writes the file of a quantised network: every tensor that its nodes read, by name."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-
-import torch
 
 from hires.core.config.run_config import RunConfig
 from hires.engine import tensorfile
@@ -21,7 +16,7 @@ from hires.engine.device import HOST
 from hires.engine.finite_tensors import look_of
 from hires.engine.loader import image_dtype
 from hires.engine.network_files import whole_file
-from hires.engine.quantized_tensors import ROUNDS, rounded_weight
+from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
@@ -32,10 +27,9 @@ from hires.quant.scales import MARK
 def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dict[str, Any]:
     """Writes a file that is there as a whole or not at all; returns the bytes of its tensors.
 
-    ``noise_db`` is the signal over the noise that rounding adds to each layer's weights, and
-    ``packed`` says how many of them have 4 bits. ``plan`` is of one process, ``mark`` that of the
-    scales beside the file (``Scales.mark``). RunError: the file
-    cannot be written, or the weights not be read.
+    ``weight_noise_db`` is the signal over the noise that rounding adds to each layer's weights.
+    ``plan`` is of one process, ``mark`` that of the scales beside the file (``Scales.mark``).
+    RunError: the file cannot be written, or the weights not be read.
     """
     context = cast(Context, SimpleNamespace(plan=plan, stage=plan.stages[0], device=HOST))
     tensors = filled_tensors(config, [context])
@@ -52,8 +46,7 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
         tensorfile.write(hidden, held, {MARK: mark})
     after = sum(tensor.nbytes for tensor in held.values())
     noise = _weight_noise(plan.graph, derived, held)
-    packed = sum(tensor.dtype == torch.uint8 for tensor in held.values())
-    return {"bytes": after, "float_bytes": before, "weight_noise_db": noise, "packed": packed}
+    return {"bytes": after, "float_bytes": before, "weight_noise_db": noise}
 
 
 def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:
@@ -61,7 +54,7 @@ def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) ->
     noise = {}
     for name in held:
         recipe = graph.params[name].recipe or {}
-        if recipe.get("make") in ROUNDS:
+        if recipe.get("make") == WEIGHT_RECIPE:
             weight = derived.made(recipe["params"][0]).double()
             error = rounded_weight(recipe, weight) - weight
             powers = (float(one.square().sum()) for one in (weight, error))

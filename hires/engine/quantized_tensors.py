@@ -4,9 +4,6 @@
             -> multiplier   s_in * scale / s_out
     bias    -> offset       bias / s_out + z_out - z_in * multiplier * sum(its integers)
 
-Of ``quant.weights=int4``, ``packed_weight`` is what the file holds, and the integers are unpacked
-from it (:mod:`hires.quant.packed_weights`).
-
 So a layer is sum(integers * x_q) * multiplier + offset. The s and z of its input and output stand
 in the recipes, as ``factor`` (s_in / s_out), ``bias_factor`` (1 / s_out), ``add`` and
 ``zero_point``.
@@ -22,19 +19,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
-from hires.core.errors import RunError
 from hires.engine.derived_tensors import RECIPES, norm_scale, row_pieces
-from hires.plan.passes.int8_tensors import UNPACKED
-from hires.quant.affine import packs
-from hires.quant.packed_weights import pack, require_packed, unpack
 
 LARGEST = 127
 """Of a weight; -128 would make the range uneven."""
-WEIGHT_RECIPE, PACKED = "quantized_weight", "packed_weight"
-ROUNDS = (WEIGHT_RECIPE, PACKED)
-"""Recipes that round a float weight."""
+WEIGHT_RECIPE = "quantized_weight"
+"""The recipe that rounds a float weight."""
 
 
 @RECIPES.register("quantized_scale")
@@ -56,33 +47,13 @@ def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     return numbers
 
 
-@RECIPES.register(PACKED)
-def packed_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    """Returns the integers of a weight in 4 bits, uint8: (K, bytes of a channel)."""
-    return pack(quantized_weight(recipe, tensors))
-
-
-@RECIPES.register(UNPACKED)
-def _unpacked_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-    try:
-        if not is_fake(tensors[0]):  # a rehearsal has no numbers that could be wrong
-            require_packed(tensors[0], recipe["shape"])
-        return unpack(tensors[0], recipe["shape"])
-    except ValueError as error:  # only a file that another program wrote
-        name = recipe["params"][0]
-        raise RunError(f"{name}: {error}; make the file again with `hires quantize`") from None
-
-
 def rounded_weight(recipe: dict[str, Any], weight: Tensor) -> Tensor:
     """Returns a float weight after rounding, in float64 and in its own shape.
 
-    ``recipe`` is that of the integers in 8 bits, or of those that are packed into 4 bits; of the
-    latter, channels that are too short for it keep 8 bits.
+    ``recipe`` is that of its integers.
     """
     scales = _scales(recipe, _weight(recipe, weight))
     numbers = quantized_weight(recipe, [weight, scales.flatten()])
-    if recipe["make"] == PACKED and packs(numbers[0].numel()):
-        numbers = unpack(pack(numbers), list(numbers.shape))
     real = numbers * scales
     if "stride" not in recipe:
         return real.view(weight.shape)

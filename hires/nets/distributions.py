@@ -2,7 +2,7 @@
 
     numbers(shape, type, finish, device)      one even number u for each place, or finish(u)
 
-Bell curves, waiting times, counts ... are the inverse of their distribution at u, so that each
+Bell curves and waiting times are the inverse of their distribution at u, so that each
 follows from its place alone (:mod:`hires.nets.random_draws`).
 
 Source:
@@ -11,7 +11,6 @@ Source:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,15 +129,6 @@ def _normal(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
     )
 
 
-def _inverse(quantile: Callable[[Tensor, Arguments], Tensor]) -> Callable[..., Tensor]:
-    def draw(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
-        out = _output(func, args["self"])
-        made = numbers(out.shape, out.dtype, lambda u: quantile(u, args), HOST)
-        return out.copy_(made)
-
-    return draw
-
-
 def _exponential(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
     # Never 0, because a Gumbel number is its logarithm.
     out = _output(func, args["self"])
@@ -148,53 +138,6 @@ def _exponential(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
         return torch.log1p(-u).neg_().div_(args.get("lambd", 1.0)).clamp_(min=least)
 
     return out.copy_(numbers(out.shape, out.dtype, finish, HOST))
-
-
-def _log_normal(u: Tensor, args: Arguments) -> Tensor:
-    return torch.exp(_bell(u) * args.get("std", 2.0) + args.get("mean", 1.0))
-
-
-def _cauchy(u: Tensor, args: Arguments) -> Tensor:
-    wide: float = args.get("sigma", 1.0)
-    middle: float = args.get("median", 0.0)
-    return torch.tan(math.pi * (u - 0.5)) * wide + middle
-
-
-def _geometric(u: Tensor, args: Arguments) -> Tensor:
-    # Trials up to the first success: P(more than k) = (1 - p)^k.
-    if args["p"] == 1:
-        return torch.ones_like(u)
-    return torch.log1p(-u).div_(math.log1p(-args["p"])).floor_() + 1
-
-
-def _poisson(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
-    # The smallest k with P(at most k) > u, by bisection:
-    #
-    #     P   0 ....... <= u ........ | ........ > u ......... 1
-    #         -1  low                 k                high
-    x: Tensor = args["self"]
-    rate, u = x.double(), _even(numbers, x.shape, x.device)
-    low = torch.full_like(rate, -1.0)
-    high = (rate + 12 * rate.sqrt() + 40).ceil()  # P(more) is below the step of u
-    steps = int(high.max()).bit_length() + 1 if high.numel() else 0
-    for _ in range(steps):
-        middle = ((low + high) / 2).floor()
-        above = torch.special.gammaincc(middle.clamp(min=0) + 1, rate) > u
-        above &= middle >= 0
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    return high.to(x.dtype)
-
-
-def _choice(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
-    # multinomial: rows of weights -> indices. Without replacement the shortest waiting times.
-    weights, count = args["self"].double(), args["num_samples"]
-    if args.get("replacement"):
-        total = weights.cumsum(-1)
-        u = _even(numbers, [*weights.shape[:-1], count], weights.device)
-        found = torch.searchsorted(total, u * total[..., -1:], right=True)
-        return found.clamp_(max=weights.shape[-1] - 1)
-    waits = torch.log1p(-_even(numbers, weights.shape, weights.device)).neg_().clamp_(min=2.0**-54)
-    return torch.topk(weights / waits, count, -1).indices
 
 
 def _bell_of(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
@@ -244,14 +187,6 @@ _DRAWN: dict[Any, Draw] = {
     _aten.normal_functional: _normal,
     _aten.normal_: _normal,
     _aten.normal: _bell_of,
-    _aten.log_normal: _inverse(_log_normal),
-    _aten.log_normal_: _inverse(_log_normal),
-    _aten.cauchy: _inverse(_cauchy),
-    _aten.cauchy_: _inverse(_cauchy),
-    _aten.geometric: _inverse(_geometric),
-    _aten.geometric_: _inverse(_geometric),
-    _aten.poisson: _poisson,
-    _aten.multinomial: _choice,
 }
 
 DRAWN: dict[Any, Draw] = {

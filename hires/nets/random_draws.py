@@ -44,7 +44,7 @@ Places = Sequence[range]
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives operators their random numbers while it is active.
 
-    Those that :mod:`hires.nets.distributions` lacks, as binomial numbers, come from a generator of
+    Those that :mod:`hires.nets.distributions` lacks, as Poisson numbers, come from a generator of
     the microbatch's own: the same on all ranks that compute the whole value.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,8 @@ from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size, size
-from hires.plan.event import BYTES
-from hires.plan.graph import Graph
 from hires.plan.hardware import CUDA, device_of, gpus_of_node, ranks_of_node
-from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 
 LIBRARIES_BYTES = 320 * 2**20
@@ -75,14 +70,9 @@ class RankMemory:
         return {**dataclasses.asdict(self), **sums}
 
 
-def device_bytes(entry: dict[str, int]) -> int:
-    """Returns what a step of a rank of ``plan.memory`` needs; an older plan has tensors alone."""
-    return entry.get("device_bytes", entry["peak_bytes"])
-
-
 def needed_bytes(entry: dict[str, int]) -> int:
     """Returns what a rank of ``plan.memory`` needs, in a step or at its start."""
-    return max(device_bytes(entry), entry.get("start_bytes", 0))
+    return max(entry["device_bytes"], entry["start_bytes"])
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,7 @@ class Room:
                 need = sum(peaks[rank % len(peaks)] + self.libraries_bytes for rank in ranks)
                 # Each page of the backends' memory is touched by two ranks at the least.
                 entries = (plan.memory[rank % len(peaks)] for rank in ranks)
-                need -= sum(one.get("shm_bytes", 0) for one in entries) // 2
+                need -= sum(one["shm_bytes"] for one in entries) // 2
                 needs.append(NodeNeed(ranks, need))
             first += count
         return needs
@@ -176,7 +166,7 @@ class Room:
         return f"{many}{most}, which is more than {has}"
 
     def _own_bytes(self, entry: dict[str, int]) -> int:
-        return entry.get("host_bytes", 0) if self.beside_gpus else needed_bytes(entry)
+        return entry["host_bytes"] if self.beside_gpus else needed_bytes(entry)
 
 
 class NodeNeed(NamedTuple):
@@ -241,29 +231,3 @@ def free_bytes() -> int | None:
             most = int((one / "memory.max").read_text())
             sizes.append(most - int((one / "memory.current").read_text()))
     return min(sizes, default=None)
-
-
-def least_bytes(config: RunConfig, graph: Graph) -> int:
-    """Returns bytes that the ranks of one replica need together at the least.
-
-    A bound that needs no plan: the parameters, and for one microbatch the images that weights are
-    multiplied with, which training keeps; recomputation and inference keep the largest alone. The
-    config's microbatches may differ in size from those of the graph.
-    """
-    training = config.task.name == "train"
-    samples = max(1, config.batch // config.parallel.pieces)
-    read = {}
-    for node in graph.nodes:
-        weights = any(len(graph.params[name].shape) > 1 for name in node.params)
-        learns = any(graph.params[name].trainable for name in node.params) or not training
-        if facts_of(node.kind).multiplies and weights and learns:
-            read[node.inputs[0]] = math.prod(graph.shape(node.inputs[0]))
-    kept = sum(read.values()) if training and config.memory.checkpoint == "none" else 0
-    numbers = max(kept, *read.values(), 0, 0) * samples // graph.input_shape[0]
-    width = BYTES[PRECISIONS[config.precision.name]]
-    # Training keeps the optimiser's state too, unless replicas divide it, and both in single
-    # precision at the least.
-    copies = 1 if config.optimizer.shard else 1 + config.optimizer.num_states
-    each = copies * max(width, 4) if training else width
-    params = sum(p.num_elements for p in graph.params.values() if p.trainable or not training)
-    return numbers * width + params * each

@@ -342,9 +342,8 @@ class Plan:
                 f"plan.json has schema {values.get('schema')!r}, this hires reads {SCHEMA}; "
                 f"make the run again"
             )
-        # An older hires wrote fewer facts; what it left out has its default.
-        kept = {f.name: values[f.name] for f in dataclasses.fields(Plan) if f.name in values}
         try:
+            kept = {field.name: values[field.name] for field in dataclasses.fields(Plan)}
             kept["graph"] = Graph.from_dict(values["graph"])
             stages = values["stages"]
             kept["stages"] = [

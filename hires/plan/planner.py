@@ -18,7 +18,7 @@ from hires.plan.layout import connect, edges_of
 from hires.plan.message_routes import choose_routes
 from hires.plan.norm_levels import with_norms_together
 from hires.plan.partition import add_segments, layer_starts, partition
-from hires.plan.passes.rewriting import rewritten, rewritten_stages
+from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import CommOp, Finding, Plan, Stage
 from hires.plan.proof.prove import verify
 from hires.plan.route_choice import check_table, choice_of, facts_of_table
@@ -76,7 +76,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     uncut = checks.check_cuts(parallel, graph)
     plan.findings += uncut
     if not uncut:
-        graph, stages = _stages(config, graph)
+        stages = _stages(config, graph)
         if possible:
             plan.graph, plan.stages = graph, stages
             make = SCHEDULES[parallel.schedule] if plan.training else forward_only
@@ -114,13 +114,11 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     return plan
 
 
-def _stages(config: RunConfig, graph: Graph) -> tuple[Graph, list[Stage]]:
+def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
     cuts = [*zip(config.parallel.grids, config.parallel.shards, strict=True)]
     num_ranks = [rows * cols * shards for (rows, cols), shards in cuts]
     bounds = partition(graph, num_ranks, config.parallel.balance, config.task.name == "train")
     starts = layer_starts(graph)
-    layers = [sum(a <= start < b for start in starts) for a, b in itertools.pairwise(bounds)]
-    graph, bounds = rewritten_stages(config, graph, bounds)
     stages: list[Stage] = []
     for index, (first, last) in enumerate(itertools.pairwise(bounds)):
         nodes = graph.nodes[first:last]
@@ -133,11 +131,11 @@ def _stages(config: RunConfig, graph: Graph) -> tuple[Graph, list[Stage]]:
             tiles,
             sum(num_ranks[:index]),
             shards,
-            num_layers=layers[index],
+            num_layers=sum(first <= start < last for start in starts),
             first_layer=nodes[0].name,
             last_layer=nodes[-1].name,
             flops=sum(node.flops for node in nodes),
             params=sum(param.num_elements for param in used if param.trainable),
         )
         stages.append(stage)
-    return graph, stages
+    return stages

@@ -1,4 +1,4 @@
-r"""Maps real numbers to integers of a few bits and back (equations 2.1 to 2.3 of the thesis).
+r"""Maps real numbers to 8-bit integers and back (equations 2.1 to 2.3 of the thesis).
 
     s = (2^b - 1) / (beta - alpha)                                       (2.1)
     z = -round(alpha * s) - 2^(b-1)                                      (2.2)
@@ -14,8 +14,7 @@ files have it:
 
 Activations are unsigned, as oneDNN multiplies u8 by s8; every integer is 128 above its signed one,
 so differences to the zero point are the same. Ranges contain 0: padding is exact. Weights are
-signed and symmetric, z = 0, from -127 on, with a scale for each output channel. Weights that are
-stored in 4 bits are such integers, too (:mod:`hires.quant.packed_weights`).
+signed and symmetric, z = 0, from -127 on, with a scale for each output channel.
 
 Source:
     Gulhane, "Accelerated and memory-efficient distributed deep learning", thesis, section 2.3.1.
@@ -33,8 +32,6 @@ MOST_PRODUCTS = (2**31 - 1) // (255 * 127)
 """Products of an activation and a weight of which 32 bits hold any sum."""
 FACTOR_LIMIT = 2.0**97
 """Of factors and offsets of integers: times any sum of 32 bits they are numbers of fp32."""
-GROUP = 64
-"""Neighbouring weights of a channel that share a step when they are stored in 4 bits."""
 
 
 class Affine(NamedTuple):
@@ -71,13 +68,3 @@ def affine_of(low: float, high: float) -> Affine:
     """Returns how unsigned 8-bit integers stand for a range of activations."""
     scale, zero_point = signed_affine(low, high)
     return Affine(scale, zero_point + 2 ** (BITS - 1))
-
-
-def packs(numbers: int) -> bool:
-    """Whether a channel of so many weights is stored in 4 bits: fewer would save nothing."""
-    return numbers >= GROUP
-
-
-def packed_bytes(numbers: int) -> int:
-    """Returns the bytes of a channel's weights in 4 bits: two in each, then a step for a group."""
-    return -(-numbers // 2) + -(-numbers // GROUP)

@@ -4,7 +4,7 @@
                "training": {the same keys, of the run that trained the weights},
                "weights": "/home/me/results/default/RUN/best"}
 
-No number of the network depends on it. Files of an older hires have none.
+No number of the network depends on it.
 """
 
 from __future__ import annotations

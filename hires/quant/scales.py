@@ -4,11 +4,10 @@
                          "images": 256, "values": {value: [scale, zero point]},
                          "ranges": {value: [low, high]},
                          "kept": {node: reason}, "noise": {value: dB},
-                         "weights": digest of FILE.safetensors, "weight_type": "int8" or "int4",
-                         "linear": "static" or "dynamic",
+                         "weights": digest of FILE.safetensors, "linear": "static" or "dynamic",
                          "auto": {"asked_db", "signal_db", "images", "operators"},
                          "alone": {node: dB}, both of quant.auto only,
-                         "origin": its images (hires.quant.origin), not of an older hires,
+                         "origin": its images (hires.quant.origin),
                          "min_max_noise": {value: dB}, where it is much more than "noise"}
     FILE.safetensors    the quantised weights, beside it
 
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.quant_config import DYNAMIC, INT4, LINEAR, STATIC, WEIGHTS
+from hires.core.config.quant_config import DYNAMIC, LINEAR, STATIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE
 from hires.core.errors import ConfigError
@@ -43,7 +42,7 @@ from hires.quant.origin import checked_origin
 
 VERSION = 1
 SUFFIX = ".json"
-_WEIGHT_ENDS = (":weight8", ":weight4")
+_WEIGHT_END = ":weight8"
 """How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
 _MOST_BYTES = 64 * MIB
 MARK = "hires.scales"
@@ -76,8 +75,6 @@ class Scales:
     scales alone."""
     source: str = ""
     """Digest of what decides them (:func:`calibration_key`)."""
-    weight_type: str = INT8
-    """In which type that file holds weights: int8 or int4."""
     linear: str = STATIC
     """For which linear layers it holds tensors: with static or dynamic scales of their input."""
     auto: Mapping[str, float] = field(default_factory=dict)
@@ -89,7 +86,7 @@ class Scales:
     those that add no noise, or after which the output is not finite."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Which images they were calibrated on, and what the weights came from
-    (:mod:`hires.quant.origin`); empty: a file of an older hires."""
+    (:mod:`hires.quant.origin`)."""
     min_max_noise: Mapping[str, float] = field(default_factory=dict)
     """What :attr:`noise` would be with the observer min_max, of values that lose much by theirs."""
 
@@ -106,13 +103,12 @@ class Scales:
             "kept": dict(self.kept),
             "noise": dict(self.noise),
             "weights": self.weights,
-            "weight_type": self.weight_type,
             "linear": self.linear,
+            "auto": dict(self.auto),
+            "alone": dict(self.alone),
+            "origin": dict(self.origin),
+            "min_max_noise": dict(self.min_max_noise),
         }
-        # Files of an older hires lack these, and keep their digests.
-        optional = {"auto": self.auto, "alone": self.alone, "origin": self.origin}
-        optional |= {"min_max_noise": self.min_max_noise}
-        facts |= {name: dict(one) for name, one in optional.items() if one}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
@@ -210,11 +206,6 @@ def stored_scales(config: RunConfig) -> Scales | None:
             f"weights={file} holds a quantised network; use it with task={', '.join(INFERENCE)} "
             f"and precision={INT8}, and the file that it was made from for everything else"
         )
-    if config.quant.weights == INT4 != scales.weight_type:
-        raise ConfigError(
-            f"quant.weights={INT4} does not go with weights={file}, which holds 8-bit weights; "
-            f"leave it out, or make another file with `hires quantize quant.weights={INT4}`"
-        )
     if config.quant.linear == DYNAMIC != scales.linear:
         raise ConfigError(
             f"quant.linear={DYNAMIC} does not go with weights={file}, which holds linear layers "
@@ -257,7 +248,7 @@ def require_pair(place: WeightsPlace, scales: Scales, types: Mapping[str, str]) 
     """
     held, again = place.metadata().get(MARK), "make both again with `hires quantize`"
     if held is None:
-        text = "does not say which scales belong to it, as one of an older hires"
+        text = "does not say which scales belong to it"
         raise ConfigError(f"{place.key} {text}; {again}")
     if held != scales.mark:
         raise ConfigError(
@@ -272,11 +263,6 @@ def require_pair(place: WeightsPlace, scales: Scales, types: Mapping[str, str]) 
             wrong.append(f"{name} is {dtype} there and {asked} here")
     if wrong:
         raise ConfigError(f"{place.key} has tensors of other types: {first_of(wrong)}; {again}")
-
-
-def weight_type(config: RunConfig, scales: Scales) -> str:
-    """Returns in which type weights are stored: that of a run's file, or ``quant.weights``."""
-    return scales.weight_type if scales.weights else config.quant.weights
 
 
 def linear_way(config: RunConfig, scales: Scales) -> str:
@@ -301,16 +287,16 @@ def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
 
 
 def _holds_numbers(file: Path) -> bool:
-    # Whether it is there, whole, and has weights of 8 or 4 bits.
+    # Whether it is there, whole, and has weights of 8 bits.
     try:
-        return any(name.endswith(_WEIGHT_ENDS) for name in find_weights(str(file)).shapes())
+        return any(name.endswith(_WEIGHT_END) for name in find_weights(str(file)).shapes())
     except ConfigError:
         return False
 
 
 def _checked(held: Any) -> Scales:
     for name in _OBJECTS:
-        if not isinstance(_object(held, "it").get(name, {}), dict):
+        if not isinstance(_object(held, "it")[name], dict):
             raise ValueError(f"{name} is {_kind(held[name])}, not an object of names")
     if held["version"] != VERSION:
         raise ValueError(f"version {str(held['version'])[:20]!r}, this hires reads {VERSION}")
@@ -325,19 +311,16 @@ def _checked(held: Any) -> Scales:
     noise = {_text(name): _finite(one) for name, one in held["noise"].items()}
     texts = (_text(held[name]) for name in ("network", "source", "observer", "weights"))
     network, source, observer, weights = texts
-    of = held.get("weight_type", INT8)  # which older files lack
-    if of not in WEIGHTS:
-        raise ValueError(f"weights of the type {str(of)[:20]!r}, this hires reads int8 and int4")
-    linear = held.get("linear", STATIC)
+    linear = held["linear"]
     if linear not in LINEAR:
         raise ValueError(f"linear layers of {str(linear)[:20]!r} scales, not {' or '.join(LINEAR)}")
-    auto = {name: _finite(one) for name, one in held.get("auto", {}).items() if name in AUTO}
+    auto = {name: _finite(one) for name, one in held["auto"].items() if name in AUTO}
     if auto and not {"asked_db", "images"} <= auto.keys():
         raise ValueError("auto lacks what was asked for")
-    measured = (held.get(name, {}).items() for name in ("alone", "min_max_noise"))
+    measured = (held[name].items() for name in ("alone", "min_max_noise"))
     alone, min_max = ({_text(name): _finite(one) for name, one in some} for some in measured)
-    origin = checked_origin(held["origin"]) if "origin" in held else {}
-    rest = kept, noise, weights, source, of, linear, auto, alone, origin, min_max
+    origin = checked_origin(held["origin"])
+    rest = kept, noise, weights, source, linear, auto, alone, origin, min_max
     return Scales(network, observer, images, values, ranges, *rest)
 
 

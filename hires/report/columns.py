@@ -236,7 +236,7 @@ POINT = (
 
 
 QUANT = Column("quant", "quant")
-"""Keys of ``quant`` that a run in 8 bits sets, as ``weights=int4``."""
+"""Keys of ``quant`` that a run in 8 bits sets, as ``linear=dynamic``."""
 
 
 def _seconds_per_megapixel(record: Row) -> Cell:

@@ -33,7 +33,6 @@ from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.naming import model_label
 from hires.core.units import GIB
-from hires.plan.memory import device_bytes
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Device, Roofline
 from hires.plan.simulation.simulate import Link, Network, simulate
@@ -99,7 +98,7 @@ def predicted(sweep: str, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]
             plan = planned(config, point.words)
             network = Network(NEAR, FAR, MACHINE["ranks_per_node"])
             step_s = simulate(plan, Roofline(plan, devices[precision]), network).step_s
-            each = [device_bytes(entry) for entry in plan.memory] * plan.num_replicas
+            each = [entry["device_bytes"] for entry in plan.memory] * plan.num_replicas
             yield {
                 **place("predicted", config),
                 "img_per_s": config.batch / step_s,

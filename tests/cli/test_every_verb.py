@@ -32,7 +32,6 @@ GOOD = {
     "run": (*SMALL, "parallel=sp"),
     "sweep": (*SMALL, "parallel=sp", "seed=0,1", "--dry-run"),
     "plan": (*SMALL, "parallel=sp"),
-    "explore": ("program.yaml",),
     "show": ("RUN",),
     "report": ("--format", "csv"),
     "compare": ("RUN", "RUN"),
@@ -53,7 +52,6 @@ UNSEEN = set("\x1b\x07\x9b\u202e\u2066\u200b\x00\r\ud800\u2028")
 @pytest.fixture
 def good(finished, tmp_path):
     """Returns the words of a verb, with the complete run in the place of RUN."""
-    (tmp_path / "program.yaml").write_text("ranks: {0: [barrier], 1: [barrier]}")
     save_file({"a": np.zeros(4, np.float32)}, tmp_path / "w.safetensors")
 
     def words(verb: str, *more: str) -> list[str]:

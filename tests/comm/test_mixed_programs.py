@@ -8,7 +8,6 @@ import re
 import pytest
 
 from hires.comm.backends.known_backends import BACKENDS as KNOWN
-from hires.plan.proof.prove import run_machine
 from tests.helpers.mixed_programs import random_program, seed_bug
 from tests.helpers.mixed_ranks import (
     BATCH,
@@ -55,7 +54,6 @@ def test_mistakes_are_named_with_both_lines_within_the_timeout(bug: str, seed: i
     made = random_program(random.Random(seed), 2, BACKENDS, STEPS, SMALL)
     broken = seed_bug(random.Random(seed), made, bug)
     assert broken is not None
-    assert run_machine(*broken.program.events()).problems  # the proof says so, too
     answers = run_ranks(broken_of_rank, 2, BACKENDS, bug, seed)
     named = [answer for answer in answers if words in answer]
     assert named, answers

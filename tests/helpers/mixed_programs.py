@@ -1,4 +1,4 @@
-"""Random programs of communication calls as data: for the explorer, the proof and real ranks alike.
+"""Random programs of communication calls as data, for real ranks.
 
 A program is made as one list of operations of the whole world, and every rank takes its part of it
 in this order. So it cannot deadlock: whatever a rank waits for stands before that in the list.
@@ -12,10 +12,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hires.plan.event import BYTES
-from hires.plan.proof.comm_program import COLLECTIVES, REDUCING, ROOTED, CommCall, CommProgram
 
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather", "scatter", "barrier",
+)  # fmt: skip
+SENDS, RECEIVES = ("send", "isend"), ("recv", "irecv")
 LARGEST = 8 * 2**20
 UNEVEN = (
     "all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", "gather", "scatter",
@@ -35,6 +42,44 @@ REDUCTIONS = {
 BUGS = (
     "opposite orders", "missing peer", "wrong root", "wrong size", "wrong type", "wrong reduction",
 )  # fmt: skip
+
+
+class CommCall(NamedTuple):
+    """One call of one rank."""
+
+    operation: str
+    backend: str = "gloo"
+    group: tuple[int, ...] = ()
+    """Ranks of a collective, in ascending order; empty: all."""
+    peer: int = -1
+    """Root, or the other rank of a message, as a rank of the world; -1: none."""
+    tag: int = 0
+    num_bytes: int = 4
+    dtype: str = "float32"
+    reduction: str = ""
+    parts: tuple[int, ...] = ()
+    """Elements for each member in uneven forms: of ``all_to_all`` member i has ``parts[(i + j) %
+    n]`` for member j."""
+    handle: str = ""
+    """Name of the handle of a non-blocking call, or of the one to wait for; empty: blocking."""
+    batch: int = 0
+    """Calls next to each other with the same number, not 0, are one ``batch_isend_irecv``."""
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the rank waits for the end of the call inside it."""
+        return not self.handle or self.operation == "wait"
+
+
+@dataclass
+class CommProgram:
+    """The calls of every rank."""
+
+    ranks: list[list[CommCall]]
+
+    def members(self, call: CommCall) -> tuple[int, ...]:
+        """Returns the ranks of a collective."""
+        return call.group or tuple(range(len(self.ranks)))
 
 
 @dataclass

@@ -13,8 +13,7 @@ from hires import comm
 from hires.comm.backends import mpi_backend, mpi_world, rendezvous
 from hires.core.errors import HiresError
 from hires.core.ranks.world import World
-from hires.plan.proof.comm_program import CommProgram
-from tests.helpers.mixed_programs import random_program, seed_bug
+from tests.helpers.mixed_programs import CommProgram, random_program, seed_bug
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.program_rank import ProgramRank
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hires import comm
 from hires.plan.event import BYTES
-from hires.plan.proof.comm_program import RECEIVES, SENDS, CommCall, CommProgram
 from hires.plan.routes import Route, parse_route
+from tests.helpers.mixed_programs import RECEIVES, SENDS, CommCall, CommProgram
 
 Check = Callable[[], None]
 OPS = {
@@ -103,7 +103,7 @@ class ProgramRank:
         try:
             check()
         except AssertionError as error:
-            where = f"rank {self.rank}: {call.text} over {call.backend}, {call}"
+            where = f"rank {self.rank}: {call}"
             raise AssertionError(f"{where}: {error}") from error
 
     def _batch(self, calls: list[CommCall]) -> None:

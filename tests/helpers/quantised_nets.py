@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hires.core.config.run_config import from_dict
 from hires.engine.build import place_tensors
 from hires.engine.derived_tensors import DerivedTensors
-from hires.engine.quantized_tensors import rounded_weight
 from hires.nets.trace import trace
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
@@ -50,7 +49,6 @@ class QuantisedNet:
         net: nn.Module,
         x: Tensor,
         kept: Mapping[str, str] | None = None,
-        weights: str = "int8",
         linear: str = "static",
     ) -> None:
         torch.manual_seed(0)
@@ -63,8 +61,8 @@ class QuantisedNet:
             for name, value in self.float_values.items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
-        self.graph = quantised(self.float_graph, self.affines, kept or {}, weights, linear)
-        self.kept, self.weights = kept or {}, weights
+        self.graph = quantised(self.float_graph, self.affines, kept or {}, linear)
+        self.kept = kept or {}
 
     @property
     def kinds(self) -> collections.Counter[str]:
@@ -195,10 +193,7 @@ class QuantisedNet:
         if facts.multiplies and node.name not in self.graph.kept:
             name = node.args["weight"]["param"]
             weight = held[name]
-            packed = self.graph.params.get(f"{node.name}:weight4")
-            if packed is not None:
-                held[name] = rounded_weight(packed.recipe or {}, weight)
-            elif facts.weight_channels:  # (C, K / groups, ...): a scale for each output channel
+            if facts.weight_channels:  # (C, K / groups, ...): a scale for each output channel
                 apart = weight.view(node.args["groups"], -1, *weight.shape[1:])
                 scale = apart.abs().amax((1, 3, 4), keepdim=True) / 127
                 held[name] = ((apart / scale).round() * scale).view(weight.shape)
@@ -209,11 +204,11 @@ class QuantisedNet:
 
 
 @functools.cache
-def small_quantised(name: str, weights: str = "int8") -> QuantisedNet:
+def small_quantised(name: str) -> QuantisedNet:
     """Returns a small network of every operator with a rule, for two random images of its size."""
     torch.manual_seed(2)
     net = network(name, SIZES[name])
-    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]), weights=weights)
+    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]))
 
 
 def _steps(y: Tensor, affine: Affine, numbers: Tensor) -> float:

@@ -15,7 +15,7 @@ from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.simulation.simulate import simulate
 from hires.plan.traffic import operations, planned_rows
-from tests.helpers.simulated import unit_costs
+from tests.helpers.simulated import EqualCosts
 from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
 
 MIB = 2**20
@@ -92,7 +92,7 @@ def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
             lines.append(message_line(plan, rank, config.steps - 2, step_s))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)
-    steps = simulate(plan, unit_costs(plan)).ranks
+    steps = simulate(plan, EqualCosts(plan)).ranks
     with (folder / FILE).open("w") as file:
         for step in steps:
             values = dataclasses.asdict(step) | {"step": config.steps - 1}

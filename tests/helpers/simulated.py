@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hires.core.ranks.timeline import (
     BACKWARD,
     COLLECTIVE,
@@ -14,7 +16,8 @@ from hires.core.ranks.timeline import (
     Span,
 )
 from hires.plan.plan import Plan
-from hires.plan.simulation.costs import ActionCosts
+from hires.plan.program import steps_of
+from hires.plan.simulation.costs import BACK
 
 STEP = [
     Span(DATA, "F0", 0.0, 1.0),
@@ -30,13 +33,26 @@ STEP = [
 """What a rank did in one step of 15 seconds."""
 
 
-def equal_costs(plan: Plan, forward_s: float, backward_s: float) -> ActionCosts:
-    """Returns costs in which all forward passes are equally long, and all backward passes."""
-    seconds = {"F": forward_s, "B": backward_s}
-    ranks = range(plan.ranks_per_replica)
-    return ActionCosts(plan, {(r, a): [seconds[a[0]]] for r in ranks for a in plan.actions_of(r)})
+@dataclass
+class EqualCosts:
+    """Seconds of each pass, divided among its nodes by their floating-point operations."""
 
+    plan: Plan
+    forward_s: float = 1.0
+    backward_s: float = 1.0
 
-def unit_costs(plan: Plan) -> ActionCosts:
-    """Returns costs in which every action takes one second and nothing else any."""
-    return equal_costs(plan, 1.0, 1.0)
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each step of an action."""
+        slot = self.plan.slot_of(rank, self.plan.direction_of(action))
+        back = action[0] == "B"
+        steps = steps_of(self.plan, self.plan.stages[slot.stage], back)
+        flops = [step.node.flops * (BACK if step.back else 1) for step in steps]
+        flops = flops if any(flops) else [1] * len(steps)
+        return [
+            (self.backward_s if back else self.forward_s) * one / max(1, sum(flops))
+            for one in flops
+        ]
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns no seconds for an update."""
+        return 0.0

@@ -162,7 +162,7 @@ class Panorama(nn.Module):
         y = y + self.table(y.argmax(1)).permute(0, 3, 1, 2)
         strips = y.max(3, keepdim=True)[0] * y.mean(2, keepdim=True)
         y = F.rrelu(y + strips, training=self.training)
-        noise = torch.poisson(y.detach().abs()) * torch.randint_like(y, 3)
+        noise = torch.bernoulli(y.detach().sigmoid()) * torch.randint_like(y, 3)
         weights = self.mix(y)[:, :1].flatten(2).softmax(2)
         context = (y + 0.1 * noise).flatten(2) @ weights.transpose(1, 2)
         return self.head(context.squeeze(2) + z.topk(2, 1)[0].mean((1, 2, 3))[:, None])

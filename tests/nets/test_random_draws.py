@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -85,16 +84,10 @@ def masks(samples: int, first: int = 0, step: int = 0) -> list[Tensor]:
             torch.normal(x, 2 * x),
             torch.normal(x, 2.0),
             torch.empty_like(x).exponential_(2.0),
-            torch.empty_like(x).log_normal_(0.5, 0.25),
-            torch.empty_like(x).cauchy_(1, 2),
-            torch.empty_like(x).geometric_(0.3),
             torch.empty_like(x).random_(2, 9),
             torch.randint(2, 9, x.shape),
             torch.randint_like(x, 5),
-            torch.poisson(3 * x),
             F.rrelu(-x, training=True),
-            torch.multinomial(x.flatten(1), 3),
-            torch.multinomial(x.flatten(1), 300, replacement=True),
         ]
 
 
@@ -123,41 +116,28 @@ class DropPath(nn.Module):
 
 DROPS: dict[str, Forward] = {
     "dropout": lambda n, x: F.dropout(x, 0.4),
-    "channels": lambda n, x: F.dropout2d(x, 0.4),
     "alpha": lambda n, x: F.alpha_dropout(x, 0.4, training=True),
-    "feature alpha": lambda n, x: F.feature_alpha_dropout(x, 0.4, training=True),
     "everything": lambda n, x: F.dropout(x, 1.0),
-    "twice": lambda n, x: F.dropout(F.dropout(x, 0.3), 0.3),
     "path": lambda n, x: DropPath()(x),
     "older path": lambda n, x: (
         x * (0.6 + torch.rand((2, 1, 1, 1), dtype=x.dtype, device=x.device)).floor()
     ),
-    "uniform": lambda n, x: x + torch.empty_like(x).uniform_(-1, 1),
     "bell": lambda n, x: x * torch.zeros_like(x).normal_(1, 0.5),
     "in place": lambda n, x: F.dropout2d(F.dropout(x * 2, 0.3, inplace=True), 0.3, inplace=True),
     "numbers": lambda n, x: x * torch.normal(1.0, 0.5, (2, 4, 1, 1), dtype=x.dtype),
     "gumbel": lambda n, x: F.gumbel_softmax(x, dim=1),
     "noise": lambda n, x: x + torch.randn_like(x) * torch.rand_like(x),
-    "behind the mean": lambda n, x: F.dropout(x.mean((2, 3)), 0.5),
     "one row": lambda n, x: F.dropout2d(x[:, :, :3], 0.5) + F.dropout(x[:, :, :3], 0.5),
     "unused": lambda n, x: (F.dropout(x, 0.7), F.dropout(x, 0.3))[1],
     "border": lambda n, x: F.max_pool2d(F.dropout(x, 0.4), 3, 1, 1),
     "slopes": lambda n, x: F.rrelu(F.rrelu(x, training=True) - 1, training=True, inplace=True),
-    "fixed slopes": lambda n, x: F.dropout(F.rrelu(x, training=False), 0.5),
-    "counts": lambda n, x: x + torch.poisson(x.detach().abs() * 9),
-    "large counts": lambda n, x: x * 0.01 * torch.poisson(1e4 + x.detach().abs()),
+    "counts": lambda n, x: x.mean((2, 3)) + torch.poisson(x.detach().mean((2, 3)).abs() * 9),
     "whole numbers": lambda n, x: x * torch.randint_like(x, -2, 3) + torch.randint_like(x, 4),
     "masks": lambda n, x: (
         x * torch.randint(0, 2, (2, 1, 1, 1)) * torch.randint(3, x.shape[:2])[..., None, None]
     ),
-    "in place numbers": lambda n, x: x * torch.empty_like(x).random_(6),
-    "waits": lambda n, x: x * torch.empty_like(x).geometric_(0.4) * torch.empty_like(x).cauchy_(),
-    "log normal": lambda n, x: x * torch.empty_like(x).log_normal_(0.1, 0.2),
     "choice": lambda n, x: x.mean((2, 3)).gather(
         1, torch.multinomial(x.detach().mean((2, 3)).softmax(1), 2)
-    ),
-    "choices": lambda n, x: x.mean((2, 3)).gather(
-        1, torch.multinomial(x.detach().mean((2, 3)).softmax(1), 6, replacement=True)
     ),
     "order": lambda n, x: x[:, torch.randperm(4)],
     "binomial": lambda n, x: F.dropout(
@@ -198,13 +178,13 @@ def test_attention_drops_the_same_weights_in_its_graph():
         assert check_trace(net, graph, training=True) == "", name
 
 
-@pytest.mark.parametrize("group", range(4))
+@pytest.mark.parametrize("group", range(2))
 def test_tiles_draw_what_one_process_draws(group: int):
     # Recurrent layers draw between their layers.
     parts = {"op": nn.LSTM(4, 3, 2, dropout=0.3), "gates": nn.GRU(4, 3, 3, dropout=0.3)}
     parts = {name: part.requires_grad_(False) for name, part in parts.items()}  # all tiles alike
-    for name in [*DROPS][group::4]:
-        check_tiles(Net(DROPS[name], **parts), (2, 4, 9, 7), (2, 2), (3, 1), (1, 4))
+    for name in [*DROPS][group::2]:
+        check_tiles(Net(DROPS[name], **parts), (2, 4, 9, 7), (2, 2), (1, 4))
 
 
 def test_tiles_drop_the_same_weights_of_attention():
@@ -213,28 +193,19 @@ def test_tiles_drop_the_same_weights_of_attention():
         y = F.scaled_dot_product_attention(rows, rows * 2, rows, dropout_p=0.3)
         return y.transpose(1, 2).flatten(2).unflatten(0, (2, -1)).permute(0, 3, 1, 2)
 
-    check_tiles(Net(along_rows), (2, 4, 9, 7), (2, 1), (3, 1))
+    check_tiles(Net(along_rows), (2, 4, 9, 7), (3, 1))
 
 
 def test_distributions_have_their_mean_and_spread():
     x = torch.ones(8, 64, 64, dtype=torch.float64)
     with Draws(5, 0, 0, 8):
-        counts, large = torch.poisson(2.5 * x), torch.poisson(1e5 * x)
         slopes = F.rrelu(-x, 0.25, 0.75, training=True)
         whole = torch.randint(-3, 4, x.shape)
-        trials = torch.empty_like(x).geometric_(0.25)
-        choices = torch.multinomial(torch.tensor([0.0, 1.0, 3.0]), x.numel(), replacement=True)
-        firsts = torch.multinomial(torch.tensor([[0.0, 1.0, 3.0]]).expand(9999, 3), 2)
         bell, kept = torch.randn_like(x), F.dropout(x, 0.3)
         waits = torch.empty_like(x).exponential_(0.5)
     for drawn, mean, var in (
-        (counts, 2.5, 2.5),
-        (large, 1e5, 1e5),
         (slopes, -0.5, 0.25 / 12),
         (whole.double(), 0, 4),
-        (trials, 4, 12),
-        (choices.double(), 1.75, 0.1875),
-        (firsts[:, 0].double(), 1.75, 0.1875),
         (bell, 0, 1),
         (waits, 2, 4),
         (kept, 1, 0.3 / 0.7),
@@ -243,9 +214,7 @@ def test_distributions_have_their_mean_and_spread():
         assert float(drawn.mean()) == pytest.approx(mean, abs=4 * error)
         assert float(drawn.var()) == pytest.approx(var, rel=0.05)
     assert whole.unique().tolist() == [*range(-3, 4)]
-    assert float(trials.min()) == 1
     assert float(waits.min()) > 0
-    assert (firsts.sort(1).values == torch.tensor([1, 2])).all()
 
 
 def test_places_may_be_factors_of_dims():
@@ -268,25 +237,6 @@ def test_attention_without_dropout_counts_as_no_draw():
     with Draws(0, 0, 0, 2):
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
         assert torch.equal(torch.dropout(x, 0.5, True), alone)
-
-
-def test_draws_without_a_generator_leave_that_of_the_device_as_it_was(monkeypatch):
-    own = torch.Generator()
-    module = types.SimpleNamespace(
-        get_rng_state=lambda device: own.get_state(),
-        set_rng_state=lambda state, device: own.set_state(state),
-        manual_seed=own.manual_seed,
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    before, host = own.get_state(), torch.get_rng_state()
-    drawn = []
-    for seed in (3, 3, 4):
-        with seeded(torch.device("cpu"), seed):
-            drawn.append((float(torch.rand(1)), float(torch.rand(1, generator=own))))
-        assert torch.equal(own.get_state(), before)
-        assert torch.equal(torch.get_rng_state(), host)
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0][1] != drawn[2][1]
 
 
 def test_threads_that_seed_the_same_generator_wait_for_each_other():

@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.run_config import RunConfig
 from hires.nets.build_network import build_model
 from hires.nets.constants import constant_tensor
-from hires.nets.trace import trace, trace_config
+from hires.nets.trace import trace
 from hires.plan.graph import INPUT, Graph
 from tests.helpers.custom_nets import zoo
 from tests.helpers.run_graph import run_graph
@@ -163,11 +162,12 @@ FORWARDS: list[Forward] = [
 ]
 
 
-@pytest.mark.parametrize("forward", FORWARDS)
-def test_graph_has_the_values_and_gradients_of_the_module(forward):
-    graph = same(forward, conv=nn.Conv2d(4, 4, 1))
-    assert not [op for op in ops(graph) if op.split(".")[0].endswith("_")]
-    assert "sym" not in str(ops(graph))
+@pytest.mark.parametrize("part", range(3))
+def test_graph_has_the_values_and_gradients_of_the_module(part):
+    for forward in FORWARDS[part::3]:
+        graph = same(forward, conv=nn.Conv2d(4, 4, 1))
+        assert not [op for op in ops(graph) if op.split(".")[0].endswith("_")]
+        assert "sym" not in str(ops(graph))
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -180,27 +180,6 @@ def test_graph_of_every_rule_computes_what_the_module_computes(dense):
     again = Graph.from_dict(graph.to_dict())
     assert again == graph
     assert again.to_dict() == graph.to_dict()
-
-
-def test_modules_and_functions_give_the_same_operations():
-    def functional(n: Any, x: Tensor) -> Tensor:
-        x = F.conv2d(x, n.conv.weight, n.conv.bias, padding=1)
-        bn = n.bn
-        x = F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias, True)
-        return F.linear(F.adaptive_avg_pool2d(F.relu(x), 1).flatten(1), n.fc.weight, n.fc.bias)
-
-    parts = {"conv": nn.Conv2d(4, 6, 3, padding=1), "bn": nn.BatchNorm2d(6), "fc": nn.Linear(6, 3)}
-    layers = [parts["conv"], parts["bn"], nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1)]
-    module = nn.Sequential(*layers, nn.Flatten(), parts["fc"])
-    as_modules = trace(module, list(SHAPE), True)
-    as_functions = trace(Net(functional, **parts), list(SHAPE), True)
-    assert ops(as_modules) == ops(as_functions)
-    assert as_modules.params.keys() == {
-        "0.weight", "0.bias", "5.weight", "5.bias",
-        *(f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")),
-    }  # fmt: skip
-    for one, other in zip(as_modules.nodes, as_functions.nodes, strict=True):
-        assert (one.shape, one.dtype, one.flops) == (other.shape, other.dtype, other.flops)
 
 
 def test_values_are_named_after_their_modules():
@@ -345,14 +324,6 @@ def test_flops_are_those_that_torch_counts():
     assert graph.nodes[0].flops == 2 * (2 * 4 * 6 * 8) * (3 * 3 * 3)
 
 
-def test_microbatch_is_what_is_traced():
-    config = RunConfig(image=[24, 20], batch=12, model=ModelConfig("preact_resnet", n=1, classes=3))
-    config.parallel.replicas, config.parallel.microbatches = 2, 3
-    assert trace_config(config).input_shape == [2, 3, 24, 20]
-    config.parallel.microbatches = 50  # does not divide; the plan says so
-    assert trace_config(config).input_shape == [1, 3, 24, 20]
-
-
 def test_buffer_that_is_written_is_read_before_and_has_a_new_value():
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -370,21 +341,3 @@ def test_buffer_that_is_written_is_read_before_and_has_a_new_value():
     new = graph.updates["seen"]
     assert new in graph.nodes[-1].inputs
     assert reads[0].name in graph.by_name[new].inputs or reads[0].name in graph.nodes[1].inputs
-
-
-def test_attribute_that_is_assigned_and_never_read_before_is_traced():
-    # As the positions of ConViT, which are made again for an image of another size.
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.places = torch.zeros(1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.places.shape[1] != x.shape[3]:
-                self.places = torch.arange(x.shape[3]).view(1, -1) / x.shape[3]
-            return x + self.places
-
-    net = Positions()
-    graph = trace(net, list(SHAPE), True)
-    assert "arange" in [node.kind for node in graph.nodes]
-    assert net.places.shape == (1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from hires.core.config.model_config import ModelConfig
 from hires.nets.build_network import build_model, materialise
 from hires.parallel import quantized_kernels
 from hires.plan.operators.windows import pair
-from hires.plan.passes.share_equal_values import share_in_stages
 from hires.quant import int8_kernels
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
 from tests.helpers.small_nets8 import SIZES, network
@@ -47,15 +45,6 @@ def test_sums_written_over_an_operand_have_the_same_bits(monkeypatch, name):
     monkeypatch.setattr(quantized_kernels, "Added", spy)
     assert torch.equal(net.output_of_stage(), net.output())
     assert any(seen), "no operand is written over"
-
-
-def test_equal_integers_that_are_computed_once_have_the_same_bits():
-    net = small_quantised("amoebanet")
-    graph, _ = share_in_stages(net.graph, [0, len(net.graph.nodes)])
-    made = [Counter(node.kind for node in one.nodes)["q_requantize"] for one in (graph, net.graph)]
-    assert made[0] < made[1]
-    for grid in ((1, 1), (2, 1)):
-        assert torch.equal(net.run(graph, grid)[0][graph.output], net.output())
 
 
 @NETS
@@ -105,20 +94,6 @@ def test_layers_of_the_largest_numbers_are_within_one_step_of_float64(name):
     steps = [e for n, e in errors.items() if graph.by_name[n].dtype == "uint8"]
     assert max(steps) <= 1
     assert torch.equal(made.output((2, 1)), made.output())
-
-
-@pytest.mark.parametrize("name", ["preact_resnet", "unet", "edsr"])
-def test_weights_of_4_bits_keep_tiles_exact_and_layers_within_a_step(name):
-    net = small_quantised(name, "int4")
-    packed = [n for n, fact in net.graph.params.items() if fact.dtype == "uint8"]
-    assert len(packed) > 2
-    whole = net.output()
-    assert not torch.equal(whole, small_quantised(name).output())
-    for grid in GRIDS[:2]:
-        assert torch.equal(net.output(grid), whole), grid
-    made, errors = net.graph.by_name, net.layer_errors()
-    steps = [e for n, e in errors.items() if made[n].dtype == "uint8" or n == net.graph.output]
-    assert max(steps) <= 1
 
 
 @NETS

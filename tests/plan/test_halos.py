@@ -58,19 +58,6 @@ def test_reader_without_a_gradient_borrows_apart():
     ]
 
 
-def test_residual_block_with_a_windowed_shortcut_sends_one_halo():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        x = n.stem(x)
-        return n.second(F.relu(n.first(x))) + n.shortcut(x)
-
-    parts = {name: conv(3) for name in ("stem", "first", "second", "shortcut")}
-    assert [op.readers for op in halos(forward, (1, 2), **parts)] == [
-        ["stem"],
-        ["first", "shortcut"],
-        ["second"],
-    ]
-
-
 def test_halos_of_two_values_of_a_cell_set_out_together():
     def forward(n: Any, x: Tensor) -> Tensor:
         x, y = n.left(x), n.right(x)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
-from hires.plan import channels, memory, rank_kinds
-from hires.plan.channels import carriers
+from hires.plan import memory, rank_kinds
 from hires.plan.gpu_memory import (
     CONNECTION_BYTES,
     LOOPS,
@@ -141,20 +138,6 @@ def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
     assert nccl_bytes(plan, 0) == (sums + messages) * CONNECTION_BYTES
     # Rank 2 alone holds stage 1, and gets values from rank 0.
     assert nccl_bytes(plan, 2) == MESSAGE_LOOPS * CONNECTION_BYTES
-
-
-@pytest.mark.parametrize(("queues", "warns"), [(6, True), (7, False)])
-def test_more_streams_than_queues_are_named(queues: int, warns: bool, monkeypatch):
-    monkeypatch.setattr(channels, "MOST_QUEUES", queues)
-    plan = plan_of(tiles=[2, 1], stages=2, spatial_stages=1, replicas=2)
-    assert not [finding for finding in carriers(plan) if finding.severity != "note"]
-    plan.device, plan.backend = "cuda", "nccl"
-    [*_, note] = carriers(plan)
-    assert "messages (on up to 3 communicators a rank) and sums go" in note.text
-    warnings = [finding for finding in carriers(plan) if finding.severity == "warning"]
-    # Rank 0: halos, both ways between the stages, sums of its tiles and of its stage's gradients;
-    # beside them that which computes and that of the loader.
-    assert ["up to 7 streams" in one.text for one in warnings] == [True] * warns
 
 
 def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):

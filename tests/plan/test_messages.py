@@ -123,15 +123,22 @@ def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 
 
-MIXED = ("dp", "sp grid", "sp+pp 1f1b", "sp+gems")
+MIXED = ("sp grid", "sp+gems")
 
 
 def changed(name: str, **fields: Any) -> Plan:
     return replace(plan_of("train", **LAYOUTS[name]), **fields)
 
 
-@pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("dp", "bfloat16"),
+        ("sp grid", "float64"),
+        ("sp+pp 1f1b", "bfloat16"),
+        ("sp+gems", "float64"),
+    ],
+)
 def test_messages_have_the_named_type_and_statistics_their_own(name, dtype):
     plan, plain = changed(name, message_dtype=dtype), changed(name)
     types: dict[str, set[str]] = {}
@@ -173,20 +180,14 @@ def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(name):
     assert each == 2 * plan.world * (plan.world - 1) * (2 * 8 // plan.world)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("grad_norm", "the norm of all gradients"),
-        ("agree", "the agreement that all gradients are finite"),
-    ],
-)
-def test_agreement_that_one_rank_leaves_out_is_found(kind, words, monkeypatch):
+def test_agreement_that_one_rank_leaves_out_is_found(monkeypatch):
     def without(plan: Plan, rank: int, order: str):
-        return (e for e in events(plan, rank, order) if rank or e.kind != kind)
+        return (e for e in events(plan, rank, order) if rank or e.kind != "agree")
 
     plan = changed("sp grid", scales_loss=True, clips_gradients=True)
     monkeypatch.setattr("hires.plan.proof.prove.events", without)
-    assert words in " ".join(f.text for f in verify(plan) if f.severity == "error")
+    texts = " ".join(f.text for f in verify(plan) if f.severity == "error")
+    assert "the agreement that all gradients are finite" in texts
 
 
 def routed_plan(comm=None, launcher=None, **parallel: Any) -> Plan:
@@ -248,16 +249,6 @@ def test_table_chooses_by_size_and_its_digest_is_kept(table):
     assert len(plan.table["digest"]) == 16
 
 
-def test_coarse_table_has_one_backend_for_an_operation(table):
-    rules = [
-        {"operation": "all_gather", "bytes": "..1KiB", "route": "shm"},
-        {"operation": "all_gather", "bytes": "1KiB..", "route": "gloo:direct"},
-    ]
-    plan = routed_plan({"table": table(rules), "granularity": "coarse"})
-    ways = {str(e.route) for _, e in routed(plan) if e.kind == "collective" and e.part.node}
-    assert ways == {"gloo"}
-
-
 def test_limits_of_a_table_are_findings(table):
     points = [f"all_reduce 2 2 cpu float {size} gloo 0.1" for size in (64, 2**18)]
     made = {"points": points, "made": {"disturbed": "9 other programs"}}
@@ -277,10 +268,8 @@ def test_limits_of_a_table_are_findings(table):
         routed_plan({"backends": ["glo"]})
 
 
-def test_damaged_routes_are_no_plan_and_a_plan_may_have_none():
+def test_damaged_routes_and_other_schemas_are_no_plan():
     values = routed_plan().to_dict()
-    without = Plan.from_dict({key: value for key, value in values.items() if key != "routes"})
-    assert all(event.route is None for _, event in routed(without))
     values["routes"][0][-1] = "gloo:magic"
     with pytest.raises(PlanError, match="damaged"):
         Plan.from_dict(values)

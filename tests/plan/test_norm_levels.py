@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from hires.plan.conversions import convert
@@ -93,20 +92,6 @@ def test_norms_of_samples_share_messages_with_those_of_batches():
     kinds = [plan.totals["by_kind"]["norm"] for plan in (one, other)]
     assert kinds[0]["bytes"] == kinds[1]["bytes"]
     assert [kind["messages"] for kind in kinds] == [2 * (12 + 11), 2 * (5 + 4)]
-
-
-def test_random_numbers_keep_their_place():
-    def forward(net: nn.Module, x: Tensor) -> Tensor:
-        x = torch.relu(net.first(x))
-        one = net.left(net.conv(x))
-        x = torch.nn.functional.dropout(x, 0.5, net.training)
-        return one + net.right(x)
-
-    parts = {name: nn.BatchNorm2d(4) for name in ("first", "left", "right")}
-    graph = traced(forward, conv=nn.Conv2d(4, 4, 1), **parts)
-    ordered, groups = messages(graph)
-    assert ordered is graph
-    assert [len(group) for group in groups] == [1, 1, 1]
 
 
 def is_norm(node: Node) -> bool:

@@ -16,7 +16,7 @@ from hires.parallel.window import WINDOW_KERNELS
 from hires.plan.graph_samples import GraphOfSamples
 from hires.plan.operators.operator_facts import OPERATORS, facts_of, operator_rows
 from hires.plan.planner import make_plan
-from hires.plan.regions import ALONE, MESSAGES, RANDOM, Region, findings, reasons, regions_of
+from hires.plan.regions import ALONE, MESSAGES, Region, findings, reasons, regions_of
 from tests.helpers import layouts, new_operator
 from tests.helpers.small_plans import config_of, forked, plan_of
 
@@ -70,15 +70,9 @@ def test_new_operator_is_one_entry_and_one_kernel(tmp_path, parallel):
     assert answer["max_rel_err"] < 1e-10, answer
 
 
-def test_one_rank_has_one_region():
-    for task in ("train", "infer"):
-        plan = plan_of(task)
-        [stage] = plan.stages
-        assert regions_of(plan, stage) == [Region(0, len(plan.graph.nodes))]
-        assert reasons(plan, stage) == {}
-
-
 def test_nodes_with_messages_are_in_no_region():
+    single = plan_of()
+    assert regions_of(single, single.stages[0]) == [Region(0, len(single.graph.nodes))]
     plan = plan_of(tiles=[2, 1])
     [stage] = plan.stages
     regions, out = regions_of(plan, stage), reasons(plan, stage)
@@ -90,15 +84,6 @@ def test_nodes_with_messages_are_in_no_region():
     for op in stage.comm:
         if op.kind != "loss":
             assert {out[name] for name in (op.node, *op.readers)} == {MESSAGES}
-
-
-def test_random_numbers_stay_outside():
-    plan = plan_of()
-    node = plan.graph.nodes[3]
-    nodes = [*plan.graph.nodes]
-    nodes[3] = dataclasses.replace(node, op="rand_like.default", seeded=True)
-    plan.graph = dataclasses.replace(plan.graph, nodes=nodes)
-    assert reasons(plan, plan.stages[0])[node.name] == RANDOM
 
 
 def test_plan_says_how_much_is_compiled_and_why_not_more():
@@ -121,22 +106,13 @@ def test_plan_says_how_much_is_compiled_and_why_not_more():
 IMAGE = [1, 1, 8, 8]
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 5, 8, 12])
 @pytest.mark.parametrize("training", [True, False])
-def test_graph_between_two_traces_is_that_of_a_trace(samples, training):
-    between = GraphOfSamples(forked(8, training), forked(4, training))
-    assert between.graph(samples).to_dict() == forked(samples, training).to_dict()
-
-
-def test_network_with_other_operators_for_other_samples_is_refused():
-    one, other = forked(8, True), forked(4, True)
-    cut = dataclasses.replace(other, nodes=other.nodes[:-1])
+def test_graph_between_two_traces_is_that_of_a_trace(training):
+    one, other = forked(8, training), forked(4, training)
+    between = GraphOfSamples(one, other)
+    for samples in (1, 2, 3, 5, 8):
+        assert between.graph(samples).to_dict() == forked(samples, training).to_dict()
     with pytest.raises(PlanError, match="other operators"):
-        GraphOfSamples(one, cut).graph(2)
-
-
-def test_one_number_of_samples_tells_no_other():
-    one = GraphOfSamples(forked(4, True), forked(4, True))
-    assert one.graph(4) is forked(4, True)
+        GraphOfSamples(one, dataclasses.replace(other, nodes=other.nodes[:-1])).graph(2)
     with pytest.raises(PlanError, match="two traces of 4 samples"):
-        one.graph(2)
+        GraphOfSamples(other, other).graph(2)

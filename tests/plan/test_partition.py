@@ -61,7 +61,7 @@ def test_one_layer_that_outweighs_all_others_still_leaves_some_for_every_stage()
     assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(costs=costs, data=st.data())
 def test_partition_is_the_best_of_all(costs, data):
     num_stages = data.draw(st.integers(1, len(costs)))
@@ -87,25 +87,22 @@ def test_partition_is_the_best_of_all(costs, data):
     assert crossing(chosen) == best
 
 
-@pytest.mark.parametrize("checkpoint", ["stage", "block"])
-def test_forward_messages_come_again_in_the_backward_pass(checkpoint):
+def test_forward_messages_come_again_in_the_backward_pass():
+    def halos(plan, action):
+        words = (e.what for e in events(plan, 0) if e.kind == "recv")
+        return sum(action in one and "halo" in one for one in words)
+
     config = config_of(tiles=[2, 1], stages=2)
     plain = make_plan(config, forked(8, True))
-    config.memory.checkpoint = checkpoint
-    again = make_plan(config, forked(8, True))
-    assert again.ok, again.findings
-    assert again.verdict.startswith("deadlock-free")
-
-    def said(plan, action, word):
-        return sum(action in e.what and word in e.what for e in events(plan, 0) if e.kind == "recv")
-
-    assert said(again, "in F0", "halo") == said(plain, "in F0", "halo")
-    assert said(again, "in B0", "halo") > said(plain, "in B0", "halo")
-    halos = plain.totals["by_kind"]["halo"]["messages"]
-    assert again.totals["by_kind"]["halo"]["messages"] > halos
+    for checkpoint in ("stage", "block"):
+        config.memory.checkpoint = checkpoint
+        again = make_plan(config, forked(8, True))
+        assert again.verdict.startswith("deadlock-free"), again.findings
+        assert halos(again, "in F0") == halos(plain, "in F0")
+        assert halos(again, "in B0") > halos(plain, "in B0")
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_stages", [1, 3, 5])
 def test_no_other_cut_has_a_cheaper_slowest_stage(num_stages):
     draw = random.Random(num_stages)
     ends = [0, *itertools.accumulate(draw.randint(1, 3) for _ in range(7))]

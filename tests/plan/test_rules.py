@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from typing import Any
 
@@ -180,13 +181,9 @@ OPERATORS = {
 }
 
 
-LENGTHS = (1, 2, 3, 5, 7, 8, 13, 40)
-
-
-TARGETS = (1, 2, 3, 4, 6, 10, 14, 16, 27, 41, 47, 80)
-
-
-FACTORS = (0.3, 0.5, 2 / 3, 0.9, 1.0, 1.1, 1.5, 2.0, 2.3, 3.0)
+LENGTHS = (1, 2, 3, 7, 13, 40)
+TARGETS = (1, 2, 3, 6, 14, 27, 41, 80)
+FACTORS = (0.3, 2 / 3, 0.9, 1.0, 1.1, 1.5, 2.3)
 
 
 def column(length: int, order: torch.memory_format) -> Tensor:
@@ -222,17 +219,6 @@ def check_rows(length: int, **how: Any) -> None:
         assert made == pytest.approx(expected[0, 0, :, 0].tolist(), abs=1e-12)
 
 
-@pytest.mark.parametrize("mode", OPERATORS)
-def test_nodes_written_by_hand_are_as_torch_exports_them(mode):
-    how: dict[str, Any] = {"scale_factor": (2.3, 1.0), "mode": mode}
-    [node] = traced(lambda n, x: F.interpolate(x, **how), (1, 8, 7, 2)).nodes
-    assert node.op == f"{OPERATORS[mode]}.vec"
-    assert node.args["scale_factors"] == [2.3, 1.0]
-    axes = window_axes_of(node, Graph([node], node.name, [1, 8, 7, 2]))
-    assert axes is not None
-    assert axes[0] == axis_of(7, **how)
-
-
 # Nearest was computed in double precision, and without PyTorch's special cases: an image of 2 rows
 # enlarged by 1.1 keeps its rows, one enlarged to 41 takes row 0 for row 20, which lies halfway.
 @pytest.mark.parametrize("mode", [*OPERATORS])
@@ -249,9 +235,8 @@ def test_sources_for_every_size_and_scale_factor(mode):
 
 
 @pytest.mark.parametrize("how", ["align_corners", "antialias"])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_sources_with_aligned_corners_and_of_smooth_scaling(mode, how):
-    for length in LENGTHS:
+def test_sources_with_aligned_corners_and_of_smooth_scaling(how):
+    for length, mode in itertools.product(LENGTHS, ("bilinear", "bicubic")):
         for target in TARGETS if mode == "bilinear" or how == "antialias" else (19,):
             check_rows(length, size=(target, 2), mode=mode, **{how: True})
         check_rows(length, scale_factor=(2.3, 1.0), mode=mode, **{how: True})

@@ -25,6 +25,73 @@ def pipeline(
     return Pipeline((down, up)[:directions], num_microbatches, passes)
 
 
+DRAWN: dict[str, tuple[str, tuple[int, ...], list[str]]] = {
+    "gpipe": ("gpipe", (2, 3), ["F0 F1 F2 .  .  B0 B1 B2", ".  F0 F1 F2 B0 B1 B2 ."]),
+    "one stage": ("gpipe", (1, 2), ["F0 F1 B0 B1"]),
+    "1f1b": (
+        "1f1b",
+        (3, 4),
+        [
+            "F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3",
+            ".  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .",
+            ".  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .",
+        ],
+    ),
+    "1f1b of fewer microbatches than stages": (
+        "1f1b",
+        (3, 1),
+        ["F0 .  .  .  .  B0", ".  F0 .  .  B0 .", ".  .  F0 B0 .  ."],
+    ),
+    # One line a rank: rank 2 holds stage 2 of down and stage 0 of up, so it goes on at once.
+    "gems": (
+        "gems",
+        (3, 1, 2, 2),
+        [
+            "F0 .  .  .  .  B0 F1 B1 .  .",
+            ".  F0 .  .  B0 F1 .  .  B1 .",
+            ".  .  F0 B0 F1 .  .  .  .  B1",
+        ],
+    ),
+    "gems_1f1b has no bubble": (
+        "gems_1f1b",
+        (2, 2, 2, 2),
+        ["F0 F2 B2 B0 F1 F3 B3 B1", "F2 F0 B0 B2 F3 F1 B1 B3"],
+    ),
+    # Tiles on ranks 0 to 3 down and 4 to 1 up: ranks 1, 2 and 3 belong to both.
+    "gems of four tiles": (
+        "gems",
+        (2, 1, 2, 2, 4),
+        [
+            "F0 .  .  B0 .  F1 B1 .",
+            *["F0 .  .  B0 F1 .  .  B1"] * 3,
+            ".  F0 B0 .  F1 .  .  B1",
+        ],
+    ),
+    # Rank 0 is free for F1 at once, and rank 1, which shares its first task with it, is not.
+    "gems_1f1b of two tiles": (
+        "gems_1f1b",
+        (2, 1, 2, 2, 2),
+        ["F0 .  .  B0 .  F1 B1 .", "F0 .  .  B0 F1 .  .  B1", ".  F0 B0 .  F1 .  .  B1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_timeline(case):
+    name, sizes, lines = DRAWN[case]
+    assert drawn(name, *sizes) == lines
+
+
+def test_timelines_of_inference_and_of_schedules_that_never_end():
+    made = pipeline(2, 3)
+    assert timeline(made, forward_only(made)) == ["F0 F1 F2 .", ".  F0 F1 F2"]
+    lines = timeline(pipeline(2, 11), forward_only(pipeline(2, 11)))
+    assert lines[1].index("F10") == lines[0].index("F10") + len("F10 ")
+    # Stage 1 wants the backward pass of a microbatch before its forward pass.
+    assert timeline(pipeline(2, 1), [["F0", "B0"], ["B0", "F0"]]) == ["F0", "."]
+    assert timeline(pipeline(1, 1), [[]]) == [""]  # of an infeasible layout
+
+
 def drawn(name: str, *sizes: int) -> list[str]:
     """Returns the time line of a schedule of a pipeline of these sizes."""
     made = pipeline(*sizes)
@@ -35,89 +102,6 @@ def bubble(made: Pipeline, schedule: Schedule) -> float:
     """Returns the idle share of all ranks' time when every pass takes the same time."""
     cells = [cell for line in timeline(made, schedule) for cell in line.split()]
     return sum(cell == "." for cell in cells) / max(1, len(cells))
-
-
-def test_gpipe_timeline():
-    assert drawn("gpipe", 2, 3) == [
-        "F0 F1 F2 .  .  B0 B1 B2",
-        ".  F0 F1 F2 B0 B1 B2 .",
-    ]
-
-
-def test_one_forward_one_backward_timeline():
-    assert drawn("1f1b", 3, 4) == [
-        "F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3",
-        ".  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .",
-        ".  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .",
-    ]
-
-
-def test_one_forward_one_backward_with_fewer_microbatches_than_stages():
-    assert drawn("1f1b", 3, 1) == [
-        "F0 .  .  .  .  B0",
-        ".  F0 .  .  B0 .",
-        ".  .  F0 B0 .  .",
-    ]
-
-
-def test_gems_starts_up_when_the_last_stage_of_down_has_done_its_backward():
-    # One line a rank: rank 2 holds stage 2 of down and stage 0 of up, so it goes on at once.
-    assert drawn("gems", 3, 1, 2, 2) == [
-        "F0 .  .  .  .  B0 F1 B1 .  .",
-        ".  F0 .  .  B0 F1 .  .  B1 .",
-        ".  .  F0 B0 F1 .  .  .  .  B1",
-    ]
-
-
-def test_gems_1f1b_of_two_stages_has_no_bubble():
-    assert drawn("gems_1f1b", 2, 2, 2, 2) == [
-        "F0 F2 B2 B0 F1 F3 B3 B1",
-        "F2 F0 B0 B2 F3 F1 B1 B3",
-    ]
-
-
-def test_tiles_of_both_directions_take_their_turns_together():
-    # Tiles on ranks 0 to 3 down and 4 to 1 up: ranks 1, 2 and 3 belong to both.
-    assert drawn("gems", 2, 1, 2, 2, 4) == [
-        "F0 .  .  B0 .  F1 B1 .",
-        "F0 .  .  B0 F1 .  .  B1",
-        "F0 .  .  B0 F1 .  .  B1",
-        "F0 .  .  B0 F1 .  .  B1",
-        ".  F0 B0 .  F1 .  .  B1",
-    ]
-    # Rank 0 is free for F1 at once, and rank 1, which shares its first task with it, is not.
-    assert drawn("gems_1f1b", 2, 1, 2, 2, 2) == [
-        "F0 .  .  B0 .  F1 B1 .",
-        "F0 .  .  B0 F1 .  .  B1",
-        ".  F0 B0 .  F1 .  .  B1",
-    ]
-
-
-def test_inference_timeline():
-    made = pipeline(2, 3)
-    assert timeline(made, forward_only(made)) == ["F0 F1 F2 .", ".  F0 F1 F2"]
-
-
-def test_one_stage_is_never_idle():
-    assert drawn("gpipe", 1, 2) == ["F0 F1 B0 B1"]
-    assert bubble(pipeline(1, 2), SCHEDULES["gpipe"](pipeline(1, 2))) == 0
-
-
-def test_wide_actions_keep_the_columns_aligned():
-    made = pipeline(2, 11)
-    lines = timeline(made, forward_only(made))
-    assert lines[1].index("F10") == lines[0].index("F10") + len("F10 ")
-
-
-def test_actions_that_can_never_run_are_left_out():
-    # Stage 1 wants the backward pass of a microbatch before its forward pass.
-    assert timeline(pipeline(2, 1), [["F0", "B0"], ["B0", "F0"]]) == ["F0", "."]
-
-
-def test_no_schedule_at_all_is_no_bubble():
-    # The plan of an infeasible layout; this divided by zero.
-    assert timeline(pipeline(1, 1), [[]]) == [""]
-    assert bubble(pipeline(1, 1), [[]]) == 0
 
 
 def check_complete(made: Pipeline, name: str) -> None:

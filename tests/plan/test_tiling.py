@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from hires.plan.tiling import (
     Axes,
     Axis,
-    intersect,
-    is_empty,
     need_of,
     own_rect,
     own_rects,
@@ -85,15 +83,6 @@ def test_split_covers_everything_once_with_the_larger_parts_first(length, parts)
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_tiles_count_row_by_row():
-    assert [own_rect([5, 4], [2, 2], tile) for tile in range(4)] == [
-        (0, 3, 0, 2),
-        (0, 3, 2, 4),
-        (3, 5, 0, 2),
-        (3, 5, 2, 4),
-    ]
-
-
 @settings(max_examples=400, deadline=None)
 @given(axis=any_axis, data=st.data())
 def test_need_holds_every_row_that_the_output_depends_on(axis, data):
@@ -160,24 +149,6 @@ def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: A
 
 
 @settings(deadline=None)
-@given(axes=st.tuples(any_axis, any_axis))
-def test_one_tile_needs_no_message(axes: Axes):
-    assert window_loans(axes, [1, 1]) == []
-
-
-def test_halo_wider_than_a_tile_comes_from_beyond_the_neighbour():
-    rows = Axis("window", 4, 4, kernel=5, padding=2)
-    cols = Axis("window", 1, 1)
-    assert window_loans((rows, cols), [4, 1])[:2] == [[1, 0, 1, 2, 0, 1], [2, 0, 2, 3, 0, 1]]
-
-
-def test_tile_without_pixels_of_the_input_still_gets_what_its_output_needs():
-    # One row becomes four: only tile 0 holds the input, all four hold a row of the output.
-    axes = Axis("nearest", 1, 4, scale=0.25), Axis("window", 2, 2)
-    assert window_loans(axes, [4, 1]) == [[0, tile, 0, 1, 0, 2] for tile in (1, 2, 3)]
-
-
-@settings(deadline=None)
 @given(size=st.tuples(SIZES, SIZES), source_grid=GRIDS, target_grid=GRIDS)
 def test_regrid_moves_every_pixel_once_from_its_owner_to_its_owner(size, source_grid, target_grid):
     moved: list[tuple[int, int]] = []
@@ -187,17 +158,3 @@ def test_regrid_moves_every_pixel_once_from_its_owner_to_its_owner(size, source_
         assert part <= pixels(own_rect(size, target_grid, target))
         moved += part
     assert sorted(moved) == sorted(pixels((0, size[0], 0, size[1])))
-
-
-def test_join_onto_one_rank_takes_a_message_from_every_tile():
-    assert pieces_of_map([3, 4], [2, 2], own_rects([3, 4], [1, 1])) == [
-        [0, 0, 0, 2, 0, 2],
-        [1, 0, 0, 2, 2, 4],
-        [2, 0, 2, 3, 0, 2],
-        [3, 0, 2, 3, 2, 4],
-    ]
-
-
-def test_intersection_of_rectangles_apart_is_empty():
-    assert is_empty(intersect((0, 2, 0, 2), (2, 4, 0, 2)))
-    assert not is_empty(intersect((0, 3, 0, 2), (2, 4, 1, 2)))

@@ -10,7 +10,6 @@ import torch
 
 from hires.parallel.kernel_choice import random_numbers
 from hires.quant import int8_kernels
-from hires.quant.affine import GROUP, packed_bytes
 from hires.quant.int8_kernels import (
     Added,
     Geometry,
@@ -21,7 +20,6 @@ from hires.quant.int8_kernels import (
     is_matrix,
     multiply_int8,
 )
-from hires.quant.packed_weights import LARGEST_STEP, MOST, pack, require_packed, unpack
 from hires.quant.row_scales import multiply_rows, quantized_rows
 from tests.helpers.int8_cases import Case, cases, rows_by_definition
 
@@ -31,7 +29,7 @@ NEEDS_VNNI = pytest.mark.skipif(
 
 
 def test_every_shape_has_the_bits_of_the_definition():
-    for case in cases(300):
+    for case in cases(200):
         before = None if case.added is None else case.added.numbers.clone()
         assert torch.equal(case.computed(), case.expected()), str(case)
         if case.added is not None and before is not None:
@@ -41,7 +39,7 @@ def test_every_shape_has_the_bits_of_the_definition():
 def test_any_window_has_the_bits_of_the_whole():
     """Rows, columns and rectangles of the output, from windows whose border was copied."""
     drawn = random.Random(1)
-    for case in cases(150, seed=1):
+    for case in cases(100, seed=1):
         whole, (rows, columns) = case.computed(), case.how.stride
         r0, c0 = (drawn.randrange(size) for size in whole.shape[2:])
         r1 = drawn.randint(r0 + 1, whole.shape[2])
@@ -62,9 +60,7 @@ def test_processors_that_saturate_compute_the_same_bits(monkeypatch):
         assert torch.equal(case.computed(), case.expected()), str(case)
 
 
-@pytest.mark.parametrize(
-    ("channels", "groups", "kernel"), [(16, 1, 1), (512, 1, 3), (128, 4, 7), (512, 16, 1)]
-)
+@pytest.mark.parametrize(("channels", "groups", "kernel"), [(512, 1, 3), (128, 4, 7)])
 def test_largest_numbers_of_any_signs_do_not_saturate(channels, groups, kernel):
     """AVX2's vpmaddubsw holds a sum of two products in 16 bits, which 255 * 127 * 2 exceeds."""
     torch.manual_seed(channels)
@@ -81,6 +77,15 @@ def test_largest_numbers_of_any_signs_do_not_saturate(channels, groups, kernel):
     rows = x.permute(0, 2, 3, 1)[..., : weight.shape[1]]
     sums = rows.double() @ weight[:, :, 0, 0].double().t()
     assert torch.equal(multiply_int8(rows, weight[:, :, :1, :1], one), sums.float())
+
+
+def test_weights_that_change_are_packed_again():
+    [case] = cases(1, seed=5)
+    case.computed()
+    case.weight.neg_()
+    again = Case.__new__(Case)
+    again.__dict__ = {**case.__dict__, "weight": case.weight.clone()}
+    assert torch.equal(case.computed(), again.computed())
 
 
 def test_gpus_without_triton_compute_the_same_bits(monkeypatch):
@@ -120,20 +125,6 @@ def test_sums_are_written_over_what_is_added_if_they_may_be():
         assert made.data_ptr() == mine.data_ptr(), "the sum is a copy"
 
 
-@NEEDS_VNNI
-def test_kernels_of_onednn_compute():
-    """What ``by_onednn`` promises: the profiler lists its kernel of 8 bits, and no other one."""
-    drawn = random.Random(3)
-    torch.manual_seed(3)
-    case = Case(drawn)
-    with torch.profiler.profile() as profile:
-        case.computed()
-        Rescaling(case.x.shape[1], 0.5, 3.0)(case.x, 0, 255)
-    names = {event.key for event in profile.key_averages()}
-    assert any(name.startswith("onednn::qconv2d_pointwise") for name in names), names
-    assert names.isdisjoint({"aten::conv2d", "aten::convolution", "aten::mkldnn_convolution"})
-
-
 def test_other_scales_products_and_sums_of_any_dims():
     for shape in ((2, 5, 7, 3), (3, 10), (2, 4, 6), (1, 1, 1, 1)):
         x, other = (torch.randint(0, 256, shape, dtype=torch.uint8) for _ in "ab")
@@ -150,16 +141,6 @@ def test_other_scales_products_and_sums_of_any_dims():
             made = int8_kernels.multiply_add_int8(rows, factor, offset)
             wanted = (rows * factor + offset).round().clamp(0, 255).to(torch.uint8)
             assert torch.equal(made, wanted)
-
-
-def test_weights_that_change_are_packed_again():
-    case = cases(1, seed=5)[0]
-    case.computed()
-    with torch.no_grad():
-        case.weight.neg_()
-    again = Case.__new__(Case)
-    again.__dict__ = {**case.__dict__, "weight": case.weight.clone()}
-    assert torch.equal(case.computed(), again.computed())
 
 
 LARGEST = torch.finfo(torch.float32).max
@@ -187,7 +168,7 @@ def inputs(features: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize(("features", "bias"), [(1, True), (7, False), (515, True), (2000, False)])
+@pytest.mark.parametrize(("features", "bias"), [(1, True), (7, False), (515, True)])
 def test_rows_have_the_bits_of_the_definition(features, bias, monkeypatch):
     x, how = inputs(features), layer(features, 33, bias)
     y = multiply_rows(x, *how)
@@ -237,80 +218,3 @@ def test_products_are_those_of_real_numbers_but_for_a_rounding():
     bound = quantized_rows(x).scale * real.abs().sum(1) + 1e-5 * exact.abs().max()
     assert (error <= bound).all()
     assert float(error.mean() / exact.abs().mean()) < 0.02
-
-
-COUNTS = (1, GROUP - 1, GROUP + 1, 147)
-
-
-def numbers_of(count, rows=5):
-    drawn = torch.randn(rows, count, generator=torch.Generator().manual_seed(count)) * 40
-    return drawn.round().clamp(-127, 127).to(torch.int8)
-
-
-def least_error(group):
-    """The least squared error that any step leaves, number by number."""
-    return min(
-        sum(min((n - step * k) ** 2 for k in range(-MOST, MOST + 1)) for n in group)
-        for step in range(1, LARGEST_STEP + 1)
-    )
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_every_group_has_the_least_error_of_all_steps(count):
-    numbers = numbers_of(count)
-    made = unpack(pack(numbers), [*numbers.shape]).int()
-    for row, own in zip(numbers.tolist(), made.tolist(), strict=True):
-        for first in range(0, count, GROUP):
-            group, rounded = row[first : first + GROUP], own[first : first + GROUP]
-            off = sum((n - r) ** 2 for n, r in zip(group, rounded, strict=True))
-            assert off == least_error(group)
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_weights_that_4_bits_hold_come_back_as_they_were(count):
-    steps = range(1, LARGEST_STEP + 1)
-    every = torch.tensor([[k * s for k in range(-MOST, MOST + 1)] for s in steps])
-    numbers = every.repeat(1, math.ceil(count / every.shape[1]))[:, :count].to(torch.int8)
-    assert torch.equal(unpack(pack(numbers), [*numbers.shape]), numbers)
-
-
-def test_shapes_and_bytes():
-    numbers = numbers_of(32 * 9, rows=4).view(4, 32, 3, 3)
-    packed = pack(numbers)
-    assert list(packed.shape) == [4, packed_bytes(288)] == [4, 144 + 5]
-    assert packed.dtype == torch.uint8
-    assert unpack(packed, [4, 32, 3, 3]).shape == numbers.shape
-    assert not unpack(pack(torch.zeros_like(numbers)), [4, 32, 3, 3]).any()
-
-
-def damaged(packed, name):
-    packed = packed.clone()
-    if name == "a number of -8":
-        packed[2, 3] &= 0xF0
-    elif name == "a number behind the last":
-        packed[0, 32] ^= 0x10
-    elif name == "a step of 0":
-        packed[1, -1] = 0
-    elif name == "a step of 19":
-        packed[1, -2] = LARGEST_STEP + 1
-    elif name == "a byte less":
-        packed = packed[:, 1:]
-    elif name == "a row less":
-        packed = packed[1:]
-    elif name == "signed bytes":
-        packed = packed.view(torch.int8)
-    return packed
-
-
-NAMES = (
-    "a number of -8", "a number behind the last", "a step of 0", "a step of 19", "a byte less",
-    "a row less", "signed bytes",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_bytes_that_are_no_weights_are_refused(name):
-    packed = pack(numbers_of(65))
-    require_packed(packed, [5, 65])
-    with pytest.raises(ValueError, match=r"4 bits|4-bit"):
-        require_packed(damaged(packed, name), [5, 65])

@@ -6,7 +6,6 @@ No test runs them on a GPU.
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from typing import Any
 
@@ -51,21 +50,6 @@ def test_every_shape_has_the_bits_of_the_definition(kernels):
         )
         assert torch.equal(made, case.expected()), str(case)
         assert made.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_blocks_of_one_tap_have_the_bits_of_the_definition(kernels):
-    """Channels in multiples of a block, which are read together; more outputs than a block."""
-    [case] = cases(1, seed=12)
-    for channels, outputs, groups in ((32, 33, 1), (128, 150, 1), (128, 40, 2)):
-        case.how = Geometry((2, 1), (1, 2), (1, 2), groups)
-        case.x = torch.randint(0, 256, (2, channels, 9, 11), dtype=torch.uint8)
-        case.weight = torch.randint(-127, 128, (outputs, channels // groups, 3, 3)).to(torch.int8)
-        case.border, case.added = 77, None
-        rest = case.how.stride, 0, case.how.dilation, groups
-        case.sums = torch.conv2d(case.padded().double(), case.weight.double(), None, *rest)
-        case.rescale = Rescale(torch.full((outputs,), 1e-4), torch.full((outputs,), 99.3))
-        made = kernels.convolve(case.x, case.weight, case.how, case.rescale, case.border, None)
-        assert torch.equal(made, case.expected()), (channels, outputs, groups)
 
 
 def test_weights_that_change_are_packed_again(kernels):
@@ -136,10 +120,3 @@ def compiled(
     made = triton.compile(source, GPUTarget("cuda", capability, 32), launch.options)
     assert made.asm["cubin"]
     return str(made.asm["ptx"])
-
-
-def test_networks_of_cpus_import_no_triton():
-    [case] = cases(1, seed=14)
-    before = "hires.quant.int8_triton" in sys.modules
-    assert torch.equal(case.computed(), case.expected())
-    assert ("hires.quant.int8_triton" in sys.modules) == before

@@ -43,7 +43,7 @@ def runs(tmp_path):
     return [
         evaluated_run(tmp_path, exact, "fp32"),
         evaluated_run(tmp_path, low, "int8", 0.51),
-        evaluated_run(tmp_path, exact, "int8", 0.6, quant={"weights": "int4", "images": 64}),
+        evaluated_run(tmp_path, exact, "int8", 0.6, quant={"linear": "dynamic", "images": 64}),
     ]
 
 
@@ -61,20 +61,20 @@ def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(runs):
     assert low["difference"] == pytest.approx(-0.08)
     assert (low["difference_low"], low["difference_high"]) == paired_difference(2, 10, 100)
     assert (same["agreement"], same["difference"]) == (1, 0)
-    assert [row["quant"] for row in rows] == [None, None, "images=64, weights=int4"]
+    assert [row["quant"] for row in rows] == [None, None, "images=64, linear=dynamic"]
 
 
-def test_report_and_tables_of_a_campaign_tell_weights_of_4_bits_apart(runs):
+def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     # Two panels of the confusions were titled `single int8`, and the figure and the table of
     # precisions were of trainings only.
     held = frames.load(runs)
     labels = [run.label for run, _ in PlotData(held).confusions]
-    assert labels == ["single fp32", "single int8", "single int8 images=64, weights=int4"]
+    assert labels == ["single fp32", "single int8", "single int8 images=64, linear=dynamic"]
     plots = {plot.name: plot for plot in draw(PlotData(held))}
-    assert "weights=int4: 85 % right" in plots["confusion"].caption
+    assert "linear=dynamic: 85 % right" in plots["confusion"].caption
     caption = plots["precision_error"].caption
     assert "int8 2.0e-02 beside fp32 (evaluation)" in caption
-    assert "int8 images=64, weights=int4 2.0e-01 beside fp32 (evaluation)" in caption
+    assert "int8 images=64, linear=dynamic 2.0e-01 beside fp32 (evaluation)" in caption
     made = {table.name: table for table in summaries(held)}
     rows = shown(made["precision"])
     assert [row["loss"] for row in rows] == [0.5, 0.51, 0.6]
@@ -90,7 +90,7 @@ def test_report_and_tables_of_a_campaign_tell_weights_of_4_bits_apart(runs):
     rows = shown(table)
     assert table.name == "accuracy"
     assert [row["attempt"] for row in rows] == [0, 0, 0, 1]
-    assert [row["quant"] for row in rows] == [None, None, *["images=64, weights=int4"] * 2]
+    assert [row["quant"] for row in rows] == [None, None, *["images=64, linear=dynamic"] * 2]
     assert [row["agreement"] for row in rows] == [None, 0.88, None, 1.0]
     assert [row["difference"] for row in rows] == [None, pytest.approx(-0.08), None, 0]
     assert "same class as fp32 [%]" in table.to_markdown()

@@ -26,7 +26,7 @@ from hires.report.read.map_overviews import NOT_FINITE, overviews
 from hires.report.read.measured_points import set_apart
 from hires.report.read.runs import read_runs
 from tests.helpers.report_runs import report_run, sized_campaign
-from tests.helpers.simulated import STEP, unit_costs
+from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 OF_CAMPAIGN = {
@@ -202,7 +202,7 @@ def test_steps_are_divided_so_that_all_parts_add_up():
     assert (parts[BUBBLE], parts[PIPELINE], parts[OTHER]) == (0.0, 6.0, 1.0)
     for name in ("single", "sp+pp", "sp+gems", "dp"):
         plan = plan_of(**LAYOUTS[name])
-        ranks = split_steps(plan, {0: [*simulate(plan, unit_costs(plan)).ranks]})
+        ranks = split_steps(plan, {0: [*simulate(plan, EqualCosts(plan)).ranks]})
         assert len(ranks) == plan.world
         # Replicas are simulated as one.
         assert len({round(sum(one.values()), 6) for one in ranks} - {0.0}) == 1

@@ -17,7 +17,7 @@ from hires.report.message_tables import headline, message_tables
 from hires.report.read.message_rows import message_sums
 from hires.report.timelines import chrome_events, draw, planned_steps, timeline_lines, write_trace
 from tests.helpers.report_runs import message_line
-from tests.helpers.simulated import STEP, unit_costs
+from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 KIB = 2**10
@@ -97,7 +97,7 @@ def test_log_of_a_plan_is_as_planned_in_every_table():
 
 def measured(plan):
     """Returns a step as a run would have recorded it: with waits inside passes and outside."""
-    return simulate(plan, unit_costs(plan), Network(SLOW, SLOW)).ranks
+    return simulate(plan, EqualCosts(plan), Network(SLOW, SLOW)).ranks
 
 
 def spans(events, first, end):
@@ -176,7 +176,7 @@ def test_columns_are_time_and_a_short_pass_gets_one():
 
 def test_measured_stands_below_planned_one_line_a_rank():
     plan = plan_of(stages=2, microbatches=2)
-    steps = simulate(plan, unit_costs(plan)).ranks
+    steps = simulate(plan, EqualCosts(plan)).ranks
     lines = timeline_lines(plan, [*steps], width=10 + 6 * 4)
     planned = ["  rank 0: F0ffF1ff........B0bbB1bb", "  rank 1: ....F0ffF1ffB0bbB1bb...."]
     assert lines[1:3] == planned

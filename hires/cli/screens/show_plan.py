@@ -11,8 +11,7 @@ from hires.core import terminal
 from hires.core.screen_table import screen_lines
 from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
-from hires.plan.memory import Room, device_bytes
-from hires.plan.passes.int8_tensors import UNPACKED
+from hires.plan.memory import Room
 from hires.plan.plan import Plan
 from hires.plan.proof.semantics import ROUTES
 
@@ -162,11 +161,8 @@ def proof_lines(proofs: list[Facts]) -> list[str]:
 
 def start_reason(params: Mapping[str, Facts]) -> str:
     """Returns what a rank does with its weights, of these parameters, before it computes."""
-    makes = {one["recipe"]["make"] for one in params.values() if one.get("recipe")}
-    if makes - {UNPACKED}:
+    if any(one.get("recipe") for one in params.values()):
         return "weights are computed from others there"
-    if makes:
-        return "weights are unpacked there from 4 bits"
     return "weights are brought into the order of their kernels there"
 
 
@@ -179,14 +175,14 @@ def memory_lines(
     """
     if not memory:
         return []
-    full = limit or max(map(device_bytes, memory))
+    full = limit or max(entry["device_bytes"] for entry in memory)
     parts = _parts(memory)
     digits = 1 if len(parts) == len(_PARTS) else 0  # all columns fit 80
     rows = [("rank", "", "peak", *(letter for _, letter, _ in parts))]
     for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
         ranks = [str(rank) for rank, _ in run]
         name = "-".join(dict.fromkeys((ranks[0], ranks[-1])))
-        numbers = device_bytes(entry), *(entry[key] for key, _, _ in parts)
+        numbers = entry["device_bytes"], *(entry[key] for key, _, _ in parts)
         cells = [f"{num_bytes / MIB:.{digits}f}" for num_bytes in numbers]
         rows.append((name, bar(entry, full), *cells))
     lines = aligned(rows, "ll" + "r" * (len(parts) + 1))
@@ -194,7 +190,7 @@ def memory_lines(
     named = [f"{letter} {name}" for _, letter, name in parts]
     names = [", ".join(some) for some in (named[: len(_PARTS)], named[len(_PARTS) :]) if some]
     start = max(entry.get("start_bytes", 0) for entry in memory)
-    more = start > max(map(device_bytes, memory))
+    more = start > max(entry["device_bytes"] for entry in memory)
     note = ": ".join(filter(None, (f"the start needs up to {size(start)}", why)))
     return [*lines, *names, f"MiB, predicted; a full bar is {scale}", *([note] if more else [])]
 

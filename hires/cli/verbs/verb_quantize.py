@@ -60,7 +60,6 @@ PARSER = Parser(
         "hires quantize weights=results/default/RUN data=folder data.path=train out=n8.safetensors",
         "hires quantize weights=net.pt data=digits data.split=train out=n8.safetensors",
         "hires quantize weights=net.pt data=digits quant.observer=percentile out=p8.safetensors",
-        "hires quantize weights=net.pt data=digits quant.weights=int4 out=n4.safetensors",
         "hires quantize weights=vit.pt data=digits quant.linear=dynamic out=v8.safetensors",
         "hires quantize quant.calibration=noise out=fast.safetensors        to measure speed only",
         "hires run task=infer precision=int8 weights=n8.safetensors parallel=sp",
@@ -150,14 +149,14 @@ def _write(
     require_feasible(plan)
     file = out.with_suffix(SAFETENSORS[0])
     named = kept_by_name(calibrated, config)
-    of, linear = config.quant.weights, config.quant.linear
+    linear = config.quant.linear
     in_int8 = (
-        Roundings(calibrated, scales.values, named, of, linear).in_int8(scales.kept)
+        Roundings(calibrated, scales.values, named, linear).in_int8(scales.kept)
         if scales.alone
         else frozenset()
     )
     kept = {**scales.kept, **named}
-    scales = dataclasses.replace(scales, kept=kept, weight_type=of, linear=linear)
+    scales = dataclasses.replace(scales, kept=kept, linear=linear)
     hidden = [one.with_name(f".{out.stem}.{os.getpid()}{one.suffix}") for one in (file, out)]
     try:
         written = planner.write_quantised(single, plan, hidden[0], scales.mark)
@@ -252,10 +251,9 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
         kept = [(facts["kept_modules"][name], why) for name, why in facts["kept"].items()]
         print_table("Layers that stay in float", ("layer", "why"), kept)
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
-    bits = f", {facts['packed']} of them with weights of 4 bits" if facts["packed"] else ""
     others = plural(facts["quantised_others"], "other operator")
     layers = f"{plural(facts['quantised'], 'layer')} with weights and {others}"
     by_row = ", linear ones with a scale for each row" if scales.linear == DYNAMIC else ""
-    print(f"{scales.observer} calibrated {many}; {layers} in int8{bits}{by_row}")
+    print(f"{scales.observer} calibrated {many}; {layers} in int8{by_row}")
     before, after = size(facts["float_bytes"]), size(facts["bytes"])
     print(f"weights: {before} -> {after} in {facts['weights']}, scales in {out}")

@@ -64,7 +64,6 @@ def main(args: Namespace) -> int:
     with folders as folder, spawn.warm(config.launcher.threads):
         config = with_classes(config)
         with Planner() as planner:
-            # The layout is that of a run: runs in its results refine the step times.
             config, _ = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
             config = dataclasses.replace(config, results=folder)
             config = with_scales(config, planner, args.overrides, args.argv)

@@ -8,13 +8,10 @@ from typing import Any
 
 from hires.core.config.value_checks import Checks, Section, check_word, choice, number, word
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
 
 MIN_MAX = "min_max"
 OBSERVERS = ("entropy", "percentile", MIN_MAX, "moving_average")
 CALIBRATIONS = ("data", "noise")
-INT4 = "int4"
-WEIGHTS = (INT8, INT4)
 STATIC, DYNAMIC = "static", "dynamic"
 LINEAR = (STATIC, DYNAMIC)
 _BOUND = re.compile(r"(\d+(?:\.\d+)?) ?dB", re.IGNORECASE)
@@ -43,9 +40,6 @@ class QuantConfig(Section, key="quant"):
     scales: str | None = word()
     """JSON file of scales that `hires quantize` has written; unset: the one beside ``weights``, or
     else a run calibrates first."""
-    weights: str = choice(INT8, WEIGHTS)
-    """In how many bits weights are stored: ``int8``, or ``int4``, half of that and less accurate.
-    Ranks unpack those of 4 bits at their start. A file of weights has its own."""
     linear: str = choice(STATIC, LINEAR)
     """Where linear layers have the scale of their input from: ``static``, from the calibration, or
     ``dynamic``, from the elements of each row (sample, pixel or token) while it is computed. A file

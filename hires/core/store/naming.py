@@ -148,7 +148,6 @@ LATER: dict[str, Any] = {
     "data.groups": {},
     "data.detections": False,
     "data.order": None,
-    "quant.weights": "int8",
     "quant.linear": "static",
     "quant.observer": "entropy",
     "quant.percentile": 99.99,

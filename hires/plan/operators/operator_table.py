@@ -324,8 +324,7 @@ declare(
     OperatorFacts(("constant",), "sizes", "size", ends_gradient=True),
 )
 declare(
-    "rand_like randn_like randint_like bernoulli uniform normal_functional exponential "
-    "log_normal cauchy geometric random poisson",
+    "rand_like randn_like randint_like bernoulli uniform normal_functional exponential random",
     drawn(random=_draws, ends_gradient=True),
 )
 declare("rrelu rrelu_with_noise_functional", drawn(random=_draws))
@@ -333,4 +332,7 @@ declare(
     "rand randn randint normal", drawn(tiling=(), sharding=None, random=_draws, ends_gradient=True)
 )
 declare("lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers))
-declare("multinomial randperm", OperatorFacts(random=_draws, ends_gradient=True))
+declare(
+    "multinomial poisson log_normal cauchy geometric randperm",
+    OperatorFacts(random=_draws, ends_gradient=True),
+)

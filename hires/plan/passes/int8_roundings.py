@@ -64,11 +64,10 @@ class Roundings:
         graph: Graph,
         values: Mapping[str, Affine],
         named: Mapping[str, str],
-        weights: str,
         linear: str,
     ) -> None:
         self.graph, self._values, self._named = graph, values, named
-        self._ways = weights, linear
+        self._linear = linear
         self._whole = self._quantised({})
         own = (node for node in graph.nodes if node.name in self._whole.computed)
         self.operators = [node for node in own if not self._whole.only_moves(node)]
@@ -95,7 +94,7 @@ class Roundings:
         return frozenset(node.name for node in self.operators) & self._quantised(kept).computed
 
     def _quantised(self, kept: Mapping[str, str]) -> Quantiser:
-        made = Quantiser(self.graph, self._values, {**self._named, **kept}, *self._ways)
+        made = Quantiser(self.graph, self._values, {**self._named, **kept}, self._linear)
         made.run()
         return made
 
@@ -107,5 +106,5 @@ class Roundings:
         )
 
     def _rows(self, nodes: list[Node]) -> frozenset[str]:
-        dynamic = self._ways[1] == DYNAMIC
+        dynamic = self._linear == DYNAMIC
         return frozenset(node.inputs[0] for node in nodes if dynamic and is_linear(node))

@@ -16,7 +16,7 @@ from hires.plan.passes import (  # noqa: F401, they register the rules
     int8_rules,
 )
 from hires.plan.passes.quantise import quantised
-from hires.quant.scales import linear_way, scales_of, stored_scales, weight_type
+from hires.quant.scales import linear_way, scales_of, stored_scales
 
 
 def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
@@ -45,8 +45,7 @@ def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
     if stored_scales(config) is not None:
         _require_float(graph, config, {n: why for n, why in named.items() if n not in scales.kept})
     kept = {**scales.kept, **named}
-    chosen = weight_type(config, scales), linear_way(config, scales)
-    return quantised(graph, scales.values, kept, *chosen)
+    return quantised(graph, scales.values, kept, linear_way(config, scales))
 
 
 def _require_float(graph: Graph, config: RunConfig, named: dict[str, str]) -> None:

@@ -1,25 +1,19 @@
 """Declares the tensors of a quantised layer as recipes, by which ranks compute them.
 
-    8 bits   weight -> scale8 -> multiplier8         weight8, multiplier8, bias -> offset8
-             weight, scale8 -> weight8
-    4 bits   weight, scale8 -> weight4 -> weight8    the file of a quantised network holds weight4
+    weight -> scale8 -> multiplier8      weight8, multiplier8, bias -> offset8
+    weight, scale8 -> weight8
 
 ``hires.engine.quantized_tensors`` has the functions that they name.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from hires.core.config.quant_config import INT4
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.windows import pair
 from hires.plan.passes.quantise import QuantisedValue, Quantiser
-from hires.quant.affine import Affine, packed_bytes, packs
-
-UNPACKED = "unpacked_weight"
-"""The recipe of integers that are stored in fewer bits."""
+from hires.quant.affine import Affine
 
 
 def layer_tensors(
@@ -78,15 +72,8 @@ def weight_form(node: Node) -> dict[str, Any]:
 
 
 def stored_params(graph: Graph) -> set[str]:
-    """Returns the names of what a file of a quantised network holds: all that its nodes read.
-
-    In place of integers that are unpacked at the start it holds the packed ones.
-    """
-    names = set[str]()
-    for name in {name for node in graph.nodes for name in node.params}:
-        fact = graph.params[name]
-        recipe = fact.recipe or {}
-        names |= {*recipe["params"]} if recipe.get("make") == UNPACKED else {name}
+    """Returns the names of what a file of a quantised network holds: all that its nodes read."""
+    names = {name for node in graph.nodes for name in node.params}
     return {name for name in names if not graph.params[name].is_constant}
 
 
@@ -96,13 +83,5 @@ def _scale_and_numbers(
     # The name of the scales of a weight's channels, and its integers as an argument.
     recipe = {"make": "quantized_scale", "params": [weight], **form}
     scale = q.param(f"{node.name}:scale8", shape[:1], "float64", recipe)["param"]
-    return scale, _numbers(q, node, shape, {"params": [weight, scale], **form})
-
-
-def _numbers(q: Quantiser, node: Node, shape: list[int], of_weight: dict[str, Any]) -> Any:
-    name, count = f"{node.name}:weight8", math.prod(shape[1:])
-    if q.weights != INT4 or not packs(count):
-        return q.param(name, shape, "int8", {"make": "quantized_weight", **of_weight})
-    packed, recipe = f"{node.name}:weight4", {"make": "packed_weight", **of_weight}
-    q.param(packed, [shape[0], packed_bytes(count)], "uint8", recipe)
-    return q.param(name, shape, "int8", {"make": UNPACKED, "params": [packed], "shape": shape})
+    recipe = {"make": "quantized_weight", "params": [weight, scale], **form}
+    return scale, q.param(f"{node.name}:weight8", shape, "int8", recipe)

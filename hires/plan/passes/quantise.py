@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from hires.core.config.quant_config import DYNAMIC, STATIC
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
 from hires.core.registry import Registry
 from hires.plan.conversions import renamed
 from hires.plan.graph import INPUT, Graph, Node, Parameter
@@ -55,18 +54,16 @@ def quantised(
     graph: Graph,
     values: Mapping[str, Affine],
     kept: Mapping[str, str],
-    weights: str = INT8,
     linear: str = STATIC,
 ) -> Graph:
     """Returns a network that computes with integers what it can; a second time it changes nothing.
 
     ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
-    float with the reason, ``weights`` in which type the integers of weights are stored, ``linear``
-    where linear layers have the scale of their input from.
+    float with the reason, ``linear`` where linear layers have the scale of their input from.
     """
     if any(facts_of(node.kind).quantized for node in graph.nodes):
         return graph
-    return Quantiser(graph, values, kept, weights, linear).run()
+    return Quantiser(graph, values, kept, linear).run()
 
 
 def is_linear(node: Node) -> bool:
@@ -83,11 +80,9 @@ class Quantiser:
         graph: Graph,
         values: Mapping[str, Affine],
         kept: Mapping[str, str],
-        weights: str = INT8,
         linear: str = STATIC,
     ) -> None:
-        self.graph, self.values, self.kept, self.weights = graph, values, dict(kept), weights
-        self.linear = linear
+        self.graph, self.values, self.kept, self.linear = graph, values, dict(kept), linear
         self.nodes: list[Node] = []
         self.params: dict[str, Parameter] = {}
         self.numbers: dict[str, QuantisedValue] = {}

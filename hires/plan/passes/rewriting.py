@@ -12,7 +12,7 @@ To add a pass: a file like :mod:`hires.plan.passes.fold_norms`, its line in ``PA
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph
@@ -22,7 +22,7 @@ from hires.plan.passes.fold_norms import fold_norms
 from hires.plan.passes.fuse_convolutions import fuse_convolutions
 from hires.plan.passes.fuse_norms import fuse_norms
 from hires.plan.passes.int8_scales import quantised_by_config
-from hires.plan.passes.share_equal_values import share_equal_values, share_in_stages
+from hires.plan.passes.share_equal_values import share_equal_values
 from hires.plan.passes.stored_tensors import with_stored_tensors
 
 PASSES: dict[str, Callable[[Graph, RunConfig], Graph]] = {
@@ -46,16 +46,3 @@ def rewritten(config: RunConfig, graph: Graph) -> Graph:
             graph = one(graph, config)
     graph = quantised_by_config(graph, config)
     return with_stored_tensors(share_equal_values(graph) if fuses else graph, config)
-
-
-def rewritten_stages(
-    config: RunConfig, graph: Graph, bounds: Sequence[int]
-) -> tuple[Graph, list[int]]:
-    """Returns that network as its stages compute it, and the bounds of these in it.
-
-    ``bounds`` are the index of each stage's first node and the number of nodes. A calibration keeps
-    every value, because other layouts may need its scale.
-    """
-    if config.task.name in ("train", "calibrate") or config.engine.fuse == "off":
-        return graph, [*bounds]
-    return share_in_stages(graph, bounds)

@@ -2,7 +2,6 @@
 
     quantised   bn1:weight8  <-recipe-  bn1:weight  <-recipe-  conv1.weight, bn1.weight ...
     stored      bn1:weight8  <- FILE.safetensors, beside FILE.json (hires.quant.scales)
-    4 bits      bn1:weight8  <-recipe-  bn1:weight4  <- FILE.safetensors
 
 So ranks neither build the network's own tensors nor need their numbers.
 """
@@ -19,7 +18,7 @@ from hires.quant.scales import stored_scales
 
 
 def with_stored_tensors(graph: Graph, config: RunConfig) -> Graph:
-    """Returns the network with no recipe but to unpack if ``weights`` is a quantised one's file."""
+    """Returns the network without recipes if ``weights`` is a quantised one's file."""
     if stored_scales(config) is None:
         return graph
     held = {name: graph.params[name] for name in stored_params(graph)}

@@ -1,36 +1,21 @@
-"""Words the advice of a layout search: too many ranks for the launcher, too little memory."""
+"""Words what a layout needs and does not get: ranks of the launcher, cores, memory."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.units import size
-from hires.plan.graph import Graph
-from hires.plan.memory import LIBRARIES_BYTES, Room, least_bytes, room_of
-from hires.plan.partition import layer_starts
-from hires.plan.plan import Finding, Plan
-from hires.plan.search.layout_search import Budget, Measure, Search, fewer_ranks, less_memory
+from hires.plan.plan import Finding
 
 
-def offered(config: RunConfig, layers: int | None = None) -> list[Finding]:
-    """Returns an error if a layout has more ranks than the launcher offers, with what would fit.
+def offered(config: RunConfig) -> list[Finding]:
+    """Returns an error if a layout has more ranks than the launcher offers.
 
     Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
     """
-    ranks = config.parallel.num_ranks
-    if ranks <= config.launcher.offered_ranks:
-        return ranks_offered(config, ranks)
-    fitting = Search(config).first_of_each(fewer_ranks(config, layers))
-    remedy = (
-        f"use {' or '.join(change.text for change in fitting)}"
-        if fitting
-        else "none of replicas, stages, tiles and local_dp is enough alone: lower two of them"
-    )
-    return ranks_offered(config, ranks, remedy)
+    most = config.launcher.offered_ranks
+    return ranks_offered(config, config.parallel.num_ranks, f"use parallel=auto ranks={most}")
 
 
 def ranks_offered(config: RunConfig, ranks: int, remedy: str = "") -> list[Finding]:
@@ -53,36 +38,12 @@ def _error(key: str, text: str) -> list[Finding]:
     return [Finding("error", key, text)]
 
 
-def would_fit(
-    config: RunConfig,
-    shortage: str,
-    graph: Graph,
-    planned: Callable[[RunConfig], Plan | None],
-    budget: Budget,
-) -> Finding:
-    """Returns the error of a plan that does not fit its memory, with the changes that would.
-
-    ``shortage`` is what does not fit; ``planned`` returns a config's plan with memory, or None.
-    """
-    room = room_of(config)
-
-    def predict(changed: RunConfig) -> Measure | None:
-        plan = planned(changed)
-        if plan is None:
-            return None
-        there = dataclasses.replace(room, nodes=changed.launcher.num_nodes)
-        return Measure(there.shortage(changed, plan) is None, needs(there, plan))
-
-    search = Search(config, lambda changed: out_of_reach(changed, room, graph), predict, budget)
-    trials = search.nearest(less_memory(config, len(layer_starts(graph)), room))
-    if trials:
-        rest = f"{', or '.join(trial.words for trial in trials)} would fit"
-    else:
-        # What was predicted is cached, so the next search begins where this one ended.
-        again = "plan again to try more, " if budget.spent else ""
-        rest = f"{search.summary()}; {again}combine such changes, or use a smaller image, batch or"
-        rest += " network"
-    return Finding("error", "memory.limit", f"{shortage}; {rest}")
+def other_layouts(config: RunConfig) -> str:
+    """Returns the command that lists the layouts that fit, for a rank that needs too much."""
+    return (
+        f"`hires plan --choose ranks={config.parallel.num_ranks} KEY=VALUE...` with the other keys "
+        f"of this run lists the layouts that fit, or how many ranks would do"
+    )
 
 
 def fewer_on_a_node(config: RunConfig) -> str:
@@ -91,31 +52,6 @@ def fewer_on_a_node(config: RunConfig) -> str:
     if config.launcher.has_jobs and nodes < ranks:
         return f"use launcher.nodes={nodes + 1} or more, a smaller image or a smaller batch"
     return "use a smaller image, a smaller batch or fewer ranks"
-
-
-def needs(room: Room, plan: Plan) -> str:
-    """Returns what a plan needs of what there is too little of, in words."""
-    where = f" on a {room.place}" if room.source else " in all"
-    return f"{size(room.needed(plan))}{where if room.shared else ''}"
-
-
-def out_of_reach(config: RunConfig, room: Room, graph: Graph) -> str:
-    """Returns why a config needs too much by its numbers alone, or nothing if it may fit."""
-    nodes, ranks = config.launcher.num_nodes, config.parallel.num_ranks
-    least = least_bytes(config, graph) * config.parallel.replicas
-    if room.rank_bytes is not None:
-        each = least // ranks
-        return f"at least {size(each)} on a rank" if each > room.rank_bytes else ""
-    if room.machine_bytes is None:
-        return ""
-    if room.devices:
-        each = least // min(ranks, nodes * room.devices)
-        return f"at least {size(each)} on a GPU" if each > room.machine_bytes else ""
-    libraries = max(spread(ranks, nodes)) * LIBRARIES_BYTES
-    if libraries > room.machine_bytes:
-        return f"{size(libraries)} for libraries alone"
-    every = (ranks * LIBRARIES_BYTES + least) // nodes
-    return f"at least {size(every)}" if every > room.machine_bytes else ""
 
 
 def _cores(config: RunConfig, ranks: int) -> list[Finding]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.plan.schedule import DIRECTIONS
-from hires.plan.search.layout_search import Change
+from hires.plan.search.change import Change
 
 MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""

@@ -42,7 +42,6 @@ from hires.plan.search.candidates import (
 )
 from hires.plan.search.choice import Choice, NoRoomError, Option
 from hires.plan.search.estimate import Estimator, LayoutEstimate
-from hires.plan.search.layout_search import Budget
 from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
 from hires.plan.search.no_layout import (
     MOST_REASONS,
@@ -115,7 +114,6 @@ class Chooser:
         rooms = self._rooms(ranks)
         limit, planned = limit_bytes(rooms[0], ranks), list[PlannedOption]()
         rehearsal = Rehearsal(planned, rooms, limit, self.rehearse, self._cost)
-        predicting = Budget(end_s, trials=10**6)
         bound, until_s = MARGIN * limit, _between(now_s, end_s, FITTING)
         for number in itertools.count(1):
             fitting, short = self._fitting(estimator, estimates, bound, choice, until_s)
@@ -124,8 +122,7 @@ class Chooser:
             if not fitting or (number > MOST_ROUNDS and self._trials.now_s() > end_s):
                 break
             self._plan_more(planned, fitting, bound, estimator, end_s, choice)
-            predicting.deadline_s = end_s + self._trials.tracing_s
-            correction = rehearsal.run(predicting, self.report)
+            correction = rehearsal.run(end_s + self._trials.tracing_s, self.report)
             if rehearsal.is_vain or any(option.fits for option, _ in planned):
                 break
             bound, until_s = (

@@ -16,15 +16,23 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from hires.plan.graph import Graph, Node, describe
+from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, is_random
 from hires.plan.partition import layer_starts, scaled
 from hires.plan.plan import Finding, Stage
-from hires.plan.reasons import why_whole
 from hires.plan.rules import TILED
-from hires.plan.search.layout_search import Change
+from hires.plan.search.change import Change
 
 SHOWN = 6
 """Most reasons, and most kinds of nodes of one reason, that a finding names."""
+REASONS = {
+    "regrouped": "moves pixels across the borders of tiles",
+    "permuted": "moves pixels across the borders of tiles",
+    "expanded": "moves pixels across the borders of tiles",
+    "indexed": "reads the order of the pixels",
+    "product": "multiplies along rows or columns",
+}
+"""How tiles compute an operator -> why they cannot compute a node of it."""
 
 
 def no_rules(
@@ -47,7 +55,7 @@ def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
     """Returns the first node of each reason to have no rule, and how many others have the same."""
     alike: dict[tuple[int, str], list[Node]] = {}
     for stage, node in nodes:
-        alike.setdefault((stage.index, why_whole(node, graph, stage)), []).append(node)
+        alike.setdefault((stage.index, _why_whole(node, graph, stage)), []).append(node)
     words = []
     for (index, reason), [first, *others] in alike.items():
         kinds = [*dict.fromkeys(node.kind for node in others)]
@@ -57,6 +65,38 @@ def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
         words.append(f"{first.name} ({first.kind}: {reason}){more}{where}")
     left = len(words) - SHOWN
     return ", ".join(words[:SHOWN]) + (f" and {left} other reasons" if left > 0 else "")
+
+
+def _why_whole(node: Node, graph: Graph, stage: Stage) -> str:
+    """Returns why a node of a stage has no rule, as ``reflect padding``; it names the cause."""
+    facts, args = facts_of(node.kind), node.args
+    if is_random(node) and not facts.positional:
+        return "draws random numbers for the whole value"
+    if stage.shards > 1:
+        return "works across the samples"
+    maps = [value for value in node.inputs if stage.layout[value] == TILED]
+    if any(value != INPUT and graph.by_name[value].shape is None for value in maps):
+        return "reads a list of maps"
+    if node.kind not in OPERATORS:
+        return "no entry in the table of operators"
+    if args.get("weight") in [{"value": value} for value in maps]:
+        return "its weight is a map"
+    if "pad" in args:
+        mode = args.get("mode", "constant")
+        return f"{mode} padding" if mode != "constant" else "pads channels or samples"
+    if "output_size" in args:
+        return f"pools to {args['output_size']} cells"
+    if args.get(facts.argument) is not None:
+        return f"works along {facts.argument} {args[facts.argument]}"
+    for way in facts.tiling:
+        if way in REASONS:
+            return REASONS[way]
+    sizes = {tuple(graph.shape(value)[2:]) for value in maps}
+    if "pointwise" in facts.tiling and len(sizes) > 1:
+        return f"its maps differ: {' and '.join('x'.join(map(str, s)) for s in sorted(sizes))}"
+    if "pointwise" in facts.tiling and len(maps) > 1:
+        return "its operands have their rows and columns in other dims"
+    return "has no rule for tiles"
 
 
 def _list(kinds: list[str]) -> str:

@@ -18,7 +18,6 @@ from hires.plan.memory import Room, needed_bytes
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.search.choice import Option
-from hires.plan.search.layout_search import Budget
 
 MOST_FITTING = 3
 """Layouts that fit and are rehearsed while there is time; the others are estimated."""
@@ -70,11 +69,12 @@ class Rehearsal:
         alike = len({*self.failures}) == 1
         return alike and len(self.failures) >= MOST_FAILURES and not self.ratios
 
-    def run(self, budget: Budget, report: Callable[[str], None]) -> float:
+    def run(self, deadline_s: float, report: Callable[[str], None]) -> float:
         """Marks each option as one that fits or not, and returns the correction.
 
         More options may have been planned since an earlier call.
-        At least one that fits is looked for, whatever the time; more only while there is time.
+        At least one that fits is looked for, whatever the time; more only if they are expected to
+        be rehearsed before ``deadline_s`` on the monotonic clock.
         RunError: a prediction failed, and so would others.
         """
         for option, _ in self.planned:
@@ -95,8 +95,8 @@ class Rehearsal:
                 if not waiting or rehearsed >= MOST_FITTING:
                     break
                 fitting = waiting
-                budget.longest_s = self.s_per_pass * _num_passes(fitting[0][1])
-                if not budget.allows_trial():
+                expected_s = self.s_per_pass * _num_passes(fitting[0][1])
+                if time.monotonic() + expected_s >= deadline_s:
                     break
             option, plan = fitting[0]
             report(f"predicting the memory of {option.config.parallel.label} ...")

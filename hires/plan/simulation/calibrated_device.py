@@ -17,7 +17,6 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from hires.plan.simulation.costs import BACK
 from hires.plan.simulation.machine_calibration import DEFAULTS, FALLBACK_DTYPE, Calibration, Sample
@@ -29,28 +28,15 @@ STRIDE_WEIGHT = 3.0
 """Another stride counts as so many times another size: it is another kernel."""
 
 
-class Factors(NamedTuple):
-    """Measured over predicted seconds of a network's runs (:mod:`hires.plan.simulation`)."""
-
-    forward: float = 1.0
-    backward: float = 1.0
-    optimiser: float = 1.0
-
-
 Located = tuple[tuple[float, ...], float]
 """Logarithms of a sample's sizes, and that of its factor."""
 
 
 class CalibratedDevice:
-    """The cores of a calibrated machine; as many ranks of one thread compute as are ``busy``.
+    """The cores of a calibrated machine; as many ranks of one thread compute as are ``busy``."""
 
-    ``factors`` are those of the network whose steps it predicts.
-    """
-
-    def __init__(
-        self, calibration: Calibration, busy: int = 1, factors: Factors | None = None
-    ) -> None:
-        self.calibration, self.factors = calibration, factors or Factors()
+    def __init__(self, calibration: Calibration, busy: int = 1) -> None:
+        self.calibration = calibration
         cores = max(1, calibration.machine.cores)
         self._all = 1.0 if cores == 1 and busy > 1 else (min(busy, cores) - 1) / max(1, cores - 1)
         """From 0, one rank alone, to 1: all cores compute."""
@@ -76,13 +62,11 @@ class CalibratedDevice:
 
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the optimiser reads and writes some bytes."""
-        slower = self._slower_memory * self.factors.optimiser
-        return slower * num_bytes / self.calibration.overheads.update_bytes_per_s
+        return self._slower_memory * num_bytes / self.calibration.overheads.update_bytes_per_s
 
     def memory_s(self, num_bytes: float) -> float:
         """Returns the seconds in which a pass reads and writes some bytes in no cache."""
-        slower = self._slower_memory * self.factors.backward
-        return slower * num_bytes / self.calibration.bytes_per_s
+        return self._slower_memory * num_bytes / self.calibration.bytes_per_s
 
     @property
     def _slower_memory(self) -> float:
@@ -96,14 +80,13 @@ class CalibratedDevice:
         return self._crowd * (overheads.step_s + num_passes * overheads.pass_s)
 
     def _seconds(self, work: NodeWork) -> float:
-        factor = self.factors.backward if work.back else self.factors.forward
         log = 0.0
         for alone, weight in ((True, 1 - self._all), (False, self._all)):
             if weight:
                 roof_s = self._roof_s(work, alone)
                 log += weight * (math.log(roof_s) + self._log_factor(work, alone))
         least_s = self.calibration.overheads.launch_s
-        return factor * self._crowd * max(least_s, math.exp(log))
+        return self._crowd * max(least_s, math.exp(log))
 
     def _roof_s(self, work: NodeWork, alone: bool) -> float:
         """Returns what a kernel takes that computes at full speed, then moves all its bytes."""

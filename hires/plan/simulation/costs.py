@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
-import math
-import statistics
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from hires.core.ranks import timeline
-from hires.core.ranks.timeline import Span, StepSpans
 from hires.plan.event import ALONE, BYTES, JOINT, Event
 from hires.plan.graph import Node, update_nodes
 from hires.plan.groups import held_stages
@@ -33,67 +29,6 @@ to that of those before: both gradients, and their sum."""
 UPDATE_TOUCHES = 3
 """Numbers that an update reads or writes for each parameter: itself twice, and its gradient. Each
 number that the optimiser keeps is read and written, too."""
-
-
-@derived
-def pieces_of(plan: Plan, stage: Stage, back: bool) -> list[list[Step]]:
-    """Returns the steps of a pass between its collectives; the last ends with the pass."""
-    pieces: list[list[Step]] = [[]]
-    for step in steps_of(plan, stage, back):
-        pieces[-1].append(step)
-        pieces += [[] for op in step.comm if not op.moves_pixels]
-    return pieces
-
-
-@dataclass
-class ActionCosts:
-    """Known seconds of actions, divided among their nodes by floating-point operations."""
-
-    plan: Plan
-    seconds: dict[tuple[int, str], list[float]]
-    """By rank of a replica and action: one number for all of it, or one for each piece between two
-    collectives."""
-    updates: dict[int, float] = field(default_factory=dict)
-    """Of the optimiser, by rank of a replica; 0 if unknown."""
-
-    def steps_s(self, rank: int, action: str) -> list[float]:
-        """Returns the seconds of each step of an action."""
-        plan = self.plan
-        stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
-        back = action[0] == "B"
-        pieces = pieces_of(plan, stage, back)
-        measured = self.seconds[rank % plan.ranks_per_replica, action]
-        if len(measured) != len(pieces):
-            pieces, measured = [steps_of(plan, stage, back)], [sum(measured)]
-        each: list[float] = []
-        for steps, seconds in zip(pieces, measured, strict=True):
-            weights = [step.node.flops * (BACK if step.back else 1) for step in steps]
-            weights = weights if any(weights) else [1] * len(steps)
-            each += [weight * seconds / max(1, sum(weights)) for weight in weights]
-            if each and not steps:  # what follows the last collective belongs to the node before
-                each[-1] += seconds
-        return each
-
-    def optimiser_s(self, rank: int) -> float:
-        """Returns the seconds of a rank's update."""
-        return self.updates.get(rank % self.plan.ranks_per_replica, 0.0)
-
-
-def measured_costs(plan: Plan, steps: list[StepSpans]) -> ActionCosts:
-    """Returns the median seconds that ranks really computed in an action, without their waits."""
-    passes: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
-    updates: dict[int, list[float]] = defaultdict(list)
-    for step in steps:
-        local = step.rank % plan.ranks_per_replica
-        for action in {span.action: None for span in step.spans if span.action}:
-            spans = [span for span in step.spans if span.action == action]
-            passes[local, action].append(_busy_pieces(spans))
-        updates[local].append(sum(s.duration_s for s in step.spans if s.kind == timeline.OPTIMISER))
-    seconds = {
-        key: [statistics.median(piece) for piece in zip(*found, strict=False)]
-        for key, found in passes.items()
-    }
-    return ActionCosts(plan, seconds, {r: statistics.median(s) for r, s in updates.items()})
 
 
 class DeviceSpeed(Protocol):
@@ -188,8 +123,14 @@ class Roofline:
         return update_s + buffers_s + besides_s
 
 
-Costs = ActionCosts | Roofline
-"""How long a rank computes."""
+class Costs(Protocol):
+    """How long a rank computes."""
+
+    def steps_s(self, rank: int, action: str) -> list[float]:
+        """Returns the seconds of each step of an action."""
+
+    def optimiser_s(self, rank: int) -> float:
+        """Returns the seconds of a rank's update."""
 
 
 @derived
@@ -239,24 +180,6 @@ def _buffers_s(plan: Plan, device: DeviceSpeed, stage: int) -> float:
         work = node_work(graph, node, dtype=plan.dtype, training=plan.training)
         each_s += 0.0 if work is None else device.seconds(work)
     return plan.pieces * each_s
-
-
-def _busy_pieces(spans: list[Span]) -> list[float]:
-    """Returns the seconds that an action computed before, between and after its collectives."""
-    collectives = [span for span in spans if span.kind == timeline.COLLECTIVE]
-    collectives.sort(key=lambda span: span.begin_s)
-    ends = [span.begin_s for span in collectives] + [math.inf]
-    pieces = [0.0] * len(ends)
-    for span in spans:
-        if span.kind == timeline.DATA:  # reading counts as the beginning
-            pieces[0] += span.duration_s
-        elif span.kind in (timeline.FORWARD, timeline.BACKWARD):
-            edges = [span.begin_s, *(t for c in collectives for t in c[2:4]), span.end_s]
-            for index, begin_s in enumerate(edges[::2]):
-                pieces[index] += edges[2 * index + 1] - begin_s
-        elif span.kind == timeline.HALO:
-            pieces[bisect.bisect_right(ends, span.begin_s)] -= span.duration_s
-    return [max(0.0, piece) for piece in pieces]
 
 
 SUMS = ("issue", "wait_issued")

@@ -258,7 +258,7 @@ def calibration_from(values: Mapping[str, Any]) -> Calibration:
     bandwidths = float(values["bytes_per_s"]), float(values["busy_bytes_per_s"])
     speeds = rates, *bandwidths, links, overheads
     paces = float(values["pace_s"]), float(values["busy_pace_s"])
-    added = str(values.get("network_time", ""))  # files of an older hires lack it
+    added = str(values["network_time"])
     return Calibration(machine, values["time"], samples, *speeds, *paces, network_time=added)
 
 

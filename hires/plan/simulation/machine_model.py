@@ -20,7 +20,7 @@ from hires.core.errors import ConfigError
 from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.plan import Plan
 from hires.plan.route_choice import table_of
-from hires.plan.simulation.calibrated_device import CalibratedDevice, Factors
+from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
 from hires.plan.simulation.crowding import concurrency, crowded_step_s, unlinked_concurrency
 from hires.plan.simulation.machine_calibration import COMMAND, Calibration
@@ -72,8 +72,6 @@ class MachineModel:
     """Of this machine; None: a cluster's numbers."""
     device: Device | None = None
     """Of a cluster."""
-    factors: Factors | None = None
-    """Measured over predicted seconds of runs of this network that exist."""
     cores: float = math.inf
     """Of a node, in units of a rank's threads; its GPUs where ranks compute on them."""
 
@@ -83,18 +81,14 @@ class MachineModel:
             assert self.device is not None
             return self.device
         busy = max(1, min(ranks_of_node, cores_of(self.calibration)))
-        key = busy, self.factors
-        if key not in self._speeds:
-            self._speeds[key] = CalibratedDevice(self.calibration, busy, self.factors)
-        return self._speeds[key]
+        if busy not in self._speeds:
+            self._speeds[busy] = CalibratedDevice(self.calibration, busy)
+        return self._speeds[busy]
 
     def source_of(self, works: Iterable[NodeWork]) -> str:
-        """Returns in words where the seconds of some passes come from, and if they were measured.
-
-        Runs of the network that exist stand for measurements of its layers.
-        """
+        """Returns where the seconds of some passes come from, and if they were measured."""
         calibration = self.calibration
-        if calibration is None or not calibration.is_measured or self.factors is not None:
+        if calibration is None or not calibration.is_measured:
             return self.source
         speed, measured = self.speed(1), {sample.work for sample in calibration.samples}
         total_s = known_s = 0.0
@@ -110,20 +104,16 @@ class MachineModel:
         )
 
     @cached_property
-    def _speeds(self) -> dict[object, CalibratedDevice]:
+    def _speeds(self) -> dict[int, CalibratedDevice]:
         return {}
 
     def step_time(self, plan: Plan) -> StepTime:
         """Returns what a step of a plan without errors takes."""
-        simulation, _, share = self._simulated(plan)
+        simulation, share = self._simulated(plan)
         return self._parts(simulation, share)
 
-    def speed_of(self, plan: Plan) -> DeviceSpeed:
-        """Returns what the ranks of a plan compute with while as many as do so at once."""
-        return self._simulated(plan)[1]
-
-    def _simulated(self, plan: Plan) -> tuple[Simulation, DeviceSpeed, float]:
-        """Returns a step, what its ranks compute with, and how many replicas share a node."""
+    def _simulated(self, plan: Plan) -> tuple[Simulation, float]:
+        """Returns a step, and how many replicas share a node."""
         of_node = -(-plan.world // plan.num_nodes)
         network = dataclasses.replace(self.network, ranks_per_node=of_node)
         # Ranks that wait for each other leave cores and memory to those that compute.
@@ -138,7 +128,7 @@ class MachineModel:
             network = dataclasses.replace(network, crowd=crowd)
             speed = self.speed(at_once) if fewer else speed
             simulation = simulate(plan, Roofline(plan, speed), network)
-        return simulation, speed, share
+        return simulation, share
 
     def _parts(self, simulation: Simulation, share: float) -> StepTime:
         step_s = crowded_step_s(simulation, self.cores, share)

@@ -73,7 +73,7 @@ def unusual_keys(run: Run) -> dict[str, str]:
 
 
 def quant_text(run: Run) -> str | None:
-    """Returns the keys of ``quant`` that a run in 8 bits sets, as ``weights=int4``; None: none."""
+    """Returns the keys of ``quant`` that a run in 8 bits sets, as ``linear=dynamic``, or None."""
     if text(run.record.get("precision"), 30) != INT8:
         return None
     own = {k: v for k, v in run.identity().items() if k.startswith(_QUANT)}

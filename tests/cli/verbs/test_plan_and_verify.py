@@ -1,5 +1,5 @@
 """``hires plan`` shows the plan that a run would freeze, with its proof; ``hires verify`` tells
-equal from unequal and leaves nothing behind; ``hires explore`` finds deadlocks."""
+equal from unequal and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hires.cli.main import main
 from hires.launcher.local.local_launcher import Outcome
 from hires.plan.plan import Plan
 from tests.helpers.commands import SMALL
@@ -142,23 +141,3 @@ def test_verification_that_fails_or_compares_nothing_is_no_success(hires, fake_r
     words = ("parallel=pp", "parallel.microbatches=3", "--json")
     answer = hires("verify", *SMALL, *words)
     assert (answer.code, json.loads(answer.out)["error"]["exit_code"]) == (3, 3)
-
-
-def explored(tmp_path: Path, text: str, *options: str) -> int:
-    file = tmp_path / "program.yaml"
-    file.write_text(text)
-    return main(["explore", str(file), *options])
-
-
-def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert explored(tmp_path, "ranks: {0: [barrier], 1: [barrier]}") == 0
-    assert "every interleaving ends" in capsys.readouterr().out
-    assert explored(tmp_path, "ranks: {0: [send 1, recv 1], 1: [send 0, recv 0]}") == 3
-    assert "deadlock, unless every message is buffered" in capsys.readouterr().out
-    three = "ranks: {0: [recv any, recv 1], 1: [send 0], 2: [send 0]}"
-    assert explored(tmp_path, three, "--json") == 3
-    values = json.loads(capsys.readouterr().out)
-    assert values["deadlock"]
-    assert not values["always"]
-    assert explored(tmp_path, "ranks: {0: [broadcast 0], 1: [broadcast 1]}") == 3
-    assert "the ranks do not agree" in capsys.readouterr().out

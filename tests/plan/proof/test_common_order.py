@@ -18,7 +18,7 @@ from hires.plan.proof import prove
 from hires.plan.proof.common_order import SEMANTICS, prove_in_order
 from hires.plan.proof.machine import Proof
 from hires.plan.proof.prove import run_machine
-from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, SEPARATE
+from hires.plan.proof.semantics import MAILBOXES, SEPARATE
 from hires.plan.rank_kinds import translated_kinds
 from tests.helpers.damage import damage, valid_programs
 from tests.helpers.damage import prove as run
@@ -39,6 +39,7 @@ GRIDS: dict[str, Callable[[], Plan]] = {
     "microbatches": lambda: plan_of(tiles=[2, 2], microbatches=2),
     "empty tiles": lambda: plan_of(tiles=[7, 1]),
     "eight neighbours": inner_plan,
+    "replicas": lambda: plan_of(tiles=[2, 2], replicas=2),
 }
 
 
@@ -57,13 +58,8 @@ def check(programs: Programs, members: list[list[int]]) -> Proof | None:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_grid_has_a_common_order(name):
-    assert check(*valid_programs(GRIDS[name](), AHEAD)) is not None
-
-
-@pytest.mark.parametrize("make", [inner_plan, lambda: plan_of(tiles=[2, 2], replicas=2)])
-def test_grid_needs_no_machine(monkeypatch, make):
-    plan = make()
+def test_grid_needs_no_machine(monkeypatch, name):
+    plan = GRIDS[name]()
     exact = {s: run(plan, s) for s in SEMANTICS}
     monkeypatch.setattr(prove, "run_machine", None)
     verdicts = prove.judged(plan, [(semantics, AHEAD) for semantics in SEMANTICS])
@@ -84,21 +80,6 @@ def test_damaged_plan_is_proved_only_if_every_machine_proves_it(kind):
         seen[done is not None, check(programs, members) is not None] += 1
     assert seen[True, False] > 25
     assert seen[False, True] > 2
-
-
-def test_ranks_that_wait_for_each_other_are_left_to_the_machine():
-    """Each of a ring of tiles receives before it sends; also where only one lane is crossed."""
-    programs, members = valid_programs(plan_of(tiles=[2, 2]), AHEAD)
-    late = [sends_behind_waits(program) for program in programs]
-    assert in_order(late, members) is None
-    assert run_machine(late, members, RENDEZVOUS).stuck
-
-
-def sends_behind_waits(program):
-    """Returns a program in which the first send is posted after the wait for the first receive."""
-    send = next(i for i, event in enumerate(program) if event.kind == "send")
-    wait = next(i for i, event in enumerate(program) if event.kind == "wait_recv")
-    return [*program[:send], *program[send + 1 : wait + 1], program[send], *program[wait + 1 :]]
 
 
 def test_mailbox_and_message_are_no_pair():

@@ -6,13 +6,16 @@ import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hires.core.config.run_config import from_dict
 from hires.core.errors import LateError, PlanError
 from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
 from hires.plan.planner import make_plan
+from hires.plan.search.advice import offered
 from hires.plan.search.candidates import (
     Candidate,
     GivenKeys,
@@ -38,7 +41,7 @@ def config(batch=8, image=(16, 16), **parallel):
     return dataclasses.replace(config_of(batch=batch, **parallel), image=[*image])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
     base, seen = config(batch=24), set()
     for shape in shapes(base, ranks, LAYERS):
@@ -61,15 +64,11 @@ def test_ranks_that_no_layout_has_and_those_next_to_them():
 
 
 NO_TIME = Link()
-
-
-TILES = LayoutShape(1, 1, 1, (4, 1), 1, 1)
-
-
-SHARDS = LayoutShape(1, 1, 0, (1, 1), 4, 1)
-
-
-REPLICAS = LayoutShape(4, 1, 0, (1, 1), 1, 1)
+FOUR_RANKS = {
+    "tiles": LayoutShape(1, 1, 1, (4, 1), 1, 1),
+    "shards": LayoutShape(1, 1, 0, (1, 1), 4, 1),
+    "replicas": LayoutShape(4, 1, 0, (1, 1), 1, 1),
+}
 
 
 def estimator(network=Network(NO_TIME, NO_TIME), cores=math.inf):  # noqa: B008, it is frozen
@@ -77,11 +76,11 @@ def estimator(network=Network(NO_TIME, NO_TIME), cores=math.inf):  # noqa: B008,
     return Estimator(config, forked(8, True), lambda node, share, back: share, network, 1e12, cores)
 
 
-@pytest.mark.parametrize("shape", [TILES, SHARDS, REPLICAS], ids=["tiles", "shards", "replicas"])
-def test_ranks_that_share_cores_take_longer(shape):
-    candidate = Candidate(shape)
-    alone_s = estimator(cores=4).estimate(candidate).step_s
-    assert estimator(cores=2).estimate(candidate).step_s == pytest.approx(2 * alone_s, rel=1e-3)
+def test_ranks_that_share_cores_take_longer():
+    for candidate in map(Candidate, FOUR_RANKS.values()):
+        alone_s = estimator(cores=4).estimate(candidate).step_s
+        shared_s = estimator(cores=2).estimate(candidate).step_s
+        assert shared_s == pytest.approx(2 * alone_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [2, 6])
@@ -113,20 +112,12 @@ def of_four():
 def test_best_is_no_slower_than_any_layout_that_is_planned_by_itself(of_four):
     base, best_s = config_of(), of_four.best.time.step_s
     for shape in itertools.islice(shapes(base, 4, 6), 0, None, 5):
-        for order in orders(base, shape):
+        for order in itertools.islice(orders(base, shape), 0, None, 3):
             config = order.change.apply(base)
             plan = make_plan(config, graph_of(8 // config.parallel.pieces))
             if plan.ok:
                 # What was not planned was left for its estimate, which may be off.
                 assert best_s <= 1.05 * MACHINE.step_time(plan).step_s, order
-
-
-def test_step_of_an_option_is_that_of_its_plan(of_four):
-    for option in of_four.options[:5]:
-        plan = make_plan(option.config, graph_of(8 // option.config.parallel.pieces))
-        assert option.time == MACHINE.step_time(plan)
-        assert option.sent_bytes == plan.totals["bytes"]
-        assert option.candidate.change.apply(config_of()).parallel == option.config.parallel
 
 
 def test_options_are_ranked_and_counted(of_four):
@@ -135,12 +126,17 @@ def test_options_are_ranked_and_counted(of_four):
     assert len(times) > 10
     assert all(option.config.parallel.num_ranks == 4 for option in of_four.options)
     assert of_four.best.rehearsed
+    for option in of_four.options[:3]:
+        plan = make_plan(option.config, graph_of(8 // option.config.parallel.pieces))
+        assert option.time == MACHINE.step_time(plan)
+        assert option.sent_bytes == plan.totals["bytes"]
+        assert option.candidate.change.apply(config_of()).parallel == option.config.parallel
     assert of_four.planned == len(of_four.options) + len(of_four.out)
     assert of_four.considered == of_four.planned + of_four.left + of_four.reasons.total()
     for time in (option.time for option in of_four.options):
         whole = time.computing + time.messages + time.bubble + time.crowding
         assert whole == pytest.approx(1)
-    least = chooser(config_of(), objective="memory", budget_s=SHORT_S).choose(4)
+    least = chooser(config_of(), objective="memory", budget_s=SHORT_S).choose(2)
     peaks = [option.peak_bytes for option in least.options]
     assert peaks == sorted(peaks)
     assert least.best.rehearsed
@@ -218,7 +214,6 @@ def test_memory_beside_the_gpus_is_looked_at_too(monkeypatch):
     ("key", "value"),
     [
         ("parallel.tiles", [1, 2]),
-        ("parallel.directions", 2),
         ("parallel.schedule", "1f1b"),
         ("parallel.balance", [1, 6]),
         ("parallel.halo.fuse", 2),
@@ -226,7 +221,7 @@ def test_memory_beside_the_gpus_is_looked_at_too(monkeypatch):
     ],
 )
 def test_every_key_that_is_given_stays(key, value):
-    choice = chooser(config_of(), given=GivenKeys({key: value}), budget_s=1.0).choose(4)
+    choice = chooser(config_of(), given=GivenKeys({key: value}), budget_s=0.5).choose(4)
     of_tiles = key == "parallel.halo.fuse"
     options = [o for o in choice.options if o.candidate.shape.spatial_stages or not of_tiles]
     assert options
@@ -239,12 +234,12 @@ def now(monkeypatch):
     """The time, which stands still unless a test moves it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    for module in ("choose", "trials", "layout_search", "memory_rehearsal", "no_layout"):
+    for module in ("choose", "trials", "memory_rehearsal", "no_layout"):
         monkeypatch.setattr(f"hires.plan.search.{module}.time", clock)
     return now
 
 
-@pytest.mark.parametrize(("before_s", "trials_s"), [(0.0, 20.0), (12.0, 8.0), (19.0, LEAST_S)])
+@pytest.mark.parametrize(("before_s", "trials_s"), [(12.0, 8.0), (19.0, LEAST_S)])
 def test_traces_before_a_search_count_as_its_time(now, monkeypatch, before_s, trials_s):
     def slow(config, graph):
         now[0] += 0.2
@@ -259,12 +254,26 @@ def test_traces_before_a_search_count_as_its_time(now, monkeypatch, before_s, tr
     assert PLANNING * trials_s - 0.5 <= spent_s <= FUSING * trials_s + 0.5
 
 
-def test_search_without_time_still_answers():
-    quick = dataclasses.replace(chooser(config_of()), budget_s=1e-9)
-    choice = quick.choose(4)
-    assert choice.ended_early
-    assert choice.best.rehearsed
-    assert choice.left > 0
+def test_more_ranks_than_a_machine_offers_are_refused():
+    [finding] = offered(from_dict({"batch": 160, "parallel": {"replicas": 80}}))
+    assert (finding.severity, finding.key) == ("error", "launcher.max_ranks")
+    assert finding.text == (
+        "the layout has 80 ranks, but launcher=local offers 64 on a machine; use parallel=auto "
+        "ranks=64, or allow them with launcher.max_ranks=80"
+    )
 
 
-MANY = 2**30
+def test_cores_and_hosts_of_a_job_bound_its_ranks():
+    def job(cores: int | None, **launcher: Any) -> list[str]:
+        launcher = {"name": "slurm", "nodes": 2, "threads": 2, **launcher}
+        keys = {"batch": 8, "parallel": {"replicas": 8}, "cluster": {"cores": cores}}
+        return [one.text for one in offered(from_dict({**keys, "launcher": launcher}))]
+
+    assert job(None) == job(8) == job(7, nodes=3) == job(7, threads=1) == []
+    assert job(7) == [
+        "4 ranks of 2 threads on a node need 8 cores, but cluster.cores=7; use launcher.nodes=3 or "
+        "launcher.threads=1"
+    ]
+    assert job(1)[0].endswith("cluster.cores=1; use fewer ranks")
+    [text] = job(None, name="mpirun", nodes=1, hosts=[f"h{n}" for n in range(9)])
+    assert text.startswith("launcher.hosts names 9, which is more than the ranks")
