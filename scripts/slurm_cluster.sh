@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A real Slurm of two nodes on this machine, for tests: munge, slurmctld and two slurmd.
+# A real Slurm on this machine, for tests: munge, slurmctld and a slurmd for each node. Two nodes run
+# jobs; six more are in no partition until a test makes one of them, to take nodes away from its jobs.
 # usage: scripts/slurm_cluster.sh start|stop|status [--accounting] [FOLDER]
 #
 # Everything lies in FOLDER (else $HIRES_SLURM_DIR, else a folder below /tmp); all ports are free
@@ -46,7 +47,7 @@ esac
 # The path of a socket has 107 characters at most.
 [ ${#dir} -le 80 ] || fail "the path '$dir' is longer than 80 characters; give a shorter one"
 export SLURM_CONF=$dir/slurm.conf
-NODES="node1 node2"
+NODES="node1 node2 node3 node4 node5 node6 node7 node8"
 
 need_root() {
     [ "$(id -u)" = 0 ] ||
@@ -92,9 +93,9 @@ PY
 
 # Writes slurm.conf; every path and every port is this cluster's own.
 write_conf() {
-    local host ports
+    local host ports node number=0
     host=$(hostname)
-    read -ra ports <<<"$(free_ports 3)"
+    read -ra ports <<<"$(free_ports 9)"
     cat >"$SLURM_CONF" <<CONF
 ClusterName=hires
 SlurmctldHost=$host(127.0.0.1)
@@ -132,10 +133,12 @@ SchedulerParameters=batch_sched_delay=1,sched_interval=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
-NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=8 RealMemory=12000 State=UNKNOWN
-NodeName=node2 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=8 RealMemory=12000 State=UNKNOWN
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10
-PartitionName=scav Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+$(for node in $NODES; do
+        number=$((number + 1))
+        echo "NodeName=$node NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[number]} CPUs=8 RealMemory=12000"
+    done)
+PartitionName=debug Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTier=10
+PartitionName=scav Nodes=node[1-2] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
 CONF
 }
 
@@ -207,7 +210,7 @@ wait_for() {
 }
 
 nodes_are_idle() {
-    [ "$(timeout 5 sinfo --noheader --Node --partition=debug --format=%t | sort -u)" = idle ]
+    [ "$(timeout 5 scontrol show node --oneliner | grep -c 'State=IDLE ')" = "$(wc -w <<<"$NODES")" ]
 }
 
 no_jobs() {
@@ -227,7 +230,7 @@ alive() {
 
 all_alive() {
     local name
-    for name in munged slurmctld slurmd-node1 slurmd-node2; do
+    for name in munged slurmctld ${NODES//node/slurmd-node}; do
         alive "$name" || return 1
     done
 }
@@ -263,7 +266,7 @@ start() {
     start_daemons
     wait_for 60 nodes_are_idle ||
         fail "the nodes did not come up: $(tail -n 3 "$dir"/log/slurm*.log 2>/dev/null)"
-    say "two nodes are up; stop them with: $0 stop${words[1]:+ $dir}"
+    say "the nodes are up; stop them with: $0 stop${words[1]:+ $dir}"
     print_use
 }
 
@@ -306,7 +309,7 @@ stop() {
         wait_for 30 no_jobs || say "some jobs did not end in time"
     fi
     local name
-    for name in slurmd-node1 slurmd-node2 slurmctld slurmdbd mariadbd munged; do
+    for name in ${NODES//node/slurmd-node} slurmctld slurmdbd mariadbd munged; do
         end "$name"
     done
     rm -rf -- "$dir"
@@ -319,7 +322,7 @@ status() {
         say "nothing runs in $dir; start it with: $0 start"
         exit 3
     }
-    for name in munged slurmdbd mariadbd slurmctld slurmd-node1 slurmd-node2; do
+    for name in munged slurmdbd mariadbd slurmctld ${NODES//node/slurmd-node}; do
         ! alive "$name" || say "$name runs as process $(cat "$dir/$name.pid")"
     done
     timeout 10 sinfo >&2

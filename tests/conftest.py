@@ -21,7 +21,6 @@ import pytest
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.launcher.ranks import spawn
 from tests.helpers.mpi_ranks import MPIS
-from tests.helpers.slurm_runs import Runs, ask
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -163,17 +162,6 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ans
         return Answer(done.returncode, done.stdout, done.stderr)
 
     return run
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    """Starts runs on a real Slurm in an empty folder; none is left in the queue afterwards."""
-    assert ask("sinfo", "--noheader", "--format=%D", "--partition=debug") == "2"
-    made = Runs(tmp_path)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture(params=MPIS)

@@ -1,4 +1,4 @@
-"""The supervisors of a Slurm job with ranks that need no torch, see fake_rank.py.
+"""The supervisor of a Slurm job with ranks that need no torch, see fake_rank.py.
 
 ``python -m tests.helpers.fake_batch ARRAY_DIR`` runs a task of an array, ``RUN_DIR`` one run.
 """
@@ -12,7 +12,7 @@ from hires.launcher.slurm import batch, job_attempts
 
 def main(words):
     job_attempts.launch = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
-    return batch.main(words, module="tests.helpers.fake_batch")
+    return batch.main(words)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Runs on the Slurm that SLURM_CONF names: how tests start them, look at them and end them."""
+"""The Slurm of ``scripts/slurm_cluster.sh``: its daemons, and the runs that tests submit."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,103 +14,75 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.helpers.patience import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]
-FIVE = ["parallel=sp+lp", "parallel.tiles=[2,2]", "launcher=slurm", "launcher.nodes=2"]
-"""Four tiles and a stage behind them, on both nodes."""
-TWO = ["parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm", "launcher.nodes=2"]
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+TINY = ["model=preact_resnet", "model.depth=11", "image=[37,33]", "batch=4", "steps=4"]
+TWO = [*TINY, "parallel=sp", "parallel.tiles=[2,1]", "launcher=slurm", "launcher.nodes=2"]
 """One rank on each node."""
-LONG = ["steps=100000"]
+LONG = "steps=100000"
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, **variables: str) -> str:
     """Returns what one of Slurm's commands prints."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout.strip()
 
 
-def wait_for_empty_queue() -> None:
-    """Returns when no job is left: a run is over a moment before its batch script is."""
-    until(lambda: not ask("squeue", "--noheader"), "an empty queue")
-
-
 @dataclass
-class Runs:
-    """The runs of one test: command lines in its folder, and their jobs."""
+class Run:
+    """A run folder, and what its jobs have left in it so far."""
 
-    folder: Path
-    jobs: list[str] = field(default_factory=list)
+    path: Path
 
-    def hires(self, *words: str, code: int = 0) -> tuple[str, str]:
-        """Returns output and error output of one command line."""
-        with self.background(*words) as process:
-            out, err = process.communicate(timeout=240)
-        assert process.returncode == code, (process.returncode, out, err, self.log())
-        return out, err
-
-    @contextlib.contextmanager
-    def background(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """Runs one command line while the block does something else."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hires", *words],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            try:
-                yield process
-            finally:
-                process.kill()
-
-    def submit(self, *words: str, layout: list[str] = FIVE) -> str:
-        """Submits a tiny run, by default of five ranks, and returns its job."""
-        out, _ = self.hires("run", *TINY, *layout, *words, "--json")
-        self.jobs.append(str(json.loads(out)["job"]))
-        return self.jobs[-1]
-
-    @property
-    def run(self) -> Path:
-        """The one run folder."""
-        [config] = self.folder.glob("results/*/*/config.yaml")
-        return config.parent
+    def read(self, name: str) -> dict[str, Any]:
+        """Returns a JSON file once it is there."""
+        until((self.path / name).exists, f"{self.path / name}; the log: {self.log()}")
+        return dict(json.loads((self.path / name).read_text()))
 
     def log(self) -> str:
-        """What all jobs have said so far."""
-        return "\n".join(path.read_text() for path in self.folder.glob("results/*/*/job.log"))
-
-    def events(self, name: str, attempt: int = 0) -> list[dict[str, Any]]:
-        """Returns the events of one kind."""
-        path = self.run / f"a{attempt}" / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line for line in map(json.loads, lines) if line["event"] == name]
-
-    def wait_for_step(self, step: int, attempt: int = 0) -> None:
-        """Returns when rank 0 has recorded a step."""
-        pattern = f"results/*/*/a{attempt}/metrics.jsonl"
-        words = f'"rank": 0, "step": {step},'
-        until(
-            lambda: any(words in path.read_text() for path in self.folder.glob(pattern)),
-            f"step {step}",
-        )
+        """Returns what all jobs have said."""
+        return "\n".join(path.read_text() for path in self.path.parent.rglob("job.log"))
 
     def exit(self, attempt: int = 0) -> dict[str, Any]:
         """Returns the ``exit.json`` of an attempt once it is there."""
-        path = self.run / f"a{attempt}" / "exit.json"
-        until(path.exists, f"{path}; the log: {self.log()}")
-        return dict(json.loads(path.read_text()))
+        return self.read(f"a{attempt}/exit.json")
 
-    def steps(self, attempt: int) -> list[int]:
-        """Returns the steps that rank 0 did in an attempt."""
-        path = self.run / f"a{attempt}" / "metrics.jsonl"
+    def end(self, attempt: int = 0) -> tuple[str, str | None]:
+        """Returns state and reason of an attempt once it has ended."""
+        values = self.exit(attempt)
+        return values["state"], values["reason"]
+
+    def job(self, attempt: int = 0) -> str:
+        """Returns the job of an attempt as Slurm names it."""
+        values = self.read(f"a{attempt}/job.json")
+        return str(values["job"]) + ("" if values["index"] is None else f"_{values['index']}")
+
+    def lines(self, name: str, attempt: int) -> list[dict[str, Any]]:
+        """Returns the lines of one of an attempt's files."""
+        path = self.path / f"a{attempt}" / name
         lines = path.read_text().splitlines() if path.exists() else []
-        found = [line for line in map(json.loads, lines) if line["kind"] == "step"]
-        return [line["step"] for line in found if line["rank"] == 0]
+        return [dict(json.loads(line)) for line in lines]
+
+    def events(self, name: str, attempt: int = 0) -> list[dict[str, Any]]:
+        """Returns the events of one kind."""
+        return [one for one in self.lines("events.jsonl", attempt) if one["event"] == name]
+
+    def steps(self, attempt: int = 0, rank: int = 0) -> dict[int, float]:
+        """Returns the steps that a rank did in an attempt, and their losses."""
+        lines = [one for one in self.lines("metrics.jsonl", attempt) if one["kind"] == "step"]
+        return {one["step"]: one["loss"] for one in lines if one["rank"] == rank}
+
+    def wait_for_step(self, step: int, attempt: int = 0) -> None:
+        """Returns when rank 0 has recorded a step."""
+        path, words = self.path / f"a{attempt}" / "metrics.jsonl", f'"rank": 0, "step": {step},'
+        what = f"step {step} of {self.path.name}"
+        until(lambda: path.exists() and words in path.read_text(), what, pause_s=0.1)
 
     def done_once(self, attempts: int) -> list[int]:
         """Checks that a run is done, in so many attempts and with every step counted once.
@@ -117,25 +91,20 @@ class Runs:
             The step at which every attempt began.
         """
         last = attempts - 1
-        end = self.exit(last)
-        assert end["state"] == "done", (end, self.log())
-        record = self.record()
-        assert (record["state"], record["attempt"]) == ("done", last)
-        numbers = sorted(int(path.name[1:]) for path in self.run.glob("a[0-9]*"))
-        assert numbers == list(range(attempts))
-        begins = [self.steps(attempt)[0] for attempt in numbers]
+        assert self.end(last) == ("done", None), (self.exit(last), self.log())
+        assert (self.read("record.json")["state"], self.read("record.json")["attempt"]) == (
+            "done",
+            last,
+        )
+        assert len([*self.path.glob("a[0-9]*")]) == attempts
+        done = [list(self.steps(attempt)) for attempt in range(attempts)]
+        begins = [min(steps) for steps in done]
         # An attempt goes on where the one before was saved; what that did later does not count.
-        kept = [step for step in self.steps(0) if attempts == 1 or step < begins[1]]
-        for attempt in numbers[1:]:
-            upto = begins[attempt + 1] if attempt < last else None
-            kept += [s for s in self.steps(attempt) if upto is None or s < upto]
+        ends = [*begins[1:], done[-1][-1] + 1]
+        kept = [step for steps, end in zip(done, ends, strict=True) for step in steps if step < end]
         assert kept == list(range(len(kept)))
-        assert len(record["samples"]) == len(self.steps(last))
+        assert len(self.read("record.json")["samples"]) == len(done[-1])
         return begins
-
-    def record(self) -> dict[str, Any]:
-        """Returns the record of the run."""
-        return dict(json.loads((self.run / "record.json").read_text()))
 
     def rank_pids(self) -> dict[int, int]:
         """Returns the processes of the ranks themselves, on all nodes of this machine."""
@@ -146,14 +115,130 @@ class Runs:
                 environ = (process / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"hires.worker" in words[:4] and os.fsencode(self.run) in words:
+            if b"hires.worker" in words[:4] and os.fsencode(self.path) in words:
                 [rank] = [word[5:] for word in environ if word.startswith(b"RANK=")]
                 found[int(rank)] = int(process.name)
         return found
 
-    def end(self) -> None:
-        """Cancels what still runs, and returns when it is gone."""
+    def wait_for_ranks_to_end(self) -> None:
+        """Returns when no process of a rank is left."""
+        until(lambda: not self.rank_pids(), f"the end of all ranks of {self.path}", pause_s=0.2)
+
+
+@dataclass
+class Runs:
+    """Command lines in a folder, and their jobs."""
+
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    jobs: list[str] = field(default_factory=list)
+
+    def hires(self, *words: str, code: int = 0) -> tuple[str, str]:
+        """Returns output and error output of one command line."""
+        with self.background(*words) as process:
+            out, err = process.communicate(timeout=400)
+        logs = [path.read_text() for path in self.folder.rglob("job.log")]
+        assert process.returncode == code, (process.returncode, out, err, logs)
+        return out, err
+
+    @contextlib.contextmanager
+    def background(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Runs one command line while the block does something else."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hires", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **self.variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def submit(self, *words: str) -> Run:
+        """Submits a run of a rank on each of two nodes, unless the words say otherwise."""
+        told = json.loads(self.hires("run", *TWO, *words, "--json")[0])
+        self.jobs.append(str(told["job"]))
+        return Run(self.folder / told["run"])
+
+    def run(self, campaign: str = "default") -> Run:
+        """Returns the one run of a campaign, once it is there."""
+        pattern = f"results/{campaign}/[!.]*/config.yaml"
+        [config] = until(lambda: [*self.folder.glob(pattern)], f"{self.folder}/{pattern}")
+        return Run(config.parent)
+
+    def elements(self, campaign: str = "default") -> list[Run]:
+        """Returns the runs of a campaign's one array."""
+        path = self.folder / "results" / campaign
+        lines = (path / "arrays" / "0" / "points.jsonl").read_text().splitlines()
+        return [Run(path / json.loads(line)["run"]) for line in lines]
+
+    def states(self, *words: str) -> list[dict[str, Any]]:
+        """Returns what ``hires status`` says of all runs."""
+        return list(json.loads(self.hires("status", *words, "--json")[0])["runs"])
+
+    def cancel(self) -> None:
+        """Cancels what still runs."""
         jobs = [json.loads(path.read_text())["job"] for path in self.folder.rglob("a*/job.json")]
         if jobs or self.jobs:
-            subprocess.run(["scancel", *jobs, *self.jobs], check=False, capture_output=True)
-        wait_for_empty_queue()
+            ask("scancel", "--quiet", *jobs, *self.jobs, **self.variables)
+
+
+def kill_daemon(name: str) -> None:
+    """Kills a daemon, as ``slurmctld`` or ``slurmd-node2``.
+
+    Only slurmctld may save its state: else it would give numbers of jobs again, and Slurm drains a
+    node that hears of one twice.
+    """
+    folder = Path(os.environ["SLURM_CONF"]).parent
+    if not (folder / ".slurm_cluster").exists():
+        pytest.skip("only daemons that scripts/slurm_cluster.sh started are killed here")
+    pid = int((folder / f"{name}.pid").read_text())
+    assert Path(f"/proc/{pid}/comm").read_text().strip() == name.partition("-")[0]
+    os.kill(pid, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{pid}").exists(), f"the end of {name}")
+
+
+def start_daemon(name: str, *before: str) -> None:
+    """Starts a daemon by the words ``before``, and returns when its nodes may be given to jobs."""
+    program, _, node = name.partition("-")
+    where = shutil.which(program, path=PATH)
+    assert where is not None
+    words = ["-N", node] if node else []
+    command = [*before, where, *words, "-f", os.environ["SLURM_CONF"]]
+    # Its output may go nowhere: a daemon that holds a pipe would keep whoever reads it.
+    if subprocess.run(command, timeout=60, check=False).returncode:
+        pytest.skip(f"could not start {command}")
+
+    def is_up() -> bool:
+        which = f"--nodes={node}" if node else "--partition=debug"
+        command = ["sinfo", "--noheader", "--Node", "--format=%t", which]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        states = {*done.stdout.split()}
+        return bool(states) and states <= {"idle", "mix", "alloc", "comp"}
+
+    until(is_up, f"nodes that take jobs after {name} was started", pause_s=0.2)
+
+
+@contextlib.contextmanager
+def killed(name: str) -> Iterator[None]:
+    """Lets a daemon be dead while the block runs."""
+    kill_daemon(name)
+    try:
+        yield
+    finally:
+        start_daemon(name)
+
+
+@contextlib.contextmanager
+def partition(name: str, nodes: str, *options: str) -> Iterator[str]:
+    """Lets the cluster have one more partition while the block runs."""
+    ask("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes}", "MaxTime=60", *options)
+    try:
+        yield f"launcher.partition={name}"
+    finally:
+        until(lambda: not ask("squeue", "--noheader", f"--partition={name}"), "its last job")
+        ask("scontrol", "delete", f"PartitionName={name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,40 +82,3 @@ def test_status_of_nothing_exits_3(tmp_path):
 
 def test_stop_of_nothing_is_fine(root, tmp_path):
     assert cluster("stop", str(tmp_path / "none"), PATH=root)[0] == 0
-
-
-@pytest.mark.slurm
-def test_second_cluster_starts_once_and_leaves_nothing():
-    # Sockets need a short path, and munge folders that others cannot write to.
-    folder = Path(tempfile.gettempdir()) / f"hires-slurm-test-{os.getpid()}"
-    pids: dict[str, str] = {}
-    try:
-        code, out, err = cluster("start", str(folder))
-        assert (code, out) == (0, f"export SLURM_CONF={folder}/slurm.conf\n"), err
-        pids = {path.name: path.read_text() for path in folder.glob("*.pid")}
-        assert cluster("start", str(folder))[1] == out
-        assert {path.name: path.read_text() for path in folder.glob("*.pid")} == pids
-        assert cluster("status", str(folder))[0] == 0
-        environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        hostnames = subprocess.run(
-            ["srun", "--nodes=2", "--ntasks=2", "printenv", "SLURMD_NODENAME"],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        ).stdout
-        assert sorted(hostnames.split()) == ["node1", "node2"]
-    finally:
-        code, _, err = cluster("stop", str(folder))
-    assert code == 0, err
-    assert not folder.exists()
-    assert not [pid for pid in pids.values() if _runs(pid.strip())]
-
-
-def _runs(pid: str) -> bool:
-    """Whether a process is there and has not ended."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False

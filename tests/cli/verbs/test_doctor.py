@@ -17,9 +17,7 @@ from hires.core.store.provenance import now
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks
 from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
-from tests.helpers import slurm_daemons as daemons
 from tests.helpers.calibrations import CALIBRATION
-from tests.helpers.slurm_runs import TINY, TWO, wait_for_empty_queue
 
 CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
 
@@ -161,30 +159,3 @@ def test_job_is_cancelled_when_the_doctor_is_stopped(hires, queue, tmp_path):
     queue("scancel", f'echo "$@" > {tmp_path}/told')
     assert hires("doctor", "launcher=slurm", "--nodes", "2").code == 130
     assert (tmp_path / "told").read_text() == "7\n"
-
-
-DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--patience", "60", "--json")
-
-
-@pytest.mark.slurm
-def test_two_nodes_are_found_to_fit_together(runs):
-    told = json.loads(runs.hires(*DOCTOR)[0])
-    assert told["ok"] is True
-    found = {check["name"]: check for check in told["checks"] if check["where"] == "job"}
-    assert {check["state"] for check in found.values()} == {"ok"}
-    assert "ran on node1, node2" in found["job"]["text"]
-    assert {"versions", "gpus", "disk", "clock", "shared", "network", "nccl"} <= set(found)
-    assert not list((runs.folder / "results").iterdir())
-    wait_for_empty_queue()
-
-
-@pytest.mark.slurm
-def test_node_that_does_not_see_the_results_is_named_by_the_doctor_and_by_a_run(runs):
-    with daemons.blind("slurmd-node2", runs.folder):
-        told = json.loads(runs.hires(*DOCTOR, code=1)[0])
-        [job] = [check for check in told["checks"] if check["name"] == "job"]
-        assert (job["state"], told["ok"]) == ("failed", False)
-        assert "node node2 does not see " in job["text"]
-        _, err = runs.hires("run", *TINY, *TWO, "--wait", code=1)
-    assert f"node node2 does not see {runs.run}: keep runs on a file system that all" in err
-    assert runs.exit()["reason"] == "launch"
