@@ -12,7 +12,6 @@ from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, config_keys,
 from hires.core.config.value_checks import Checks
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
-from hires.core.store.naming import MOVED
 
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
 _FREE = (
@@ -113,11 +112,8 @@ def _check_key(key: str, groups: Groups) -> None:
         if word.partition("=")[0] == key:
             name = ours.partition("=")[0]
             raise ConfigError(f"unknown key {key!r}: hires calls it {name} ({what})")
-    moved = [now for now, before in MOVED.items() if before == key]
     names = [*known, *groups]
-    hits = (
-        moved or nearest(key, names) or [n for n in names if n.split(".")[-1] == key.split(".")[-1]]
-    )
+    hits = nearest(key, names) or [n for n in names if n.split(".")[-1] == key.split(".")[-1]]
     remedy = f"did you mean {' or '.join(hits)}?"
     if not hits:
         remedy = "`hires list keys` shows every key with its default"

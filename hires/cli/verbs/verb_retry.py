@@ -40,7 +40,11 @@ from hires.launcher.status.state import states
 _NEVER = (RUNNING, INFEASIBLE)
 RETRIED = tuple(state for state in STATES if state not in _NEVER)
 """States of runs that may be run again."""
-FREE = [key for key in COSMETIC if key not in ("campaign", "results", "checkpoint.continues")]
+FREE = [
+    key
+    for key in COSMETIC
+    if key not in ("campaign", "results", "checkpoint.continues") and not key.startswith("cluster.")
+]
 """Keys that a retry may change."""
 States = dict[Path, RunState]
 """Run folder -> how the run ended."""

@@ -11,6 +11,7 @@ from hires.core.config.value_checks import (
     Checks,
     Section,
     choice,
+    cosmetic,
     number,
 )
 from hires.core.precisions import HALF
@@ -27,7 +28,7 @@ class CommConfig(Section, key="comm"):
     of one machine share), ``cma`` (ranks of one machine read each other's memory), ``nccl_direct``
     (NCCL without torch's process groups; it has never run on a GPU) or ``auto``: ``nccl`` for
     ``device=cuda`` if every rank has a GPU of its own, else ``gloo``."""
-    table: str = "default"
+    table: str = cosmetic("default")
     """Tuning table: which backend and algorithm carries a message, by operation, ranks, device,
     type and size. ``default`` ships with hires (memory of one machine for small messages and sums,
     ``backend`` for all others), ``tuned`` is the one that `hires tune comm` has measured here,
@@ -42,7 +43,7 @@ class CommConfig(Section, key="comm"):
     visible: str = choice("own", ("own", "node"))
     """GPUs that a rank sees: its ``own`` only, or all of its ``node``, as CUDA IPC of some MPI
     libraries needs. It computes on its own either way."""
-    timeout_s: float = number(120.0, above=True, most=MOST_STEPS)
+    timeout_s: float = cosmetic(number(120.0, above=True, most=MOST_STEPS))
     """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
     stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True
@@ -55,10 +56,10 @@ class CommConfig(Section, key="comm"):
     joint_norms: bool = True
     """Whether norms of tiles or shards that do not depend on each other, as in the branches of a
     cell, share one message for their statistics and one for the way back."""
-    log: str = choice("summary", ("off", "summary", "full"))
+    log: str = cosmetic(choice("summary", ("off", "summary", "full")))
     """What is recorded of messages: ``off``, their number, bytes and seconds (``summary``), or also
     every single one (``full``); `hires show RUN --comm` shows it."""
-    check: str = choice("late", ("off", "late", "every"))
+    check: str = cosmetic(choice("late", ("off", "late", "every")))
     """When ranks compare what they call, so that an error names the two calls that differ, with
     their lines: where a wait is ``late`` or fails, and at the end; before ``every`` call, which
     costs a message each and finds what would end a process at once; or not at all (``off``)."""

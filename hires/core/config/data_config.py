@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.value_checks import (
+    COSMETIC,
     MOST_LABEL,
     MOST_SEED,
     MOST_STEPS,
     Checks,
     Section,
     choice,
+    cosmetic,
     number,
     share,
     word,
@@ -95,7 +97,7 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS, choices=CHOICES):
     outside: str | None = None
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
-    names: list[str] | None = None
+    names: list[str] | None = field(default=None, metadata=COSMETIC)
     """Names of the classes, in the order of their numbers; null: those of the data, which a run of
     files keeps here. Predictions with its weights have them, too."""
     order: list[str] | None = None
@@ -113,7 +115,7 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS, choices=CHOICES):
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
     place, another one in each epoch; else about the centre), or ``error``."""
-    max_pixels: int = number(2**28, least=1, most=2**40)
+    max_pixels: int = cosmetic(number(2**28, least=1, most=2**40))
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.mpi_dialects import MPIS
-from hires.core.config.value_checks import SIZE, Checks, Section, check_word, choice, number, word
+from hires.core.config.value_checks import (
+    COSMETIC,
+    SIZE,
+    Checks,
+    Section,
+    check_word,
+    choice,
+    cosmetic,
+    number,
+    word,
+)
 from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size
@@ -58,48 +68,48 @@ class ClusterConfig(
 
     name: str = word(HERE)
     """What the site is called; ``workstation`` is this machine."""
-    gpus: int | None = number(None, most=1024)
+    gpus: int | None = cosmetic(number(None, most=1024))
     """GPUs of a node, which its ranks take in turn; unset: those that the job requests, or that
     this machine shows."""
-    gpu_memory: Any = field(default=None, metadata=SIZE)
+    gpu_memory: Any = field(default=None, metadata={**SIZE, **COSMETIC})
     """Memory of one GPU, with its unit, as 40GiB: a layout that needs more on one is refused.
     Unset: unknown."""
-    gpu_capability: float | None = number(None, least=3)
+    gpu_capability: float | None = cosmetic(number(None, least=3))
     """Compute capability of these GPUs, as 8.0 of an A100 and 9.0 of an H100: it decides how much
     memory cuBLAS keeps. Unset: before 9.0."""
-    cores: int | None = number(None, least=1)
+    cores: int | None = cosmetic(number(None, least=1))
     """Cores of a node; a job that needs more is refused. Unset: Slurm checks it."""
-    memory: Any = field(default=None, metadata=SIZE)
+    memory: Any = field(default=None, metadata={**SIZE, **COSMETIC})
     """Memory of a node for jobs, with its unit, as 240GiB: a layout that needs more on one node is
     refused. Unset: unknown, except for this machine."""
-    tflop_per_s: dict[str, float] = field(default_factory=dict)
+    tflop_per_s: dict[str, float] = field(default_factory=dict, metadata=COSMETIC)
     """What the convolutions of one GPU (or core) reach, in 10^12 operations a second, by precision,
     as ``{fp32: 28.4, bf16: 37.5}``: with the next keys it predicts step times on machines that are
     not this one. Another precision takes the speed of fp32."""
-    memory_gb_per_s: float | None = number(None, above=True)
+    memory_gb_per_s: float | None = cosmetic(number(None, above=True))
     """10^9 bytes a second that such a GPU (or core) reads from its memory."""
-    link_gb_per_s: float | None = number(None, above=True)
+    link_gb_per_s: float | None = cosmetic(number(None, above=True))
     """10^9 bytes a second between two ranks of a node."""
-    network_gb_per_s: float | None = number(None, above=True)
+    network_gb_per_s: float | None = cosmetic(number(None, above=True))
     """10^9 bytes a second out of a node, and into one."""
-    latency_us: float | None = number(None, above=True)
+    latency_us: float | None = cosmetic(number(None, above=True))
     """Microseconds of a small message between nodes; unset: 20."""
-    partition: str | None = word()
+    partition: str | None = cosmetic(word())
     """Partition of its jobs, unless ``launcher.partition`` is set."""
-    account: str | None = word()
+    account: str | None = cosmetic(word())
     """Account that is charged, unless ``launcher.account`` is set."""
-    modules: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list, metadata=COSMETIC)
     """Environment modules that a job loads first."""
-    mpi: str | None = choice(None, MPIS)
+    mpi: str | None = cosmetic(choice(None, MPIS))
     """What starts the ranks, unless ``launcher.mpi`` is set: ``srun``, ``openmpi``, ``mpich`` or
     ``mvapich``."""
-    srun_mpi: str | None = word()
+    srun_mpi: str | None = cosmetic(word())
     """TYPE of ``srun --mpi=TYPE``, as ``pmix``, unless ``launcher.srun_mpi`` is set."""
-    interface: str | None = word()
+    interface: str | None = cosmetic(word())
     """Network interface between the nodes, unless ``launcher.interface`` is set."""
     environment: dict[str, Any] = field(default_factory=dict)
     """Variables of every rank, as settings of its network; those that are set already stay."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, metadata=COSMETIC)
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
 
     def _check_more(self, check: Checks) -> None:
@@ -186,7 +196,7 @@ class LauncherConfig(Section, key="launcher", choices=CHOICES):
     spread evenly over ``nodes``, consecutive ranks together."""
     threads: int = number(1, least=1)
     """Compute threads of every rank; a Slurm job requests as many cores per rank."""
-    max_ranks: int = number(64, least=1)
+    max_ranks: int = cosmetic(number(64, least=1))
     """Most processes on this machine; a larger world is refused."""
     bind: str = choice("auto", ("auto", "none"))
     """``auto``: each rank is bound to an equal share of neighbouring cores, on a GPU of those of
@@ -199,39 +209,34 @@ class LauncherConfig(Section, key="launcher", choices=CHOICES):
     srun_mpi: str | None = word()
     """TYPE of ``srun --mpi=TYPE``, for an MPI inside the ranks; one srun starts all of them, unless
     it is ``none``. Unset: ``cluster.srun_mpi``, else none."""
-    mpirun: str | None = word()
+    mpirun: str | None = cosmetic(word())
     """``mpirun``, ``slurm``: the program, if it goes by another name or lies elsewhere."""
     mpi_options: list[str] = field(default_factory=list)
     """``mpirun``, ``slurm``: further words for it, as ``[--mca,btl_tcp_if_include,ib0]``."""
-    hosts: list[str] = field(default_factory=list)
-    """``mpirun``: machines over which the ranks are spread evenly. This one, whether it is one of
-    them or not, reaches them by ssh without a password, and all have the folder of the runs. Empty:
-    only this one."""
-    port: int = number(0, most=65535)
+    hosts: list[str] = field(default_factory=list, metadata=COSMETIC)
+    """``mpirun``: machines over which the ranks are spread evenly, this one first. It reaches the
+    others by ssh without a password, and all have the folder of the runs. Empty: only this one."""
+    port: int = cosmetic(number(0, most=65535))
     """Rendezvous port; 0: a free one, or one that follows from the number of the Slurm job."""
     nodes: int = number(1, least=1)
     """``slurm``: nodes of the job."""
     partition: str | None = word()
     """``slurm``: partition; unset: the cluster's default."""
-    account: str | None = word()
+    account: str | None = cosmetic(word())
     """``slurm``: account that is charged; unset: the user's default."""
-    qos: str | None = word()
+    qos: str | None = cosmetic(word())
     """``slurm``: quality of service; unset: the cluster's default."""
-    minutes: int = number(60, least=1, most=YEAR_MINUTES)
-    """``slurm``: time limit of the job in minutes; with ``pack`` of all its points together."""
-    pack: int = number(1, least=1)
-    """``slurm``: points of a sweep that share one job, which is sized for the largest of them. They
-    run side by side as far as their ranks times ``threads`` fit, else one after the other. Points
-    that differ only in their number of ranks may share a job."""
-    signal_s: int = number(120, least=10)
+    minutes: int = cosmetic(number(60, least=1, most=YEAR_MINUTES))
+    """``slurm``: time limit of the job in minutes."""
+    signal_s: int = cosmetic(number(120, least=10))
     """``slurm``: seconds before the time limit (or up to a minute earlier) at which SIGUSR2 makes
     the ranks save and stop. The job is then queued again, and the run's next attempt resumes from
     what was saved; so does that of a preempted job, if the preemption leaves time to save."""
-    requeues: int = number(3)
+    requeues: int = cosmetic(number(3))
     """``slurm``: how often a job that reached its time limit is queued again."""
-    other_code: bool = False
+    other_code: bool = cosmetic(False)
     """``slurm``: whether a job may run with another version or commit of hires than planned it."""
-    interface: str | None = word()
+    interface: str | None = cosmetic(word())
     """Network interface between ranks of several nodes, as ``ib0``; unset: ``cluster.interface``,
     else the one that leads to another node."""
 

@@ -6,7 +6,15 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, Section, check_word, choice, number, word
+from hires.core.config.value_checks import (
+    Checks,
+    Section,
+    check_word,
+    choice,
+    cosmetic,
+    number,
+    word,
+)
 from hires.core.errors import ConfigError
 
 MIN_MAX = "min_max"
@@ -37,7 +45,7 @@ def noise_bound(value: Any) -> float | None:
 class QuantConfig(Section, key="quant"):
     """``quant.*``: how ``precision=int8`` finds its scales, and what it leaves in float."""
 
-    scales: str | None = word()
+    scales: str | None = cosmetic(word())
     """JSON file of scales that `hires quantize` has written; unset: the one beside ``weights``, or
     else a run calibrates first."""
     linear: str = choice(STATIC, LINEAR)

@@ -27,6 +27,7 @@ from hires.core.config.quant_config import QuantConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS, TaskConfig
 from hires.core.config.validate_config import ValidateConfig
 from hires.core.config.value_checks import (
+    COSMETIC,
     MOST_SEED,
     MOST_STEPS,
     SIZE,
@@ -36,6 +37,7 @@ from hires.core.config.value_checks import (
     changed_names,
     check_name,
     choice,
+    cosmetic,
     number,
     word,
 )
@@ -49,7 +51,7 @@ from hires.core.ranks.compilers import TENSORRT
 class MemoryConfig(Section, key="memory"):
     """``memory.*``: what is kept, and how much may be used."""
 
-    limit: Any = field(default=None, metadata=SIZE)
+    limit: Any = field(default=None, metadata={**SIZE, **COSMETIC})
     """Most that a rank may need, with its unit, as 4GiB or 800MB; unset: all ranks of the local
     launcher together may need what the machine has."""
     checkpoint: str = choice("none", ("none", "stage", "block"))
@@ -81,7 +83,7 @@ class MeasureConfig(Section, key="measure"):
     """Steps at the start that no table counts."""
     steps: int | None = number(None, least=1, most=MOST_STEPS)
     """Steps after the warm-up that are counted; unset: all of them."""
-    tensorboard: bool = False
+    tensorboard: bool = cosmetic(False)
     """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
     run folder: loss, rate, norm of the gradients, images per second, evaluations."""
 
@@ -109,13 +111,13 @@ class RunConfig(Section):
     name GPUs, or this machine shows some to a torch that is built for them; else ``cpu``."""
     seed: int = number(0, most=MOST_SEED)
     """Seed of the weights, the synthetic data and the order of images."""
-    weights: str | None = word()
+    weights: str | None = cosmetic(word())
     """What the network begins with in place of first weights from the seed: a run folder (its
     latest checkpoint), a checkpoint, either with /ema behind it (``optimizer.ema``), or a file
     .safetensors, .pt or .pth of a plain state dict."""
-    campaign: str = "default"
+    campaign: str = cosmetic("default")
     """Name that groups runs: one folder under ``results``."""
-    results: str = "results"
+    results: str = cosmetic("results")
     """Folder for all run folders."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -7,6 +7,7 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from hires.core.errors import ConfigError
@@ -94,6 +95,21 @@ def word(default: str | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})
 
 
+COSMETIC = {"identity": False}
+"""Metadata of a field that decides nothing of what a run computes, as :func:`cosmetic`."""
+
+
+def cosmetic(declared: Any) -> Any:
+    """Marks a field, or one with this default, that decides nothing of what a run computes.
+
+    It decides where the run is kept, or how and whether it is started.
+    """
+    if not isinstance(declared, dataclasses.Field):
+        declared = dataclasses.field(default=declared)
+    declared.metadata = MappingProxyType({**declared.metadata, **COSMETIC})
+    return declared
+
+
 MAX_NAME_BYTES = 200
 """Of a folder; file systems take 255, and names beside it have a word more."""
 
@@ -165,6 +181,16 @@ def _check_most(key: str, value: Any, most: int | None) -> None:
     limit = MOST if most is None else most
     if is_number and not -limit <= value <= limit:
         raise ConfigError(f"{key}={value} must be at most {limit}")
+
+
+def cosmetic_keys(section: Any) -> Iterator[str]:
+    """Yields the keys of a config whose fields are marked as :func:`cosmetic`."""
+    for field in dataclasses.fields(section):
+        inner = field.default_factory
+        if dataclasses.is_dataclass(inner):
+            yield from (f"{field.name}.{key}" for key in cosmetic_keys(inner))
+        elif not field.metadata.get("identity", True):
+            yield field.name
 
 
 def unread_keys(section: type[Section], name: str) -> set[str]:

@@ -67,6 +67,17 @@ def test_what_is_computed_or_measured_changes_the_run(config):
     assert len({naming.run_name(replace(config, cluster=one)) for one in far}) == 1
 
 
+def test_key_with_its_default_is_no_part_of_the_name(config):
+    """A key that comes later renames no run."""
+    values = naming.plain(config)
+    values["loss"]["smooth"] = 0.5
+    named = naming.identity(values)
+    assert named["loss"] == {"smooth": 0.5}
+    del values["loss"]["weights"], values["augment"], values["epochs"]
+    assert naming.identity(values) == named
+    assert naming.identity(naming.plain(RunConfig())) == {}
+
+
 def test_hash_does_not_depend_on_process_or_order(config):
     """Python's own hash is salted: two processes would not agree."""
     code = (
