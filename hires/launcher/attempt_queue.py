@@ -5,7 +5,7 @@
        Ctrl-C, SIGTERM, SIGUSR2: sent on to every launcher once; nothing more starts
 
 The launchers are processes, so a run that fails, or whose launcher is killed, does not stop the
-others. :class:`LocalQueue` runs those of a sweep here, ``slurm.batch`` those that share a job.
+others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import logging
 import signal
 import subprocess
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from hires.core.errors import PREEMPTED, RunError
 from hires.core.python_command import module_command
@@ -47,26 +46,11 @@ _END_S = 10.0
 """How long a launcher may take to stop its ranks when this process ends with an error."""
 
 
-class QueuedRun(Protocol):
-    """A run that waits for its turn."""
-
-    @property
-    def path(self) -> Path:
-        """The run folder."""
-
-    @property
-    def needs(self) -> Sequence[float]:
-        """How much it needs of each resource, in the order of the queue's ``rooms``."""
-
-
-Task = TypeVar("Task", bound=QueuedRun)
-
-
 @dataclass
-class Running(Generic[Task]):
+class Running:
     """An attempt under way."""
 
-    task: Task
+    task: FrozenRun
     attempt: int
     process: spawn.Child
     log: Path
@@ -86,143 +70,6 @@ class Running(Generic[Task]):
     def wall_s(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self.began_s
-
-
-class AttemptQueue(ABC, Generic[Task]):
-    """Runs that wait and run, and share some resources."""
-
-    def __init__(self, tasks: Sequence[Task], rooms: Sequence[float]) -> None:
-        self.waiting = list(tasks)
-        self.running: list[Running[Task]] = []
-        self.stopped: str | None = None
-        """Why nothing more starts, in words."""
-        self.interrupts = Interrupts()
-        self._rooms = rooms
-
-    @abstractmethod
-    def begin(self, task: Task) -> None:
-        """Makes an attempt and calls :meth:`launch`, or says why there is none."""
-
-    @abstractmethod
-    def ended(self, run: Running[Task], code: int, state: str, cause: str | None) -> None:
-        """Takes in how an attempt ended, with the exit code of its launcher."""
-
-    def look(self, run: Running[Task]) -> None:
-        """Is called with every attempt at every poll."""
-
-    def stop_reason(self) -> str | None:
-        """Returns why nothing more may start; None: the next may."""
-        if self.interrupts.received:
-            return f"stopped by {self.interrupts.name or 'SIGUSR2'}"
-        return None
-
-    def work(self) -> None:
-        """Runs all unless something stops it; no process is left then.
-
-        Call it from a thread that lives until it returns: what it starts ends with that thread.
-        """
-        with self.interrupts:
-            try:
-                while self.running or (self.waiting and self.stopped is None):
-                    # Ends first: they make room, and count for the budget.
-                    for run in list(self.running):
-                        code = run.process.poll()
-                        _continue_stopped(run)
-                        self.look(run)
-                        if code is not None and not _may_be_all(run, code):
-                            self.running.remove(run)
-                            self.ended(run, code, *_end_of(run, code))
-                    self.stopped = self.stop_reason()
-                    for run in self.running:  # a second Ctrl-C makes it hurry
-                        if run.lost_s is not None:
-                            continue
-                        for number in self.interrupts.received[run.signals :]:
-                            run.process.send_signal(number)
-                            run.signals += 1
-                    # In order, but a run that has no room does not keep a smaller one waiting.
-                    for task in list(self.waiting):
-                        if self.stopped is None and self._fits(task):
-                            self.waiting.remove(task)
-                            self.begin(task)
-                    if self.running:
-                        time.sleep(POLL_S)
-            finally:  # whatever went wrong here
-                for run in self.running:
-                    run.process.send_signal(signal.SIGTERM)
-                for run in self.running:
-                    try:
-                        run.process.wait(_END_S)
-                    except subprocess.TimeoutExpired:
-                        run.process.kill()
-                        run.process.wait()
-
-    def launch(
-        self,
-        task: Task,
-        attempt: int,
-        words: Sequence[str],
-        log: Path,
-        gpus: Sequence[str] | None = None,
-    ) -> None:
-        """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end.
-
-        It sees these ``gpus`` only, or as this process all there are.
-        """
-        command, environ = module_command(*words), spawn.helper_environment()
-        if gpus:
-            environ[VISIBLE] = ",".join(gpus)
-        options = {"death_signal": signal.SIGTERM, "heir": True}
-        try:
-            process = spawn.start_logged("its launcher", command, environ, log, **options)
-        except RunError as error:
-            leave(task.path, attempt, "failed", str(error))
-            raise
-        self.running.append(Running(task, attempt, process, log, gpus=gpus or ()))
-
-    def _fits(self, task: Task) -> bool:
-        """Whether a run has room beside those that run now; one alone always has."""
-        beside = [run.task for run in self.running]
-        needs = zip(*(one.needs for one in [task, *beside]), strict=True)
-        return not beside or (
-            all(one.path != task.path for one in beside)  # no run twice at once
-            and all(sum(some) <= room for some, room in zip(needs, self._rooms, strict=True))
-        )
-
-
-def _continue_stopped(run: Running[Task]) -> None:
-    """Continues a launcher that someone has stopped, as by SIGSTOP, and names it."""
-    pid = run.process.pid
-    if provenance.state_of(pid) != "T":
-        run.stopped_s = None
-        return
-    run.stopped_s = run.stopped_s or time.monotonic()
-    if time.monotonic() - run.stopped_s > _STOPPED_S:
-        log.warning("process %d, the launcher of %s, was stopped: continued", pid, run.task.path)
-        run.process.send_signal(signal.SIGCONT)
-        run.stopped_s = None
-
-
-def _may_be_all(run: Running[Task], code: int) -> bool:
-    """Whether what killed a launcher may be about to end this process, too."""
-    if code >= 0 or Attempt(run.task.path, run.attempt).has_ended:
-        return False
-    run.lost_s = run.lost_s or time.monotonic()
-    return time.monotonic() - run.lost_s < _DIE_S
-
-
-def _end_of(run: Running[Task], code: int) -> tuple[str, str | None]:
-    """Returns state and cause, as the launcher wrote them or as they look if it could not."""
-    if end := Attempt(run.task.path, run.attempt).exit:
-        return end["state"], end.get("cause")
-    if run.signals:
-        state, cause = "cancelled", "stopped before its ranks were started"
-    else:
-        state, how = "failed", f"exited with code {code}"
-        if code < 0:
-            state, how = "lost", f"was killed by {signal.Signals(-code).name}"
-        cause = ": ".join([f"its launcher {how}", *last_lines(run.log)[-1:]])
-    leave(run.task.path, run.attempt, state, cause, started=run.started)
-    return state, cause
 
 
 @dataclass(frozen=True)
@@ -254,7 +101,7 @@ class Watcher(Protocol):
         """Another command makes the task, or has completed it."""
 
 
-class LocalQueue(AttemptQueue[FrozenRun]):
+class LocalQueue:
     """Attempts that wait, run and have ended; two of the same run never run at once."""
 
     def __init__(
@@ -270,21 +117,91 @@ class LocalQueue(AttemptQueue[FrozenRun]):
 
         If ``cancelled``, which is called again and again, returns True all ends, as after Ctrl-C.
         """
-        super().__init__(tasks, rooms)
+        self.waiting = list(tasks)
+        self.running: list[Running] = []
         self.ends: list[Ended] = []
+        self.stopped: str | None = None
+        """Why nothing more starts, in words."""
+        self.interrupts = Interrupts()
+        self._rooms = rooms
         self._watcher, self._cancelled = watcher, cancelled
         self._gpus = gpus or LocalGpus([])
         self._module = [module] if module else []
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
         self._tails: dict[Path, MetricsTail] = {}
 
-    def stop_reason(self) -> str | None:
+    def work(self) -> None:
+        """Runs all unless something stops it; no process is left then.
+
+        Call it from a thread that lives until it returns: what it starts ends with that thread.
+        """
+        with self.interrupts:
+            try:
+                while self.running or (self.waiting and self.stopped is None):
+                    # Ends first: they make room.
+                    for run in list(self.running):
+                        code = run.process.poll()
+                        _continue_stopped(run)
+                        self._look(run)
+                        if code is not None and not _may_be_all(run, code):
+                            self.running.remove(run)
+                            self._ended(run, code, *_end_of(run, code))
+                    self.stopped = self._stop_reason()
+                    for run in self.running:  # a second Ctrl-C makes it hurry
+                        if run.lost_s is not None:
+                            continue
+                        for number in self.interrupts.received[run.signals :]:
+                            run.process.send_signal(number)
+                            run.signals += 1
+                    # In order, but a run that has no room does not keep a smaller one waiting.
+                    for task in list(self.waiting):
+                        if self.stopped is None and self._fits(task):
+                            self.waiting.remove(task)
+                            self._begin(task)
+                    if self.running:
+                        time.sleep(POLL_S)
+            finally:  # whatever went wrong here
+                for run in self.running:
+                    run.process.send_signal(signal.SIGTERM)
+                for run in self.running:
+                    try:
+                        run.process.wait(_END_S)
+                    except subprocess.TimeoutExpired:
+                        run.process.kill()
+                        run.process.wait()
+
+    def _launch(
+        self,
+        task: FrozenRun,
+        attempt: int,
+        words: Sequence[str],
+        log: Path,
+        gpus: Sequence[str] | None = None,
+    ) -> None:
+        """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end.
+
+        It sees these ``gpus`` only, or as this process all there are.
+        """
+        command, environ = module_command(*words), spawn.helper_environment()
+        if gpus:
+            environ[VISIBLE] = ",".join(gpus)
+        options = {"death_signal": signal.SIGTERM, "heir": True}
+        try:
+            process = spawn.start_logged("its launcher", command, environ, log, **options)
+        except RunError as error:
+            leave(task.path, attempt, "failed", str(error))
+            raise
+        self.running.append(Running(task, attempt, process, log, gpus=gpus or ()))
+
+    def _stop_reason(self) -> str | None:
         """Returns why nothing more may start: a signal or ``hires cancel``."""
         if not self.interrupts.count and self._cancelled():
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
-        return super().stop_reason()
+        if self.interrupts.received:
+            return f"stopped by {self.interrupts.name or 'SIGUSR2'}"
+        return None
 
-    def begin(self, task: FrozenRun) -> None:
+    def _begin(self, task: FrozenRun) -> None:
         """Starts a task, unless another command makes or has made it; a failed start is its end."""
         try:
             with running_elsewhere.alone(task.path):
@@ -296,7 +213,7 @@ class LocalQueue(AttemptQueue[FrozenRun]):
                 words = ["hires.launcher.local", str(run.path), str(run.attempt), *self._module]
                 log = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
                 gpus = (self._gpus_for(task) or self._gpus.names) if task.gpu_bytes else None
-                self.launch(task, run.attempt, words, log, gpus)
+                self._launch(task, run.attempt, words, log, gpus)
         except running_elsewhere.UnderWayError as error:
             self._watcher.left(task, str(error))
         except RunError as error:
@@ -306,8 +223,14 @@ class LocalQueue(AttemptQueue[FrozenRun]):
             self._watcher.started(task, run.attempt)
 
     def _fits(self, task: FrozenRun) -> bool:
-        fits = super()._fits(task)
-        return fits and (not self.running or self._gpus_for(task) is not None)
+        """Whether a run has room beside those that run now; one alone always has."""
+        beside = [run.task for run in self.running]
+        needs = zip(*(one.needs for one in [task, *beside]), strict=True)
+        return not beside or (
+            all(one.path != task.path for one in beside)  # no run twice at once
+            and all(sum(some) <= room for some, room in zip(needs, self._rooms, strict=True))
+            and self._gpus_for(task) is not None
+        )
 
     def _gpus_for(self, task: FrozenRun) -> list[str] | None:
         held: collections.Counter[str] = collections.Counter()
@@ -315,12 +238,12 @@ class LocalQueue(AttemptQueue[FrozenRun]):
             held.update(dict(zip(run.gpus, run.task.gpu_bytes, strict=False)))
         return self._gpus.choose(task.gpu_bytes, held)
 
-    def look(self, run: Running[FrozenRun]) -> None:
+    def _look(self, run: Running) -> None:
         """Passes on what the ranks recorded."""
         for line in self._tails[run.task.path].read():
             self._watcher.line(run.task, line)
 
-    def ended(self, run: Running[FrozenRun], code: int, state: str, cause: str | None) -> None:
+    def _ended(self, run: Running, code: int, state: str, cause: str | None) -> None:
         """Takes in how an attempt ended."""
         state = "saved" if code == PREEMPTED else state
         self._end(Ended(run.task, run.attempt, state, cause, run.wall_s))
@@ -329,3 +252,39 @@ class LocalQueue(AttemptQueue[FrozenRun]):
         self._done[end.task.path] += end.state == "done"
         self.ends.append(end)
         self._watcher.ended(end)
+
+
+def _continue_stopped(run: Running) -> None:
+    """Continues a launcher that someone has stopped, as by SIGSTOP, and names it."""
+    pid = run.process.pid
+    if provenance.state_of(pid) != "T":
+        run.stopped_s = None
+        return
+    run.stopped_s = run.stopped_s or time.monotonic()
+    if time.monotonic() - run.stopped_s > _STOPPED_S:
+        log.warning("process %d, the launcher of %s, was stopped: continued", pid, run.task.path)
+        run.process.send_signal(signal.SIGCONT)
+        run.stopped_s = None
+
+
+def _may_be_all(run: Running, code: int) -> bool:
+    """Whether what killed a launcher may be about to end this process, too."""
+    if code >= 0 or Attempt(run.task.path, run.attempt).has_ended:
+        return False
+    run.lost_s = run.lost_s or time.monotonic()
+    return time.monotonic() - run.lost_s < _DIE_S
+
+
+def _end_of(run: Running, code: int) -> tuple[str, str | None]:
+    """Returns state and cause, as the launcher wrote them or as they look if it could not."""
+    if end := Attempt(run.task.path, run.attempt).exit:
+        return end["state"], end.get("cause")
+    if run.signals:
+        state, cause = "cancelled", "stopped before its ranks were started"
+    else:
+        state, how = "failed", f"exited with code {code}"
+        if code < 0:
+            state, how = "lost", f"was killed by {signal.Signals(-code).name}"
+        cause = ": ".join([f"its launcher {how}", *last_lines(run.log)[-1:]])
+    leave(run.task.path, run.attempt, state, cause, started=run.started)
+    return state, cause

@@ -1,7 +1,6 @@
 """Cancels runs that another command started: their job, or the process that launched them.
 
-a job of its own                 request file, scheduler's cancel; a waiting attempt is closed
-a job shared with other runs     request file only, which the supervisor of the job reads
+a job                            request file, scheduler's cancel; a waiting attempt is closed
 a process of this machine        request file, which its supervisor reads
 a process of another machine     refused: only there does it show whether it still runs
 """
@@ -14,12 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance
-from hires.core.store.attempts import Attempt, latest
+from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.run_index import write_cancelled
-from hires.launcher.interface import Job, cancel_jobs
+from hires.launcher.interface import cancel_jobs
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
-from hires.launcher.status.state import goes_on
 
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and write its end."""
@@ -34,14 +32,14 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
         else None
         for s in states
     ]
-    whole = _whole_jobs([attempt for attempt in attempts if attempt is not None])
-    requests = [a.folder / file_names.CANCEL for a in attempts if a and a.job_name in whole]
+    own = [attempt for attempt in attempts if attempt is not None and attempt.job_name is not None]
+    requests = [attempt.folder / file_names.CANCEL for attempt in own]
     why, written = None, []
     try:
         for path in requests:  # first: an attempt that begins just now must not seem to have failed
             write_atomically(path, "")
             written.append(path)
-        cancel_jobs(whole.values())
+        cancel_jobs([attempt.job for attempt in own])
     except RunError as error:  # a job that the scheduler does not cancel ends at its request
         why = f"{error}; the request to cancel it stays, so it ends once its job runs"
         if len(written) < len(requests):
@@ -56,13 +54,6 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
                 yield state, f"is {state.state}; there is nothing to cancel", True
             elif attempt.job_name is None:
                 yield state, _stop_process(attempt), True
-            elif attempt.job_name not in whole:
-                write_atomically(attempt.folder / file_names.CANCEL, "")
-                if waits:
-                    cause = f"cancelled while it waited for its turn in job {attempt.job_name}"
-                    write_cancelled(attempt.run, attempt.number, cause)
-                what = "will not be begun" if waits else "will end soon"
-                yield state, f"{what}; the other runs of job {attempt.job_name} go on", True
             elif why is not None:
                 yield state, why, False
             else:
@@ -72,23 +63,6 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
                 yield state, cause, True
         except RunError as error:
             yield state, str(error), False
-
-
-def _whole_jobs(attempts: Sequence[Attempt]) -> dict[str, Job]:
-    """Returns the jobs, by name, that no other run which is under way shares."""
-    jobs: dict[str, list[Attempt]] = {}
-    for attempt in attempts:
-        if attempt.job_name is not None:
-            jobs.setdefault(attempt.job_name, []).append(attempt)
-    whole = {}
-    for name, own in jobs.items():
-        runs = [attempt.run for attempt in own]
-        others = [run for run in runs[0].parent.iterdir() if run not in runs]
-        if len(runs) >= (own[0].job.get("pack") or 1) or not any(
-            last.job_name == name and goes_on(last) for last in map(latest, others) if last
-        ):
-            whole[name] = own[0].job
-    return whole
 
 
 def _stop_process(attempt: Attempt) -> str:

@@ -286,15 +286,12 @@ def launcher_of(config: RunConfig) -> Launcher:
     return launcher_named(config.launcher.name)
 
 
-def note_job(
-    launcher: str, attempt: Path, job: str, index: int | None = None, pack: int = 1
-) -> None:
-    """Writes ``job.json`` into the folder of an attempt whose job ``pack`` runs share.
+def note_job(launcher: str, attempt: Path, job: str, index: int | None = None) -> None:
+    """Writes ``job.json`` into the folder of an attempt.
 
     ``job`` is the number of the job or, with the ``index`` of a task, of the job array.
     """
     values = {"launcher": launcher, "job": job, "index": index, "submitted": provenance.now()}
-    values |= {"pack": pack} if pack > 1 else {}
     write_atomically(attempt / file_names.JOB, json.dumps(values) + "\n")
 
 

@@ -79,14 +79,14 @@ def add_files(run: Path) -> None:
     saved.mkdir(parents=True)
     manifest = {"schema": 1, "step": 1, "attempt": 0, "task": "train", "layout": "x"}
     for path, values in {
-        attempt / file_names.JOB: {"launcher": "slurm", "job": "77", "index": None, "pack": 1},
+        attempt / file_names.JOB: {"launcher": "slurm", "job": "77", "index": None},
         attempt / file_names.CANCEL: {},
         attempt / file_names.CONTROL: {"line": ["127.0.0.1", 1], "key": "0"},
         attempt / file_names.VERIFY: {"equal": True},
         attempt / file_names.TIMELINE: step,
         attempt / file_names.ALIVE / "rank0000.json": {"rank": 0, "step": 1, "since_s": 1.0},
         saved / file_names.CHECKPOINT: {**manifest, "files": {"stage00.safetensors": 1}},
-        run.parent / file_names.POINTS: [{"run": run.name, "attempt": 0}],
+        run.parent / file_names.POINTS: {"run": run.name, "attempt": 0},
     }.items():
         path.write_text(json.dumps(values) + "\n")
     for path, text in {

@@ -61,7 +61,9 @@ def test_hosts_that_do_not_reach_each_other_are_named(monkeypatch, routed):
     def refuse(host):
         raise OSError("no route")
 
-    with pytest.raises(RunError, match=r"runs on no\.such\.host \(launcher\.hosts\), which"):
+    with pytest.raises(
+        RunError, match=r"run on no\.such\.host \(launcher\.hosts\)"
+    ):
         places(hosts=["no.such.host", "localhost"])
     monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) .* leads to 127.0.1.1"):
@@ -72,17 +74,6 @@ def test_hosts_that_do_not_reach_each_other_are_named(monkeypatch, routed):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(RunError, match=r"inside a Slurm job .*salloc.*launcher=slurm"):
         places(mpi="srun")
-
-
-def test_head_node_starts_ranks_that_meet_at_the_first_host(monkeypatch, routed):
-    monkeypatch.setattr(rank_places, "is_this_machine", lambda name: False)
-    names = {"n1": "10.0.0.11", "n2": "10.0.0.12"}
-    monkeypatch.setattr(rank_places.socket, "gethostbyname", names.__getitem__)
-    for hosts in (["n1", "n2"], ["n1"]):
-        found = places(hosts=hosts, interface="ib0")  # which this machine may lack
-        assert (found.address, found.supervisor) == ("10.0.0.11", "10.0.0.1")
-        assert [place.node for place in found.ranks] == sorted((hosts * 3)[:3])
-    assert found.interface == "ib0"
 
 
 def test_rank_gets_its_world_and_threads_and_none_of_an_outer_launcher():

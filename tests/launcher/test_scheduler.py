@@ -184,28 +184,16 @@ def test_ranks_are_spread_evenly_over_the_nodes_of_a_job(routed):
     assert places(one_machine).address == "127.0.0.1"
 
 
-def test_port_follows_from_the_job_unless_runs_share_it_or_the_user_chose(routed):
+def test_port_follows_from_the_job_unless_the_user_chose(routed):
     assert places().ports == (10042, 0, 0)
     assert places(port=29500).ports == (29500,)
-    config = RunConfig(launcher=LauncherConfig(name="slurm", pack=3))
-    assert Allocation("42", None, HERE).places(2, config, packed=True).ports == (0, 0, 0)
-
-
-def test_shell_of_salloc_on_no_node_supervises_from_there(monkeypatch):
-    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.9")
-    monkeypatch.setattr(allocation, "current", lambda: Allocation("42", None, HERE))
-    # Its head node lacks the interface of the nodes.
-    config = RunConfig(launcher=LauncherConfig(name="mpirun", mpi="srun", interface="ib7"))
-    found = launcher_of(config).rank_places(config, 5)
-    assert (found.address, found.supervisor) == ("10.0.0.1", "10.0.0.9")
-    assert (found.interface, found.ports) == ("ib7", (10042, 0, 0))
-    assert found.ranks[0].prefix[0] == "srun"
 
 
 def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch):
-    nodes = (JobNode("n1", "a", "no.such.host"), HERE[1])
-    with pytest.raises(RunError, match=r"rank 0 runs on node n1, .* start it there, or use launch"):
-        Allocation("42", None, nodes).places(2, RunConfig(), elsewhere=True)
+    monkeypatch.setattr(allocation, "current", lambda: Allocation("42", None, HERE))
+    config = RunConfig(launcher=LauncherConfig(name="mpirun", mpi="srun"))
+    with pytest.raises(RunError, match=r"rank 0 would run on node n1, .* or use launcher=slurm"):
+        launcher_of(config).rank_places(config, 5)
     monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n1 finds no address .* n2 .*launcher.interface=ib0"):
         places()
@@ -226,7 +214,3 @@ def test_job_and_its_nodes_are_read_from_slurm(monkeypatch):
     for name, value in {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}.items():
         monkeypatch.setenv(name, value)
     assert allocation.current().array == ("8", 3)
-    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "3,2(x2)")
-    nodes = tuple(JobNode(name, "", "") for name in "abc")
-    assert allocation.cores(Allocation("7", None, nodes)) == [3, 2, 2]
-    assert allocation.cores(Allocation("7", None, nodes[:2])) == [0, 0]

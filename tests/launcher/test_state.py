@@ -266,34 +266,6 @@ def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
     assert (found.state, found.step) == ("running", 8)
 
 
-def shared(run: Path, attempt: int = 0) -> Path:
-    """Submits an attempt that shares its job with another run."""
-    folder = submitted(run, attempt, job="7", index=0)
-    values = json.loads((folder / "job.json").read_text())
-    (folder / "job.json").write_text(json.dumps({**values, "pack": 2}))
-    return folder
-
-
-def test_run_that_shares_a_running_job_waits_for_its_turn(run):
-    shared(run)
-    found = state_of(run, says(JobStatus(interface.RUNNING)))
-    assert (found.state, found.cause) == (
-        "pending",
-        "waits for its turn in job 7_0, which runs",
-    )
-    begin(run)
-    assert state_of(run, says(JobStatus(interface.RUNNING))).state == "running"
-
-
-def test_run_whose_time_limits_are_used_up_has_failed_though_its_job_goes_on(run):
-    with (run / "config.yaml").open("a") as file:
-        file.write("launcher:\n  requeues: 1\n")
-    for attempt, expected in enumerate(("pending", "failed")):
-        shared(run, attempt)
-        end(begin(run, attempt), "failed", reason="timeout")
-        assert state_of(run, says(JobStatus(interface.RUNNING))).state == expected
-
-
 def line(rank, number, step_s, loss=None):
     return {"kind": "step", "rank": rank, "step": number, "step_s": step_s, "loss": loss}
 

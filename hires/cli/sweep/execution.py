@@ -61,12 +61,6 @@ class Sweep:
                 f"--order {options.order}: with launcher=slurm each point is one task of an array, "
                 f"which makes all its attempts one after the other; leave --order out"
             )
-        packs = {config.launcher.pack for config in configs} - {1}
-        if packs:
-            raise ConfigError(
-                f"launcher.pack={max(packs)} and --repeat {options.repeat}: runs that share a job "
-                f"make one attempt each; use launcher.pack=1, or sweep seed=0,1 instead of repeats"
-            )
 
     def attempts(self) -> list[SweepPoint]:
         """Returns each point once for every attempt that it lacks, in the order of their start."""

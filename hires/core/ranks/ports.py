@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 import socket
 import sys
 from collections.abc import Iterator
@@ -53,12 +52,6 @@ def reserve(port: int) -> Iterator[int]:
         if not _IS_LINUX:
             kept.close()  # elsewhere a bound port keeps rank 0 out, too
         yield number
-
-
-@contextlib.contextmanager
-def guess(port: int) -> Iterator[int]:
-    """Yields the port to use on another machine, ``port`` itself or a random one for 0."""
-    yield port or FIRST_PORT + secrets.randbelow(NUM_PORTS)
 
 
 def was_taken(log: Path) -> bool:

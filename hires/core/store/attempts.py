@@ -134,12 +134,10 @@ class Attempt:
 def job_in(folder: Path, notes: Notes) -> Values:
     """Returns the job in the folder of an attempt or array; empty if there is none, or damaged."""
     path = folder / file_names.JOB
-    # The first form of the file did not name the launcher: there was one with jobs.
-    job = {"launcher": "slurm", "index": None, "pack": 1, **reading.read_json(path, notes)}
+    job = {"launcher": "slurm", "index": None, **reading.read_json(path, notes)}
     if "job" not in job:
         return {}
-    numbers = isinstance(job["index"], int | None) and isinstance(job["pack"], int)
-    if numbers and re.fullmatch(r"[0-9]+", str(job["job"])):
+    if isinstance(job["index"], int | None) and re.fullmatch(r"[0-9]+", str(job["job"])):
         return job
     return reading.damaged(path, _WRONG_VALUE, notes)
 

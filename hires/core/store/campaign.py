@@ -161,7 +161,7 @@ def write(folder: Path, campaign: Campaign) -> None:
 
 @dataclass(frozen=True)
 class ArrayEntry:
-    """A run of a task of a job array."""
+    """What a task of a job array runs."""
 
     run: str
     """Name of its folder, below that of the campaign."""
@@ -173,21 +173,32 @@ class ArrayEntry:
     """How many complete attempts the task is to make."""
 
 
-def read_array(folder: Path, task: int | None = None) -> list[list[ArrayEntry]]:
-    """Returns the runs of each task of a job array, from ``points.jsonl`` in the array's folder.
+def read_array(folder: Path) -> list[ArrayEntry]:
+    """Returns the run of each task of a job array, from ``points.jsonl`` in the array's folder.
 
-    With ``task`` the line of that task alone is read: damage to others does not stop it. A list
-    that cannot be read is a RunError.
+    A list that cannot be read is a RunError.
     """
-    path = folder / file_names.POINTS
+    return [_entry(folder, line) for line in _tasks(folder)]
+
+
+def read_task(folder: Path, index: int) -> ArrayEntry:
+    """Returns the run of one task, as :func:`read_array`; damage to others does not stop it."""
+    tasks = _tasks(folder)
+    if not 0 <= index < len(tasks):
+        raise RunError(f"{folder} has {len(tasks)} tasks, of which none is task {index}")
+    return _entry(folder, tasks[index])
+
+
+def _tasks(folder: Path) -> list[bytes]:
+    data = reading.read_bytes(folder / file_names.POINTS, needed=True)
+    return (data or b"").splitlines()
+
+
+def _entry(folder: Path, line: bytes) -> ArrayEntry:
     try:
-        lines = (reading.read_bytes(path, needed=True) or b"").splitlines()
-        return [
-            [build(ArrayEntry, entry) for entry in json.loads(line)] if task in (None, k) else []
-            for k, line in enumerate(lines)
-        ]
-    except (HiresError, ValueError, TypeError, RecursionError) as error:
+        return build(ArrayEntry, json.loads(line))
+    except (HiresError, ValueError, RecursionError) as error:
         raise RunError(
-            f"{path} is damaged ({error}), so the runs of its job are unknown; submit the points "
-            f"again"
+            f"{folder / file_names.POINTS} is damaged ({error}), so the runs of its job are "
+            f"unknown; submit the points again"
         ) from None

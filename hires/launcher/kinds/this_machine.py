@@ -65,5 +65,9 @@ class OneCommandLauncher(LocalLauncher):
                 f"`salloc` gives, or use launcher=slurm"
             ) from None
         first, here = job.nodes[0], socket.gethostname()
-        elsewhere = here.split(".")[0] != first.host.split(".")[0]
-        return job.places(num_ranks, config, elsewhere=elsewhere)
+        if here.split(".")[0] != first.host.split(".")[0]:
+            raise RunError(
+                f"rank 0 would run on node {first.name}, which is not this machine ({here}): start "
+                f"the run there, or use launcher=slurm"
+            )
+        return job.places(num_ranks, config)

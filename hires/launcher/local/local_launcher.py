@@ -131,10 +131,9 @@ def _print_end(own: Attempt, end: Outcome) -> Outcome:
 def _run(job: Launch, interrupts: Interrupts) -> Outcome:
     """Runs the ranks, with another port if one was taken between choosing and listening."""
     choices = list(job.places.ports)
-    choose = ports.reserve if job.places.supervisor is None else ports.guess
     while True:
         try:
-            with choose(choices.pop(0)) as port:
+            with ports.reserve(choices.pop(0)) as port:
                 end = Supervisor(job, port, interrupts).run()
         except ports.PortTakenError:
             if choices:

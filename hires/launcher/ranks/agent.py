@@ -60,9 +60,7 @@ class AgentRanks(RankGroup):
         self.ranks = [Rank(rank, job.log(rank)) for rank in range(len(job.places.ranks))]
         self._starter = starter
         self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
-        self._channel = control_channel.ControlChannel(
-            job.places.supervisor or job.places.address, len(self.ranks)
-        )
+        self._channel = control_channel.ControlChannel(job.places.address, len(self.ranks))
         self._process: spawn.Child | None = None
         self._patience_s = max(START_S, job.config.comm.timeout_s)
         self._began_s = time.monotonic()

@@ -53,7 +53,7 @@ class RankPlaces:
     ports: Sequence[int]
     """Ports to meet at, of which the next is tried if one is taken; 0: any free one."""
     address: str = LOOPBACK
-    """Host where rank 0 listens: this one, or another if there is a ``supervisor``."""
+    """Where rank 0 listens on this machine."""
     interface: str | None = None
     """Network interface of the ranks' messages; unset: each rank finds out."""
     relayed: bool = False
@@ -61,8 +61,6 @@ class RankPlaces:
     rank ended, a signal as 128 plus its number."""
     starter: Starter | None = None
     """The one command that starts all ranks; unset: each is started with its place's prefix."""
-    supervisor: str | None = None
-    """Address at which the agents reach this machine, where rank 0 runs on another one."""
     preemption: Callable[[], Preemption] = Preemption
     """Called when SIGUSR2 arrives."""
     termination: Callable[[], Preemption | None] = lambda: None
@@ -89,8 +87,7 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
     """Returns the places of ranks that one command starts, here or on ``launcher.hosts``.
 
     The command is ``words``, as launch.sh has them, or follows from the config. The ranks meet at
-    the first host, which may be another machine than this one, as on a cluster's head node. A
-    RunError: that host is not found, or the others do not reach this one.
+    the first host. A RunError: that is another machine, or the others do not reach it.
     """
     hosts = mpi_starter.hosts_of(config, num_ranks)
     if words:
@@ -99,17 +96,16 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
         starter = mpi_starter.starter(config, hosts)
     places = dataclasses.replace(here(num_ranks, config.launcher.port), starter=starter)
     names = config.launcher.hosts
-    if not names or (len(names) == 1 and is_this_machine(names[0])):
+    if names and not is_this_machine(names[0]):
+        raise RunError(
+            f"rank 0 would run on {_host_label(names[0])}, which is not this machine: start the "
+            f"run there"
+        )
+    if len(names) < 2:
         return places
     ranks = [RankPlace(n, host.ranks, node=host.name) for host in hosts for n in range(host.ranks)]
-    interface = config.interface or (loopback() if len(names) == 1 else None)
-    places = dataclasses.replace(places, ranks=ranks, interface=interface)
-    if is_this_machine(names[0]):
-        address, interface = meeting(config, "this machine", _host_label(names[1]), names[1])
-        return dataclasses.replace(places, address=address, interface=interface)
-    remedy = "start the run on one of the hosts"
-    address, supervisor = meeting_elsewhere(names[0], _host_label(names[0]), remedy)
-    return dataclasses.replace(places, address=address, supervisor=supervisor)
+    address, interface = meeting(config, "this machine", _host_label(names[1]), names[1])
+    return dataclasses.replace(places, ranks=ranks, address=address, interface=interface)
 
 
 def is_this_machine(name: str) -> bool:
@@ -118,23 +114,6 @@ def is_this_machine(name: str) -> bool:
         probe.bind((name, 0))  # only an address of this machine can be taken
         return True
     return False
-
-
-def meeting_elsewhere(host: str, words: str, remedy: str) -> tuple[str, str]:
-    """Returns where ranks meet on another machine, and the address at which that reaches this one.
-
-    RunError, with the host in ``words``: it is not found, or reaches this machine at none.
-    ``launcher.interface`` is one of the ranks' machines, which this one may lack.
-    """
-    try:
-        # The address, and not the name: a host's own name often leads to its loopback.
-        address = socket.gethostbyname(host)
-    except OSError as error:
-        raise RunError(
-            f"rank 0 runs on {words}, which this machine does not find "
-            f"({error.strerror or error}); {remedy}"
-        ) from None
-    return address, _reached(address, "this machine", words, remedy)
 
 
 def _host_label(name: str) -> str:

@@ -27,7 +27,6 @@ from hires.launcher.ranks.places import (
     RankPlaces,
     loopback,
     meeting,
-    meeting_elsewhere,
 )
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler
@@ -77,15 +76,12 @@ class Allocation:
         """As Slurm calls it, ``123`` or ``123_4``: an array's last task has the array's number."""
         return self.job if self.array is None else f"{self.array[0]}_{self.array[1]}"
 
-    def places(
-        self, num_ranks: int, config: RunConfig, *, packed: bool = False, elsewhere: bool = False
-    ) -> RankPlaces:
+    def places(self, num_ranks: int, config: RunConfig) -> RankPlaces:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
         Each is started by an ``srun`` of its own that names its node, or all by one command of an
-        MPI. With ``packed`` other runs share the job, so that its number is that of no run;
-        with ``elsewhere`` this machine is not the first node. A RunError: the nodes cannot reach
-        this one, or lack one of ``cluster.modules``.
+        MPI. A RunError: this machine is not the first node, the others cannot reach it, or it
+        lacks one of ``cluster.modules``.
         """
         module = os.environ.get(launch_file.REFUSED)
         if module is not None:
@@ -94,9 +90,9 @@ class Allocation:
                 f"that in its folder) shows why; see `module avail` there, and change "
                 f"cluster.modules"
             )
-        address, interface, supervisor = self._meeting(config, elsewhere)
+        address, interface = self._meeting(config)
         # That of a job differs from those of other jobs on a node.
-        first = 0 if packed else FIRST_PORT + int(self.job) % NUM_PORTS
+        first = FIRST_PORT + int(self.job) % NUM_PORTS
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
         shares = list(zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False))
         one_command = config.mpi != "srun" or config.srun_mpi != "none"
@@ -118,21 +114,16 @@ class Allocation:
             interface,
             relayed=True,
             starter=starter,
-            supervisor=supervisor,
         )
 
-    def _meeting(self, config: RunConfig, elsewhere: bool) -> tuple[str, str | None, str | None]:
-        # Where the ranks meet, their interface, and where they reach a supervisor on no node.
+    def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
+        # Where the ranks meet, and their interface.
         node, other = self.nodes[0], self.nodes[min(1, len(self.nodes) - 1)]
         one_host = len({node.host for node in self.nodes}) == 1
-        if elsewhere:
-            name, remedy = f"node {node.name}", "start it there, or use launcher=slurm"
-            address, supervisor = meeting_elsewhere(node.address, name, remedy)
-            return address, config.interface or (loopback() if one_host else None), supervisor
         if config.interface is None and one_host:
-            return LOOPBACK, loopback(), None
+            return LOOPBACK, loopback()
         name = f"{other.name} ({other.address})"
-        return *meeting(config, f"node {node.name}", name, other.address), None
+        return meeting(config, f"node {node.name}", name, other.address)
 
     def after_sigusr2(self, signal_s: int) -> Preemption:
         """Returns why Slurm sent SIGUSR2: its time limit if little is left, else a preemption."""
@@ -182,14 +173,6 @@ def _failed_nodes(logs: Iterable[Path]) -> set[str]:
     texts = ("\n".join(last_lines(log)) for log in logs)
     names = {match[1] for text in texts for match in _NODE_FAILURE.finditer(text)}
     return names - {None} or ({"a node"} if names else set())
-
-
-def cores(job: Allocation) -> list[int]:
-    """Returns how many cores a job has on each of its nodes; 0 where Slurm does not say."""
-    text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")  # as 3,2(x2)
-    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    counts = [int(count) for count, times in groups for _ in range(int(times or 1))]
-    return counts if len(counts) == len(job.nodes) else [0] * len(job.nodes)
 
 
 def current() -> Allocation:

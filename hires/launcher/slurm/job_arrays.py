@@ -1,7 +1,7 @@
 """Submits many frozen runs as few Slurm job arrays, and finds jobs whose submission was cut short.
 
 Runs that want the same of Slurm become the tasks of one array. Its folder ``arrays/0`` has
-``job.sbatch`` and ``points.jsonl``: line k names the runs and attempts that task k starts.
+``job.sbatch`` and ``points.jsonl``: line k names the run and attempt that task k starts.
 
 sbatch may die, or stop waiting, after the controller has taken the job. Such a job is found in the
 queue by the script that it runs; otherwise the run would be submitted twice.
@@ -53,7 +53,7 @@ def submit_all(
     for number, tasks in enumerate(arrays):
         if stopped():
             why = "it was cancelled before it was submitted"
-            yield from (Submitted(run.path, None, why) for some in tasks for run in some)
+            yield from (Submitted(run.path, None, why) for run in tasks)
             continue
         lane, share, before = number % lanes, None, None
         if options.limit is not None:
@@ -64,68 +64,57 @@ def submit_all(
         yield from submitted
 
 
-def split(runs: Sequence[FrozenRun], most: int) -> list[list[list[FrozenRun]]]:
+def split(runs: Sequence[FrozenRun], most: int) -> list[list[FrozenRun]]:
     """Returns runs as arrays of at most so many tasks, in the order of their first run."""
     alike: dict[str, list[FrozenRun]] = {}
     for run in runs:
-        # What a run wants of Slurm; the tasks of a pack are sized for the largest of its runs.
-        config, ranks = run.config, run.ranks if run.config.launcher.pack == 1 else None
-        wants: list[Any] = [str(run.path.parent), ranks, run.attempts]
+        config = run.config
+        wants: list[Any] = [str(run.path.parent), run.ranks, run.attempts]
         wants += [dataclasses.asdict(one) for one in (config.launcher, config.cluster)]
         alike.setdefault(json.dumps(wants), []).append(run)
     arrays = []
     for some in alike.values():
-        pack = some[0].config.launcher.pack
-        tasks = [some[first : first + pack] for first in range(0, len(some), pack)]
-        arrays += [tasks[first : first + most] for first in range(0, len(tasks), most)]
+        arrays += [some[first : first + most] for first in range(0, len(some), most)]
     return arrays
 
 
 def _submit(
-    tasks: Sequence[Sequence[FrozenRun]], options: SubmitOptions, before: str | None
+    tasks: Sequence[FrozenRun], options: SubmitOptions, before: str | None
 ) -> list[Submitted]:
     """Submits one array, after another one if that is given; returns its runs."""
     submitted: list[Submitted] = []
-    begun: list[list[tuple[FrozenRun, Attempt]]] = []
-    for some in tasks:
-        begun.append([])
-        for run in some:
-            try:
-                attempt = Attempt(run.path, next_attempt(run.path, run.argv))
-                begun[-1].append((run, attempt))
-            except RunError as error:
-                submitted.append(Submitted(run.path, None, str(error)))
-    begun = [some for some in begun if some]
+    begun: list[tuple[FrozenRun, Attempt]] = []
+    for run in tasks:
+        try:
+            begun.append((run, Attempt(run.path, next_attempt(run.path, run.argv))))
+        except RunError as error:
+            submitted.append(Submitted(run.path, None, str(error)))
     if not begun:
         return submitted
     try:
         job = _sbatch(begun, options, before)
     except HiresError as error:
-        for run, attempt in (pair for some in begun for pair in some):
+        for run, attempt in begun:
             leave(run.path, attempt.number, "failed", str(error))
             submitted.append(Submitted(run.path, None, str(error)))
         return submitted
-    for index, pairs in enumerate(begun):
-        for run, attempt in pairs:
-            note_job(attempt.folder, job, index, len(pairs))
-            submitted.append(Submitted(run.path, f"{job}_{index}", None))
+    for index, (run, attempt) in enumerate(begun):
+        note_job(attempt.folder, job, index)
+        submitted.append(Submitted(run.path, f"{job}_{index}", None))
     return submitted
 
 
 def _sbatch(
-    tasks: Sequence[Sequence[tuple[FrozenRun, Attempt]]], options: SubmitOptions, before: str | None
+    tasks: Sequence[tuple[FrozenRun, Attempt]], options: SubmitOptions, before: str | None
 ) -> str:
     """Writes the folder of an array and submits it; returns its number."""
-    largest = max((run for some in tasks for run, _ in some), key=lambda run: run.ranks)
-    folder = _new_folder(largest.path.parent / FOLDER)
-    text = ""
-    for some in tasks:
-        entries = [ArrayEntry(run.path.name, a.number, a.id, run.attempts) for run, a in some]
-        text += json.dumps([dataclasses.asdict(entry) for entry in entries]) + "\n"
-    write_atomically(folder / file_names.POINTS, text)
-    shape = job_script.ArrayShape(len(tasks), options.limit, options.exclude, largest.attempts)
-    config = largest.config
-    script = job_script.write_script(folder, config, largest.ranks, options.argv, shape)
+    first, _ = tasks[0]  # all want the same
+    folder, config = _new_folder(first.path.parent / FOLDER), first.config
+    entries = [ArrayEntry(run.path.name, a.number, a.id, run.attempts) for run, a in tasks]
+    lines = (json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
+    write_atomically(folder / file_names.POINTS, "".join(lines))
+    shape = job_script.ArrayShape(len(tasks), options.limit, options.exclude, first.attempts)
+    script = job_script.write_script(folder, config, first.ranks, options.argv, shape)
     words = job_script.after(config, options.after, before and f"afterany:{before}")
     job = job_script.submit(script, words)
     note_job(folder, job, None)
@@ -158,9 +147,9 @@ def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
         and not last.launched
         and not (last.folder / file_names.JOB).exists()
     }
-    # By script, and for arrays by the index of the task: the runs that it starts.
+    # By script, and for arrays by the index of the task.
     scripts = {
-        (str(script), ""): [run]
+        (str(script), ""): run
         for run in waiting
         if (script := run / file_names.JOB_SCRIPT).exists()
     }
@@ -169,15 +158,14 @@ def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
             if (folder / file_names.JOB).exists():
                 continue
             with contextlib.suppress(RunError):  # repair() reports a damaged list
-                for index, entries in enumerate(read_array(folder)):
-                    scripts[str(folder / file_names.JOB_SCRIPT), str(index)] = [
-                        campaign / entry.run
-                        for entry in entries
-                        if waiting.get(campaign / entry.run) == entry.attempt
-                    ]
+                for index, entry in enumerate(read_array(folder)):
+                    if waiting.get(campaign / entry.run) == entry.attempt:
+                        script = folder / file_names.JOB_SCRIPT
+                        scripts[str(script), str(index)] = campaign / entry.run
     jobs: dict[Path, str] = {}
-    for name, path in scheduler.scripts_of_all() if any(scripts.values()) else ():
-        for run in scripts.get((path, name.partition("_")[2]), []):
+    for name, path in scheduler.scripts_of_all() if scripts else ():
+        run = scripts.get((path, name.partition("_")[2]))
+        if run is not None:
             jobs.setdefault(run, name)
     return jobs
 
@@ -195,12 +183,11 @@ def repair(campaign: Path) -> Iterator[str]:
         except RunError as error:
             yield str(error)
             continue
-        for index, entries in enumerate(tasks):
-            for entry in entries:
-                attempt = Attempt(campaign / entry.run, entry.attempt)
-                is_noted = attempt.has_ended or (attempt.folder / file_names.JOB).exists()
-                if entry.id is not None and entry.id == attempt.id and not is_noted:
-                    note_job(attempt.folder, str(job["job"]), index, len(entries))
+        for index, entry in enumerate(tasks):
+            attempt = Attempt(campaign / entry.run, entry.attempt)
+            is_noted = attempt.has_ended or (attempt.folder / file_names.JOB).exists()
+            if entry.id is not None and entry.id == attempt.id and not is_noted:
+                note_job(attempt.folder, str(job["job"]), index)
 
 
 def _arrays(campaign: Path) -> list[Path]:

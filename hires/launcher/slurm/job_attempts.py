@@ -6,16 +6,13 @@ Slurm starts a job again after a time limit, a preemption or the failure of a no
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import EditedError, RunError
 from hires.core.python_command import module_command
@@ -48,10 +45,6 @@ class JobRun:
     """The attempt that was submitted; None: the script was submitted by hand."""
     wanted: int = 1
     """How many complete attempts the job is to make."""
-    pack: int = 1
-    """How many runs share the job."""
-    is_packed: bool = False
-    """Whether another process supervises the job, and decides whether it is queued again."""
     checkup: bool = False
     """Whether the ranks are those of ``hires doctor``."""
     _goes_on: bool = field(default=False, init=False)
@@ -66,14 +59,6 @@ class JobRun:
         """How many ranks it has; a RunError: the plan cannot be read."""
         return records.read_world(self.path)
 
-    @cached_property
-    def needs(self) -> Sequence[float]:
-        """Cores that it keeps busy on each node, all if its port is fixed; a RunError: unknown."""
-        each = math.inf if self.config.launcher.port else self.config.launcher.threads
-        nodes = len(self.job.nodes)
-        sizes = spread(self.world, nodes)
-        return [size * each for size in sizes] + [0] * (nodes - len(sizes))
-
     @property
     def own(self) -> list[Attempt]:
         """The attempts that are this job's, in order."""
@@ -84,13 +69,6 @@ class JobRun:
     def timeouts(self) -> int:
         """How many of them reached the time limit of the job."""
         return sum(attempt.exit.get("reason") == "timeout" for attempt in self.own)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether a user cancelled the run since this job has it."""
-        # While a run waits to go on, the request stands in an attempt that is over.
-        own = self.own or [Attempt(self.path, self.submitted or 0)]
-        return any(attempt.is_cancelled for attempt in own)
 
     @property
     def is_over(self) -> bool:
@@ -129,7 +107,7 @@ class JobRun:
             number = attempts.next_attempt(self.path) if fresh is None else fresh
             if Attempt(self.path, number).job_name != self.job.name:
                 job, index = self.job.array or (self.job.job, None)
-                note_job(attempt_dir(self.path, number), job, index, self.pack)
+                note_job(attempt_dir(self.path, number), job, index)
         return number
 
     def make_attempt(self, number: int) -> int:
@@ -146,7 +124,7 @@ class JobRun:
         say(f"{self.path.name}: attempt {number}, {where}")
         try:
             self._refuse_other_code(number)
-            places = self.job.places(self.world, config, packed=self.is_packed)
+            places = self.job.places(self.world, config)
         except RunError as error:
             leave(self.path, number, "failed", str(error))
             raise
@@ -170,7 +148,7 @@ class JobRun:
             # Tables are the business of reports, which launchers do not import.
             command = module_command("hires.report.tables", str(self.path))
             subprocess.run(command, check=False)
-        elif self._goes_on and restarts(outcome.reason) and not self.is_packed:
+        elif self._goes_on and restarts(outcome.reason):
             try:
                 scheduler.ask("scontrol", "requeue", self.job.name)
             except RunError as error:  # the attempt's end is written, and stays as it is
@@ -185,8 +163,7 @@ class JobRun:
     def _close_silent(self) -> None:
         """Writes the end of this job's latest attempt if its supervisor could not.
 
-        Slurm starts a job again unasked only after a node of it went down. (A job that several runs
-        share writes the end of a supervisor that was killed at once, so it is none of these.)
+        Slurm starts a job again unasked only after a node of it went down.
         """
         last = attempts.latest(self.path)
         if last is None or last.has_ended or last.job_name != self.job.name or not is_restarted():

@@ -40,7 +40,7 @@ OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
-_NUMBER = re.compile(r"^(?:(steps|batch)|  (requeues)): (\d+)$", re.MULTILINE)
+_NUMBER = re.compile(r"^(steps|batch): (\d+)$", re.MULTILINE)
 
 
 def states(paths: Sequence[Path]) -> list[RunState]:
@@ -64,21 +64,6 @@ def states(paths: Sequence[Path]) -> list[RunState]:
 def may_restart(attempt: Attempt) -> bool:
     """Whether an attempt has not ended, or ended for a reason after which jobs start again."""
     return not attempt.exit or restarts(attempt.exit.get("reason"))
-
-
-def goes_on(attempt: Attempt) -> bool:
-    """Whether an attempt has not ended, or its job may start the run again.
-
-    A job that several runs share starts again for the others, too, when this run has reached the
-    time limit too often.
-    """
-    job, end = attempt.job, attempt.exit
-    if job.get("pack", 1) == 1 or end.get("reason") != "timeout":
-        return may_restart(attempt)
-    every = [Attempt(attempt.run, n) for n in file_names.attempt_numbers(attempt.run)]
-    own = [other for other in every if other.job.get("job") == job.get("job")]
-    timeouts: int = sum(other.exit.get("reason") == "timeout" for other in own)
-    return timeouts <= _config_numbers(attempt.run).get("requeues", 0)
 
 
 def is_alive(attempt: Attempt) -> bool:
@@ -142,7 +127,7 @@ def _is_doubtful(state: RunState) -> bool:
 
 def _judge(state: RunState, attempt: Attempt, answer: JobStatus) -> RunState:
     end = attempt.exit
-    if end and answer.state in (PENDING, RUNNING) and goes_on(attempt):
+    if end and answer.state in (PENDING, RUNNING) and may_restart(attempt):
         why = f" ({answer.reason})" if answer.reason else ""
         again = f"queued again after {end['reason']}{why}"
         return replace(state, cause=again, expected=answer.expected, job=attempt.job_name)
@@ -179,8 +164,6 @@ def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float)
     if answer.state == PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == RUNNING:
-        if not began and attempt.job.get("pack", 1) > 1:
-            return replace(state, cause=f"waits for its turn in {job}, which runs")
         return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age))
     ended = answer.state == ENDED
     if (ended or (answer.state == GONE and not beats)) and attempt.is_cancelled:
@@ -252,4 +235,4 @@ def _config_numbers(path: Path) -> dict[str, int]:
     """Returns some numbers of a frozen config; to parse all of it would take milliseconds."""
     data = reading.read_bytes(path / file_names.CONFIG, []) or b""
     matches = _NUMBER.findall(data.decode(errors="replace"))
-    return {key or other: int(value) for key, other, value in matches}
+    return {key: int(value) for key, value in matches}

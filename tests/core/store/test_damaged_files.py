@@ -157,8 +157,8 @@ def run(tmp_path_factory) -> Path:
     for name in (file_names.SWEEP_LOCK, file_names.SUBMIT_LOCK):
         (path.parent / name).write_text('{"pid": 1, "host": "elsewhere"}')
     (path / file_names.BEGIN_LOCK).write_text('{"pid": 1, "host": "elsewhere"}')
-    (path / file_names.POINTS).write_text(json.dumps([{"run": path.name, "attempt": 0}]) + "\n")
-    job = {"launcher": "slurm", "job": "77", "index": None, "pack": 1}
+    (path / file_names.POINTS).write_text(json.dumps({"run": path.name, "attempt": 0}) + "\n")
+    job = {"launcher": "slurm", "job": "77", "index": None}
     values = {file_names.JOB: job, file_names.VERIFY: {"ok": True, "worst": 1e-15}}
     values |= {file_names.EVALUATION: {"top1": 0.5, "samples": [[1, 2]]}}
     values |= {file_names.PREDICTION: {"images": 3}, file_names.VERIFY_LINES: {"rank": 0}}

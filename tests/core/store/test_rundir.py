@@ -239,7 +239,7 @@ def test_only_folders_that_hires_makes_count_as_attempts(run):
 
 def test_values_of_another_type_are_damage(run):
     odd = {"exit": [{"state": 3}, {"state": "failed", "cause": ["x"]}]}
-    odd["job"] = [{}, {"job": "7; rm"}, {"job": "7", "pack": float("inf")}]
+    odd["job"] = [{}, {"job": "7; rm"}, {"job": "7", "index": float("inf")}]
     for name, each in odd.items():
         file = run / "a0" / f"{name}.json"
         for values in each:
