@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 from pathlib import Path
 
@@ -61,9 +60,7 @@ def test_hosts_that_do_not_reach_each_other_are_named(monkeypatch, routed):
     def refuse(host):
         raise OSError("no route")
 
-    with pytest.raises(
-        RunError, match=r"run on no\.such\.host \(launcher\.hosts\)"
-    ):
+    with pytest.raises(RunError, match=r"run on no\.such\.host \(launcher\.hosts\)"):
         places(hosts=["no.such.host", "localhost"])
     monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) .* leads to 127.0.1.1"):
@@ -163,22 +160,6 @@ def test_missing_program_and_a_killed_command_are_named(fake_world, launch):
     assert "SIGKILL" in outcome.cause
 
 
-RSH = """
-import os, subprocess, sys
-words = sys.argv[1:]
-assert words[:3] == ["-export", "-np", "3"], words
-hosts, words = words[3:6], words[6:]
-variable, _, value = words.pop(0).partition("=")
-ranks = []
-for rank in range(3):
-    numbers = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3}
-    told = {f"MV2_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
-    ranks.append(subprocess.Popen(words, env={**os.environ, **told, variable: value}))
-sys.exit(max(rank.wait() for rank in ranks))
-"""
-"""Speaks as MVAPICH2's mpirun_rsh does, and starts everything here."""
-
-
 def test_strangers_neither_end_a_run_nor_keep_its_agents_out(fake_world, launch):
     """One line without the key, or a connection that was left open, ended the supervisor."""
     run = fake_world("ok", "ok", "ok", name="torchrun")
@@ -203,21 +184,3 @@ def test_strangers_neither_end_a_run_nor_keep_its_agents_out(fake_world, launch)
     counts = [line["count"] for line in events(run, "callers_without_key")]
     assert counts
     assert counts == sorted(set(counts))
-
-
-def test_head_node_that_is_no_host_starts_a_run(fake_world, launch, tmp_path, monkeypatch):
-    """The port was reserved, and the agents were called, where rank 0 listens: on the head node."""
-    monkeypatch.setattr(rank_places, "is_this_machine", lambda name: False)
-    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.0.1")
-    monkeypatch.setattr(rank_places.network, "is_loopback", lambda address: False)
-    monkeypatch.setattr(rank_places.socket, "gethostbyname", {"n1": "127.0.0.2"}.__getitem__)
-    (tmp_path / "rsh.py").write_text(RSH)
-    program = script(tmp_path / "mpirun_rsh", f'exec {sys.executable} {tmp_path / "rsh.py"} "$@"')
-    keys = {"name": "mpirun", "mpi": "mvapich", "mpirun": program, "hosts": ["n1", "n2"]}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        run = fake_world("meet", "meet", "meet", port=taken.getsockname()[1], **keys)
-        assert launch(run).exit_codes == {0: 0, 1: 0, 2: 0}
-        port = taken.getsockname()[1]  # here, where no rank runs
-    for rank in range(3):
-        log = (run.attempt_dir / f"logs/rank000{rank}.log").read_text()
-        assert log.splitlines()[1] == f"it meets others at 127.0.0.2:{port}"

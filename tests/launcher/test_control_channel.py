@@ -54,22 +54,6 @@ def test_caller_without_the_key_is_hung_up_on(tmp_path):
     ours.close()
 
 
-def test_nonsense_on_the_line_closes_it():
-    ours = control_channel.ControlChannel("127.0.0.1", 1)
-    for text in (b"\xff\n", b"[1]\n", b"[" * 60_000 + b"\n", b"x" * 2**18):
-        facts = {"line": ["127.0.0.1", ours.port], "key": ours.key}
-        wire = control_channel.call(facts, 0, PATIENCE_S)
-        wire.socket.setblocking(True)
-        with contextlib.suppress(OSError):
-            wire.socket.sendall(text)
-        heard = []
-        while not heard:
-            heard = ours.messages()
-        assert heard == [(0, {})]
-        wire.close()
-    ours.close()
-
-
 def test_agent_without_a_supervisor_says_so(tmp_path):
     with pytest.raises(RunError, match=r"launch\.sh"):
         control_channel.read(tmp_path)
@@ -149,33 +133,6 @@ def test_what_a_stranger_sends_is_dropped_and_counted(supervised, half):
         until(lambda: (1, {}) in seen)
 
 
-def test_right_key_with_a_rank_that_is_none_is_dropped(supervised):
-    channel, seen = supervised
-    ranks = (10**9, -1, 3, float("nan"), "0", None, True, [0], {}, 1e999)
-    for count, rank in enumerate(ranks, start=1):
-        with socket.create_connection(("127.0.0.1", channel.port)) as stranger:
-            stranger.sendall(first_line(rank=rank, key=channel.key))
-            until(lambda count=count: channel.num_dropped == count, str(rank), patience_s=20.0)
-    assert seen == []
-    is_served(channel, 1).close()
-
-
-def test_silent_and_slow_callers_are_dropped_in_time(supervised, monkeypatch):
-    monkeypatch.setattr(control_channel, "KEY_S", 0.3)
-    channel, _ = supervised
-    silent, slow = (socket.create_connection(("127.0.0.1", channel.port)) for _ in range(2))
-
-    def are_dropped():
-        with contextlib.suppress(OSError):
-            slow.sendall(b" ")  # it never comes to the end of its line
-        return channel.num_dropped == 2
-
-    until(are_dropped, pause_s=0.05)
-    silent.close()
-    slow.close()
-    is_served(channel, 0).close()
-
-
 def test_a_thousand_silent_callers_keep_no_agent_out(supervised):
     channel, seen = supervised
     callers = []
@@ -190,21 +147,6 @@ def test_a_thousand_silent_callers_keep_no_agent_out(supervised):
     assert len(channel._connections) <= 3 + 3 + control_channel.SPARE_CALLERS  # and the agents
     for wire in (*callers, *agents):
         wire.close()
-
-
-def test_supervisor_without_files_keeps_its_agents(supervised, monkeypatch):
-    channel, _ = supervised
-    agent = is_served(channel, 0)
-
-    class Full:
-        def accept(self):
-            raise OSError(24, "Too many open files")
-
-    own, channel._server = channel._server, Full()
-    time.sleep(0.1)
-    channel._server = own
-    is_served(channel, 1).close()
-    agent.close()
 
 
 HOSTILE: tuple[dict[str, object], ...] = (

@@ -255,16 +255,6 @@ def test_run_that_is_not_in_the_queue_may_be_submitted(failed, queue):
     assert f"--user={os.getuid()}" in queue.words()
 
 
-def test_slurm_is_not_queried_about_what_was_begun_or_has_no_script(tmp_path, fake_world, queue):
-    queue()
-    running_elsewhere.holders([fake_world("ok").path])
-    begun = make_run(tmp_path / "begun")
-    (begun / file_names.JOB_SCRIPT).touch()
-    run_folders.end(run_folders.begin(begun), "failed")
-    running_elsewhere.holders([begun])
-    assert queue.words() == ""
-
-
 def array(runs: list[Path], number: int = 0) -> Path:
     """Makes the folder of an array whose job nobody knows; returns its script."""
     folder = runs[0].parent / job_arrays.FOLDER / str(number)
@@ -347,11 +337,3 @@ def test_campaign_with_a_failed_run_will_never_be_done(results):
     with pytest.raises(ConfigError, match=r"0 is not done and will not be.*hires retry default"):
         dependency(["default"], [], results)
     assert dependency([], ["default"], results) is None
-
-
-def test_run_that_is_no_job_cannot_be_waited_for(results):
-    begun(results, 0)
-    with pytest.raises(ConfigError, match="is no Slurm job that could be waited for"):
-        dependency(["default"], [], results)
-    with pytest.raises(ConfigError, match="--after-any default: "):
-        dependency([], ["default"], results)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def python_path(tmp_path_factory):
     """Where a child finds hires and the module above."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "facts_of_child.py").write_text(MODULE)
-    (folder / "parent_of_child.py").write_text(RANK)
     return f"{Path(spawn.__file__).parents[3]}{os.pathsep}{folder}"
 
 
@@ -115,25 +113,6 @@ def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
     assert one["parent"] == os.getpid()
 
 
-ENDS: list[tuple[list[str], int, str | None]] = [
-    (["exit", "7"], 7, None),
-    (["text"], 1, "good bye"),
-    (["raise"], 1, "ValueError: this child fails"),
-    (["interrupt"], -signal.SIGINT, "KeyboardInterrupt"),
-    (["kill"], -signal.SIGKILL, None),
-]
-
-
-def test_child_ends_as_a_fresh_process_does(child, fresh):
-    forked = [child(*words, environ={"PYTHONUNBUFFERED": "1"}) for words, _, _ in ENDS]
-    fresh()
-    others = [child(*words)[0] for words, _, _ in ENDS]
-    for (process, output), other, (_, code, last) in zip(forked, others, ENDS, strict=True):
-        assert isinstance(process, spawn.Adopted)
-        assert process.wait(PATIENCE_S) == process.poll() == other.wait(PATIENCE_S) == code
-        assert last is None or output.read_text().splitlines()[-1] == last
-
-
 def test_signals_reach_a_child_and_wait_ends_in_time(child):
     process, _ = child("sleep")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -160,23 +139,6 @@ def test_children_go_on_when_their_warm_process_is_killed_and_later_ones_are_fre
     finally:
         spawn.use(before)
         warm.end()
-
-
-def test_process_that_cannot_import_or_has_a_thread_forks_nothing(child, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "with_thread.py").write_text(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    )
-    before = spawn._current
-    for modules in (["no_such_module"], ["with_thread"]):
-        warm = spawn.WarmProcess({**os.environ, **spawn.thread_variables(1)}, modules=modules)
-        spawn.use(warm)
-        try:
-            assert type(child()[0]) is subprocess.Popen
-        finally:
-            spawn.use(before)
-            warm.end()
 
 
 PARENT = """
@@ -206,38 +168,3 @@ def test_nothing_is_left_when_the_parent_is_killed(child):
         assert len(pids) == 3, "the child, the warm process and the child's own"
         parent.kill()
     until(lambda: not alive(pids), patience_s=30.0)
-
-
-RANK = """
-import sys
-from hires.core.python_command import module_command
-from hires.launcher.ranks import spawn
-print(type(spawn._current).__name__, flush=True)
-command = module_command("facts_of_child", "exit", "5")
-child = spawn.start(command, spawn.helper_environment(), stdout=1, stderr=1)
-print(type(child).__name__, child.wait(200), flush=True)
-"""
-
-
-@pytest.mark.parametrize("heir", [True, False])
-def test_child_forks_its_own_children_only_as_an_heir(child, heir):
-    process, path = child(module="parent_of_child", heir=heir)
-    process.wait(PATIENCE_S)
-    first, *_, last = path.read_text().splitlines()
-    assert [first, last] == (["WarmProcess", "Adopted 5"] if heir else ["NoneType", "Popen 5"])
-
-
-def test_warm_process_outlives_the_thread_that_started_it(child, monkeypatch, python_path):
-    variables = {"PYTHONPATH": python_path, **spawn.thread_variables(1)}
-    warm = spawn.WarmProcess({**os.environ, **variables}, modules=["json"])
-    monkeypatch.setattr(spawn, "_current", warm)
-    try:
-        thread = threading.Thread(target=lambda: child()[0].wait(PATIENCE_S))
-        thread.start()
-        thread.join()
-        for _ in range(2):
-            process, _ = child()
-            assert isinstance(process, spawn.Adopted)
-            assert process.wait(PATIENCE_S) == 0
-    finally:
-        warm.end()

@@ -154,41 +154,6 @@ def test_gpu_that_the_job_may_not_open_is_not_counted(card, tmp_path):
     assert shares(1) == [([2, 3, 6, 7], 1)]
 
 
-EQUAL = [([0, 1, 4, 5], None), ([2, 3, 6, 7], None)]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "threads", "order"),
-    [
-        ((1, -1), 1, "PCI_BUS_ID"),  # a node is unknown
-        ((1, 0), 1, "FASTEST_FIRST"),  # a number says nothing
-        ((1, 1), 3, "PCI_BUS_ID"),  # two ranks would have four cores for six threads
-    ],
-)
-def test_cores_are_shared_out_evenly_where_gpus_do_not_decide(
-    card, monkeypatch, nodes, threads, order
-):
-    card("0000:07:00.0", 0, nodes[0])
-    card("0000:c1:00.0", 1, nodes[1])
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
-    assert shares(2, threads) == EQUAL
-
-
-def test_rank_that_sees_one_gpu_alone_keeps_to_its_cores(card, monkeypatch):
-    card("0000:07:00.0", 0, 1)
-    card("0000:c1:00.0", 1, 0)
-    assert binding.bind(rank_of(0, 2), config("slurm")).cores == [0, 1, 4, 5]  # no run on a GPU
-    given = config("slurm", gpus=2)
-    given.device = "cuda"
-    bound = binding.bind(rank_of(1, 2), given)
-    assert (bound.devices, bound.cores, bound.numa_node) == ("1", [0, 1, 4, 5], 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    given = config()
-    given.device, given.cluster.gpus = "cuda", None
-    bound = [binding.bind(rank_of(rank, 2), given) for rank in range(2)]
-    assert [one.cores for one in bound] == [[2, 6], [3, 7]]  # both have the one GPU
-
-
 def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(card, monkeypatch):
     """One rank alone would find cores enough on its node, and take some of the other's half."""
     card("0000:07:00.0", 0, 1)

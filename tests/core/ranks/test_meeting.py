@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -14,7 +13,7 @@ import time
 import pytest
 
 from hires.core.errors import CommError, ConfigError, RunError
-from hires.core.ranks import meeting, memory_files, network, ports
+from hires.core.ranks import meeting, memory_files, ports
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names
 from tests.helpers.launches import ROOT
@@ -44,13 +43,6 @@ def test_world_is_read_from_the_environment_and_back():
 def chosen(port):
     with ports.reserve(port) as number:
         return number
-
-
-def test_free_port_is_chosen_and_rank_0_may_listen_at_it():
-    with ports.reserve(0) as port, socket.create_server(("127.0.0.1", port)):
-        pass
-    with ports.reserve(port) as same:
-        assert same == port
 
 
 def test_nobody_else_gets_the_port_by_chance():
@@ -108,42 +100,6 @@ def test_port_taken_on_the_other_kind_of_address_counts():
     server = socket.create_server(("::1", 0), family=socket.AF_INET6)
     with server, pytest.raises(ConfigError, match="is taken"):
         chosen(server.getsockname()[1])
-
-
-def test_port_whose_last_connection_is_still_closing_is_free():
-    """A run that has just ended leaves its port in TIME_WAIT; the next may use it at once."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        client = socket.create_connection(("127.0.0.1", port))
-        peer, _ = server.accept()
-        peer.close()  # whoever closes first waits
-        client.close()
-    assert chosen(port) == port
-
-
-def test_log_shows_whether_the_port_was_taken(tmp_path):
-    log = tmp_path / "rank0000.log"
-    assert not ports.was_taken(log)
-    for text, taken in (
-        ("... failed to bind ... (errno: 98 - Address already in use).\n", True),
-        ("DistNetworkError: port: 29500, useIpv6: false, code: -98, name: EADDRINUSE\n", True),
-        ("ValueError: something else\n", False),
-    ):
-        log.write_text(text)
-        assert ports.was_taken(log) is taken
-
-
-def test_every_interface_with_an_address_leads_to_itself():
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError):  # it has no address
-            address = network.address_of(name)
-            assert network.address_of(network.interface_towards(address) or "") == address
-    assert network.own_address_towards("127.0.0.1") == "127.0.0.1"
-    assert network.is_loopback("127.0.1.1")
-    assert not network.is_loopback("10.0.0.1")
-    assert network.interface_towards("no-such-host.invalid") is None
-    with pytest.raises(OSError, match=r".+"):
-        network.address_of("none7")
 
 
 def test_secret_that_others_may_read_is_not_believed(tmp_path):

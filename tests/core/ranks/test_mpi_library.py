@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -69,27 +68,6 @@ def test_library_under_another_name_gets_a_link(home: Path):
         assert [path.resolve() for path in Path(first).iterdir()] == [library.resolve()]
 
 
-def test_chosen_library_under_another_name_gets_a_link_and_the_words_that_work(
-    home: Path, monkeypatch
-):
-    library = home / "lib/libmpich.so.12"
-    library.touch()
-    monkeypatch.setenv("MPI4PY_LIBMPI", str(library))
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    variables = mpi_library.variables("mpich", program(home), os.environ)
-    assert variables["MPI4PY_LIBMPI"] == "libmpi.so.12"
-    pytest.importorskip("mpi4py")
-    words = " ".join(f"{name}={value}" for name, value in variables.items())
-    with pytest.raises(RunError, match=f"set these before the start: export {re.escape(words)}"):
-        mpi_library.probe(os.environ)
-
-
-def test_library_that_is_chosen_already_stays(home: Path):
-    (home / "lib/libmpi.so.40").touch()
-    chosen = {"MPI4PY_LIBMPI": "/site/libmpi.so"}
-    assert mpi_library.variables("openmpi", program(home), chosen) == {}
-
-
 def test_library_of_another_mpi_than_the_starter_is_refused(monkeypatch):
     for starter, name, fits in (
         ("openmpi", "Open MPI v4.1.4, package: Debian OpenMPI", True),
@@ -111,12 +89,3 @@ def test_machine_without_mpi_names_what_would_help():
         mpi_library.probe(environ)
     assert "mpi4py finds no MPI library" in str(error.value)
     assert "set MPI4PY_LIBMPI to the path" in str(error.value)
-
-
-def test_only_open_files_are_inherited():
-    reading, writing = os.pipe()
-    assert mpi_library.inherited_files({"PMI_FD": str(reading)}) == [reading]
-    os.close(reading)
-    os.close(writing)
-    assert mpi_library.inherited_files({"PMI_FD": str(reading)}) == []
-    assert mpi_library.inherited_files({"PMI_FD": "x"}) == mpi_library.inherited_files({}) == []

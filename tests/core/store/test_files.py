@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -16,8 +15,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import hires
 from hires.core.errors import RunError
@@ -142,29 +139,6 @@ def waited(folder: Path, patience_s: float):
     return files.lock(folder / "lock", "the test", patience_s)
 
 
-@pytest.mark.parametrize("turns", [True, False])
-def test_patience_is_for_each_holder(tmp_path, monkeypatch, turns):
-    """Of 200 `hires run` at once, some waited longer than any one held the lock, and gave up."""
-    now_s = 0.0
-
-    def sleep(_: float) -> None:
-        nonlocal now_s
-        now_s += 1.0
-        if turns:
-            hold(now_s)
-        if now_s >= 10:
-            (tmp_path / "lock").unlink()
-
-    def hold(time_s: float) -> None:
-        (tmp_path / "lock").write_text(json.dumps({**provenance.myself(), "time": time_s}))
-
-    monkeypatch.setattr(files.time, "sleep", sleep)
-    monkeypatch.setattr(files.time, "monotonic", lambda: now_s)
-    hold(0)
-    with contextlib.nullcontext() if turns else pytest.raises(files.HeldError), waited(tmp_path, 3):
-        assert now_s == 10
-
-
 def test_only_a_locked_append_ends_an_unfinished_line(tmp_path):
     """Half of a line that another process writes is visible for a moment."""
     path = tmp_path / "lines.jsonl"
@@ -220,19 +194,6 @@ def test_full_disk_leaves_no_half_file_and_is_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "write", lambda fd, data: write(fd, data[:5]))
     with pytest.raises(RunError, match="No space left"):
         files.append_line(tmp_path / "metrics.jsonl", {"step": 1})
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 200), st.lists(st.text(), min_size=1, max_size=5))
-def test_lines_before_a_torn_one_are_read(tmp_path_factory, cut, texts):
-    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    for text in texts:
-        append_line(path, {"text": text})
-    data = path.read_bytes()[:cut]
-    path.write_bytes(data)
-    read = read_lines(path)
-    assert read == [{"text": text} for text in texts[: len(read)]]
-    assert data.count(b"\n") <= len(read) <= data.count(b"\n") + 1
 
 
 def test_first_bytes_of_a_large_file_are_read(tmp_path):

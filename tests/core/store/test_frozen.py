@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -85,35 +84,6 @@ def test_edit_after_the_run_was_planned_is_named(config, net, name):
     edits.require_unchanged(run)
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_remedy_of_an_edited_config_has_the_edited_values(config, is_old):
-    run = rundir.create(config, PLAN, ARGV)
-    file, kept = run.path / "config.yaml", run.path / "frozen.json"
-    if is_old:  # of a hires that kept no values
-        kept.write_text(json.dumps({**json.loads(kept.read_text()), "values": {}}))
-    edited = file.read_text().replace(f"steps: {config.steps}", "steps: 7777")
-    file.write_text(edited.replace("campaign: default", "campaign: a b"))
-    with pytest.raises(EditedError) as caught:
-        edits.require_unchanged(run)
-    words = " KEY=VALUE" if is_old else """ steps=7777 'campaign="a b"'"""
-    assert f"`hires run parallel=sp{words}`" in str(caught.value)
-    file.write_text("steps: [")
-    with pytest.raises(EditedError, match="`hires run parallel=sp KEY=VALUE`"):
-        edits.require_unchanged(run)
-
-
-def test_overrides_make_one_config_out_of_another():
-    planned = {"steps": 3, "model": {"name": "custom", "args": {"width": 4, "deep": True}}}
-    edited = {"steps": 3, "model": {"name": "unet", "args": {"names": ["a b", "c"], "width": "4"}}}
-    assert edits.overrides(planned, edited) == [
-        "model.name=unet",
-        'model.args.names=["a b","c"]',
-        'model.args.width="4"',
-        "~model.args.deep",
-    ]
-    assert edits.overrides(planned, planned) == []
-
-
 def test_keys_that_change_nothing_are_frozen_anew(config):
     run = rundir.create(config, PLAN, ARGV)
     rundir.refreeze(run.path, replace(config, comm=replace(config.comm, timeout_s=600)))
@@ -164,26 +134,6 @@ def test_file_shown_late_was_not_edited_and_one_too_large_was(config, monkeypatc
         file.truncate(1 << 40)
     with pytest.raises(EditedError):
         edits.require_unchanged(run)
-
-
-def test_file_of_another_size_is_not_read(config, net, tmp_path, monkeypatch):
-    source(net, "relu")
-    file = frozen.source_file("net", net, 100)
-    run = rundir.create(config, PLAN, ARGV, RunInputs((file,)))
-    with monkeypatch.context() as patch:
-        patch.setattr(frozen, "sha256_of", lambda path, most: pytest.fail(f"{path} was read"))
-        for size in 0, 1 << 42:
-            os.truncate(net, size)
-            assert edits.edited_sources(RunInputs((file,))) == [str(net)]
-        pipe = tmp_path / "pipe"
-        os.mkfifo(pipe)
-        others = RunInputs((replace(file, path=str(pipe)), replace(file, path="no\0path")))
-        assert len(edits.edited_sources(others)) == 2
-    # A stranger's folder, or an older one, names it with its size, or without any.
-    for size in -1, 1 << 45:
-        assert edits.edited_sources(RunInputs((replace(file, size=size),))) == [str(net)]
-    net.write_text("relu")
-    edits.require_unchanged(run)
 
 
 def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 from hires.core import python_command
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
 from hires.core.store import launch_file, rundir
 
 
@@ -26,16 +25,6 @@ from hires.core.store import launch_file, rundir
 def test_reproduce_line_is_one_quoted_command(argv):
     line = launch_file.reproduce_line(argv)
     assert line == "hires run 'image=[75,61]' 'data.path=my images'"
-
-
-def test_checkout_that_is_not_installed_has_the_files_beside_the_package(monkeypatch):
-    monkeypatch.setattr(launch_file, "find_spec", lambda name: None)
-    assert launch_file.shipped("conf/config.yaml").is_file()
-    assert launch_file.render(["hires"]).startswith("#!")
-    with pytest.raises(
-        ConfigError, match=r"launch/none\.sh is missing \(looked in .*install hires"
-    ):
-        launch_file.render(["hires"], "none.sh")
 
 
 def test_launch_script_runs_launcher_then_tables(tmp_path, monkeypatch):

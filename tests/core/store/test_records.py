@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, file_names, records, rundir
 from hires.core.store.files import append_line
 
@@ -61,19 +60,6 @@ def test_slowest_rank_is_the_sample_and_warm_up_does_not_count(run):
     assert record["loss"] == {"first": 3.0, "last": -1.0, "finite": True}
 
 
-def test_rates_are_those_of_the_quantiles_of_the_step_time():
-    # Two steps of 5 and 31 ms had a median of 232 img/s beside a median step of 18 ms at batch 2.
-    step_s = records.spread([0.005, 0.031])
-    rates = records.rates(2, step_s)
-    assert step_s["ci95"] is None is rates["ci95"]
-    assert rates["median"] == pytest.approx(2 / 0.018)
-    assert rates["p10"] * step_s["p90"] == pytest.approx(2)
-    assert rates["p90"] * step_s["p10"] == pytest.approx(2)
-    step_s = records.spread([1.0, 2.0, 3.0, 4.0, 5.0, 8.0])
-    assert records.rates(8, step_s)["ci95"] == [1.0, 8.0]
-    assert records.rates(8, None) is None
-
-
 def began(step_number, attempt):
     name = f"step{step_number:06d}"
     return {"kind": "begin", "rank": 0, "step": step_number, "checkpoint": name, "attempt": attempt}
@@ -103,20 +89,6 @@ def test_steps_of_the_attempts_that_a_run_goes_on_with_count_and_their_times_do_
     assert [sample["step"] for sample in record["samples"]] == [2, 3, 4]
     assert record["throughput"]["samples"] == 2
     assert record["throughput"]["discarded"] == [{"step": 2, "why": "warm-up"}]
-
-
-def test_step_that_no_attempt_has_done_is_missed(run):
-    tell_attempt(run, 0, steps(0, 1))
-    tell_attempt(run, 1, [began(2, 0), *steps(2, 5)])
-    record = records.finish(run, 1, "done")
-    assert (record["state"], record["cause"]) == ("failed", "rank 0 recorded 4 of 5 steps")
-
-
-def test_steps_of_another_run_are_not_missed(run):
-    tell_attempt(run, 0, [began(3, None), *steps(3, 5)])
-    assert records.finish(run, 0, "done")["state"] == "done"
-    tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
-    assert records.finish(run, 1, "done")["state"] == "done"
 
 
 def test_memory_has_one_entry_per_rank_with_its_place(run):
@@ -218,11 +190,3 @@ def test_messages_of_all_ranks_are_summed(run):
     assert (comm["first"], comm["steps"], comm["step_s"]) == (1, 3, 4.0)
     assert comm["rows"] == [row | {"count": 6, "bytes": 6144, "issue_s": 1.0, "wait_s": 0.5}]
     assert comm["planned"] == [planned | {"count": 2, "bytes": 2048}]
-
-
-def test_folder_without_a_run_and_an_odd_config_are_named(run, tmp_path):
-    with pytest.raises(RunError, match=r"is .* a run folder"):
-        records.read_config(tmp_path)
-    (run.path / "config.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="must hold keys"):
-        records.read_config(run)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, campaign, file_names, files, naming, records, rundir
+from hires.core.store import attempts, campaign, files, naming, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from tests.helpers.launches import ROOT
@@ -208,33 +207,10 @@ def test_full_disk_leaves_nothing(config, full_disk, monkeypatch):
     assert not leftovers(run.path)
 
 
-def test_file_in_the_way_of_a_folder_is_named(config):
-    run = Path(config.results) / "default" / naming.run_name(config)
-    for file in (Path(config.results), run.parent, run):
-        file.write_text("")
-        with pytest.raises(RunError, match="a file is where a folder should be"):
-            rundir.create(config, PLAN, ARGV)
-        file.unlink()
-        file.mkdir()
-    with pytest.raises(RunError, match=r"choose a(nother)? folder"):  # a read-only file system
-        rundir.create(RunConfig(results="/proc/hires"), PLAN, ARGV)
-    with pytest.raises(RunError, match="shorter campaign"):
-        rundir.create(replace(config, results=f"{config.results}/{'x' * 300}"), PLAN, ARGV)
-
-
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "a0").mkdir()
     return tmp_path
-
-
-def test_only_folders_that_hires_makes_count_as_attempts(run):
-    for name in ("a10", "a2", "a01", "a", "b3", "a-1", "a1.tmp", "a" + "9" * 200):
-        (run / name).mkdir()
-    assert file_names.attempt_numbers(run) == [0, 2, 10]
-    assert attempts.latest(run).number == 10
-    assert file_names.attempt_numbers(run / "missing") == []
-    assert attempts.latest(run / "missing") is None
 
 
 def test_values_of_another_type_are_damage(run):
@@ -280,14 +256,3 @@ def test_later_sweep_adds_and_replaces():
     assert [point.overrides for point in held.excluded] == [["image=3"]]
     assert held.excluded[0].state == "infeasible"
     assert len(held.sweeps) == 3
-
-
-def test_name_is_that_of_the_folder_whatever_the_file_says(tmp_path):
-    values = {"schema": 1, "campaign": "another", "points": [], "excluded": [], "sweeps": []}
-    (tmp_path / "campaign.json").write_text(json.dumps(values))
-    assert campaign.read(tmp_path / "none") == Campaign("none")
-    for notes in (None, []):
-        assert campaign.read(tmp_path, notes) == Campaign(tmp_path.name)
-    (tmp_path / "campaign.json").write_text('{"schema": 99}')
-    with pytest.raises(RunError, match=r"its schema is 99, this hires reads 1.*move it away"):
-        campaign.read(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
-from hires.core.store import cache, files, rundir, trust
+from hires.core.store import files, rundir, trust
 from tests.helpers.commands import hires
 from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN
@@ -147,19 +147,6 @@ def test_cache_that_others_may_write_to_is_refused(tmp_path, monkeypatch):
             files.cache_dir()
         folder.chmod(0o1777 if folder == tmp_path else 0o755)
     assert files.cache_dir() == tmp_path / "hires"
-
-
-@needs_users
-def test_cache_that_hires_makes_is_not_refused_later(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    os.chown(tmp_path, -1, STRANGER)
-    tmp_path.chmod(0o2775)  # new folders have the group of strangers
-    mask = os.umask(0o002)
-    try:
-        cache.keep("kind", "key", 1)
-        assert cache.cached("kind", "key") == 1
-    finally:
-        os.umask(mask)
 
 
 @pytest.mark.parametrize(("variable", "refuses"), [("0", True), ("", True), ("1", False)])

@@ -16,7 +16,7 @@ from hires.core.store import message_entries
 from hires.core.store.file_names import rank_messages
 from hires.core.store.message_entries import ENTRY
 from hires.core.store.network_weights import find_weights, require_fit
-from hires.core.store.weight_names import NameRules, of_first_values
+from hires.core.store.weight_names import NameRules
 from tests.helpers.run_folders import saved_with
 
 SHAPES = {"conv.weight": [4, 3, 3, 3], "bn.running_mean": [4], "fc.bias": [2]}
@@ -75,14 +75,6 @@ def test_all_that_does_not_fit_is_in_one_message():
     )
 
 
-def test_prefix_of_a_wrapper_is_named():
-    unread = {**SHAPES, "bn.num_batches_tracked": [], "unused": [3]}
-    require_fit("weights=w", unread, SHAPES, {"unused"})  # no layer reads them
-    held = {f"module.{name}": shape for name, shape in SHAPES.items()}
-    with pytest.raises(ConfigError, match=r"begin with 'module\.': `hires weights import` takes"):
-        require_fit("weights=w", held, SHAPES)
-
-
 NAMES = ["net.layer1.weight", "net.layer10.weight", "ema.decay", "fc.bias"]
 
 
@@ -112,13 +104,6 @@ def test_first_rule_that_fits_a_whole_part_of_a_name_renames_it():
 def test_rule_that_makes_no_sense_is_refused(rules, text):
     with pytest.raises(ConfigError, match=text):
         rules.renamed(NAMES)
-
-
-def test_first_values_are_of_tensors_that_there_are():
-    needed = {"fc.weight": [2, 2], "fc.bias": [2], "fcx.bias": [2]}
-    assert of_first_values(["fc"], needed) == ["fc.weight", "fc.bias"]
-    with pytest.raises(ConfigError, match="--fresh head: the network has no tensor"):
-        of_first_values(["head"], needed)
 
 
 HEADER = {
