@@ -10,8 +10,8 @@ fail() {
     exit 1
 }
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-    fail "hires needs Python 3.10 or newer and $python is not; name one: make PYTHON=/path/to/python3"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "hires needs Python 3.11 or newer and $python is not; name one: make PYTHON=/path/to/python3"
 
 # Debian keeps the part of Python that makes virtual environments in a package of its own.
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then

@@ -9,17 +9,13 @@ import shutil
 import site
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("conf", "hires", "launch", "pyproject.toml", "README.md", "LICENSE")

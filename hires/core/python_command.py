@@ -12,22 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_NO_FOLDER = ("-P",) if sys.version_info >= (3, 11) else ()
-"""Python 3.10 has no such option: there ``hires`` itself takes the folder off the path when it is
-imported by ``python -m hires...``."""
 _FIRST = f"""\
 import sys
-'' in sys.path[:1] and sys.path.pop(0)
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 import hires
 del sys.path[0]
 """
-"""What code begins with: the first import, which cleans the path, is of this hires."""
+"""What code begins with: the first import is of this hires."""
 
 
 def python() -> list[str]:
     """Returns the words before ``-m`` or ``-c``."""
-    return [sys.executable, *_NO_FOLDER]
+    return [sys.executable, "-P"]
 
 
 def module_command(module: str, *words: str) -> list[str]:

@@ -19,7 +19,7 @@ def remove_current_folder() -> None:
     :mod:`hires.core.python_command`). ``python -m hires...`` puts it first: while Python looks for
     the module to run, and only then, argv[0] is "-m". An empty entry of PYTHONPATH means it, too.
     """
-    scripts_folder = 0 if getattr(sys.flags, "safe_path", False) else 1  # entries before PYTHONPATH
+    scripts_folder = 0 if sys.flags.safe_path else 1  # entries before PYTHONPATH
     is_hires = any(word.split(".")[0] == "hires" for word in sys.orig_argv)
     if scripts_folder and sys.argv[:1] == ["-m"] and is_hires:
         del sys.path[0]

@@ -80,7 +80,6 @@ def test_no_verb_imports_from_the_current_folder(folder):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="runpy itself imports there")
 def test_python_m_hires_typed_by_hand(folder):
     (folder / "hires" / "__init__.py").unlink()  # the folder would be hires itself
     (folder / "hires").rmdir()

@@ -11,12 +11,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tomllib
 import torch.distributed as dist
 
 from hires.comm import torch_world

@@ -14,7 +14,7 @@ import platform
 import signal
 import socket
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def collect() -> dict[str, Any]:
 
 def now() -> str:
     """Returns the time in UTC, as ``2031-02-03T04:05:06.789012+00:00``."""
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def myself() -> dict[str, Any]:

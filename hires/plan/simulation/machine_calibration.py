@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,7 +134,7 @@ class Calibration:
     def age(self) -> str:
         """Returns in words how long ago the machine was measured."""
         then = datetime.fromisoformat(self.time)
-        days = int((datetime.now(timezone.utc) - then).total_seconds() // DAY_S)
+        days = int((datetime.now(UTC) - then).total_seconds() // DAY_S)
         return "today" if days < 1 else f"{days} day{'s' if days > 1 else ''} ago"
 
     def to_dict(self) -> dict[str, Any]:
