@@ -153,7 +153,7 @@ def test_run_that_was_edited_is_not_begun(submitted, cluster):
     [run] = submitted(1)
     config = run / "config.yaml"  # it ran 2 steps under the name of a run of 3
     config.write_text(config.read_text().replace("steps: 3", "steps: 2"))
-    assert finished(folder_of([run]))[0] == 1
+    assert finished(folder_of([run]))[0] == 2
     cause = json.loads((run / "a0" / "exit.json").read_text())["cause"]
     assert "config.yaml was edited after the run was planned" in cause
     [state] = states([run])

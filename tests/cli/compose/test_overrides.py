@@ -14,7 +14,6 @@ from hires.core.errors import ConfigError
     [
         # misspelt keys
         ("paralel=sp", "unknown key 'paralel'; did you mean parallel?"),
-        ("task.lr=0.1", "unknown key 'task.lr'; did you mean optimizer.lr?"),
         ("+stepz=4", "did you mean steps?"),
         ("hydra.run.dir=x", "hires list keys"),
         ("num_spatial_parts=4", "hires calls it parallel.tiles"),
