@@ -200,8 +200,8 @@ def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
             return []
     if not steps and notes is None:
         raise RunError(
-            f"{path} holds no timeline: the run has not come to its end, its ranks were killed, or "
-            f"an older hires made it; repeat it with `hires run ... --again`"
+            f"{path} holds no timeline: the run has not come to its end, or its ranks were killed; "
+            f"repeat it with `hires run ... --again`"
         )
     return sorted(steps, key=lambda step: (step.step, step.rank))
 
@@ -213,7 +213,7 @@ def _step_of(line: Values) -> StepSpans:
     for kind, action, begin_s, end_s, what, *logged in line["spans"]:
         if not 0 <= end_s - begin_s < math.inf:
             raise ValueError(f"a span from {begin_s} to {end_s}")
-        calls, num_bytes, way = logged or (0, 0, "")  # older ones have none
+        calls, num_bytes, way = logged or (0, 0, "")
         if type(calls) is not int or type(num_bytes) is not int or min(calls, num_bytes) < 0:
             raise ValueError(f"{calls} calls of {num_bytes} bytes")
         names = [text(name, 80) or "" for name in (kind, action, what, way)]

@@ -73,7 +73,7 @@ class RunInputs:
     network: tuple[SourceFile, ...] = ()
     data: DataContent | None = None
     built: BuiltNetwork | None = None
-    """What these files made of the network; None of one of hires, or of an older run."""
+    """What these files made of the network; None of one of hires."""
     more_files: bool = False
     """Whether the network read more than ``network`` holds."""
     table: str = ""

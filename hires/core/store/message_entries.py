@@ -8,8 +8,7 @@ The line names what the numbers of an entry stand for, so that a file needs no p
      "ways": {"64": ["shm", "mailbox"]}, "events": {"7": ["halo", "F0", [1]]}}
 
 An entry is little-endian: operation (one byte), a byte without meaning, way (2), event (4), bytes
-(8), then four times of 8 bytes in s on the machine's clock: issued, posted, started, ended. In
-format 1 the way is the second byte.
+(8), then four times of 8 bytes in s on the machine's clock: issued, posted, started, ended.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from hires.core.store.reading import Notes, Values, damaged, read_bytes, text
 
 ENTRY = struct.Struct("<BxHiqdddd")
 FORMAT = 2
-_ENTRIES = {1: struct.Struct("<BBxxiqdddd"), FORMAT: ENTRY}
 _DAMAGED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
     struct.error,
@@ -94,7 +92,7 @@ def _parsed(rank: int, data: bytes) -> RankMessages:
     line, _, entries = data.partition(b"\n")
     header = json.loads(line)
     if (
-        header["format"] not in _ENTRIES
+        header["format"] != FORMAT
         or header["rank"] != rank
         or not 0 <= header["dropped"] < 2**53
     ):
@@ -103,7 +101,7 @@ def _parsed(rank: int, data: bytes) -> RankMessages:
     ways = {int(key): tuple(map(_word, names)) for key, names in header["ways"].items()}
     events = {int(key): _event(event) for key, event in header["events"].items()}
     messages = []
-    for operation, way, event, num_bytes, *times in _ENTRIES[header["format"]].iter_unpack(entries):
+    for operation, way, event, num_bytes, *times in ENTRY.iter_unpack(entries):
         kind, action, ranks = events[event] if event >= 0 else OUTSIDE
         backend, algorithm = ways[way]
         if num_bytes < 0 or not all(-1e12 < one < 1e12 for one in times):

@@ -35,7 +35,6 @@ from hires.core.store.step_lines import (
     lines_before,
     pass_lines,
 )
-from hires.core.units import bytes_without_unit
 
 STATES = ("done", "failed", "cancelled", "lost")
 
@@ -63,13 +62,8 @@ def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
 def read_config(run_dir: StrPath) -> RunConfig:
     """Returns the frozen config of a run folder; ConfigError: its values are of another hires."""
     path = Path(run_dir) / file_names.CONFIG
-    values = reading.read_yaml(path)
-    for section, key in (("memory", "limit"), ("cluster", "memory")):
-        held = values.get(section)
-        if isinstance(held, dict) and bytes_without_unit(held.get(key)) is not None:
-            held[key] = f"{bytes_without_unit(held[key])}B"  # they could once be without a unit
     try:
-        return from_dict(values)
+        return from_dict(reading.read_yaml(path))
     except ConfigError as error:
         raise ConfigError(f"{path} is of another hires, or was edited: {error}") from None
 
