@@ -235,8 +235,8 @@ def whatever_starts_the_ranks_they_lie_on_both_nodes_and_reach_the_same_losses(r
         campaign = f"campaign={starter.replace(' ', '_')}"
         made[starter] = runs.submit(*words, *more, *interface, campaign)
     here = [word for word in TWO if not word.startswith("launcher")]
-    told, _ = runs.hires("run", *here, *words, "campaign=here", "--json")
-    losses = Run(runs.folder / json.loads(told)["run"]).steps(0, rank=2)
+    runs.hires("run", *here, *words, "campaign=here")
+    losses = runs.run("here").steps(0, rank=2)
     assert len(losses) == 4
     for starter, run in made.items():
         assert run.end() == ("done", None), run.exit()
