@@ -91,11 +91,7 @@ def read(attempt: StrPath, notes: Notes = None) -> Iterator[RankMessages]:
 def _parsed(rank: int, data: bytes) -> RankMessages:
     line, _, entries = data.partition(b"\n")
     header = json.loads(line)
-    if (
-        header["format"] != FORMAT
-        or header["rank"] != rank
-        or not 0 <= header["dropped"] < 2**53
-    ):
+    if header["format"] != FORMAT or header["rank"] != rank or not 0 <= header["dropped"] < 2**53:
         raise ValueError(f"format {header['format']}, rank {header['rank']}")
     operations = [_word(word) for word in header["operations"]]
     ways = {int(key): tuple(map(_word, names)) for key, names in header["ways"].items()}
