@@ -43,7 +43,7 @@ class NodeSteps:
                 values[node.name] = run(values)
             except Exception as error:
                 notes = [*getattr(error, "__notes__", []), f"in {describe(node)}"]
-                error.__notes__ = notes  # type: ignore[attr-defined]
+                error.__notes__ = notes
                 raise
             if self.see is not None:
                 self.see(node.name, values[node.name])
