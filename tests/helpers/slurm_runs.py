@@ -29,7 +29,9 @@ LONG = "steps=100000"
 def ask(*command: str, **variables: str) -> str:
     """Returns what one of Slurm's commands prints."""
     env = {**os.environ, **variables}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=env
+    )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout.strip()
 
