@@ -46,7 +46,7 @@ from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights
 from hires.nets.built_tensors import built_network
-from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
+from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan
 
 VERIFY_TIMEOUT_S = 3600.0
@@ -111,7 +111,6 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
             world=world,
             timeout_s=wait_s,
             shared_memory=shared,
-            algorithms=stage_algorithms(plan),
             host_empty=device.host_empty,
             check=config.comm.check,
             plan=frozen.frozen_sha256(run_dir, file_names.PLAN) or "",

@@ -14,11 +14,16 @@ from tests.helpers.commands import hires
 TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4"]
 MEMORY = [
     {"operation": "send", "bytes": "..2KiB", "route": "shm"},
-    {"operation": "send", "bytes": "2KiB..4KiB", "route": "cma:message"},
+    {"operation": "send", "bytes": "2KiB..4KiB", "route": "shm:message"},
     {"operation": "all_gather", "bytes": "..200", "route": "shm:slots"},
     {"operation": "all_gather", "route": "gloo:direct"},
-    {"operation": "all_reduce", "dtype": "float", "bytes": "16..64KiB", "route": "shm:two_step"},
-    {"operation": "all_reduce", "dtype": "float", "bytes": "64KiB..", "route": "cma"},
+    {"operation": "all_reduce", "dtype": "float", "bytes": "16..64KiB", "route": "shm:direct"},
+    {
+        "operation": "all_reduce",
+        "dtype": "float",
+        "bytes": "64KiB..",
+        "route": "shm:segmented:32KiB",
+    },
 ]
 MPI = [
     {"operation": "send", "bytes": "..2KiB", "route": "mpi"},
@@ -29,14 +34,14 @@ MPI = [
         "bytes": "64KiB..",
         "route": "mpi:segmented:8KiB",
     },
-    {"operation": "all_reduce", "dtype": "float", "bytes": "16..64KiB", "route": "mpi:two_step"},
+    {"operation": "all_reduce", "dtype": "float", "bytes": "16..64KiB", "route": "mpi:direct"},
 ]
 
 
 @pytest.mark.parametrize(
     ("rules", "words", "backends"),
     [
-        pytest.param(MEMORY, [], {"gloo", "shm", "cma"}, marks=pytest.mark.dist),
+        pytest.param(MEMORY, [], {"gloo", "shm"}, marks=pytest.mark.dist),
         pytest.param(MPI, ["launcher=mpirun"], {"gloo", "mpi"}, marks=pytest.mark.mpi),
     ],
     ids=["memory", "mpi"],

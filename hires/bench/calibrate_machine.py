@@ -41,6 +41,8 @@ from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
 from hires.core.store import provenance
 from hires.plan.event import BYTES
+from hires.plan.hardware import GLOO
+from hires.plan.message_routes import joined_backends
 from hires.plan.plan import Plan
 from hires.plan.program import steps_of
 from hires.plan.simulation.costs import BACK, UPDATE_TOUCHES, works_of
@@ -233,8 +235,9 @@ def time_networks(
     The networks take turns, each step between others that show the machine's pace at that moment.
     All ranks of a plan take equally many steps.
     """
-    join_world(world, timeout_s)
     every = [Timed.of_plain(network) for network in networks]
+    names = dict.fromkeys(name for one in every for name in joined_backends(one.plan))
+    join_world(world, timeout_s, [*dict.fromkeys([GLOO, *names])])
     steps = [HiresSteps(*network, world.rank) for network in every]
     for _ in range(2):  # the first prepares kernels, the second shows how long a round takes
         first = [NodeTimes(one) for one in steps]

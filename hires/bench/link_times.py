@@ -11,7 +11,10 @@ import torch
 from hires.bench.node_times import typical
 from hires.bench.start_ranks import join_world, run_ranks
 from hires.comm import all_gather_stacked, all_reduce_coalesced, barrier, irecv, isend, make_groups
+from hires.core.ranks import memory_files
 from hires.core.ranks.world import World
+from hires.plan.hardware import GLOO
+from hires.plan.routes import MEMORY
 from hires.plan.simulation.machine_calibration import Links
 
 SMALL, LARGE, GRADIENTS = 256, 1 << 20, 1 << 22
@@ -31,7 +34,8 @@ def measure_links(timeout_s: float) -> Links:
 
 def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
     """Yields what :class:`Links` holds, as two ranks measure it together."""
-    join_world(world, timeout_s)
+    backends = [GLOO, *MEMORY] if memory_files.is_supported() else [GLOO]
+    join_world(world, timeout_s, backends)
     group, gradients = make_groups([[0, 1]], 1)[0], torch.zeros(GRADIENTS)
 
     def exchange(elements: int) -> None:
@@ -50,9 +54,12 @@ def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
         for _ in range(IN_A_ROW):
             all_gather_stacked(torch.zeros(SMALL), group)
 
+    def add_up() -> None:
+        all_reduce_coalesced([gradients], group, backend=backends[-1])
+
     small_s = typical(_seconds(lambda: exchange(SMALL), ROUNDS))
     large_s = typical(_seconds(lambda: exchange(LARGE), ROUNDS))
-    sum_s = typical(_seconds(lambda: all_reduce_coalesced([gradients], group), ROUNDS // 4))
+    sum_s = typical(_seconds(add_up, ROUNDS // 4))
     latency_s, gather_s = (
         statistics.median(_seconds(run, 4 * ROUNDS)) / IN_A_ROW for run in (exchanges, gathers)
     )

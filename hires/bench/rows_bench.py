@@ -31,6 +31,7 @@ from hires.core.ranks.world import World
 from hires.engine import arithmetic
 from hires.engine.device import RankDevice, open_device
 from hires.plan.hardware import require_gpus
+from hires.plan.route_choice import backends_of
 
 FEWEST_RANKS = 2
 """Of a world, so that rows of one and of two ranks have their turns in the same one."""
@@ -120,7 +121,9 @@ def run_race(
     """Runs all rows on one rank; yields all samples, and what each row is, after each round."""
     rows = [BenchRow.of_plain(values) for values in plain]
     largest = max(rows, key=lambda row: row.ranks).config
-    join_world(world, timeout_s, [largest.comm.backend], largest.device)
+    names = dict.fromkeys(name for row in rows for name in backends_of(row.config))
+    backends = [*dict.fromkeys([largest.comm.backend, *names])]
+    join_world(world, timeout_s, backends, largest.device)
     torch_world(world, timeout_s)
     group = make_groups([[*range(world.size)]])[0]
     device = open_device(largest.device, world.local_rank)

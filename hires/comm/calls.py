@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hires.comm import message_log as logs
@@ -16,12 +15,8 @@ from hires.comm.carriers import Carriers, needs_none
 from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.handles import Handle
-from hires.comm.transport import MOST_CALLS, Group, activity, transport, unlogged
-from hires.core.ranks.call_records import CallFacts
+from hires.comm.transport import MOST_CALLS, activity, transport, unlogged
 from hires.core.ranks.timeline import COLLECTIVE
-from hires.plan.routes import SHARES, Route
-
-BY_SHARES = Route("cma", SHARES)
 
 
 def _note(call: Dispatch, agreed: Any) -> int:
@@ -29,15 +24,6 @@ def _note(call: Dispatch, agreed: Any) -> int:
     if transport.check is None or call.channel is None or call.facts is None:
         return -1
     return transport.check.note(call.channel, call.facts, agreed)
-
-
-def note_shares(group: Group, operation: str, num_bytes: int, dtype: torch.dtype) -> int:
-    """Keeps an operation in the memory of a group's ranks; returns its number, or -1."""
-    if transport.check is None:
-        return -1
-    channel = transport.check.ring.channel(f"{group.name} over {BY_SHARES}", group.ranks)
-    name = str(dtype).removeprefix("torch.")
-    return transport.check.note(channel, CallFacts(operation, num_bytes, name, str(BY_SHARES)))
 
 
 def _note_message(call: Dispatch, tag: int) -> int:

@@ -9,7 +9,6 @@ What decides is the same for all tensors of one type and size in a group, so it 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,20 +17,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hires.comm import message_log as logs
-from hires.comm.algorithms.algorithm_group import AlgorithmGroup
-from hires.comm.algorithms.known_algorithms import algorithm_of
 from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend_protocol import Members
 from hires.comm.backends.composed import Alone, Messages
 from hires.comm.operation_routes import Choice, route_of
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.rehearsal import SilentBackend
+from hires.comm.segments import in_segments
 from hires.comm.staging import Staging
 from hires.comm.transport import NOT_JOINED, Group, transport
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallChannel, CallFacts
-from hires.plan.algorithm_steps import Communicator
-from hires.plan.routes import DIRECT, MESSAGE, OWN, Route
+from hires.plan.routes import DIRECT, MESSAGE, OWN, SEGMENTED, Route
+from hires.plan.table_rules import CARRIES
 from hires.plan.traffic import CALLED
 
 _MESSAGES = ("isend", "irecv")
@@ -120,7 +118,8 @@ def _new_call(operation: int, group: Group, tensor: Tensor, key: tuple[Any, ...]
         function = getattr(Alone(), method)
     else:
         route = route_of(operation, group, choice, dtype, num_bytes, device, peer)
-        function, handle = _function_of(route, group, method), group.handles[route.backend]
+        function = _function_of(route, group, operation, method)
+        handle = group.handles[route.backend]
     staging = transport.staging(route.backend, method, dtype)
     algorithm = MESSAGE if peer >= 0 and route.algorithm == OWN else route.algorithm
     is_staged = device not in staging.reaches
@@ -166,19 +165,21 @@ def _require_usable(group: Group, is_message: bool, peer: Any) -> None:
         raise CommError(f"the group of ranks {group.ranks} was destroyed; make another one")
 
 
-def _function_of(route: Route, group: Group, method: str) -> Any:
+def _function_of(route: Route, group: Group, operation: int, method: str) -> Any:
     # The method of the backend, or an algorithm on it.
-    backend, handle = transport.backends[route.backend], group.handles[route.backend]
+    backend, name = transport.backends[route.backend], CALLED[operation]
+    able = [algorithm for algorithm in (SEGMENTED, DIRECT) if name in CARRIES[algorithm]]
+    if route.algorithm not in (OWN, MESSAGE, *able):
+        raise CommError(
+            f"{route.algorithm} cannot carry out {name}; choose one of {', '.join([OWN, *able])}"
+        )
     if route.algorithm == DIRECT:
         members = Members(group.ranks, group.index, transport.timeout_s)
         return getattr(Messages(backend, members), method)
-    if isinstance(backend, SilentBackend) and route.algorithm == "two_step":
-        return functools.partial(backend.two_step, group.size)
-    # In a rehearsal other pieces and stages would do no more.
-    if isinstance(backend, SilentBackend) or route.algorithm in (OWN, MESSAGE):
+    # In a rehearsal segments would do no more.
+    if isinstance(backend, SilentBackend) or not route.segment_bytes:
         return getattr(backend, method)
-    opened = group.algorithms.get(route.backend) or _without_stages(group, handle)
-    return algorithm_of(backend, opened, route, method)
+    return in_segments(backend, method, group.size, route.segment_bytes)
 
 
 def _words_of(operation: int, group: Group, peer: int) -> tuple[str, str]:
@@ -200,10 +201,3 @@ def _require_peer(group: Group, peer: Any) -> None:
             raise CommError(f"rank {peer} is not among ranks {group.ranks}; name one of these")
         if peer == transport.rank:
             raise CommError(f"rank {peer} is this rank; copy the tensor instead")
-
-
-def _without_stages(group: Group, handle: Any) -> AlgorithmGroup:
-    # Of a group for which no algorithm with several stages was named.
-    ranks = tuple(group.ranks)
-    handles = {Communicator("", ranks): handle}
-    return AlgorithmGroup(ranks, transport.rank, transport.nodes, handles)

@@ -1,8 +1,7 @@
 """Sums many tensors of which each rank needs a part, and gathers parts of many tensors.
 
-Every rank names the same parts by member, as flat tensors of one type in the same order. Ranks that
-read each other's memory work on them where they lie. Others copy them into buffers of equal rows,
-one for each member, some MiB at a time:
+Every rank names the same parts by member, as flat tensors of one type in the same order. They are
+copied into buffers of equal rows, one for each member, some MiB at a time:
 
     parts of 0   a a a b b b b b         buffer 1   | a a a b | c c c d |
     parts of 1   c c c d d d             buffer 2   | b b b b | d d . . |
@@ -10,8 +9,6 @@ one for each member, some MiB at a time:
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter as clock
 
@@ -19,13 +16,10 @@ import torch
 from torch import Tensor
 
 from hires.comm import message_log as logs
-from hires.comm.calls import BY_SHARES, note_shares
-from hires.comm.guarded_waits import waiting
 from hires.comm.operation_routes import Choice
 from hires.comm.operations import all_gather_into_tensor, reduce_scatter_tensor
 from hires.comm.transport import Group, transport, unlogged
-from hires.plan.routes import SHARES, Route
-from hires.plan.traffic import CALLED
+from hires.plan.routes import Route
 
 BUFFER_BYTES = 2**24
 """Most that the rows of all members take at a time, where they are copied."""
@@ -35,8 +29,7 @@ Parts = Sequence[Sequence[Tensor]]
 def reduce_scatter_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
     """Sums tensors over a group in place: on each member its own parts, by its place in the group.
 
-    Those of the other members keep their numbers. Without a ``backend`` ranks that read each
-    other's memory do it there.
+    Those of the other members keep their numbers.
     """
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
@@ -45,11 +38,8 @@ def reduce_scatter_coalesced(parts: Parts, group: Group, *, backend: Choice = No
         reduce_scatter_tensor(sums, sent, group=group, backend=route)
         _divide(sums, rows[place])
 
-    what = f"a reduce-scatter among ranks {group.ranks}"
     num_bytes = sum(tensor.nbytes for own in parts for tensor in own)
-    _carry_out(
-        parts, group, backend, through, (logs.REDUCE_SCATTER, "reduce_parts", what, num_bytes)
-    )
+    _carry_out(parts, group, backend, through, logs.REDUCE_SCATTER, num_bytes)
 
 
 def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
@@ -63,9 +53,8 @@ def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) 
             if index != place:
                 _divide(row, rows[index])
 
-    what = f"an all-gather among ranks {group.ranks}"
     num_bytes = max(sum(tensor.nbytes for tensor in own) for own in parts)
-    _carry_out(parts, group, backend, through, (logs.ALL_GATHER, "read_parts", what, num_bytes))
+    _carry_out(parts, group, backend, through, logs.ALL_GATHER, num_bytes)
 
 
 def _carry_out(
@@ -73,44 +62,18 @@ def _carry_out(
     group: Group,
     backend: Choice,
     through: Callable[[int, list[list[Tensor]], int, Choice], None],
-    call: tuple[int, str, str, int],
+    operation: int,
+    num_bytes: int,
 ) -> None:
-    operation, _, _, num_bytes = call
     if group.size == 1 or not any(tensor.numel() for own in parts for tensor in own):
         return
     issued, log = clock(), transport.log
+    route = backend if isinstance(backend, Route) else Route(backend or transport.default)
     with unlogged:  # it is one operation, whatever it is made of
-        way = _by_route(parts, group, backend or BY_SHARES, through, call)
+        for rows, width in _buffers(parts):
+            through(group.index, rows, width, route)
     if log is not None:
-        log.note_blocking(operation, way, num_bytes, issued)
-
-
-def _by_route(
-    parts: Parts,
-    group: Group,
-    backend: Choice,
-    through: Callable[[int, list[list[Tensor]], int, Choice], None],
-    call: tuple[int, str, str, int],
-) -> int:
-    route = backend if isinstance(backend, Route) else Route(str(backend))
-    if route.algorithm == SHARES and group.peers is not None:
-        operation, method, what, num_bytes = call
-        every = [tensor for own in parts for tensor in own]
-        name = f"{CALLED[operation]}_coalesced"
-        number = note_shares(group, name, num_bytes, every[0].dtype)
-        staged = transport.staging(route.backend).of(every)
-        if staged is not None:
-            placed = iter(staged.fetch().parts)
-            parts = [[next(placed) for _ in own] for own in parts]
-        share = functools.partial(getattr(group.peers, method), parts)
-        with contextlib.nullcontext() if staged is None else staged.put_after():
-            waiting(share, what, -1, -1, tuple(group.ranks), "cma", number)
-        return logs.way(*route, staged is not None)
-    if route.algorithm == SHARES:
-        route = Route(transport.default)
-    for rows, width in _buffers(parts):
-        through(group.index, rows, width, route)
-    return logs.way(*route)
+        log.note_blocking(operation, logs.way(*route), num_bytes, issued)
 
 
 def _buffers(parts: Parts) -> Iterator[tuple[list[list[Tensor]], int]]:

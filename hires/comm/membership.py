@@ -10,7 +10,6 @@ from hires.comm.agreements import broadcast_text, compare_starts, gather_texts, 
 from hires.comm.backends import rendezvous
 from hires.comm.backends.known_backends import BACKENDS
 from hires.comm.guarded_waits import waiting
-from hires.comm.new_groups import open_group_algorithms
 from hires.comm.sequence_check import join_check
 from hires.comm.staging import Allocate, plain_empty
 from hires.comm.transport import Group, activity, has_streams, transport
@@ -29,7 +28,6 @@ def init(
     shared_memory: bool = True,
     host_empty: Allocate = plain_empty,
     check: str = "late",
-    algorithms: Sequence[str] = (),
     plan: str = "",
 ) -> None:
     """Joins the world with one or several backends; the first carries what names no other.
@@ -43,8 +41,6 @@ def init(
         shared_memory: whether groups of :func:`hires.comm.make_groups` may send small messages
             through it.
         host_empty: allocates what tensors of a device go through where it is not reached.
-        algorithms: those of several stages that routes name beside the table's, as
-            ``hierarchical``: groups get communicators for them.
         check: of ``CHECKS``: when the ranks compare what they call (:mod:`.sequence_check`).
         plan: digest of the plan that the ranks carry out.
 
@@ -76,20 +72,12 @@ def init(
         transport.one_machine = shared_memory and world.local_size == world.size
         transport.one_machine &= not has_streams()
         transport.nodes = tuple(rank // world.local_size * world.local_size for rank in ranks)
-        facts = f"backends {', '.join(backends)}", f"algorithms {', '.join(algorithms) or 'none'}"
-        own_plan = [f"plan {plan}"] if plan else []
-        compare_starts(*facts, f"table {table.digest if table else 'none'}", *own_plan)
-        mixes = len(backends) > 1 or table is not None or algorithms
-        if mixes and world.local_size < world.size:
+        own_plan, digest = [f"plan {plan}"] if plan else [], table.digest if table else "none"
+        compare_starts(f"backends {', '.join(backends)}", f"table {digest}", *own_plan)
+        if table is not None and world.local_size < world.size:
             # Machines may have different numbers of ranks.
             firsts = gather_texts(str(world.rank - world.local_rank))
             transport.nodes = tuple(map(int, firsts))
-        routes = table.routes if table is not None else ()
-        transport.algorithms = {
-            name: frozenset(algorithms) | {one.algorithm for one in routes if one.backend == name}
-            for name in backends
-        }
-        open_group_algorithms(transport.world)
         if check != "off" and world.size > 1 and transport.default != "null":
             transport.check = join_check(world, timeout_s, activity, broadcast_text, check)
     except BaseException:
@@ -136,9 +124,7 @@ def _leave(failed: bool = False) -> None:
     transport.num_groups.clear()
     left, transport.backends = transport.backends, {}
     transport.world, transport.rank = Group([0], 0, {}), 0
-    for queue in transport.queues:
-        queue.close()
-    transport.nodes, transport.algorithms, transport.queues = (0,), {}, []
+    transport.nodes = (0,)
     try:
         # Before MPI ends, whose last call lets no other thread of this process run: rank 0 could
         # not answer the others.

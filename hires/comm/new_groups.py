@@ -5,7 +5,6 @@ Ranks are always ranks of the world, never positions in a group.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import json
@@ -13,14 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hires.comm.agreements import gather_texts
-from hires.comm.algorithms.algorithm_group import open_algorithms
 from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, shared
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.transport import NOT_JOINED, Group, transport
 from hires.core.errors import CommError
-from hires.core.ranks import mailbox_limits
+from hires.core.ranks import mailbox_limits, memory_files
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -67,27 +65,7 @@ def new_group(
             handles[name] = waiting(create, f"group {members} over {name}")
     transport.num_groups[tuple(members)] += 1
     place = members.index(transport.rank) if transport.rank in members else -1
-    group = Group(members, place, handles, number=transport.num_groups[tuple(members)])
-    open_group_algorithms(group, timeout, members_only)
-    return group
-
-
-def open_group_algorithms(
-    group: Group, timeout: datetime.timedelta | None = None, members_only: bool = False
-) -> None:
-    """Makes the communicators of a group's algorithms, in one order on all ranks."""
-    alone: Any = {"members_only": True} if members_only else {}
-    for name, backend in transport.backends.items() if group.size > 1 else ():
-        if not (names := transport.algorithms.get(name)):
-            continue
-
-        def create(ranks: list[int], backend: Any = backend) -> Any:
-            return backend.new_group(ranks, timeout, **alone)
-
-        facts = create, group.handles[name], group.ranks, transport.rank, names, transport.nodes
-        opened = functools.partial(open_algorithms, *facts)
-        group.algorithms[name] = waiting(opened, f"algorithms of ranks {group.ranks} over {name}")
-        transport.queues.append(group.algorithms[name].queue)
+    return Group(members, place, handles, number=transport.num_groups[tuple(members)])
 
 
 def destroy_group(group: Group) -> None:
@@ -97,36 +75,29 @@ def destroy_group(group: Group) -> None:
     """
     if group is transport.world:
         raise CommError("the group of all ranks ends with shutdown()")
-    group.shared = group.peers = None
+    group.shared = None
     group.calls.clear()
-    handles = {name: [handle] for name, handle in group.handles.items()}
-    for name, opened in group.algorithms.items():
-        opened.queue.close()
-        with contextlib.suppress(ValueError):
-            transport.queues.remove(opened.queue)
-        handles[name] += [one for one in opened.handles.values() if one is not group.handles[name]]
-    group.handles, group.algorithms = {}, {}
+    handles, group.handles = group.handles, {}
     for name, backend in transport.backends.items():
-        for handle in filter(None, handles.get(name, ())):
-            end = functools.partial(backend.destroy_group, handle)
+        if handles.get(name) is not None:
+            end = functools.partial(backend.destroy_group, handles[name])
             guard(end, f"the end of the group of ranks {group.ranks}", name)
 
 
 def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
     """Creates groups, all ranks in the same order; returns this rank's by index in ``members``.
 
-    The first ``num_close`` groups exchange many small messages, the others sum large tensors; in a
-    world that lives on one machine both go through memory.
+    The first ``num_close`` groups exchange many small messages, in a world that lives on one
+    machine through memory.
     """
-    made, spins = {}, _spins() if any(len(ranks) > 1 for ranks in members) else 0
+    close = members[:num_close]
+    made, spins = {}, _spins() if any(len(ranks) > 1 for ranks in close) else 0
     for number, ranks in enumerate(members):
         group = new_group(ranks)
         if group.index < 0:
             continue
-        mail_bytes = mailbox_limits.mail_bytes(len(ranks)) if number < num_close else 0
-        group.shared = memory = _share_memory(group, mail_bytes, spins)
-        if number >= num_close and memory is not None:
-            group.peers = memory.peers()
+        if number < num_close:
+            group.shared = _share_memory(group, mailbox_limits.mail_bytes(len(ranks)), spins)
         made[number] = group
     return made
 
@@ -142,7 +113,7 @@ def _spins() -> int:
 def _has_memory() -> bool:
     backend = transport.backends.get(transport.default)
     no_ranks = backend is None or isinstance(backend, SilentBackend)
-    return not no_ranks and transport.one_machine and counters.supported()
+    return not no_ranks and transport.one_machine and memory_files.is_supported()
 
 
 def _share_memory(group: Group, mail_bytes: int, spins: int) -> SharedMemory | SilentMemory | None:

@@ -17,7 +17,7 @@ Choice = str | Route | None
 """A backend or a whole route; None: the tuning table chooses."""
 DIRECT_BYTES = GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
-QUICK = ("mpi", "shm", "cma")
+QUICK = ("mpi", "shm")
 """Backends whose own gather takes less time than messages."""
 
 

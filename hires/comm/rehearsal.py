@@ -7,42 +7,30 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hires.comm.backends import counters
-from hires.comm.backends.attach import CHUNK_BYTES
 from hires.comm.backends.known_backends import HOST_ONLY, REACHES
 from hires.comm.backends.null import NullBackend
 from hires.comm.staging import Staged, Staging
 from hires.comm.transport import Group, transport
+from hires.core.ranks import memory_files
 
 
 class SilentBackend(NullBackend):
     """The one backend of a rank that is rehearsed; it also counts what goes through memory."""
 
-    def __init__(self, rank: int, shared_memory: bool, reads_peers: bool = True) -> None:
+    def __init__(self, rank: int, shared_memory: bool) -> None:
         super().__init__(rank)
         self.memories: list[SilentMemory] = []
-        self._shared_memory, self._reads_peers = shared_memory, reads_peers
-
-    def two_step(
-        self, num_ranks: int, tensor: Tensor, *_: Any, async_op: bool = False, **__: Any
-    ) -> Any:
-        """Leaves the tensor as it is; allocates its shares while it is scattered and gathered."""
-        even = tensor.view(-1)[: tensor.numel() // num_ranks * num_ranks]
-        shares = tensor.new_empty(even.numel() // num_ranks)
-        self.reduce_scatter_tensor(shares, even)
-        self.all_gather_into_tensor(even, shares)
-        return self._end("all_reduce", [tensor], async_op)
+        self._shared_memory = shared_memory
 
     def share_memory(self, num_ranks: int, mail_bytes: int) -> SilentMemory | None:
         """Returns a stand-in for the shared memory of a group, or None where there is none."""
-        if num_ranks == 1 or not self._shared_memory or not counters.supported():
+        if num_ranks == 1 or not self._shared_memory or not memory_files.is_supported():
             return None
-        self.memories.append(SilentMemory(num_ranks, mail_bytes, self._reads_peers))
+        self.memories.append(SilentMemory(num_ranks, mail_bytes))
         return self.memories[-1]
 
     def shared_bytes(self) -> int:
@@ -80,14 +68,14 @@ class _SilentStaged(Staged):
 
 
 class SilentMemory:
-    """Stands for the memory of a group, shared or attached (:mod:`hires.comm.backends`).
+    """Stands for the memory of a group (:mod:`hires.comm.backends.shared`).
 
     A page counts once it is touched, so ``largest`` holds the bytes of the largest message of each
     kind to or from each peer.
     """
 
-    def __init__(self, num_ranks: int, mail_bytes: int, reads_peers: bool) -> None:
-        self.mail_bytes, self._reads_peers = mail_bytes, reads_peers
+    def __init__(self, num_ranks: int, mail_bytes: int) -> None:
+        self.mail_bytes = mail_bytes
         self.largest: dict[tuple[str, int], int] = {}
         self._num_ranks = num_ranks
 
@@ -105,21 +93,6 @@ class SilentMemory:
         self._touch("receive", source, buffer.nbytes)
         return lambda: None
 
-    def peers(self) -> SilentMemory | None:
-        """Returns itself; None where ranks may not read each other's memory."""
-        return self if self._reads_peers else None
-
-    def sum(self, tensors: list[Tensor]) -> None:
-        """Leaves the tensors as they are; allocates the piece of each other rank for a moment."""
-        tensors[0].new_empty((self._num_ranks - 1) * CHUNK_BYTES, dtype=torch.uint8)
-
-    def reduce_parts(self, parts: Sequence[Sequence[Tensor]]) -> None:
-        """Leaves the tensors as they are; allocates the piece of each other rank for a moment."""
-        self.sum([tensor for own in parts for tensor in own])
-
-    def read_parts(self, parts: Sequence[Sequence[Tensor]]) -> None:
-        """Leaves the tensors as they are."""
-
     def _touch(self, kind: str, peer: int, num_bytes: int) -> None:
         self.largest[kind, peer] = max(self.largest.get((kind, peer), 0), num_bytes)
 
@@ -130,15 +103,13 @@ def rehearsal(
     shared_memory: bool,
     staging: Staging | None = None,
     backends: Sequence[str] = (),
-    reads_peers: bool = True,
 ) -> Iterator[SilentBackend]:
     """Runs this process as one rank without the other ranks, until the block ends.
 
     Nothing is sent, and receive buffers keep their contents. All else is as in a real run; with
     ``staging`` messages go through that, but for those of ``backends`` that reach any device.
-    ``reads_peers``: ranks that share memory may also read each other's.
     """
-    real, silent = dataclasses.replace(transport), SilentBackend(rank, shared_memory, reads_peers)
+    real, silent = dataclasses.replace(transport), SilentBackend(rank, shared_memory)
     alone = not any(isinstance(one, SilentBackend) for one in real.backends.values())
     assert alone, "one rehearsal at a time"
     names = [*backends] or ["null"]
@@ -147,10 +118,10 @@ def rehearsal(
     transport.stagings = {
         name: Staging(REACHES[name]) if name in REACHES and backends else host
         for host in [staging or Staging(HOST_ONLY)]
-        for name in (*names, "shm", "cma")  # memory of groups is no backend that ranks join
+        for name in (*names, "shm")  # memory of groups is no backend that ranks join
     }
     transport.world, transport.table = Group([rank], 0, dict.fromkeys(names)), None
-    transport.algorithms, transport.num_groups = {}, Counter()
+    transport.num_groups = Counter()
     transport.rank = rank
     transport.check = None
     try:

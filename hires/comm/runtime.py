@@ -6,7 +6,6 @@ many tensors      small ones as one, large ones where they lie
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from time import perf_counter as clock
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from hires.comm import message_log as logs
 from hires.comm.backends.shared import SharedMemory
-from hires.comm.calls import BY_SHARES, note_shares
 from hires.comm.carriers import Carriers
 from hires.comm.dispatch import plan_message
 from hires.comm.guarded_waits import guard, waiting
@@ -29,7 +27,7 @@ from hires.comm.transport import Group, transport, unlogged
 from hires.core.ranks.mailbox_limits import GATHER_BYTES
 from hires.core.ranks.timeline import COLLECTIVE
 from hires.plan.groups import ALONE_BYTES
-from hires.plan.routes import CHANNEL, FLAT, MAILBOX, OWN, SHARES, SLOTS, Route
+from hires.plan.routes import CHANNEL, FLAT, MAILBOX, OWN, SLOTS, Route
 
 Memory = SharedMemory | SilentMemory
 BY_SLOTS = Route("shm", SLOTS)
@@ -109,14 +107,7 @@ def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) 
 
 
 def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice = None) -> None:
-    """Sums dense tensors over a group, in place, those of one type together.
-
-    Without a ``backend`` ranks that read each other's memory do it there.
-    """
-    if backend is None:
-        backend = BY_SHARES
-    if isinstance(backend, Route) and backend.algorithm == SHARES and group.peers is None:
-        backend = None
+    """Sums dense tensors over a group, in place, those of one type together."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if group.size > 1 else ():
         by_type.setdefault(tensor.dtype, []).append(tensor)
@@ -130,30 +121,21 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice
 
 
 def _sum_bucket(bucket: list[Tensor], group: Group, backend: Choice) -> int:
-    # Ranks that read each other's memory sum them as one message. Others sum large tensors where
-    # they lie, all at once, and copy the small ones into one flat message; in all they send the
-    # same bytes as one message would. All ranks give the same sizes, so they choose alike.
+    # Large tensors are summed where they lie, all at once, and the small ones are copied into one
+    # flat message; in all they send the same bytes as one message would. All ranks give the same
+    # sizes, so they choose alike.
     #
     #     1 MiB   2 KiB   3 MiB   1 KiB        in place:  1 MiB | 3 MiB
     #                                          one copy:  2 KiB + 1 KiB
     route = backend if isinstance(backend, Route) else Route(backend or transport.default)
-    by_shares = group.peers is not None and route.algorithm == SHARES
     staged = transport.staging(route.backend).of(bucket)
     if staged is not None:  # as one message: its buffer is a copy already
         bucket = [staged.fetch().host]
-    if group.peers is not None and by_shares:
-        what, ranks = f"a sum among ranks {group.ranks}", tuple(group.ranks)
-        num_bytes = sum(tensor.nbytes for tensor in bucket)
-        number = note_shares(group, "all_reduce_coalesced", num_bytes, bucket[0].dtype)
-        share = functools.partial(group.peers.sum, bucket)
-        with contextlib.nullcontext() if staged is None else staged.put_after():
-            waiting(share, what, -1, -1, ranks, "cma", number)
-    else:
-        flat = route.algorithm in (FLAT, OWN)
-        route = Route(route.backend, FLAT) if flat else route
-        _sum_flat(bucket, group, Route(route.backend) if flat else route)
-        if staged is not None:  # after an error a library may still use the buffer
-            staged.put()
+    flat = route.algorithm in (FLAT, OWN)
+    route = Route(route.backend, FLAT) if flat else route
+    _sum_flat(bucket, group, Route(route.backend) if flat else route)
+    if staged is not None:  # after an error a library may still use the buffer
+        staged.put()
     return logs.way(*route, staged is not None)
 
 

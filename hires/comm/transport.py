@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hires.comm.algorithms.algorithm_group import AlgorithmGroup
-from hires.comm.backends.attach import PeerMemory
 from hires.comm.backends.backend_protocol import Backend
-from hires.comm.backends.fifo import Fifo
 from hires.comm.backends.group_calls import Channels
 from hires.comm.backends.known_backends import HOST_ONLY, REACHES
 from hires.comm.backends.shared import SharedMemory
@@ -48,12 +45,8 @@ class Group:
     """Backend -> its own handle; None: of all ranks, or of a group of one."""
     shared: SharedMemory | SilentMemory | None = None
     """Memory for small messages, where all its ranks are on this machine."""
-    peers: PeerMemory | SilentMemory | None = None
-    """The ranks' own memory, where they may read each other's, for sums of large tensors."""
     recorder: Recorder | None = None
     """Records how long the rank waited in the group."""
-    algorithms: dict[str, AlgorithmGroup] = field(default_factory=dict, repr=False)
-    """Backend -> the communicators of algorithms that have several stages."""
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
     """Dispatches of operations on it, by what decides them."""
     number: int = 0
@@ -98,10 +91,6 @@ class Transport:
     """All ranks."""
     nodes: tuple[int, ...] = (0,)
     """The machine of each rank: the lowest rank on it."""
-    queues: list[Fifo] = field(default_factory=list)
-    """Queues of the algorithms of all groups."""
-    algorithms: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Backend -> algorithms whose communicators every group gets."""
     table: TuningTable | None = None
     """Chooses the route of what names none."""
     one_machine: bool = False  # all ranks are here, and may exchange small messages in memory

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires.comm import rehearsal
-from hires.comm.backends import attach
 from hires.comm.rehearsal import SilentStaging
 from hires.core import streams
 from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
@@ -147,9 +146,7 @@ def rehearse(
     # A backend of the host copies what it sends through the host's memory.
     backends, on_gpu = joined_backends(plan), plan.device == CUDA
     staging = SilentStaging() if on_gpu and not {*backends} <= {*STREAMED} else None
-    # Where the system forbids that to ranks here, they sum through a backend; elsewhere it may not.
-    reads_peers = not config.launcher.is_here or attach.is_allowed()
-    silent = rehearsal(rank, has_memory(plan), staging, backends, reads_peers)
+    silent = rehearsal(rank, has_memory(plan), staging, backends)
     # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
     # and LiveBytes counts the storages of what comes back.
     with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:

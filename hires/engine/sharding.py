@@ -38,7 +38,7 @@ from hires.engine.module_hooks import refuse_hooks
 from hires.engine.plain_tensors import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.trace import trace
-from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
+from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.tiling import own_rect
@@ -161,7 +161,6 @@ class _Tiles:
             joined_backends(plan),
             world=world,
             shared_memory=has_memory(plan),
-            algorithms=stage_algorithms(plan),
         )
         _joined.append(tuple(self.ranks))
 

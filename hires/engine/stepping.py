@@ -44,7 +44,7 @@ from hires.engine.plain_tensors import plain_tensor
 from hires.nets.trace import trace
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
-from hires.plan.message_routes import has_memory, joined_backends, stage_algorithms
+from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.rules import TILED
@@ -277,8 +277,7 @@ def _join(plan: Plan, rank: int, size: int) -> World:
         store = rendezvous.part(dist.distributed_c10d._get_default_store(), "hires engine")
     world = world_at(store, rank, size, "engine")
     if not comm.is_initialized():
-        shared, algorithms = has_memory(plan), stage_algorithms(plan)
-        comm.init(joined_backends(plan), world=world, shared_memory=shared, algorithms=algorithms)
+        comm.init(joined_backends(plan), world=world, shared_memory=has_memory(plan))
     return world
 
 

@@ -186,8 +186,7 @@ def _pack_of(
 ) -> Callable[[list[int], dict[str, Any]], Tensor | None] | None:
     if fused is not None:
         padding = {} if window is None else {"padding": window.padding}
-        adds = node.args.get(facts_of(node.kind).beside) is not None
-        return lambda shape, args: fused.pack(shape, {**args, **padding}, context.dtype, adds)
+        return lambda shape, args: fused.pack(shape, {**args, **padding}, context.dtype)
     packer = PACKERS.get(node.kind)
     return None if packer is None else lambda shape, args: packer(window, shape, args)
 

@@ -7,8 +7,7 @@ the same in float64.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from hires.parallel.convolution import SUBSTITUTES, convolve, is_pointwise, is_safe
 from hires.parallel.image_kernels import Bind, Operator, Values
-from hires.parallel.kernel_choice import fastest, random_numbers, sample_shape
 from hires.parallel.wide_convolution import (
     Size,
     by_plain_onednn,
@@ -29,9 +27,6 @@ from hires.plan.graph import Node
 from hires.plan.operators.activations import POST_OPERATIONS
 from hires.plan.operators.windows import pair
 from hires.quant.emptied_weights import is_emptied
-
-WHOLE_MAP, PICKED = "whole map", "picked pixels"
-"""What a strided 1x1 kernel reads, as choices are kept."""
 
 
 class _Packed(NamedTuple):
@@ -129,14 +124,11 @@ class FusedConvolution:
 
         return run
 
-    def pack(
-        self, shape: Sequence[int], args: dict[str, Any], dtype: torch.dtype, adds: bool = False
-    ) -> Tensor | None:
+    def pack(self, shape: Sequence[int], args: dict[str, Any], dtype: torch.dtype) -> Tensor | None:
         """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
 
         ``shape`` and ``dtype`` are those of its input; ``args`` are its arguments, of which it
-        reads no values; ``adds``: one of them is a map that is added. A strided 1x1 kernel may
-        have the pixels picked first that it reads, as is faster.
+        reads no values. The pixels that a strided 1x1 kernel reads are picked first.
         """
         weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
         activation = args.get("activation")
@@ -149,29 +141,7 @@ class FusedConvolution:
         x, pads = numeric_padding(x, weight, padding, dilation)
         is_padded = tuple(x.shape) != tuple(shape)
         how = pads, pair(args["stride"]), pair(dilation), args["groups"]
-        names = [WHOLE_MAP]
-        if is_pointwise(weight, pads) and tuple(how[1]) != (1, 1):
-            names.append(PICKED)
-        tried = sample_shape(x.shape, len(weight))
-        made = [-(-size // step) for size, step in zip(tried[2:], how[1], strict=True)]
-
-        def build(name: str) -> Callable[[], Tensor]:
-            packed = _pack(weight, tried, dtype, how, picks=name == PICKED)
-            image = random_numbers(tried).to(dtype)
-            other = random_numbers([tried[0], len(weight), *made]).to(dtype) if adds else None
-            return lambda: packed.run(image, args["bias"], other, activation, False)
-
-        what = {
-            "operator": "fused_conv2d",
-            "type": str(dtype),
-            "input": tried,
-            "weight": [*weight.shape],
-            "geometry": [[*one] for one in how[:3]] + [how[3]],
-            "adds": adds,
-            "activation": activation,
-        }
-        work = tried[0] * math.prod(made) * weight.numel()
-        picks = fastest(what, work, names, build) == PICKED
+        picks = is_pointwise(weight, pads) and tuple(how[1]) != (1, 1)
         packed = _pack(weight, x.shape, dtype, how, picks=picks)
         self._packed = packed._replace(is_padded=is_padded)
         return self._packed.weight

@@ -19,7 +19,6 @@ from torch import Tensor
 from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import Bind, Operator, Values
-from hires.parallel.kernel_choice import fastest, random_numbers, sample_shape
 from hires.parallel.reductions import Reduced, declare
 from hires.parallel.window import WINDOW_KERNELS, Window, pool_divisors, resampled
 from hires.plan.graph import Node
@@ -44,8 +43,6 @@ from hires.quant.row_scales import multiply_rows
 Args = dict[str, Any]
 BLOCK, WHOLE = 2**18, 2**20
 """Numbers of a map that are computed at once, and of one that is not taken apart."""
-CONVOLUTION, BY_ROWS = "convolution", "rows"
-"""Kernels of a convolution, as choices of them are kept."""
 
 Packer = Callable[[Window | None, list[int], Args], Tensor | None]
 PACKERS: Registry[Packer] = Registry("packer")
@@ -177,35 +174,10 @@ def _pack_convolution(w: Window | None, shape: list[int], args: Args) -> Tensor 
     how, weight = _geometry(w, args), args["weight"]
     if not is_packed(shape, weight):
         return None
-    w.product = _fastest_product(w, shape, how, args)
+    # By rows a sum is added in place: torch copies what its convolution adds to.
+    by_rows = w.adds and is_matrix(weight, how)
+    w.product = product_of(weight, shape, how, args["zero_point"], by_rows=by_rows)
     return w.product.packed
-
-
-def _fastest_product(w: Window, shape: list[int], how: Geometry, args: Args) -> OnednnProduct:
-    weight, border, names = args["weight"], args["zero_point"], [CONVOLUTION]
-    if is_matrix(weight, how):  # sums by rows first: torch copies what its convolution adds to
-        names = [BY_ROWS, CONVOLUTION] if w.adds else [CONVOLUTION, BY_ROWS]
-    tried = sample_shape(shape, len(weight))
-    sizes = zip(tried[2:], how.padding, how.dilation, weight.shape[2:], how.stride, strict=True)
-    made = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, p, d, k, s in sizes]
-
-    def build(name: str) -> Callable[[], Tensor]:
-        product = OnednnProduct(weight, tried, how, border, by_rows=name == BY_ROWS)
-        x, other = random_numbers(tried), random_numbers([tried[0], len(weight), *made])
-        added = Added(other, 0.5) if w.adds else None
-        return lambda: product(x, _rescale(args), added)
-
-    what = {
-        "operator": "q_conv2d",
-        "input": tried,
-        "weight": [*weight.shape],
-        "geometry": [[*one] for one in how[:3]] + [how.groups],
-        "border": border != 0,
-        "adds": w.adds,
-    }
-    work = tried[0] * math.prod(made) * weight.numel()
-    name = fastest(what, work, names, build)
-    return product_of(weight, shape, how, border, by_rows=name == BY_ROWS)
 
 
 def _geometry(w: Window, args: Args) -> Geometry:

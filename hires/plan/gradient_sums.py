@@ -4,8 +4,7 @@ The loss of a microbatch is divided by the number of microbatches of all replica
 a stage's gradients: summed over tiles, averaged over the rest. The same messages bring the running
 statistics of several copies together. Three ways, chosen when the plan is made:
 
-    together  ranks of one machine read each other's memory: one message holds everything (where
-              the system forbids that, ``comm.all_reduce_coalesced`` divides it: the same bytes)
+    together  ranks of one machine share memory, and wait for everything as for one message
     early     large gradients set out alone, as soon as the last backward pass has made them
     late      large gradients set out alone, one after the other, when all passes are done
 
@@ -36,7 +35,7 @@ from hires.plan.groups import (
 from hires.plan.ownership import REDUCE_SCATTER, shares_of_holders
 from hires.plan.plan import Plan, derived
 from hires.plan.route_choice import BUCKETS, RouteChoice
-from hires.plan.routes import SHARES, STREAMED
+from hires.plan.routes import MEMORY, STREAMED
 
 TOGETHER, EARLY, LATE = "together", "early", "late"
 
@@ -69,7 +68,7 @@ def gradient_mode(config: RunConfig, choice: RouteChoice) -> str:
         return EARLY
     ranks = -(-world // launcher.num_nodes)
     large = choice.route("all_reduce", BUCKETS, world, ranks, "float32", ALONE_BYTES)
-    if large.algorithm == SHARES:
+    if large.backend in MEMORY:
         return TOGETHER
     cores = config.cluster.cores
     if launcher.is_here and hasattr(os, "sched_getaffinity"):

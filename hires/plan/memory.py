@@ -47,7 +47,7 @@ class RankMemory:
     mpi_bytes: int = 0
     """On a CPU: buffers of the MPI library."""
     shm_bytes: int = 0
-    """On a CPU: memory of the backends shm and cma, which other ranks of the machine share."""
+    """On a CPU: memory of the backend shm, which other ranks of the machine share."""
     host_bytes: int = 0
     """Beside a GPU: memory of the host, pinned or shared, and the part of CUDA that lies there."""
     start_bytes: int = 0

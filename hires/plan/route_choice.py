@@ -18,6 +18,7 @@ from typing import Any
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.ranks import memory_files
 from hires.core.ranks.mailbox_limits import GATHER_BYTES, mail_bytes
 from hires.core.registry import offer
 from hires.plan.hardware import CUDA, GLOO, MPI, NCCL, backend_of, device_of, mpi_lacks
@@ -30,7 +31,6 @@ from hires.plan.routes import (
     MEMORY,
     MESSAGE,
     OWN,
-    SHARES,
     SLOTS,
     STREAMED,
     Route,
@@ -48,13 +48,10 @@ _SHIPPED = Path(__file__).parent
 TILES, STAGES, HOLDERS, BUCKETS, OF_ALL = "tiles", "stages", "holders", "buckets", "world"
 """Where a message belongs: among the tiles of a stage, between stages, to the sums of gradients (of
 one tensor, or of several at once), to all ranks."""
-SHM, CMA = MEMORY
+[SHM] = MEMORY
 _OWN_FORMS = {
     (SHM, "send"): MAILBOX,
     (SHM, "all_gather"): SLOTS,
-    (CMA, "all_reduce"): SHARES,
-    (CMA, "reduce_scatter"): SHARES,
-    (CMA, "all_gather"): SHARES,
 }
 """Their algorithms where the table names only the backend."""
 
@@ -221,7 +218,8 @@ def _read(path: Path, base: str, mtime_ns: int, size: int) -> TuningTable:
 
 
 def _has_memory(config: RunConfig) -> bool:
-    return config.comm.shared_memory and config.launcher.num_nodes == 1
+    is_supported = not config.launcher.is_here or memory_files.is_supported()
+    return config.comm.shared_memory and config.launcher.num_nodes == 1 and is_supported
 
 
 def _own_form(route: Route, operation: str, place: str, ranks: int, num_bytes: int) -> Route:
@@ -244,6 +242,4 @@ def _fits(route: Route, operation: str, place: str, ranks: int, num_bytes: int) 
         return False
     if algorithm == MAILBOX:
         return place == TILES and num_bytes <= mail_bytes(ranks)
-    if algorithm == SLOTS:
-        return place == TILES and num_bytes <= GATHER_BYTES
-    return algorithm != SHARES or place == (BUCKETS if operation == "all_reduce" else HOLDERS)
+    return algorithm != SLOTS or (place == TILES and num_bytes <= GATHER_BYTES)

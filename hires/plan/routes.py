@@ -12,31 +12,26 @@ from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.units import parse_size
 
-BACKENDS = ("gloo", "nccl", "mpi", "shm", "cma", "null", "nccl_direct")
-STREAMED = ("nccl", "nccl_direct")
+BACKENDS = ("gloo", "nccl", "mpi", "shm", "null")
+STREAMED = ("nccl",)
 """Backends whose messages pass streams of a GPU."""
-MEMORY = ("shm", "cma")
+MEMORY = ("shm",)
 """Backends that need all ranks on one machine."""
 OWN, MESSAGE, SEGMENTED, DIRECT = "collective", "message", "segmented", "direct"
-CHANNEL, MAILBOX, SLOTS, SHARES, FLAT = "channel", "mailbox", "slots", "shares", "flat"
+CHANNEL, MAILBOX, SLOTS, FLAT = "channel", "mailbox", "slots", "flat"
 ALGORITHMS = {
     OWN: "the operation of the backend itself",
     MESSAGE: "a send or receive of the backend itself",
     DIRECT: "every rank sends to every other one",
     SEGMENTED: "one operation for each segment, several at once",
-    "hierarchical": "within each node, then between nodes",
-    "two_step": "reduce-scatter, then all-gather",
     CHANNEL: "a message on the stream of its communicator",
     MAILBOX: "a message through memory that both ranks share",
     SLOTS: "a gather through memory that its ranks share",
-    SHARES: "each rank sums, or reads, the shares in the memory of the others",
     FLAT: "several tensors as one",
 }
 """Algorithm -> what it does."""
-PLAN_ONLY = (CHANNEL, MAILBOX, SLOTS, SHARES, FLAT)
+PLAN_ONLY = (CHANNEL, MAILBOX, SLOTS, FLAT)
 """Algorithms of plans; elsewhere the operation of the backend itself takes their place."""
-IN_SEGMENTS = (SEGMENTED, "hierarchical", "two_step")
-"""Algorithms that may divide a tensor."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
@@ -90,9 +85,8 @@ def parse_route(text: str) -> Route:
     segment = parse_size(rest[1])
     if segment is None:
         raise ConfigError(f"route {text!r}: segment {rest[1]!r} is no size; write 4MiB or 65536")
-    if algorithm not in IN_SEGMENTS:
-        able = ", ".join(IN_SEGMENTS)
-        raise ConfigError(f"route {text!r}: {algorithm} has no segments; {able} have")
+    if algorithm != SEGMENTED:
+        raise ConfigError(f"route {text!r}: {algorithm} has no segments; {SEGMENTED} has")
     return Route(backend, algorithm, segment)
 
 

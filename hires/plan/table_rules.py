@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.units import parse_size
-from hires.plan.algorithm_steps import STAGED
 from hires.plan.routes import (
     CHANNEL,
+    DIRECT,
     FLAT,
     MAILBOX,
     MESSAGE,
-    SHARES,
+    SEGMENTED,
     SLOTS,
     Route,
     exact_size,
@@ -43,10 +43,10 @@ DTYPES = {
 }
 """Class -> types; operations that do not reduce move ``bytes``."""
 CARRIES = {
-    **STAGED,
+    SEGMENTED: ("all_reduce", "reduce", "broadcast", "all_gather"),
+    DIRECT: RULED[1:-1],  # all but messages and barriers
     **dict.fromkeys((MESSAGE, CHANNEL, MAILBOX), ("send",)),
     SLOTS: ("all_gather",),
-    SHARES: ("all_reduce", "reduce_scatter", "all_gather"),
     FLAT: ("all_reduce",),
 }
 """Algorithm -> operations; one that is not listed has all of them."""

@@ -1,10 +1,12 @@
 """Backends with streams, as NCCL: messages go in the group calls that the proof assumes.
 
-Stand-ins have NCCL's order of posts; ``nccl_direct`` runs on a C library with its interface.
+Stand-ins have NCCL's order of posts. A rank whose neighbour hangs ends with the name of what a
+stream of its GPU waits for.
 """
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +14,27 @@ import pytest
 import torch
 
 from hires import comm
-from hires.comm.backends import nccl_library
+from hires.comm.backends import stream_waits
 from hires.comm.backends.group_calls import Channels, GroupCall
-from hires.comm.backends.nccl import BOTH, NcclBackend
-from hires.comm.backends.nccl_library import NcclLibrary
+from hires.comm.backends.nccl import BOTH
+from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.process_group import HiresProcessGroup
+from hires.comm.stream_channels import finish_streams
 from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError
 from hires.plan.channels import Channel, channels
 from hires.plan.event import Event
-from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.prove import run_machine
-from hires.plan.proof.semantics import SEPARATE
-from hires.plan.routes import Route
-from hires.plan.tuning_table import TuningTable
-from tests.helpers import nccl_direct_jobs
-from tests.helpers.fake_nccl import Op, ThreadBackend, Wire, verify_on_channels
+from tests.helpers.fake_nccl import (
+    HARD_TIMEOUT_S,
+    Call,
+    Op,
+    ThreadBackend,
+    Wire,
+    verify_on_channels,
+)
 from tests.helpers.layouts import config_of
 from tests.helpers.layouts import plan_of as plan_of_config
 from tests.helpers.ranks import run_ranks
@@ -45,17 +49,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "gems": {"stages": 3, "directions": 2, "schedule": "gems", "microbatches": 2},
     "tiles and stages": {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "replicas": 2},
 }
-
-
-def test_channels_are_those_of_halos_and_of_each_way_between_stages():
-    plan = plan_of(**LAYOUTS["tiles and stages"])
-    found = [(channel.what, channel.ranks) for channel in channels(plan)]
-    one = [
-        ("the halos of stage 0", [0, 1]),
-        ("messages from stage 0 to stage 1", [0, 2]),  # of a value that both tiles hold whole
-        ("messages from stage 1 to stage 0", [0, 1, 2]),
-    ]
-    assert found == one + [(what, [rank + 3 for rank in ranks]) for what, ranks in one]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -104,27 +97,6 @@ def ends_call(event: Event, rest: list[Event]) -> bool:
     return not event.call or not rest or rest[0].call != event.call
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS["pipeline"], LAYOUTS["gems"]], ids=["pipeline", "gems"])
-def test_one_channel_for_everything_would_block_the_ranks(layout):
-    plan = plan_of(**layout)
-    programs = [list(events(plan, rank)) for rank in range(plan.world)]
-    assert not run_machine(programs, groups(plan), SEPARATE).problems
-    joined = [[event._replace(channel=min(1, event.channel)) for event in p] for p in programs]
-    assert "deadlock" in run_machine(joined, groups(plan), SEPARATE).problems[0]
-
-
-def test_first_message_that_comes_out_wrong_and_a_torch_without_nccl_are_named():
-    class Silent(ThreadBackend):
-        def batch_isend_irecv(self, ops):
-            return []
-
-    with pytest.raises(CommError, match="on the channel of the halos came out wrong"):
-        Channels(Silent(0, Wire()), [Channel("the halos", ((1, 0),))], CPU)
-    without = type("Library", (), {"is_nccl_available": staticmethod(lambda: False)})
-    with pytest.raises(CommError, match=r"no NCCL; use comm\.backend=gloo"):
-        NcclBackend(without).join("tcp://127.0.0.1:1", 1.0, 1, 0)
-
-
 @pytest.mark.dist
 def test_ranks_compute_the_same_on_channels(tmp_path: Path):
     parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}
@@ -136,22 +108,6 @@ def test_ranks_compute_the_same_on_channels(tmp_path: Path):
     assert verdict["ok"], verdict
     assert backends.count("nccl") == len(channels(plan))
     assert set(backends) == {BOTH, "nccl"}
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.complex64, torch.bfloat16])
-def test_messages_of_types_that_nccl_lacks_travel_as_bytes(dtype):
-    wire, sent = Wire(), torch.tensor([[1, 0], [1, 1]]).to(dtype)
-    backends = [ThreadBackend(rank, wire) for rank in range(2)]
-    ends = [Channels(one, [Channel("a message", ())], CPU) for one in backends]
-    for backend in backends:
-        wire.members[backend.made] = [0, 1]
-    received = torch.zeros_like(sent)
-    posts = [ends[0].post("send", sent, 1, 1), ends[1].post("recv", received, 0, 1)]
-    for end, post in zip(ends, posts, strict=True):
-        end.end_call()
-        assert post.works
-    ends[1].wait(posts[1])
-    assert torch.equal(received, sent)
 
 
 # ---- calls of users
@@ -205,47 +161,113 @@ def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(s
     assert again.tolist() == [1.0, 1.0]
 
 
-def test_streams_have_no_direct_route(streams: Streams, monkeypatch: pytest.MonkeyPatch):
-    parts = [torch.zeros(1) for _ in range(3)]
-    with pytest.raises(CommError, match=r"route nccl:direct: .* use nccl"):
-        comm.all_gather(parts, torch.ones(1), backend=Route("nccl", "direct"))
-    rules = [{"operation": "all_gather", "route": "nccl:direct"}]
-    values = {"format": 1, "made": {}, "rules": rules, "default": "nccl"}
-    monkeypatch.setattr(transport, "table", TuningTable.from_dict(values))
-    comm.all_gather(parts, torch.ones(1))  # by the table's default
+# ---- what a stream waits for
+
+HALOS = [Channel("the halos of stage 0", ((0, 1), (1, 0)))]
 
 
-# ---- NCCL without torch's groups
+class Stream:
+    """The compute stream of one rank: what it waits for, and events behind that."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def module(self) -> Any:
+        """Returns what stands for ``torch.cuda``."""
+        calls = self.calls
+
+        class Event:
+            def record(self) -> None:
+                self.behind = list(calls)
+
+            def query(self) -> bool:
+                return not any(call.open for call in self.behind)
+
+        return type("Module", (), {"Event": Event})
 
 
-@pytest.mark.dist
-def test_nccl_direct_is_right_and_names_its_failures(tmp_path: Path):
-    if (made := nccl_direct_jobs.compiled(tmp_path)) is None:
-        pytest.skip("there is no C compiler here")
-    given = str(made), str(tmp_path)
-    for wrong, first in run_ranks(nccl_direct_jobs.every_operation, 2, *given):
-        assert wrong == []
-        # The communicator's stream waits for the caller's, NCCL runs there, the caller's waits.
-        assert first == [
-            "7 waits for 1",
-            "1 waits for 7",
-            "AllReduce count=3 type=7 op=0 root=-1 stream=7 group=0",
-        ]
-    [said] = run_ranks(nccl_direct_jobs.failures, 1, *given)
-    late, failed, stranger, stuck, old, last = said
-    assert late == "an operation of NCCL took over 0.1 s"
-    assert failed == "ncclAllReduce failed: internal error: the fake library said so"
-    assert stranger == "rank 5 is not among ranks [0]"
-    assert stuck == "the start of NCCL among ranks [0] took over 0.2 s"
-    assert "is NCCL 2.17.0; comm.backend=nccl_direct needs 2.18.0 or newer" in old
-    assert last == "CommAbort"
+class StreamBackend(ThreadBackend):
+    """As NCCL, whose waits are those of a stream."""
+
+    has_streams = True
+    aborted = 0
+
+    def __init__(self, rank: int, wire: Wire, stream: Stream) -> None:
+        super().__init__(rank, wire)
+        self.stream = stream
+
+    def batch_isend_irecv(self, ops: list[Any]) -> list[Any]:
+        """Begins a group call, for which the process never waits."""
+        calls = super().batch_isend_irecv(ops)
+        wait = self.stream.calls.extend
+        return [type("Work", (), {"wait": lambda self: wait(calls)})()]
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any, async_op: bool = False) -> Any:
+        """Begins a sum that never ends."""
+        never = Call(self.rank, [], self.wire)
+        never.open = [None]  # type: ignore[list-item]
+        self.stream.calls.append(never)
+
+    def abort(self) -> None:
+        """Counts."""
+        self.aborted += 1
 
 
-def test_torch_without_nccl_and_a_library_that_is_none_are_refused(monkeypatch):
-    monkeypatch.setattr(nccl_library, "_places", lambda: iter(()))
-    monkeypatch.setattr(nccl_library, "_NAME", "libno_such_nccl.so.2")
-    nccl_library.shipped_library.cache_clear()
-    with pytest.raises(CommError, match=r"no libno_such_nccl.* install a torch that is built for"):
-        nccl_library.shipped_library()
-    with pytest.raises(CommError, match="is no NCCL that hires can call"):
-        NcclLibrary("libm.so.6")
+@pytest.fixture
+def rank_0(monkeypatch) -> StreamBackend:
+    """Rank 0 of two, which is on a device with streams."""
+    wire, stream = Wire(), Stream()
+    monkeypatch.setattr(stream_waits.torch, "get_device_module", lambda device: stream.module())
+    backend, other = StreamBackend(0, wire, stream), ThreadBackend(1, wire)
+    waits = StreamWaits(CPU, HARD_TIMEOUT_S)
+    monkeypatch.setattr(transport, "backends", {"nccl": backend})
+    monkeypatch.setattr(transport, "stagings", {})
+    monkeypatch.setattr(transport, "streams", waits)
+    thread = threading.Thread(target=Channels, args=(other, HALOS, CPU))
+    thread.start()
+    channels = Channels(backend, HALOS, CPU, waits, finish_streams)
+    thread.join()
+    waits.timeout_s = 0.05
+    monkeypatch.setattr(transport, "channels", channels)
+    return backend
+
+
+def test_message_of_a_rank_that_hangs_is_named_with_its_channel(rank_0):
+    sent, received = torch.ones(3), torch.zeros(3)
+    both = {"recv": received, "send": sent}
+    handles = [comm.post(kind, tensor, 1, 7, channel=1) for kind, tensor in both.items()]
+    comm.end_call()
+    for handle in handles:
+        handle.wait()  # returns at once
+    what = r"a group call with rank 1 on the channel of the halos of stage 0 failed: it has not"
+    with pytest.raises(CommError, match=what):
+        comm.finish_streams()
+    assert rank_0.aborted == 1
+    comm.finish_streams()  # nothing is left to wait for
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_error_of_the_device_has_the_name_of_its_operation(rank_0, monkeypatch, later):
+    """As an illegal access or a lost link, which CUDA reports at any later call."""
+    waits, broken = transport.streams, []
+    assert waits is not None
+
+    class Event:
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            if broken:
+                raise RuntimeError("CUDA error: unspecified launch failure\nand much advice")
+            return False
+
+    monkeypatch.setattr(waits, "_module", type("Module", (), {"Event": Event}))
+    waits._free.clear()
+    waits.add("a sum", (0, 1))
+    broken.append(True)
+    if later:
+        waits.add("a message", (1,))
+    with pytest.raises(CommError, match=r"^a sum failed: CUDA error: unspecified launch failure$"):
+        comm.finish_streams()
+    assert rank_0.aborted == 1
+    comm.finish_streams()  # nothing is left to wait for

@@ -21,7 +21,7 @@ from tests.helpers.mixed_ranks import (
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
-BACKENDS = tuple(name for name in ("gloo", "shm", "cma") if name in KNOWN)
+BACKENDS = tuple(name for name in ("gloo", "shm") if name in KNOWN)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

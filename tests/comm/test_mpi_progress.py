@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 
 import pytest
 import torch
 
-from hires.comm.backends import mpi_progress
 from hires.comm.backends.mpi_progress import MpiWork, Progress
 from hires.core.errors import CommError, PeerError
 from tests.helpers.patience import until
@@ -48,41 +46,11 @@ def test_thread_moves_a_work_on_while_nobody_waits():
     assert "mpi-progress" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_thread_wakes_for_a_work_that_begins_later():
-    _, progress, first = begin(3)
-    assert first.wait()
-    until(lambda: progress._sleeps)
-    library = Library(100)
-    progress._advance = library.call
-    progress.begin(MpiWork(progress, [library], [], 1.0, "another"))
-    until(lambda: library.left <= 0)
-    progress.close()
-
-
 def test_thread_looks_after_small_messages_too_but_rarely():
     """A rank that waited elsewhere left its small receives alone, and their senders for ever."""
     library, progress, _ = begin(100, small=True)
     assert progress._needed == 0
     until(lambda: library.left <= 0)
-    progress.close()
-
-
-def test_rank_that_waits_for_a_small_message_polls_itself():
-    library, progress, work = begin(10**6, small=True)
-    left = library.left
-    with pytest.raises(CommError, match=r"the message took over 0\.05 s"):
-        work.wait()
-    assert library.left < left
-    progress.close()
-
-
-def test_all_requests_of_a_work_are_complete_before_it_is():
-    progress = Progress(lambda: None)
-    requests = [Library(3), Library(50)]
-    work = MpiWork(progress, requests, [], 60.0, "pieces")
-    assert not work.is_completed()
-    assert work.wait()
-    assert all(request.left <= 0 for request in requests)
     progress.close()
 
 
@@ -111,18 +79,6 @@ def test_memory_of_a_late_operation_stays_until_mpi_has_done_with_it(num_request
     progress.close()
 
 
-def test_end_of_a_large_operation_wakes_the_thread(monkeypatch: pytest.MonkeyPatch):
-    """What this rank owed for it, as MPICH's last acknowledgement, lay until the thread awoke."""
-    monkeypatch.setattr(mpi_progress, "LINGER_S", 1e4)
-    library = Library(100)
-    progress = Progress(library.call)
-    progress._moved_s = -1e6
-    until(lambda: progress._sleeps)
-    progress.complete(MpiWork(progress, [Library(1)], [torch.zeros(1000)], 1.0, "the sum"))
-    until(lambda: library.left <= 0)
-    progress.close()
-
-
 class Failing(Library):
     """MPI reports an error for it."""
 
@@ -140,17 +96,6 @@ def test_error_of_mpi_leaves_the_thread_at_work_and_keeps_what_is_under_way():
     until(lambda: library.left <= 0)
     other.left = 0
     until(lambda: not progress._open)
-    progress.close()
-
-
-def test_error_of_mpi_that_the_thread_meets_is_raised_at_every_look():
-    library, progress, work = begin(100)
-    work._requests.append(Failing(1))
-    until(lambda: len(work._requests) < 2)  # the thread may be past the other one too
-    until(lambda: library.left <= 0)
-    for look in (work.is_completed, work.wait, work.is_completed):
-        with pytest.raises(RuntimeError, match="truncated"):
-            until(look)
     progress.close()
 
 
@@ -194,28 +139,4 @@ def test_message_of_another_size_is_an_error_of_its_sender(last: Receive, text: 
             work.wait()
     else:
         assert work.wait()
-    progress.close()
-
-
-def test_threads_that_begin_and_complete_at_once_leave_no_work_behind():
-    library = Library(10**9)
-    progress = Progress(library.call)
-
-    def run() -> None:
-        for _ in range(100):
-            works = [MpiWork(progress, [Library(2)], [], 60.0, "message") for _ in range(4)]
-            for work in [progress.begin(work) for work in works]:
-                work.wait()
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert (progress._needed, len(progress._open)) == (0, 0)
     progress.close()

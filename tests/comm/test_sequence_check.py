@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
-import itertools
-import selectors
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from hires import comm
 from hires.comm import call_board, sequence_check
 from hires.comm.call_board import BoardConnection, BoardServer, CallBoard
-from hires.comm.sequence_check import Board, SequenceCheck, join_check
-from hires.comm.transport import transport
+from hires.comm.sequence_check import Board, SequenceCheck
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallFacts
 from hires.core.ranks.heartbeat import Activity
-from hires.core.ranks.world import World
 from tests.helpers.patience import PATIENCE_S, until
-from tests.helpers.thread_ranks import run_threads
 
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
@@ -83,102 +74,6 @@ def test_call_that_came_after_the_first_look_is_named_when_the_wait_fails(caplog
         second.check._stopped.set()
         second.check._thread.join()
         assert "rank 1 gives no answer" not in first.check.reason(number)
-
-
-def test_board_can_be_reached_by_the_address_that_other_machines_use_alone():
-    worlds = [World(rank, 2, 0, 1, "localhost", 1, 0) for rank in range(2)]
-    texts: dict[int, str] = {}
-    found = {}
-
-    def exchange(rank, text, what, source=0):
-        place = len([key for key in found if key[0] == rank])
-        found[rank, place] = text
-        until(lambda: (source, place) in found)
-        return found[source, place]
-
-    def join(rank: int):
-        check = join_check(
-            worlds[rank], PATIENCE_S, Activity(), functools.partial(exchange, rank), "late"
-        )
-        texts[rank] = check._server._listener.getsockname()[0] if check._server else "none"
-        return check
-
-    checks = [None, None]
-
-    def job(rank: int) -> None:
-        checks[rank] = join(rank)
-        until(lambda: len(texts) == 2)
-        checks[rank].close()
-
-    run_threads(job, 2)
-    assert texts == {0: found[1, 0], 1: "none"}
-    assert texts[0] in ("127.0.0.1", "::1")
-
-
-def test_failed_wait_is_explained_at_once():
-    with ranks(timeout_s=60.0) as (first, second):
-        second.call(SUM, None, "mpi")
-        number = first.call(SUM)
-        began = time.monotonic()
-        text = first.check.reason(number)
-        assert "to which rank 1 has not come; rank 1 waits in no call" in text
-        assert time.monotonic() - began < PATIENCE_S
-
-
-def test_board_pauses_while_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch):
-    server, calls = BoardServer(CallBoard(), "127.0.0.1"), []
-    full, listener = threading.Event(), server._listener
-
-    class Full:
-        """A listener for which the process has no descriptor."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(listener, name)
-
-        def accept(self) -> object:
-            calls.append(1)
-            if full.is_set():
-                return listener.accept()
-            raise OSError(errno.EMFILE, "too many open files")
-
-    server._waiting.unregister(listener)
-    server._listener = Full()
-    server._waiting.register(server._listener, selectors.EVENT_READ)
-    port = int(server.place.partition(" ")[0])
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S):
-        time.sleep(0.3)
-        assert len(calls) == 1
-        full.set()
-        rank = BoardConnection("127.0.0.1", server.place, PATIENCE_S)
-        assert rank.look() == 0
-        rank.close()
-    server.close()
-
-
-def test_ranks_that_do_not_wait_rarely_ask_the_board():
-    looks = []
-
-    class Counted(CallBoard):
-        def look(self) -> int:
-            looks.append(time.monotonic())
-            return super().look()
-
-    rank = Rank(Counted(), 0, False, 60.0)
-    for _ in range(30):
-        rank.wait(rank.call(SUM))
-        time.sleep(0.04)
-    rank.check.close()
-    *calm, _ = looks  # the last one as it leaves
-    assert all(later - earlier > 0.5 for earlier, later in itertools.pairwise(calm))
-
-
-def test_ranks_that_end_well_compare_once_more():
-    with ranks() as (first, second):
-        first.call(ROOTED, 0)
-        second.call(ROOTED, 1)
-        first.check.close()
-        with pytest.raises(CommError, match=r"root 0.*root 1"):
-            second.check.close()
 
 
 def test_rank_0_leaves_the_others_what_it_called(monkeypatch: pytest.MonkeyPatch):
@@ -247,29 +142,6 @@ def test_message_that_no_rank_receives_is_named_at_the_end(fails: bool):
             match=r"0 to rank 1: 101 sent, 100 received: .* tag 99, has no other side",
         ):
             second.check.close()
-
-
-def test_check_ends_before_the_backends_whose_end_may_stop_its_thread(monkeypatch):
-    order: list[str] = []
-
-    class Part:
-        has_failed = False
-
-        def is_initialized(self) -> bool:
-            return True
-
-        def destroy_process_group(self) -> None:
-            order.append("backend")
-
-        def close(self) -> None:
-            order.append("check")
-            raise CommError("the ranks did not call the same operations")
-
-    monkeypatch.setattr(transport, "check", Part())
-    monkeypatch.setattr(transport, "backends", {"mpi": Part()})
-    with pytest.raises(CommError, match="the same operations"):
-        comm.shutdown()
-    assert order == ["check", "backend"]
 
 
 def test_each_call_can_be_compared_before_it_begins():

@@ -5,20 +5,16 @@ from __future__ import annotations
 import datetime
 import gc
 import mmap
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hires.comm.backends import attach, host_memory, rendezvous, shared
-from hires.comm.backends.attach import MAX_TENSORS, PeerMemory
-from hires.comm.backends.cma_backend import CmaBackend
+from hires.comm.backends import rendezvous, shared
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.backends.shm_backend import ShmBackend
-from hires.core.errors import CommError, PeerError
+from hires.core.errors import CommError
 from hires.core.ranks import memory_files
 from hires.core.ranks.mailbox_limits import MAIL_BYTES, SLOTS
 from hires.core.ranks.world import World
@@ -42,9 +38,9 @@ def world(rank: int, local_size: int = RANKS) -> World:
     return World(rank, RANKS, rank % local_size, local_size, "127.0.0.1", 29500, 0)
 
 
-@pytest.fixture(params=[ShmBackend, CmaBackend])
-def backends(request: Any) -> Any:
-    made = [request.param() for _ in range(RANKS)]
+@pytest.fixture
+def backends() -> Any:
+    made = [ShmBackend() for _ in range(RANKS)]
     join(made)
     yield made
     for one in made:
@@ -78,13 +74,12 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
             post(torch.zeros(100_000), 1, group=one, tag=4).wait()
 
 
-@pytest.mark.parametrize("kind", [ShmBackend, CmaBackend])
-def test_ranks_of_several_machines_and_other_processors_are_refused(kind, monkeypatch):
+def test_ranks_of_several_machines_and_other_processors_are_refused(monkeypatch):
     with pytest.raises(CommError, match="this one has 1 of the 3 ranks; use gloo or mpi"):
-        kind().join(world(0, 1), LIMIT_S)
-    monkeypatch.setattr(host_memory, "supported", lambda: False)
-    with pytest.raises(CommError, match=rf"backend {kind.name} needs a processor that keeps"):
-        kind().join(world(0), LIMIT_S)
+        ShmBackend().join(world(0, 1), LIMIT_S)
+    monkeypatch.setattr(memory_files, "is_supported", lambda: False)
+    with pytest.raises(CommError, match="backend shm needs a processor that keeps"):
+        ShmBackend().join(world(0), LIMIT_S)
 
 
 def unseen(name: str) -> int:
@@ -92,44 +87,22 @@ def unseen(name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "where", "function", "text"),
+    ("function", "text"),
     [
-        (CmaBackend, attach, ("_reader", lambda: lambda *_: -1), r"SYS_PTRACE.*or use shm"),
-        (CmaBackend, attach, ("_reader", lambda: None), "no process_vm_readv; use shm"),
-        (ShmBackend, memory_files, ("free_bytes", lambda: 1000), "memory in .*: 1000 B free; free"),
+        (("free_bytes", lambda: 1000), "memory in .*: 1000 B free; free"),
         # As in ranks in containers of their own.
-        (ShmBackend, memory_files, ("open_file", unseen), "is not visible to all ranks"),
+        (("open_file", unseen), "is not visible to all ranks"),
     ],
 )
-def test_memory_that_ranks_do_not_share_is_refused_by_all(kind, where, function, text, monkeypatch):
-    monkeypatch.setattr(where, *function)
+def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkeypatch):
+    monkeypatch.setattr(memory_files, *function)
 
-    class Refused(kind):
+    class Refused(ShmBackend):
         def join(self, world: World, timeout_s: float) -> None:
             with pytest.raises(CommError, match=text):
                 super().join(world, timeout_s)
 
     join([Refused() for _ in range(RANKS)])
-
-
-@pytest.mark.parametrize(
-    ("reader", "scope", "user", "allowed"),
-    [
-        (lambda *_: 8, "1", 1000, True),
-        (lambda *_: 8, "2", 1000, False),
-        (lambda *_: 8, "2", 0, True),
-        (lambda *_: -1, "0", 0, False),  # as in a container
-        (None, "0", 0, False),
-    ],
-)
-def test_memory_that_the_system_forbids_is_counted_on_by_no_plan(
-    reader, scope, user, allowed, monkeypatch, tmp_path
-):
-    (tmp_path / "scope").write_text(scope)
-    monkeypatch.setattr(attach, "YAMA", tmp_path / "scope")
-    monkeypatch.setattr(attach, "_reader", lambda: reader)
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert attach.is_allowed() is allowed
 
 
 @pytest.mark.dist
@@ -161,59 +134,13 @@ def test_mailboxes_have_the_places_that_the_proof_counts_on():
     assert [int(buffer) for buffer in buffers] == [*range(SLOTS)]
 
 
-ONES = [torch.ones(1)] * (MAX_TENSORS + 5)
-PAIR = [torch.ones(4), torch.ones(4)]
-
-
-@pytest.mark.parametrize(
-    ("calls", "text"),
-    [
-        (
-            [lambda one: one.reduce([torch.ones(n) for n in (4, 6)]),
-             lambda one: one.reduce([torch.ones(n) for n in (4, 5)])],
-            "rank 7 reduces 20 bytes where rank 3 reduces 24: tensor 2 of 2",
-        ),
-        (
-            [lambda one: one.reduce_parts([[tensor] for tensor in PAIR]),
-             lambda one: one.read_parts([[tensor] for tensor in PAIR])],
-            "rank 7 reads parts of 2 tensors where rank 3 reduces parts of 2 tensors",
-        ),
-        (
-            [lambda one: one.sum(ONES), lambda one: one.sum(ONES[:MAX_TENSORS])],
-            f"rank 7 reduces {MAX_TENSORS} tensors where rank 3 reduces {MAX_TENSORS + 5} tensors",
-        ),
-    ],
-)  # fmt: skip
-def test_sums_of_shares_that_differ_are_named_by_all(
-    calls: list[Callable[[PeerMemory], None]], text: str
-):
-    memory = memory_of(shared.num_bytes(2, 64))
-    ranks = [SharedMemory(memory, [3, 7], rank, LIMIT_S, 64, 0) for rank in range(2)]
-
-    def job(rank: int) -> str:
-        peers = ranks[rank].peers()
-        if peers is None:
-            return "forbidden"
-        try:
-            calls[rank](peers)
-        except PeerError as error:
-            return str(error)
-        return ""
-
-    assert run_threads(job, 2) in ([text] * 2, ["forbidden"] * 2)
-
-
 @pytest.mark.dist
-@pytest.mark.parametrize("way", ["memory", "forbidden", "sent"])
-def test_sums_are_the_same_bits_on_all_ranks_whatever_way_they_take(way: str):
+def test_sums_are_the_same_bits_on_all_ranks():
     sizes = [5, 200_001, 270_000, 2**18, 1, 70_000]
-    answers = run_ranks(comm_jobs.sums_of_rank, 3, sizes, way)
-    assert [reads for reads, _, _ in answers] == [way == "memory"] * 3
-    assert way != "memory" or attach.is_allowed()  # what a plan of this machine counts on
-    # Without memory, a tensor of 1 MiB or more is summed in place and the others as one of a type.
-    sent = [] if way == "memory" else [270_000, 2**18, 270_007, 15]
-    assert [messages for _, _, messages in answers] == [sent] * 3
-    sums = [found for _, found, _ in answers]
+    answers = run_ranks(comm_jobs.sums_of_rank, 3, sizes)
+    # A tensor of 1 MiB or more is summed in place and the others as one of a type.
+    assert [messages for _, messages in answers] == [[270_000, 2**18, 270_007, 15]] * 3
+    sums = [found for found, _ in answers]
     assert sums[0] == sums[1] == sums[2]
     own = [torch.Generator().manual_seed(rank) for rank in range(3)]
     for size, found in zip(sizes, sums[0], strict=False):
@@ -238,13 +165,9 @@ def test_full_shared_memory_is_named_by_all_members():
     first, second = run_ranks(comm_jobs.no_room, 2)
     assert first == second
     assert "the exchange of ranks 0 to 1 needs" in first
-    assert first.endswith("comm.shared_memory=false, and a backend other than shm and cma")
+    assert first.endswith("comm.shared_memory=false, and a backend other than shm")
 
 
 @pytest.mark.dist
 def test_parts_are_summed_and_gathered_in_memory_and_in_buffers():
-    for differences, error, memory in run_ranks(comm_jobs.divided_parts, 2):
-        assert differences == []
-        if memory:
-            assert "rank 0 calls reduce_scatter_coalesced of 64 B float64 over cma" in error
-            assert "rank 1 calls all_gather_coalesced of 32 B float64 over cma" in error
+    assert run_ranks(comm_jobs.divided_parts, 2) == [[], []]

@@ -22,17 +22,13 @@ import torch.distributed as dist
 
 from hires.comm.backends import counters, rings, rounds
 from hires.comm.backends.counters import Counters
-from hires.comm.backends.host_memory import copy
 from hires.comm.backends.local_sums import reduce_in_order
 from hires.comm.backends.peer_messages import PeerMessages
-from hires.comm.backends.rank_cores import enough
 from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
 from hires.core.errors import EndedError, PeerError
 from hires.core.store import provenance
-from tests.helpers import comm_jobs
 from tests.helpers.patience import PATIENCE_S, until
-from tests.helpers.ranks import run_ranks
 from tests.helpers.thread_ranks import run_threads
 
 RANKS, LIMIT_S = 3, 15.0
@@ -134,57 +130,13 @@ def test_no_wake_up_is_lost_between_processes_on_one_core(job, num_ranks, spins,
     assert [process.exitcode for process in processes] == [0] * num_ranks
 
 
-def test_several_threads_of_a_rank_sleep_on_one_word():
-    here, there = counters_of(2)
-    done: list[int] = []
-
-    def wait(number: int) -> None:
-        here.wait(1, number, "it")
-        done.append(number)
-
-    waits = [threading.Thread(target=wait, args=(number,)) for number in range(1, 21)]
-    for thread in waits:
-        thread.start()
-    for number in range(1, 21):
-        there.values[1] = number
-        there.wake(0)
-    for thread in waits:
-        thread.join(PATIENCE_S)
-    assert sorted(done) == [*range(1, 21)]
-
-
-@pytest.mark.parametrize(
-    ("masks", "expected"),
-    [
-        ([0b01, 0b10], True),  # each bound to its own: they counted as crowded
-        ([0b11, 0b11], True),
-        ([0b1, 0b1], False),
-        ([0b11, 0b11, 0b11], False),
-        ([0b001, 0b001, 0b110], False),  # three cores, and two ranks share one
-        ([0b001, 0b111, 0b111], True),
-    ],
-)
-def test_ranks_have_a_core_each(masks: list[int], expected: bool):
-    assert enough(masks) is expected
-
-
-@pytest.mark.dist
-def test_waits_in_memory_follow_the_cores_of_all_ranks_together():
-    # A rank bound to one core saw that alone, and two ranks with a core each counted as crowded.
-    bound = counters.SPINS if len(os.sched_getaffinity(0)) > 1 else counters.CROWDED_SPINS
-    found = run_ranks(comm_jobs.spins_of_bound_ranks, 2)
-    assert found == [[bound, bound, counters.CROWDED_SPINS, counters.CROWDED_SPINS]] * 2
-
-
 # ---- messages
 
 
-@pytest.fixture(params=["by cells", "by reading"])
-def messages(request: Any) -> Any:
+@pytest.fixture
+def messages() -> Any:
     memory = memory_of(rings.num_bytes(RANKS))
-    reads = request.param == "by reading"
-    pull = (lambda rank, here, there, size: copy(here, there, size)) if reads else None
-    made = [PeerMessages(Rings(memory, RANKS, rank, LIMIT_S, 0), pull) for rank in range(RANKS)]
+    made = [PeerMessages(Rings(memory, RANKS, rank, LIMIT_S, 0)) for rank in range(RANKS)]
     yield made
     for one in made:
         one.close()
@@ -221,23 +173,6 @@ def test_many_messages_with_tags_in_any_order(messages):
     run_threads(job, RANKS)
 
 
-def test_messages_with_one_tag_keep_their_order_and_groups_are_apart(messages):
-    given = [torch.full((n * 100,), n, dtype=torch.uint8) for n in range(30)]
-    taken = [torch.zeros_like(one) for one in given]
-
-    def job(rank: int) -> None:
-        if rank == 0:
-            works = [messages[0].isend(one, 1, n % 2, 7) for n, one in enumerate(given)]
-        else:
-            works = [messages[1].irecv(taken[n], 0, 1, 7) for n in range(1, 30, 2)]
-            works += [messages[1].irecv(taken[n], 0, 0, 7) for n in range(0, 30, 2)]
-        for work in works:
-            work.wait()
-
-    run_threads(job, 2)
-    assert all(torch.equal(*pair) for pair in zip(taken, given, strict=True))
-
-
 def test_short_message_needs_no_receiver_and_a_long_one_only_its_post(messages):
     first, second, _ = messages
     assert first.isend(torch.ones(4), 1, 0, 0).is_completed()
@@ -259,42 +194,6 @@ def test_full_ring_is_read_while_its_reader_computes(messages):
     for work in reversed(works):
         work.wait()
     assert [int(one) for one in taken] == [*range(100)]
-
-
-def test_several_threads_of_a_rank_wait_at_once(messages):
-    taken = [torch.zeros(1000 * n) for n in range(8)]
-    works = [messages[1].irecv(one, 0, 0, n) for n, one in enumerate(taken)]
-
-    def job(thread: int) -> None:
-        if thread < 8:
-            works[thread].wait()
-            return
-        for n in reversed(range(8)):
-            messages[0].isend(torch.ones(1000 * n), 1, 0, n).wait()
-
-    run_threads(job, 9)
-    assert [int(one.sum()) for one in taken] == [1000 * n for n in range(8)]
-
-
-def test_room_that_is_made_while_a_thread_looks_is_used(messages, monkeypatch):
-    """The reader finds this rank awake and wakes nobody; what waits for room must not stay."""
-    first, second, _ = messages
-    count = rings.CELLS + 1
-    monkeypatch.setattr(first, "_start_helper", lambda _: None)
-    sends = [first.isend(torch.ones(4), 1, 0, n) for n in range(count)]
-    assert not sends[-1].is_completed()
-    awaited = first.irecv(torch.zeros(4), 1, 0, 99)
-
-    def spin(message: Any) -> bool:
-        second.isend(torch.ones(4), 0, 0, 99)
-        found = first.look(message)
-        for number in range(rings.CELLS):
-            second.irecv(torch.zeros(4), 0, 0, number).wait()
-        return found
-
-    monkeypatch.setattr(first, "_spin", spin)
-    assert awaited.wait()
-    assert sends[-1].done
 
 
 @pytest.mark.parametrize(("sent", "taken"), [(16, 12), (12, 16), (20_000, 10_000), (400, 20_000)])

@@ -7,19 +7,96 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
-from hires.comm.backends import fifo, waiting_threads
+from hires.comm.backends import fifo
 from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
 from hires.comm.backends.fifo import Fifo
-from hires.comm.backends.gloo_backend import GlooWork, slot_of
+from hires.comm.backends.gloo_backend import slot_of
 from hires.comm.backends.joined_work import JoinedWork
 from hires.comm.backends.polling import poll
-from hires.comm.backends.waiting_threads import WaitingThreads
+from hires.comm.dispatch import Dispatch
+from hires.comm.handles import Handle
+from hires.comm.staging import Staging
 from hires.core.errors import CommError, PeerError
 from hires.core.ranks import ports
 from tests.helpers.patience import PATIENCE_S, until
+
+LOST = PeerError("rank 1 is gone")
+
+
+class FakeWork:
+    """A work that is complete after some looks, or ends with an error; keeps its waits' limits."""
+
+    def __init__(self, error: Exception | None = None, looks: int = 0) -> None:
+        self.error, self.looks, self.limits = error, looks, []
+
+    def is_completed(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        self.limits.append(timeout)
+        if self.error is not None or self.looks > 1:
+            raise self.error or CommError("it took over the limit")
+        return True
+
+
+# ---- handles of operations
+
+
+def handle_of(work: Any, then: Callable[[], Any] = lambda: None) -> Handle:
+    call = Dispatch(len, None, Staging(("cpu",)), True, 0, 0, "a sum", "sum", "gloo")
+    return Handle(work, call, [torch.ones(2)], [then])
+
+
+def overlaps() -> None:
+    """As the copy back into a tensor whose numbers share memory."""
+    raise RuntimeError("more than one element refers to a single memory location")
+
+
+@pytest.mark.parametrize("looks", [0, 1, None])
+@pytest.mark.parametrize(
+    ("error", "then", "text"),
+    [
+        (None, overlaps, "more than one element"),
+        (LOST, None, "rank 1 is gone"),
+        (RuntimeError("MPI_ERR_TRUNCATE"), None, "MPI_ERR_TRUNCATE"),
+    ],
+)
+def test_error_of_an_operation_or_after_it_is_raised_by_every_wait(looks, error, then, text):
+    handle = handle_of(FakeWork(error, looks or 0), then or (lambda: None))
+    future = None if looks is None else handle.get_future()
+    for _ in range(2):
+        with pytest.raises(CommError, match=f"^a sum over gloo failed: {text}"):
+            handle.wait(PATIENCE_S)
+    if future is not None:
+        with pytest.raises((CommError, RuntimeError), match=f"failed: {text}"):
+            future.wait()
+    assert handle.is_completed()
+    assert isinstance(handle.exception(), CommError)
+
+
+def test_handle_is_not_complete_before_what_follows_has_run():
+    seen: list[bool] = []
+    handle = handle_of(FakeWork(looks=1), lambda: seen.append(handle._work is None))
+    handle.get_future().wait()
+    assert seen == [False]
+    assert handle.is_completed()
+
+
+@pytest.mark.parametrize("limit", [0, 0.0004, -1, datetime.timedelta(0)])
+def test_wait_of_no_time_is_not_a_wait_without_limit(limit: float | datetime.timedelta):
+    work = FakeWork()
+    handle_of(work).wait(limit)
+    assert work.limits == [datetime.timedelta(milliseconds=1)]
+
 
 # ---- queues of operations that block
 
@@ -106,50 +183,7 @@ def test_wait_has_a_limit_and_close_fails_what_has_not_run(monkeypatch):
         queue.begin(lambda: None).wait()
 
 
-# ---- threads for what a library can only wait for
-
-
-def test_calls_that_wait_have_a_thread_each_which_later_ones_use_again(monkeypatch):
-    monkeypatch.setattr(waiting_threads, "IDLE_S", 0.1)
-    pool, names, gate = WaitingThreads(), set(), threading.Event()
-    for _ in range(20):  # one after the other
-        done = threading.Event()
-        pool.run(lambda done=done: (names.add(threading.get_ident()), done.set()))
-        until(done.is_set, pause_s=1e-3)
-        until(lambda: pool._num_free == 1, pause_s=1e-3)
-    assert len(names) == 1
-    for _ in range(5):
-        pool.run(gate.wait)
-    done = threading.Event()
-    pool.run(done.set)  # not behind those that wait
-    until(done.is_set)
-    gate.set()
-    until(lambda: pool._num_free == 0)  # all have ended
-
-
-def test_call_without_a_thread_is_an_error_and_does_not_run_later(monkeypatch):
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    pool, ran = WaitingThreads(), []
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="new thread"):
-            pool.run(lambda: ran.append("first"))
-    pool.run(lambda: ran.append("second"))
-    pool.drain(PATIENCE_S)
-    assert ran == ["second"]
-
-
-def test_work_of_gloo_that_fails_with_any_error_is_complete_and_raises_it():
-    class Failing:
-        def wait(self) -> None:
-            raise ValueError("an address of another kind")
-
-    work = GlooWork(Failing())
-    until(work.is_completed)
-    with pytest.raises(ValueError, match="an address of another kind"):
-        work.wait()
+# ---- gloo
 
 
 ENDS_EARLY = """
@@ -192,32 +226,6 @@ def test_tags_and_sizes_of_messages_of_gloo_have_slots_of_their_own():
 # ---- works that are one operation, and polls
 
 
-class FakeWork:
-    """A work that ends at once, well or not, or never; its first look may fail."""
-
-    def __init__(
-        self, error: Exception | None = None, ends: bool = True, look: Exception | None = None
-    ) -> None:
-        self.error, self.ends, self.look = error, ends, look
-
-    def is_completed(self) -> bool:
-        look, self.look = self.look, None
-        if look is not None:
-            self.ends = False
-            raise look
-        return self.ends
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        if not self.ends:
-            raise CommError("it took over the limit")
-        if self.error is not None:
-            raise self.error
-        return True
-
-
-LOST = PeerError("rank 1 is gone")
-
-
 @pytest.mark.parametrize("looks_first", [True, False])
 @pytest.mark.parametrize("place", [0, 1])
 def test_work_that_failed_fails_the_operation(looks_first: bool, place: int):
@@ -227,43 +235,22 @@ def test_work_that_failed_fails_the_operation(looks_first: bool, place: int):
     if looks_first:
         assert joined.is_completed()
     for _ in range(2):
-        with pytest.raises(CommError, match="rank 1 is gone"):
+        with pytest.raises(PeerError, match="rank 1 is gone"):
             joined.wait()
     assert joined.is_completed()
     assert ran == []
 
 
-def test_error_of_a_look_at_joined_works_is_kept():
-    joined = JoinedWork([FakeWork(), FakeWork(look=LOST)])
-    assert joined.is_completed()
-    assert joined.is_completed()
-    with pytest.raises(PeerError, match="rank 1 is gone"):
-        joined.wait()
-
-
 def test_late_work_stays_under_way_and_what_follows_runs_once():
-    work, ran = FakeWork(ends=False), list[int]()
+    work, ran = FakeWork(looks=9), list[int]()
     joined = JoinedWork([work], lambda: ran.append(1))
     assert not joined.is_completed()
     with pytest.raises(CommError, match="over the limit"):
         joined.wait(datetime.timedelta(seconds=0.001))
-    work.ends = True
+    work.looks = 0
     assert joined.is_completed()
     assert joined.wait()
     assert ran == [1]
-
-
-@pytest.mark.parametrize("looks_first", [True, False])
-def test_error_of_what_follows_is_not_lost(looks_first: bool):
-    def fail() -> None:
-        raise ValueError("no such sum")
-
-    joined = JoinedWork([FakeWork()], fail)
-    if looks_first:
-        assert joined.is_completed()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no such sum"):
-            joined.wait()
 
 
 def test_process_that_was_stopped_past_its_limit_sees_what_came_meanwhile():

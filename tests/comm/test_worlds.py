@@ -32,12 +32,6 @@ WORLD = World(0, 2, 0, 2, "127.0.0.1", 29500, 0)
 
 
 @pytest.mark.dist
-def test_ranks_agree_on_the_largest_number_and_hear_the_first_ones_words():
-    for answer in run_ranks(world_jobs.agreement_of_rank, 3):
-        assert answer == (2, 7, ["r\u00e4nk 0 of 3", ""])
-
-
-@pytest.mark.dist
 def test_groups_are_the_parts_of_a_device_mesh_and_ascend():
     first, *_, last = run_ranks(world_jobs.groups_of_a_mesh, 4)
     assert first == [([0, 2], 0, 5), ([0, 1], 0, 3), ([0, 1, 2, 3], 0, 15), ([0, 3], 0, [1, 8])]
@@ -74,7 +68,7 @@ def test_late_wait_leaves_the_operation_under_way():
 def test_rank_that_begins_with_other_backends_another_plan_or_table_is_named_on_all(
     backends: list[str], plan: str, route: str
 ):
-    facts = f"rank 1 has begun with backends {', '.join(backends)}; algorithms none; table "
+    facts = f"rank 1 has begun with backends {', '.join(backends)}; table "
     for error in run_ranks(world_jobs.different_begins, 3, backends, plan, route):
         assert error.startswith(facts)
         assert f"plan {plan}, and rank 0 with backends gloo" in error
@@ -90,7 +84,7 @@ def test_nodes_with_different_plans_end_with_the_rank_that_differs(tmp_path: Pat
         secret.touch(0o600)
         secret.write_text("of both nodes")
     for error in run_ranks(world_jobs.own_folders, 2, [str(folder) for folder in folders]):
-        assert error.startswith("rank 1 has begun with backends gloo; ")
+        assert error.startswith("rank 1 has begun with backends gloo")
         assert "all ranks need the same" in error
 
 
@@ -167,30 +161,18 @@ def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monke
     freed: list[object] = []
     monkeypatch.setattr(Doubling, "destroy_group", lambda _, group: freed.append(group))
     BACKENDS.register("doubling")(lambda world, timeout_s: Doubling(world.rank, False))
-    comm.init(["doubling"], world=WORLD, timeout_s=1.0, algorithms=["two_step"])
+    comm.init(["doubling"], world=WORLD, timeout_s=1.0)
     group, tensor = comm.new_group([0, 1]), torch.ones(3)
-    queues, handle = len(transport.queues), group.handles["doubling"]
+    handle = group.handles["doubling"]
     comm.all_reduce(tensor, group=group)
     assert tensor.tolist() == [2.0, 2.0, 2.0]
     comm.destroy_group(group)
     comm.destroy_group(group)
-    assert freed[0] is handle
-    assert len({*map(id, freed)}) == len(freed)
-    assert len(transport.queues) == queues - 1
+    assert freed == [handle]
     with pytest.raises(CommError, match=r"ranks \[0, 1\] was destroyed"):
         comm.all_reduce(torch.ones(3), group=group)
     with pytest.raises(CommError, match="ends with shutdown"):
         comm.destroy_group(transport.world)
-
-
-@pytest.mark.usefixtures("own_backends")
-def test_backend_that_cannot_join_names_the_rendezvous():
-    def broken(world: World, timeout_s: float) -> object:
-        raise RuntimeError("no such network")
-
-    BACKENDS.register("broken")(broken)
-    with pytest.raises(CommError, match=r"rendezvous at .* failed: no such network"):
-        comm.init(["broken"], world=WORLD, timeout_s=1.0)
 
 
 class Joined:
@@ -229,14 +211,6 @@ def test_backends_of_the_config_are_there_and_the_proof_has_their_semantics():
     offered = {*chosen.metadata["choices"]} - {"auto"}
     assert offered <= {*BACKENDS}
     assert offered <= {*prove.BACKENDS}
-
-
-@pytest.mark.usefixtures("own_backends")
-def test_null_backend_makes_groups_that_their_members_alone_make():
-    comm.init(["null"], world=WORLD)
-    group, tensor = comm.new_group([0, 1], members_only=True), torch.ones(3)
-    comm.all_reduce(tensor, group=group)
-    assert torch.equal(tensor, torch.ones(3))
 
 
 @pytest.mark.parametrize(

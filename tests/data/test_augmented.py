@@ -255,7 +255,7 @@ def read_by_ranks(config):
     plan, steps = plan_of(config), range(config.steps)
     assert plan.ok, plan.findings
     for rank in range(plan.world):
-        with rehearsal(rank, has_memory(plan), None, joined_backends(plan), True):
+        with rehearsal(rank, has_memory(plan), None, joined_backends(plan)):
             contexts = contexts_of(plan, rank)
         for context in contexts:
             needs, own = needs_of(config, context), plan.microbatches_of(context.direction)

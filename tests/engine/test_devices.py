@@ -191,7 +191,6 @@ NAMES_DEVICES = {
     "comm/backends/mpi_backend.py": "refuses tensors that MPI does not reach",
     "comm/backends/mpi_world.py": "gives the thread of a library that reads a GPU its device",
     "comm/node_report.py": "reports the GPUs of a node",
-    "comm/backends/nccl_direct.py": "carries messages of GPUs",
     "comm/caller_streams.py": "gives futures the devices whose streams torch orders",
     "comm/dispatch.py": "looks up in the least time what reaches a tensor of the host",
     "comm/carriers.py": "looks up in the least time what reaches a tensor of the host",

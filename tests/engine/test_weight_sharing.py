@@ -18,6 +18,7 @@ from hires.engine import weight_sharing
 from hires.engine.build import build_rank
 from hires.engine.tensorfile import TensorFile
 from hires.plan.plan import Plan
+from tests.helpers.jobs import join
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import attempt, make, numbered
@@ -53,8 +54,9 @@ OWN_FILE = [0]
 def build(world: World, config: dict[str, Any], plan: dict[str, Any]) -> dict[str, list]:
     """Builds a rank whose file differs from those of the others; returns its numbers."""
     OWN_FILE[0] = world.rank
-    comm.init(world=world, timeout_s=60)
-    engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
+    made = Plan.from_dict(plan)
+    join(world, made)
+    engine = build_rank(from_dict(config), made, world.rank, 1)
     tensors = {name: tensor.flatten().tolist() for name, tensor in engine.tensors.items()}
     engine.close()
     comm.shutdown()

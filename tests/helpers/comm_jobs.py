@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import random
 import signal
@@ -13,13 +12,11 @@ import torch
 
 from hires import comm
 from hires.comm import divided_sums
-from hires.comm.backends import attach
-from hires.comm.backends.shared import SharedMemory
-from hires.comm.backends.shm_backend import ShmBackend
 from hires.comm.transport import transport
 from hires.core.errors import CommError, HiresError
 from hires.core.ranks import memory_files
 from hires.core.ranks.world import World
+from hires.plan.routes import Route
 from tests.helpers.patience import PATIENCE_S
 
 
@@ -51,13 +48,9 @@ def many_gathers(world: World, rounds: int) -> tuple[int, str]:
     return wrong, told
 
 
-def sums_of_rank(
-    world: World, sizes: list[int], way: str
-) -> tuple[bool, list[list[float]], list[int]]:
-    """Returns whether ranks read each other's memory, sums of tensors, and sizes of messages."""
-    if way == "forbidden":
-        attach._reader = lambda: None
-    comm.init(world=world, timeout_s=60, shared_memory=way != "sent")
+def sums_of_rank(world: World, sizes: list[int]) -> tuple[list[list[float]], list[int]]:
+    """Returns the sums of tensors, and the sizes of messages."""
+    comm.init(["shm"], world=world, timeout_s=60)
     everybody = [[*range(world.size)]]
     group = comm.make_groups(everybody)[0]
     generator = torch.Generator().manual_seed(world.rank)
@@ -72,7 +65,7 @@ def sums_of_rank(
     comm.all_reduce_coalesced(tensors, group)
     comm.barrier()
     comm.shutdown()
-    return group.peers is not None, [tensor.flatten().tolist() for tensor in tensors], messages
+    return [tensor.flatten().tolist() for tensor in tensors], messages
 
 
 def no_room(world: World) -> str:
@@ -86,16 +79,13 @@ def no_room(world: World) -> str:
     return "it was made"
 
 
-def divided_parts(world: World) -> tuple[list[str], str, bool]:
-    """Returns what is wrong with sums and gathers of parts, and the error of two that differ.
-
-    And whether ranks read each other's memory, without which none differ there.
-    """
-    comm.init(world=world, timeout_s=4)
+def divided_parts(world: World) -> list[str]:
+    """Returns what is wrong with sums and gathers of parts."""
+    comm.init(["gloo", "shm"], world=world, timeout_s=60)
     [group] = comm.make_groups([[*range(world.size)]]).values()
     divided_sums.BUFFER_BYTES = 64  # several buffers
     wrong: list[str] = []
-    for among in (group, dataclasses.replace(group, peers=None)):
+    for backend in (None, Route("shm")):
         for sizes in ([[3, 5, 2], [0, 9, 1]], [[], [7]], [[4], [4]]):
             before = [_parts_of(sizes, rank) for rank in range(world.size)]
             sums = [
@@ -105,19 +95,12 @@ def divided_parts(world: World) -> tuple[list[str], str, bool]:
             parts = _parts_of(sizes, world.rank)
             expected = [*before[world.rank]]
             expected[world.rank] = sums[world.rank]
-            comm.reduce_scatter_coalesced(parts, among)
+            comm.reduce_scatter_coalesced(parts, group, backend=backend)
             wrong += [f"sum of {sizes}"] * (not _same(parts, expected))
-            comm.all_gather_coalesced(parts, among)
+            comm.all_gather_coalesced(parts, group, backend=backend)
             wrong += [f"gather of {sizes}"] * (not _same(parts, sums))
-    text, differ = "", comm.all_gather_coalesced if world.rank else comm.reduce_scatter_coalesced
-    if group.peers is not None:
-        try:
-            differ([[torch.ones(4, dtype=torch.float64)] for _ in range(world.size)], group)
-        except CommError as error:
-            text = str(error)
-    with contextlib.suppress(CommError):
-        comm.shutdown()
-    return wrong, text, group.peers is not None
+    comm.shutdown()
+    return wrong
 
 
 def _same(parts: list[list[torch.Tensor]], others: list[list[torch.Tensor]]) -> bool:
@@ -164,18 +147,3 @@ def killed(world: World, backends: list[str]) -> list[str]:
             told.append(str(error))
     comm.shutdown()
     return told
-
-
-def spins_of_bound_ranks(world: World) -> list[int]:
-    """Returns how long waits look: of the backend and of a group, by a core each and by one."""
-    cores, found = sorted(os.sched_getaffinity(0)), []
-    for own in (cores[world.rank % len(cores)], cores[0]):
-        os.sched_setaffinity(0, {own})
-        comm.init(["gloo", "shm"], world=world, timeout_s=PATIENCE_S)
-        [group] = comm.make_groups([[0, 1]], 1).values()
-        backend = transport.backends["shm"]
-        assert isinstance(backend, ShmBackend)
-        assert isinstance(group.shared, SharedMemory)
-        found += [backend._spins, group.shared._counters._spins]
-        comm.shutdown()
-    return found

@@ -7,9 +7,9 @@ wrong. Calls go to ``hires.comm``, or through ``torch.distributed`` and its back
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import itertools
+import re
 import time
 import traceback
 import warnings
@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm, torch_backend
-from hires.comm.backends import attach, rings, rounds
+from hires.comm.backends import mpi_backend, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
-from hires.plan.algorithm_steps import STAGED
 from hires.plan.routes import OWN, Route, parse_route
+from hires.plan.table_rules import CARRIES
 
 Op = dist.ReduceOp
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -41,8 +41,6 @@ CARRIED_ONLY = tuple(
 """Types that travel and are not reduced."""
 ARITHMETIC, ORDER, BITS = (Op.SUM, Op.PRODUCT, Op.AVG), (Op.MIN, Op.MAX), (Op.BAND, Op.BOR, Op.BXOR)
 PREMUL = dist._make_nccl_premul_sum(0.5)
-STAGES = ("two_step", "hierarchical")
-"""Algorithms whose stages have communicators of their own."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ class Spec:
     """Backend or route that operations name; None: the default."""
     through: str = "comm"
     """Or ``torch``."""
-    nodes: tuple[int, ...] = ()
-    """Ranks of each pretended node; empty: all on one."""
     types: tuple[torch.dtype, ...] = TYPES
     """Types of ``operations`` and ``reductions``."""
     timeout_s: float = 30.0
@@ -72,15 +68,10 @@ class Lib:
     def __init__(self, world: World, spec: Spec) -> None:
         warnings.simplefilter("ignore")  # of torch, about its own experiments
         self.spec, self.is_torch = spec, spec.through == "torch"
-        if spec.nodes:
-            firsts = [*itertools.accumulate([0, *spec.nodes])]
-            node = max(number for number, first in enumerate(firsts) if first <= world.rank)
-            there = {"local_rank": world.rank - firsts[node], "local_size": spec.nodes[node]}
-            world = dataclasses.replace(world, **there)
         self.world, limit = world, datetime.timedelta(seconds=spec.timeout_s)
         # Tensors of a few thousand bytes go in many pieces.
         rounds.SLOT_BYTES, rounds.WHOLE_BYTES, rings.CELL_BYTES = 2000, 64, 1024
-        attach.CHUNK_BYTES = 1024
+        mpi_backend.REDUCE_BYTES = 100
         if self.is_torch:
             torch_backend.register()
             options = torch_backend.ProcessGroupOptions(backends=spec.backends)
@@ -89,8 +80,7 @@ class Lib:
                 "hires", place, limit, world.size, world.rank, pg_options=options
             )
         else:
-            stages = STAGES if spec.nodes else ()
-            comm.init(spec.backends, world=world, timeout_s=spec.timeout_s, algorithms=stages)
+            comm.init(spec.backends, world=world, timeout_s=spec.timeout_s)
         self.calls: Any = dist if self.is_torch else comm
         self.how = {} if spec.backend is None else {"backend": spec.route}
         some = [0, *range(2, world.size)] if world.size > 2 else [0, 1]
@@ -101,8 +91,8 @@ class Lib:
 
     def has(self, operation: str) -> bool:
         """Whether the route carries an operation out."""
-        route = self.spec.route
-        return route is None or route.algorithm == OWN or operation in STAGED[route.algorithm]
+        route, name = self.spec.route, re.sub("(_into)?_tensor$|_single$", "", operation)
+        return route is None or route.algorithm == OWN or name in CARRIES[route.algorithm]
 
     def begin(self, name: str, *args: Any, **named: Any) -> Any:
         """Calls an operation by the route of the world."""
@@ -253,45 +243,37 @@ def reductions(lib: Lib) -> list[str]:
     """Returns what is wrong with the reductions of every type at its limits."""
     world, wrong = lib.world, list[str]()
     rank, ranks = world.rank, range(world.size)
-    for dtype in (*lib.spec.types, *CARRIED_ONLY):
+    for place, dtype in enumerate((*lib.spec.types, *CARRIED_ONLY)):
         if lib.is_torch and dtype == torch.complex32:
             continue  # torch gives its real numbers, which are halves
-        for op in (*ARITHMETIC, *ORDER, *BITS, PREMUL):
+        for number, op in enumerate((*ARITHMETIC, *ORDER, *BITS, PREMUL)):
             name = f"{str(getattr(op, 'op', op)).rpartition('.')[2]} of {dtype}"
             own, wanted = torch.ones(4).to(dtype), None
             if dtype in TYPES:
-                own, wanted = (
-                    limits(dtype, rank),
-                    expected([limits(dtype, one) for one in ranks], op),
-                )
-            for turn in range(2):
-                total, root, part = own.clone(), own.clone(), torch.empty_like(own)
-                each = [own.clone() for _ in ranks]
-                parts = torch.empty_like(own)
-                errors = [
-                    lib.refusal("all_reduce", total, op, is_async=bool(turn)),
-                    lib.refusal("reduce", root, world.size - 1, op, is_async=bool(turn)),
-                    lib.refusal("reduce_scatter", part, each, op, is_async=bool(turn)),
-                    lib.refusal(
-                        "reduce_scatter_tensor",
-                        parts,
-                        torch.stack(each).view(-1),
-                        op,
-                        is_async=bool(turn),
-                    ),
-                ]
-                if wanted is None:
-                    wrong += [f"{name} is done" for error in errors if not error]
-                    if not lib.is_torch:  # which refuses some itself
-                        wrong += [f"{name}: {one}" for one in errors if str(dtype) not in one]
-                    continue
-                wrong += [f"{name}: {error}" for error in errors if error]
-                if any(errors):
-                    break
-                results = [total, part, parts, *([root] if rank == world.size - 1 else [])]
-                wrong += [f"{name}: {text}" for one in results if (text := _differs(one, wanted))]
-                if rank != world.size - 1 and (text := _differs(root, own)):
-                    wrong.append(f"{name}: reduce changed another rank's: {text}")
+                terms = [limits(dtype, one) for one in ranks]
+                own, wanted = terms[rank], expected(terms, op)
+            total, root, part = own.clone(), own.clone(), torch.empty_like(own)
+            parts, each = torch.empty_like(own), [own.clone() for _ in ranks]
+            calls: dict[str, tuple[Any, ...]] = {
+                "all_reduce": (total,),
+                "reduce": (root, world.size - 1),
+                "reduce_scatter": (part, each),
+                "reduce_scatter_tensor": (parts, torch.stack(each).view(-1)),
+            }
+            waits = bool((place + number) % 2)  # every reduction is waited for in some types
+            errors = [lib.refusal(call, *args, op, is_async=waits) for call, args in calls.items()]
+            if wanted is None:
+                wrong += [f"{name} is done" for error in errors if not error]
+                if not lib.is_torch:  # which refuses some itself
+                    wrong += [f"{name}: {one}" for one in errors if str(dtype) not in one]
+                continue
+            wrong += [f"{name}: {error}" for error in errors if error]
+            if any(errors):
+                continue
+            results = [total, part, parts, *([root] if rank == world.size - 1 else [])]
+            wrong += [f"{name}: {text}" for one in results if (text := _differs(one, wanted))]
+            if rank != world.size - 1 and (text := _differs(root, own)):
+                wrong.append(f"{name}: reduce changed another rank's: {text}")
         if text := lib.later_calls():
             return [*wrong, f"after {dtype}: {text}"]
     return wrong
@@ -481,11 +463,11 @@ def at_once(lib: Lib) -> list[str]:
     message gives no time to what it began: other ranks must not need it for that.
     """
     rank, size, token = lib.world.rank, lib.world.size, torch.zeros(1)
-    names = ["two_step", "hierarchical", "segmented", "direct"]
-    routes = [Route(lib.spec.backends[0], name, 0 if name == "direct" else 32) for name in names]
+    name = lib.spec.backends[0]
+    routes = [Route(name), Route(name, "segmented", 32), Route(name, "direct")]
     tensors = [torch.full((50 + 3 * i,), float(rank + i)) for i in range(12)]
     handles = [
-        comm.all_reduce(tensor, async_op=True, backend=routes[i % 4])
+        comm.all_reduce(tensor, async_op=True, backend=routes[i % 3])
         for i, tensor in enumerate(tensors)
     ]
     if rank == size - 1:

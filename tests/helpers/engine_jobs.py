@@ -19,6 +19,7 @@ from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights
 from hires.plan.plan import Plan
 from tests.helpers.export_library import ExportLibrary
+from tests.helpers.jobs import join
 
 
 def engines(
@@ -31,7 +32,7 @@ def engines(
     """
     settings, made = from_dict(config), Plan.from_dict(plan)
     device = open_device(made.device, world.local_rank)
-    comm.init(world=world, timeout_s=60, host_empty=device.host_empty)
+    join(world, made, host_empty=device.host_empty)
     weights = agreed_weights(settings, Path(folder))
     engine = build_rank(settings, made, world.rank, 1, device, weights=weights)
     library, builds = ExportLibrary(gpu="none"), []

@@ -5,7 +5,6 @@ The first shares no code with the abstract machine, nor with what makes the grou
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires import comm
 from hires.comm.backends import rendezvous
 from hires.comm.backends.known_backends import BACKENDS
 from hires.comm.backends.nccl import NcclBackend
@@ -155,7 +153,6 @@ def verify_on_channels(
         return backend
 
     BACKENDS._items["nccl"] = join
-    comm.init = functools.partial(comm.init, ["nccl"])
     torch.set_num_threads(1)
     # Its routes are those of the plan for gloo; without them everything takes its backend.
     return verify(world, config, {**plan, "routes": []}, folder), library.backends

@@ -18,6 +18,7 @@ from hires.plan.groups import groups
 from hires.plan.plan import CommOp, Plan
 from hires.plan.program import halo_messages
 from hires.plan.rules import window_axes_of
+from tests.helpers.jobs import join
 
 
 def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[float, float]:
@@ -33,8 +34,8 @@ def adjoints(
     world: World, plan: dict[str, Any], nodes: list[str], seed: int
 ) -> list[tuple[float, float]]:
     """Returns :func:`adjoint` of several exchanges, one after the other."""
-    comm.init(world=world, timeout_s=60)
     made = Plan.from_dict(plan)
+    join(world, made)
     place = Cursor([], comm.make_groups(groups(made), 1))
     context = Context(made, world.rank, place.groups, place)
     found = []

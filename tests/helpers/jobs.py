@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,17 @@ from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights, open_weights
 from hires.parallel.gradients import StageGradients
 from hires.parallel.halo import Borrowed
+from hires.plan.message_routes import joined_backends
 from hires.plan.plan import Plan
 
 POOLED = True
 """The jobs leave a rank as it was, so that it serves others."""
+
+
+def join(world: World, *plans: Plan, **options: Any) -> None:
+    """Joins the world with all backends of some plans; the first is that of the first plan."""
+    backends = dict.fromkeys(name for plan in plans for name in joined_backends(plan))
+    comm.init([*backends], world=world, timeout_s=60, **options)
 
 
 def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
@@ -39,12 +47,8 @@ def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: s
     """
     settings, made = from_dict(config), Plan.from_dict(plan)
     device = open_device(made.device, world.local_rank)
-    comm.init(
-        world=world,
-        timeout_s=60,
-        shared_memory=settings.comm.shared_memory,
-        host_empty=device.host_empty,
-    )
+    shared = settings.comm.shared_memory
+    join(world, made, shared_memory=shared, host_empty=device.host_empty)
     weights = agreed_weights(settings, Path(folder))
     engine = build_rank(settings, made, world.rank, 1, device, weights=weights)
     compiled = compile_regions(engine, settings)
@@ -67,9 +71,9 @@ def verify_each(world: World, layouts: list[tuple[Any, ...]]) -> dict[str, float
 
     Each is (name, config, plan, folder); device and backend are those of the first plan.
     """
-    errors, first = {}, Plan.from_dict(layouts[0][2])
-    device = open_device(first.device, world.local_rank)
-    comm.init([first.backend], world=world, timeout_s=60, host_empty=device.host_empty)
+    errors, plans = {}, [Plan.from_dict(plan) for _, _, plan, _ in layouts]
+    device = open_device(plans[0].device, world.local_rank)
+    join(world, *plans, host_empty=device.host_empty)
     one_machine = transport.one_machine
     for name, config, plan, folder in layouts:
         settings, made = from_dict(config), Plan.from_dict(plan)
@@ -85,9 +89,9 @@ def verify_each(world: World, layouts: list[tuple[Any, ...]]) -> dict[str, float
 
 def evaluate_each(world: World, layouts: list[tuple[Any, ...]]) -> dict[str, dict[str, Any]]:
     """Returns the summary of a pass over the data of several layouts, by name, on each rank."""
-    found, first = {}, Plan.from_dict(layouts[0][2])
-    device = open_device(first.device, world.local_rank)
-    comm.init([first.backend], world=world, timeout_s=60, host_empty=device.host_empty)
+    found, plans = {}, [Plan.from_dict(plan) for _, _, plan in layouts]
+    device = open_device(plans[0].device, world.local_rank)
+    join(world, *plans, host_empty=device.host_empty)
     for name, config, plan in layouts:
         settings, made = from_dict(config), Plan.from_dict(plan)
         weights = open_weights(settings.weights) if settings.weights else None
@@ -106,7 +110,7 @@ def evaluate_while_training(
     ``given`` are config and plan of both; the evaluation has the tensors of the training.
     """
     (training, made), (evaluation, other) = ((from_dict(c), Plan.from_dict(p)) for c, p in given)
-    comm.init(world=world, timeout_s=60)
+    join(world, made, other)
     engine, found = build_rank(training, made, world.rank, 4), []
     contexts = contexts_of(other, world.rank)
     for step in range(4):
@@ -121,16 +125,17 @@ def evaluate_while_training(
     return found
 
 
-def run_folders(world: World, folders: list[str], backend: str = "gloo") -> None:
+def run_folders(world: World, folders: list[str]) -> None:
     """Runs the first attempt of several run folders, each on the device of its plan."""
     plans = [Plan.from_dict(records.read_plan(folder)) for folder in folders]
     devices = {plan.device: open_device(plan.device, world.local_rank) for plan in plans}
-    comm.init([backend], world=world, timeout_s=60)
+    join(world, *plans)
     one_machine = transport.one_machine
     for folder, plan in zip(folders, plans, strict=True):
         device, config = devices[plan.device], records.read_config(folder)
         transport.one_machine = one_machine and config.comm.shared_memory
-        transport.stagings = {backend: Staging(("cpu",), device.host_empty)}
+        stage = functools.partial(Staging, ("cpu",), device.host_empty)
+        transport.stagings = {name: stage() for name in transport.backends}
         meter = PeakMeter(config, device)
         assert worker.run_attempt(Path(folder), config, plan, world, meter, device) == 0
     comm.shutdown()
@@ -139,7 +144,7 @@ def run_folders(world: World, folders: list[str], backend: str = "gloo") -> None
 def failing_folder(world: World, folder: str) -> str:
     """Returns the error that ends the first attempt of a run folder."""
     plan, config = Plan.from_dict(records.read_plan(folder)), records.read_config(folder)
-    comm.init([plan.backend], world=world, timeout_s=60)
+    join(world, plan)
     text, meter = "", PeakMeter(config, open_device("cpu", 0))
     try:
         worker.run_attempt(Path(folder), config, plan, world, meter)

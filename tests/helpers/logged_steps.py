@@ -18,6 +18,7 @@ from hires.plan import gradient_sums
 from hires.plan.event import ALONE
 from hires.plan.plan import Plan
 from hires.plan.routes import MAILBOX, Route
+from tests.helpers.jobs import join
 
 
 def logged_step(
@@ -52,11 +53,12 @@ def logged_step(
             log.append(("create", tuple(ranks)))
         return create(ranks, *timeout, **named)
 
-    comm.init(world=world, timeout_s=60)
+    made = Plan.from_dict(plan)
+    join(world, made)
     backend = transport.backend
     create, backend.new_group = backend.new_group, creating
     _log_messages(log)
-    engine = build_rank(from_dict(config), Plan.from_dict(plan), world.rank, 1)
+    engine = build_rank(from_dict(config), made, world.rank, 1)
     walk = engine.executor.cursor
     if swapped is not None and swapped[0] == world.rank:
         events = list(walk.events)

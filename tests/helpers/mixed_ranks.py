@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hires import comm
-from hires.comm.backends import mpi_backend, mpi_world, rendezvous
+from hires.comm.backends import rendezvous
 from hires.core.errors import HiresError
 from hires.core.ranks.world import World
 from tests.helpers.mixed_programs import CommProgram, random_program, seed_bug
@@ -23,14 +23,13 @@ STEPS, SMALL = 8, 2**14  # of programs with a mistake
 BATCH = 100
 BATCHES = [(n, 400 * (n - 2) + BATCH * at) for n in (2, 3, 4) for at in range(4)]
 """Ranks and first seed of the tests of many programs, each of BATCH and with a limit of its own."""
-STAGED = ("hierarchical", "two_step")
 
 
 def mixed_of_rank(
     world: World, backends: tuple[str, ...], seeds: range, num_steps: int, largest: int
 ) -> int:
     """Returns how many random programs gave the reference result on this rank."""
-    comm.init(backends, world=world, timeout_s=TIMEOUT_S, algorithms=STAGED)
+    comm.init(backends, world=world, timeout_s=TIMEOUT_S)
     groups: dict[tuple[int, ...], Any] = {(*range(world.size),): None}
     for size in range(2, world.size):
         for ranks in itertools.combinations(range(world.size), size):
@@ -54,7 +53,7 @@ def broken_of_rank(
     broken = seed_bug(random.Random(seed), made, bug)
     assert broken is not None
     _meet(world)
-    comm.init(backends, world=world, timeout_s=BROKEN_TIMEOUT_S, algorithms=STAGED, check=check)
+    comm.init(backends, world=world, timeout_s=BROKEN_TIMEOUT_S, check=check)
     groups: dict[tuple[int, ...], Any] = {(*range(world.size),): None}
     for ranks in subgroups(broken.program):
         groups[ranks] = comm.new_group([*ranks])
@@ -105,13 +104,6 @@ def mixed_over_mpi(world: World, port: int, *args: Any) -> int:
 def broken_over_mpi(world: World, port: int, *args: Any) -> str:
     """The same under mpirun."""
     return broken_of_rank(dataclasses.replace(world, port=port), *args)
-
-
-def broken_in_meetings(world: World, port: int, bug: str, seed: int) -> str:
-    """The same where every collective that is waited for may block inside MPI."""
-    mpi_backend.MEETING_BYTES = 1
-    mpi_world.have_a_core_each = lambda *_: True
-    return broken_over_mpi(world, port, ("mpi",), bug, seed)
 
 
 def small_messages_of_rank(world: World, port: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hires import comm
 from hires.comm.backends import mpi_backend
@@ -106,74 +104,9 @@ def windows(world: World, folder: str) -> int:
     return turn
 
 
-def meetings(world: World, seed: int, length: int) -> int:
-    """Runs large collectives that each rank waits for or not, as it likes; returns how many erred.
-
-    Numbers are whole, so that sums are exact in any order.
-    """
-    comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
-    transport.backends["mpi"]._may_block = True  # also where cores are few
-    usual_bytes, mpi_backend.MEETING_BYTES = mpi_backend.MEETING_BYTES, 10_000
-    groups = [comm.new_group([*range(world.size)]), comm.new_group([0, world.size - 1])]
-    shared, own, wrong = random.Random(seed), random.Random(seed + world.rank), 0
-    open_works: list[tuple[Any, Tensor, Tensor]] = []
-    for number in range(length):
-        kind = shared.choice(("all_reduce", "reduce", "broadcast", "gather", "scatter", "swap"))
-        group, size = shared.choice(groups), shared.choice((2_000, 60_000, 600_000))
-        root, dtype = shared.choice(group.ranks), shared.choice((torch.float32, torch.bfloat16))
-        if group.index < 0:
-            continue
-        n, late = group.size, own.random() < 0.3
-        terms = [
-            torch.arange(n * size).add(rank + number).remainder(7).to(dtype) for rank in range(n)
-        ]
-        mine, total = terms[group.index].clone(), sum(terms)
-        part = slice(group.index * size, (group.index + 1) * size)
-        taken = torch.empty(size, dtype=dtype)
-        if kind == "all_reduce":
-            work, got, expected = comm.all_reduce(mine, group=group, async_op=late), mine, total
-        elif kind == "reduce":
-            work = comm.reduce(mine, root, group=group, async_op=late)
-            expected, got = total if world.rank == root else terms[group.index], mine
-        elif kind == "broadcast":
-            work = comm.broadcast(mine, root, group, late)
-            got, expected = mine, terms[group.ranks.index(root)]
-        elif kind == "gather":
-            got, expected = torch.empty(n * n * size, dtype=dtype), torch.cat(terms)
-            work = comm.all_gather_into_tensor(got, mine, group, late)
-        elif kind == "scatter":
-            work, got = comm.reduce_scatter_tensor(taken, mine, group=group, async_op=late), taken
-            expected = total[part]
-        else:
-            got = torch.empty_like(mine)
-            work = comm.all_to_all_single(got, mine, group=group, async_op=late)
-            expected = torch.cat([term[part] for term in terms])
-        if work is None:
-            wrong += not torch.equal(got, expected)
-        else:
-            open_works.append((work, got, expected))
-        if own.random() < 0.3:
-            wrong += _finish(open_works)
-    wrong += _finish(open_works)
-    mpi_backend.MEETING_BYTES = usual_bytes
-    comm.barrier()
-    comm.shutdown()
-    return wrong
-
-
-def _finish(waiting: list[tuple[Any, Tensor, Tensor]]) -> int:
-    wrong = 0
-    for handle, got, expected in waiting:
-        handle.wait()
-        wrong += not torch.allclose(got, expected, rtol=1e-6, atol=1e-6)
-    waiting.clear()
-    return wrong
-
-
-def late_meeting(world: World, folder: str, last: int) -> list[Any]:
+def late_sum(world: World, folder: str, last: int) -> list[Any]:
     """A rank comes late to a large sum, which the other gives up; returns what each one gets."""
     comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
-    transport.backends["mpi"]._may_block = True
     group = comm.new_group([0, 1], timeout=1.0)
     given_up, error, late = Path(folder) / f"given up {last}", "", world.rank == last
     tensor = torch.full((600_000,), world.rank + 1.0)
@@ -197,7 +130,6 @@ def late_meeting(world: World, folder: str, last: int) -> list[Any]:
 def sizes_of_some_ranks(world: World) -> list[bool]:
     """Returns whether exchanges are right in which only rank 1 has parts that differ."""
     comm.init(["mpi"], world=world, timeout_s=20, shared_memory=False)
-    transport.backends["mpi"]._may_block = True
     right, group = [], comm.new_group([0, 1])
     for rows in (1, 2**15):  # of 4 numbers: also where rank 0 would meet the others
         given, sizes = torch.full((4 * rows, 4), world.rank + 1.0), None
@@ -261,7 +193,6 @@ def rows_of_another_number(world: World) -> str:
 def different_calls(world: World) -> list[str]:
     """Returns what faulty programs raise: large calls of different operation, root and size."""
     comm.init(["mpi"], world=world, timeout_s=60, shared_memory=False)
-    transport.backends["mpi"]._may_block = True
     large, rank = 2**18, world.rank
     programs = {
         "operation": lambda x, group: (

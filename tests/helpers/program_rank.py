@@ -28,9 +28,9 @@ OPS = {
 }
 UNTOUCHED = 99
 ALGORITHMS = {
-    "all_reduce": ("segmented:1KiB", "two_step", "hierarchical"),
+    "all_reduce": ("segmented:1KiB", "direct"),
     "reduce": ("segmented:1KiB",),
-    "broadcast": ("segmented:1KiB", "hierarchical"),
+    "broadcast": ("segmented:1KiB",),
     "all_gather_into_tensor": ("segmented:1KiB", "direct"),
 }
 """Operation -> algorithms beside the backend's own."""

@@ -23,6 +23,7 @@ from hires.engine.device import open_device
 from hires.engine.memory_meter import PeakMeter
 from hires.parallel.executor import Executor, StepResult
 from hires.plan.plan import Plan
+from tests.helpers.jobs import join
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
 
@@ -37,7 +38,7 @@ def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
     run.hold_preemption()
     plan = Plan.from_dict(records.read_plan(folder))
     device = open_device(plan.device, world.local_rank)
-    comm.init(world=world, timeout_s=60, host_empty=device.host_empty)
+    join(world, plan, host_empty=device.host_empty)
     step = Executor.step
 
     def counted(executor: Executor, feed: Any, **keys: Any) -> StepResult:

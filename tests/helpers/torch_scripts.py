@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import os
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,12 +27,11 @@ def run_scripts(
     world: World,
     backends: str,
     exact: bool,
-    names: Sequence[str],
     place: str = "",
     table: str = "",
 ) -> dict[str, str]:
     """Returns what each script raised, ``""`` where it passed."""
-    state.exact = exact
+    state.exact, names = exact, [*SCRIPTS]
     os.environ.update(HIRES_COMM_BACKENDS=backends, HIRES_COMM_TABLE=table)
     place = place or f"tcp://{world.address}:{world.port}"
     patience = datetime.timedelta(seconds=60)

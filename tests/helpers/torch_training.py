@@ -210,18 +210,6 @@ def functional_collectives(gloo: Any) -> None:
 
 
 @script
-def functional_compiled(gloo: Any) -> None:
-    import torch.distributed._functional_collectives as functional
-
-    def step(x: Tensor) -> Tensor:
-        return functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2
-
-    x = numbers(8)
-    compiled = torch.compile(step, fullgraph=True)(x)
-    torch.testing.assert_close(compiled, step(x) + 0, rtol=1e-12, atol=1e-12)
-
-
-@script
 def checkpoint(gloo: Any) -> None:
     import torch.distributed.checkpoint as saved
     from torch.distributed.checkpoint.state_dict import get_model_state_dict

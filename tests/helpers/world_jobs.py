@@ -19,17 +19,6 @@ from hires.plan.tuning_table import TuningTable
 from tests.helpers.patience import PATIENCE_S
 
 
-def agreement_of_rank(world: World) -> tuple[int, int, list[str]]:
-    """Returns what ranks agreed on, without and with patience, and what rank 0 told them."""
-    comm.init(world=world, timeout_s=60)
-    number = comm.max_all(world.rank)
-    assert comm.sum_all(world.rank + 0.5) == world.size**2 / 2
-    patient = comm.max_all(7 - world.rank, patient=True)
-    told = [comm.broadcast_text(text) for text in (f"r\u00e4nk {world.rank} of {world.size}", "")]
-    comm.shutdown()
-    return number, patient, told
-
-
 def groups_of_a_mesh(world: World) -> list[Any]:
     """Returns, of four ranks in a mesh of two by two, the sums over its dims and over both."""
     comm.init(world=world, timeout_s=20)
@@ -128,11 +117,11 @@ TABLE = {
     "rules": [
         {"operation": "send", "ranks": 2, "ranks_per_node": 2, "route": "shm:mailbox"},
         {"operation": "all_gather", "route": "shm:slots"},
-        {"operation": "all_reduce", "route": "shm:shares"},
+        {"operation": "all_reduce", "route": "shm:flat"},
     ],
     "default": "gloo",
 }
-"""One as a plan has it, which sums in the shares of its ranks."""
+"""One as a plan has it, whose algorithms are those of plans."""
 
 
 def through_a_table_of_plans(world: World) -> list[Any]:

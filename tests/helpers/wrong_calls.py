@@ -105,13 +105,9 @@ OURS: dict[str, tuple[Call, str]] = {
         lambda lib, *_: lib.all_reduce(X, backend="mpi"),
         "backend 'mpi' is not in use; begin with it, or use gloo",
     ),
-    "algorithm that was not opened": (
-        lambda lib, *_: lib.all_reduce(X, backend=Route("gloo", "two_step")),
-        "begin with hires.comm.init(algorithms=['two_step'])",
-    ),
     "algorithm without the operation": (
-        lambda lib, *_: lib.broadcast(X, 0, backend=Route("gloo", "two_step")),
-        "two_step cannot carry out broadcast",
+        lambda lib, *_: lib.barrier(backend=Route("gloo", "segmented", 8)),
+        "segmented cannot carry out barrier; choose one of collective",
     ),
 }  # fmt: skip
 

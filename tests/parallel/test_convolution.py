@@ -12,7 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hires.parallel.convolution import convolve, convolve_backward, convolve_transposed
+from hires.parallel import compile_node  # noqa: F401, registers
+from hires.parallel.convolution import (
+    SUBSTITUTES,
+    convolve,
+    convolve_backward,
+    convolve_transposed,
+)
 from tests.conftest import REPOSITORY
 
 SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)
@@ -150,38 +156,6 @@ def test_transposed_row_strides_above_the_kernel_give_the_numbers_of_float64(
         torch.set_num_threads(threads)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from([1, 3, 4]), st.integers(1, 3), st.integers(1, 16), st.integers(1, 3))
-def test_transposed_convolutions_of_narrow_maps_have_the_gradients_of_float64(k, step, rows, cols):
-    x, weight = (
-        numbers(s, i).requires_grad_() for i, s in enumerate(((8, 16, rows, cols), (16, 32, k, k)))
-    )
-    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
-    exact = torch.conv_transpose2d(*wide, None, step)
-    grad = numbers(tuple(exact.shape), 2)
-    exact.backward(grad.double())
-    leave_nan()
-    found = convolve_transposed(x, weight, None, step, 0, 0, 1, 1)
-    leave_nan()
-    found.backward(grad)
-    assert distance(found, exact) < 0.02
-    for one, other in zip((x, weight), wide, strict=True):
-        assert distance(one.grad, other.grad) < 0.02
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_autocast_decides_the_type_of_a_narrow_convolution(dtype):
-    x, weight, bias = torch.randn(2, 16, 11, 3), torch.randn(8, 16, 3, 3), torch.randn(8)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        leave_nan()
-        found = convolve(x, weight, bias, 2, 0, 1, 1)
-    assert found.dtype == dtype
-    assert distance(found, torch.conv2d(x, weight, bias, 2).double()) < 0.02
-    wide = [t.double() for t in (x, weight, bias)]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(convolve(*wide, 2, 0, 1, 1), torch.conv2d(*wide, 2))
-
-
 OVERRUN = """
 import torch
 from hires.parallel.convolution import convolve, convolve_backward
@@ -207,31 +181,6 @@ def test_nothing_is_written_beyond_the_gradient_of_a_strided_1x1_convolution():
         command, env=environ, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)
-)
-def test_strided_1x1_convolution_has_the_gradients_of_float64(channels, rows, cols, down, right):
-    stride, how = [down, right], ([down, right], [1, 1], 1)
-    x, weight = (
-        numbers(shape, i).float().requires_grad_()
-        for i, shape in enumerate(((2, channels, rows, cols), (8, channels, 1, 1)))
-    )
-    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
-    exact = torch.conv2d(*wide, None, stride)
-    grad = numbers(tuple(exact.shape), 2).float()
-    exact.backward(grad.double())
-    found = convolve(x, weight, None, stride, [0, 0], [2, 2], 1)
-    found.backward(grad)
-    again = convolve_backward(grad, x.detach(), weight.detach(), [0, 0], how, [True, True, False])
-    assert distance(found, exact) < 1e-5
-    for one, other in zip(
-        (x.grad, weight.grad, *again[:2]), [w.grad for w in wide] * 2, strict=True
-    ):
-        assert one.is_contiguous(memory_format=torch.channels_last)
-        assert distance(one, other) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -289,9 +238,73 @@ def test_gradients_of_a_transposed_convolution_in_fp16(stride, groups, outer):
     _compare_halves([(found, plain), *((a.grad, b.grad) for a, b in pairs)])
 
 
-def test_convolution_of_an_image_without_a_batch():
-    x, weight = torch.randn(4, 6, 5), torch.randn(3, 4, 2, 2)
-    found = convolve(x, weight, None, 1, 0, 1, 1)
-    torch.testing.assert_close(found, torch.conv2d(x, weight))
-    found = convolve_transposed(x, weight.transpose(0, 1), None, 2, 0, 0, 1, 1)
-    torch.testing.assert_close(found, torch.conv_transpose2d(x, weight.transpose(0, 1), stride=2))
+# ---- one and three dims, in half precision
+
+BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+# Shapes of input and weight, stride, padding and dilation.
+PLAIN = [
+    ((2, 8, 11), (6, 4, 3), 1, 1, 1),
+    ((2, 8, 11), (6, 4, 4), 1, "same", 1),
+    ((8, 12), (6, 4, 1), 2, 0, 1),
+    ((2, 8, 5, 6, 7), (6, 4, 3, 3, 3), 1, 1, 1),
+    ((2, 8, 5, 6, 7), (6, 4, 2, 3, 2), 1, "same", [1, 2, 1]),
+    ((8, 5, 6, 7), (6, 4, 1, 1, 1), [2, 1, 2], 0, 1),
+]
+# oneDNN is wrong here in half precision, or ends the process.
+FAULTY = [
+    ((8, 8, 2), (64, 4, 5), 4, 2, 1),
+    ((1, 8, 2, 5, 1), (64, 4, 1, 3, 3), [1, 1, 2], [0, 1, 1], 1),
+    ((1, 8, 1, 3, 7), (8, 4, 5, 5, 5), [3, 1, 4], [2, 2, 1], 1),
+    ((2, 8, 1, 9, 9), (16, 4, 2, 3, 3), 1, 1, [2, 1, 1]),
+    ((8, 64, 9, 9, 11), (2, 32, 1, 3, 2), [4, 1, 1], [0, 1, 0], [2, 2, 2]),
+]
+
+
+@pytest.mark.parametrize(("of_x", "of_weight", *"spd"), PLAIN + FAULTY)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_half_precision_rounds_the_numbers_of_float64(of_x, of_weight, s, p, d, dtype):
+    name = f"conv{len(of_weight) - 2}d"
+    _compare(name, of_x, of_weight, of_weight[0], (s, p, d, 2), dtype)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_weight", "stride", "padding", "outer"),
+    [
+        ((2, 8, 6), (8, 3, 3), 2, 1, 1),
+        ((8, 6), (8, 3, 4), 3, 0, 0),
+        ((2, 8, 1), (8, 4, 5), 2, 2, 0),
+        ((2, 8, 3, 4, 5), (8, 3, 2, 2, 3), 2, 0, [1, 0, 1]),
+        ((8, 3, 4, 5), (8, 3, 1, 2, 2), 1, 0, 0),
+        ((1, 8, 2, 7, 1), (8, 64, 3, 1, 3), [3, 1, 2], 0, 0),
+        ((1, 8, 1, 3, 7), (8, 4, 5, 5, 5), [3, 1, 4], [2, 2, 1], 0),
+        ((2, 8, 3, 4, 5), (8, 3, 1, 2, 3), [2, 1, 1], 0, 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_transposed_half_precision_rounds_the_numbers_of_float64(
+    of_x, of_weight, stride, padding, outer, dtype
+):
+    name, channels = f"conv_transpose{len(of_weight) - 2}d", 2 * of_weight[1]
+    _compare(name, of_x, of_weight, channels, (stride, padding, outer, 2, 1), dtype)
+
+
+def _compare(name, of_x, of_weight, channels, how, dtype):
+    torch.manual_seed(3)
+    shapes = of_x, of_weight, (channels,)
+    ours = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    exact = [t.detach().double().requires_grad_() for t in ours]
+    plain = getattr(torch, name)(*exact, *how)
+    grad = torch.randn(plain.shape).to(dtype)
+    plain.backward(grad.double())
+    leave_nan()
+    found = SUBSTITUTES[name](*ours, *how)
+    leave_nan()
+    found.backward(grad)
+    pairs = [(found, plain), *((a.grad, b.grad) for a, b in zip(ours, exact, strict=True))]
+    # Sums in fp32, rounded once or, by oneDNN's bf16, once for each part. Without oneDNN's bf16
+    # torch rounds the weight's gradient of each of two samples, and their sum: three halves.
+    parts = 1.5 if dtype == torch.bfloat16 and not BF16 else 1
+    for one, other in pairs:
+        rounding = parts * torch.finfo(dtype).eps
+        assert (one.double() - other).abs().max() <= rounding * other.abs().max()

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from hires.comm.backends import counters
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.ranks import mailbox_limits
+from hires.core.ranks import mailbox_limits, memory_files
 from hires.plan import gradient_sums
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
@@ -155,7 +154,7 @@ def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -
     for event in [*creation(members, rank), *program]:
         key = event.peer, event.tag
         if event.kind in ("send", "recv"):
-            through_memory = event.mail and counters.supported()
+            through_memory = event.mail and memory_files.is_supported()
             log.append((event.kind, *key, event.shape, through_memory))
             if event.kind == "send":
                 open_sends[key] = open_sends.get(key, 0) + 1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.helpers.norm_nets import SampleNorms
 from tests.helpers.simulated_tiles import check_tiles
-from tests.helpers.tiny_nets import Forward, Net, tiled, traced
+from tests.helpers.tiny_nets import Forward, Net, tiled
 
 GRIDS = ((2, 2), (3, 1), (1, 4), (5, 2))
 
@@ -229,18 +229,6 @@ def test_rows_that_turn_round(name: str):
     check_tiles(Net(TURNS[name], op=op), (2, 4, 8, 7), (2, 2), (3, 1), (5, 3), (8, 1))
 
 
-def test_tiles_of_a_roll_send_what_turns_round_alone():
-    graph = traced(lambda n, x: F.relu(x).roll((1, -2), (2, 3)), shape=(1, 1, 8, 8))
-    stage, _ = tiled(graph, (4, 1))
-    [op] = stage.comm
-    assert op.messages == [
-        [3, 0, 7, 8, 0, 8],
-        [0, 1, 1, 2, 0, 8],
-        [1, 2, 3, 4, 0, 8],
-        [2, 3, 5, 6, 0, 8],
-    ]
-
-
 SOFTMAX: dict[str, Forward] = {
     "pixels": lambda n, x: x.flatten(2).softmax(-1).view_as(x) * x,
     "tokens": lambda n, x: (x.flatten(2).transpose(1, 2).softmax(1) * 3).transpose(1, 2).view_as(x),
@@ -256,26 +244,6 @@ def test_softmax_over_the_image(name: str):
     stage, findings = tiled(graph, (2, 1))
     assert not findings
     assert not any("gather0" in value for value in stage.layout)
-
-
-LAST: dict[str, Forward] = {
-    "roll": lambda n, x: x.roll((-1, 2), (1, 2)) * x,
-    "pad": lambda n, x: F.pad(x, (0, 0, 0, 3, 0, 5)) - F.pad(x, (1, -1, -2, 5, 0, 5)),
-    "slice": lambda n, x: x[:, 1:7, :4] + x[:, :6, 4:],
-    "every second": lambda n, x: torch.cat([x[:, ::2, 1::2], x[:, 1::2, ::2]], -1),
-    "merged": lambda n, x: F.layer_norm(F.pad(x, (0, 0, 0, 2))[:, ::2, ::2], (4,)),
-}
-
-
-@pytest.mark.parametrize("name", LAST)
-def test_windows_of_maps_whose_channels_are_last_are_not_gathered(name: str):
-    def forward(n: Net, x: Tensor) -> Tensor:
-        return LAST[name](n, (x * 2).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    for grid in ((2, 2), (3, 1), (1, 5)):
-        stage, findings = tiled(traced(forward, (2, 4, 8, 8)), grid)
-        assert not findings
-        assert not any("gather0" in value for value in stage.layout)
 
 
 HAND_MADE: dict[str, Forward] = {

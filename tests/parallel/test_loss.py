@@ -146,11 +146,6 @@ def test_wrong_loss_is_answered_with_the_remedy(values: dict[str, Any], expected
         from_dict({"loss": values})
 
 
-def test_keys_of_classes_do_not_go_with_images():
-    with pytest.raises(ConfigError, match=r"loss\.ignore_index=3 is for loss=cross_entropy"):
-        from_dict({"model": {"name": "edsr"}, "loss": {"ignore_index": 3}})
-
-
 def test_weights_of_another_number_of_classes_are_an_error_of_the_plan():
     plan = plan_of(config_of(loss={"name": "cross_entropy", "weights": [1.0, 2.0]}))
     [error] = [one for one in plan.findings if one.severity == "error"]
@@ -171,9 +166,3 @@ def test_function_that_is_no_loss_is_refused(function, net, parallel, expected, 
     loss = {"name": "custom", "target": f"tests.helpers.losses:{function}"}
     with pytest.raises((AssertionError, ConfigError), match=expected):
         verified(tmp_path, **net, loss=loss, parallel=parallel)
-
-
-def test_every_loss_is_a_value_of_the_key():
-    for name in LOSSES:
-        target = {"target": "a:b"} if name == "custom" else {}
-        assert from_dict({"loss": {"name": name, **target}}).objective.name == name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -149,22 +148,6 @@ def pixels(rect: Rect) -> list[tuple[int, int]]:
     return [(row, col) for row in range(*rect[:2]) for col in range(*rect[2:])]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation"),
-    [(3, 1, 1, 1), (7, 2, 3, 1), (3, 2, 1, 1), (3, 1, 2, 2), (1, 2, 0, 1)],
-)
-def test_common_convolutions_of_even_tiles_use_all_own_pixels_at_once(
-    kernel, stride, padding, dilation
-):
-    axis = Axis("window", 48, 48 // stride, kernel, stride, padding, dilation)
-    for tile in range(9):
-        held, out = own_rect([48, 48], [3, 3], tile), own_rect([axis.size_out] * 2, [3, 3], tile)
-        strips = strips_of((axis, axis), held, out, "on")
-        assert strips is not None
-        assert held[0] <= strips.main[0] < held[0] + stride
-        assert strips.main[1] == held[1]
-
-
 def test_small_tiles_are_divided_only_on_request():
     axes = (Axis("window", 32, 32, 3, padding=1), Axis("window", 8, 8, 3, padding=1))
     for overlap, divided in (("auto", False), ("on", True), ("off", False)):
@@ -172,11 +155,6 @@ def test_small_tiles_are_divided_only_on_request():
         assert (strips is not None) == divided
     large = Axis("window", 128, 128, 3, padding=1), axes[1]
     assert strips_of(large, (0, 64, 0, 8), (0, 64, 0, 8), "auto") is not None
-
-
-def test_tile_that_is_all_border_is_not_divided():
-    axes = (Axis("window", 4, 4, 3, padding=1), Axis("window", 8, 8, 3, padding=1))
-    assert strips_of(axes, (1, 2, 0, 8), (1, 2, 0, 8), "on") is None
 
 
 def test_reduced_precision_rounds_a_border_pixel_once():

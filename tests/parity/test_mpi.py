@@ -56,7 +56,7 @@ def test_losses_of_two_ranks_are_the_bits_of_gloo(mpi: str, precision: str, tmp_
         if backend == "gloo":
             run_ranks(run_folders, 2, folders)
         else:
-            run_mpi(mpi, run_folders, 2, folders, "mpi", folder=tmp_path)
+            run_mpi(mpi, run_folders, 2, folders, folder=tmp_path)
         found[backend] = [losses(Path(folder), 0) for folder in folders]
     assert found["mpi"] == found["gloo"]
     assert all(found["mpi"])

@@ -117,7 +117,7 @@ def test_layout_is_proved_where_backends_are_mixed(name, tmp_path):
         {"operation": "send", "ranks_per_node": "all", "bytes": "..1KiB", "route": "gloo"},
         {"operation": "send", "bytes": "1KiB..", "route": "mpi"},
         {"operation": "all_gather", "route": "mpi"},
-        {"operation": "all_reduce", "dtype": "float", "bytes": "512..", "route": "mpi:two_step"},
+        {"operation": "all_reduce", "dtype": "float", "bytes": "512..", "route": "mpi:direct"},
     ]
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"format": 1, "rules": rules, "default": "gloo"}))

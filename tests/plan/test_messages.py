@@ -221,10 +221,10 @@ def test_default_table_uses_common_memory_where_there_is_some():
     assert {(event.kind, str(event.route)) for _, event in routed(plan)} == {
         ("send", "shm:mailbox"), ("recv", "shm:mailbox"),
         ("send", "gloo:message"), ("recv", "gloo:message"),
-        ("collective", "shm:slots"), ("collective", "cma:shares"), ("barrier", "gloo"),
+        ("collective", "shm:slots"), ("collective", "shm:flat"), ("barrier", "gloo"),
     }  # fmt: skip
     assert plan.gradients == TOGETHER
-    assert set(backends_of_plan(plan)) == {"gloo", "shm", "cma"}
+    assert set(backends_of_plan(plan)) == {"gloo", "shm"}
     plan = routed_plan({"shared_memory": False})
     ways = {str(event.route) for _, event in routed(plan)}
     assert ways == {"gloo:message", "gloo:direct", "gloo:flat", "gloo"}
@@ -235,7 +235,7 @@ def test_table_chooses_by_size_and_its_digest_is_kept(table):
     rules = [
         {"operation": "send", "bytes": "..8KiB", "route": "shm"},
         {"operation": "send", "bytes": "8KiB..", "route": "gloo"},
-        {"operation": "all_reduce", "dtype": "float", "route": "gloo:two_step"},
+        {"operation": "all_reduce", "dtype": "float", "route": "gloo:segmented:4KiB"},
     ]
     plan = routed_plan({"table": table(rules), "backends": ["shm"]})
     assert plan.gradients in (LATE, "early")
@@ -244,7 +244,7 @@ def test_table_chooses_by_size_and_its_digest_is_kept(table):
             ways = "shm:mailbox", "shm:message", "gloo:message"
             assert str(event.route) in (ways if event.part.node else ways[1:])
         if event.kind == "issue":
-            assert event.route == parse_route("gloo:two_step")
+            assert event.route == parse_route("gloo:segmented:4KiB")
     assert plan.table["name"].endswith("table.json")
     assert len(plan.table["digest"]) == 16
 

@@ -155,12 +155,12 @@ POINTS = [
     f"all_reduce 2 2 cpu float {LARGE} gloo 2e-3",
     f"all_reduce 2 2 cpu float {LARGE} mpi 4e-3",
     f"all_reduce 2 2 cpu float {LARGE} mpi:segmented:256KiB 1e-3",
-    f"all_reduce 2 2 cpu float {LARGE} cma 0.5e-3",
+    f"all_reduce 2 2 cpu float {LARGE} shm 0.5e-3",
 ]
 
 
 def test_coarse_takes_the_backend_with_the_least_product_of_slowdowns():
-    # mpi: 1 x 8; gloo: 100 x 4; cma was not measured at both sizes.
+    # mpi: 1 x 8; gloo: 100 x 4; shm was not measured at both sizes.
     [rule] = coarse(measured()).rules
     assert rule.route == Route("mpi")
     assert rule.num_bytes == (0, float("inf"))
@@ -176,13 +176,13 @@ def test_seconds_between_and_beyond_points():
     assert seconds.seconds(case._replace(num_bytes=4 * LARGE), mpi) == pytest.approx(16e-3)
     assert seconds.seconds(case._replace(num_bytes=1), mpi) == 3e-6
     assert seconds.seconds(case._replace(ranks=4, ranks_per_node=4), mpi) == 4e-3
-    assert seconds.seconds(case, parse_route("mpi:two_step")) is None
+    assert seconds.seconds(case, parse_route("mpi:direct")) is None
     assert seconds.seconds(case._replace(device="cuda"), mpi) is None
 
 
 def measured(rules=None, points=POINTS):
     rules = rules or [
         {"operation": "all_reduce", "bytes": "..64KiB", "route": "mpi"},
-        {"operation": "all_reduce", "bytes": "64KiB..", "route": "cma"},
+        {"operation": "all_reduce", "bytes": "64KiB..", "route": "shm"},
     ]
     return table(rules, points=points)

@@ -8,7 +8,6 @@ import random
 import pytest
 import torch
 
-from hires.parallel.kernel_choice import random_numbers
 from hires.quant import int8_kernels
 from hires.quant.int8_kernels import (
     Added,
@@ -114,7 +113,12 @@ def test_products_of_matrices_have_the_bits_of_convolutions():
 def test_sums_are_written_over_what_is_added_if_they_may_be():
     torch.manual_seed(7)
     weight = torch.randint(-127, 128, (32, 16, 1, 1), dtype=torch.int8)
-    x, other = (random_numbers([2, channels, 5, 5]) for channels in (16, 32))
+    x, other = (
+        torch.randint(0, 256, (2, channels, 5, 5), dtype=torch.uint8).contiguous(
+            memory_format=torch.channels_last
+        )
+        for channels in (16, 32)
+    )
     for by_rows in (False, True):
         product = OnednnProduct(weight, x.shape, Geometry(), 0, by_rows=by_rows)
         rescale, mine = Rescale(torch.full((32,), 1e-3), torch.zeros(32)), other.clone()

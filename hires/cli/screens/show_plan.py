@@ -31,7 +31,7 @@ _PARTS = (
 )
 _LIBRARY_PARTS = (
     ("mpi_bytes", "M", "MPI library"),
-    ("shm_bytes", "S", "memory of shm and cma"),
+    ("shm_bytes", "S", "memory of shm"),
 )
 """Shown where a rank has some."""
 _GPU_PARTS = (

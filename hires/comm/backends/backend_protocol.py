@@ -31,8 +31,6 @@ COMPOSED_TAG = RESERVED_TAGS
 """Of operations that are composed of messages."""
 MEETING_TAG = RESERVED_TAGS + 1
 """Of ranks that make a communicator."""
-JOINT_TAG = RESERVED_TAGS + 3
-"""This and the next: of members that meet before a call that blocks."""
 BARRIER_TAG = RESERVED_TAGS + 2
 """Of a monitored barrier."""
 

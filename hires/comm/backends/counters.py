@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import threading
 import time
 from collections.abc import Sequence
@@ -62,11 +61,6 @@ def process_space() -> int:
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-def supported() -> bool:
-    """Whether other cores of this machine see writes in the order in which they were made."""
-    return platform.machine() in ("x86_64", "AMD64")
 
 
 def spins_for(core_each: bool) -> int:

@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Callable
 
-from hires.comm.backends.counters import supported
 from hires.core.errors import CommError, RunError
 from hires.core.ranks import memory_files
 from hires.core.ranks.world import World
@@ -41,7 +40,7 @@ def require_one_machine(world: World, backend: str) -> None:
             f"backend {backend} exchanges in the memory of one machine, and this one has "
             f"{world.local_size} of the {world.size} ranks; use gloo or mpi"
         )
-    if not supported():
+    if not memory_files.is_supported():
         raise CommError(
             f"backend {backend} needs a processor that keeps the order of writes (x86_64), and "
             f"this is {platform.machine()}; use gloo or mpi"

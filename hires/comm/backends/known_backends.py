@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from hires.comm.backends import nccl_direct, rendezvous
+from hires.comm.backends import rendezvous
 from hires.comm.backends.backend_protocol import Backend
-from hires.comm.backends.cma_backend import CmaBackend
 from hires.comm.backends.gloo_backend import GlooBackend
 from hires.comm.backends.mpi_backend import MpiBackend
 from hires.comm.backends.nccl import NcclBackend
@@ -26,7 +25,6 @@ BACKENDS: Registry[Callable[[World, float], Backend]] = Registry("backend")
 
 REACHES: dict[str, tuple[str, ...]] = {
     "nccl": ("cpu", "cuda"),
-    "nccl_direct": ("cpu", "cuda"),
     "null": ("cpu", "cuda", "meta", "simulated"),
 }
 """``comm.backend`` -> the kinds of device whose memory it reads and writes. Without an entry it is
@@ -53,12 +51,6 @@ def _nccl(world: World, timeout_s: float) -> Backend:
     return backend
 
 
-@BACKENDS.register("nccl_direct")
-def _nccl_direct(world: World, timeout_s: float) -> Backend:
-    _choose_interface(world)
-    return nccl_direct.join(world, timeout_s)
-
-
 @BACKENDS.register("mpi")
 def _mpi(world: World, timeout_s: float) -> Backend:
     backend = MpiBackend()
@@ -69,13 +61,6 @@ def _mpi(world: World, timeout_s: float) -> Backend:
 @BACKENDS.register("shm")
 def _shm(world: World, timeout_s: float) -> Backend:
     backend = ShmBackend()
-    backend.join(world, timeout_s)
-    return backend
-
-
-@BACKENDS.register("cma")
-def _cma(world: World, timeout_s: float) -> Backend:
-    backend = CmaBackend()
     backend.join(world, timeout_s)
     return backend
 

@@ -4,9 +4,7 @@ It has the functions of ``torch.distributed`` (:mod:`~hires.comm.backends.backen
 tensors of the host's memory. Messages and gathers travel as bytes, whatever their type. MPI has no
 sums of fp16 and bf16, so these are ours: each addition is made in fp32 and rounded, as gloo does
 it. Operations whose sizes may differ are composed of messages: a call with counts (Alltoallv) takes
-fewer numbers than it has room for, and reports nothing. Large sums that a caller waits for block
-inside the library, which is twice as fast, once all members have met
-(:mod:`~hires.comm.backends.mpi_meeting`); what only moves data takes as long when it is polled.
+fewer numbers than it has room for, and reports nothing. No call blocks inside the library.
 
 Source:
     Dalcin and Fang, "mpi4py: status update after 12 years of development", CiSE 2021; MPI 4.0,
@@ -15,18 +13,16 @@ Source:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hires.comm.backends.backend_protocol import SUM
 from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
-from hires.comm.backends.mpi_types import REDUCTIONS, reduction
+from hires.comm.backends.mpi_types import reduction
 from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
-from hires.core.errors import CommError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,15 +30,9 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2**30  # longer messages are cut: before MPI 4 a call counts to 2^31 - 1
 SUM_PIECE_BYTES, MOST_PIECES = 2**20, 64
 """A nonblocking sum of pieces takes a third less: while one is added up, another travels."""
-MEETING_BYTES = 2**18  # from here on a call that blocks makes up for the meeting before it
-
-
-class _SumCalls(NamedTuple):
-    """A sum in two ways; both are called by a thread that holds the lock."""
-
-    block: Callable[[], object]
-    """Returns when it is complete, however long that takes."""
-    begin: Callable[[], list[MPI.Request]]
+REDUCE_BYTES = 2**18
+"""From here on all ranks get the sum of a reduce: Open MPI cuts a large Ireduce into pieces of
+16 KiB, and begins the next at a poll."""
 
 
 class MpiBackend(MpiWorld):
@@ -82,19 +72,8 @@ class MpiBackend(MpiWorld):
         """Reduces a tensor in place, in the order that the library chooses."""
         among, comm = self._members(group)
         kind, operation = self._reduction(tensor.dtype, op)
-        own, given = self._mpi.IN_PLACE, self._terms_of(tensor, kind)
-        if tensor.nbytes < MEETING_BYTES:
-            with self._progress.lock:
-                requests = [comm.Iallreduce(own, one, operation) for one in given]
-            return self._end(requests, [tensor], among, "a sum", async_op)
-
-        def block() -> None:
-            for one in given:
-                comm.Allreduce(own, one, operation)
-
-        calls = _SumCalls(block, lambda: self._begin_sum(comm, tensor, kind, operation))
-        name = REDUCTIONS[op][0]
-        return self._carry(calls, tensor.nbytes, [tensor], among, "a sum", async_op, name)
+        requests = self._begin_sum(comm, tensor, kind, operation)
+        return self._end(requests, [tensor], among, "a sum", async_op)
 
     def reduce(
         self,
@@ -108,33 +87,17 @@ class MpiBackend(MpiWorld):
         among, comm = self._members(group)
         kind, operation = self._reduction(tensor.dtype, op)
         root = among.place(dst)
-        given, is_root, tensors = self._terms_of(tensor, kind), among.index == root, [tensor]
-        if tensor.nbytes < MEETING_BYTES:
-            own, result = (self._mpi.IN_PLACE, given[0]) if is_root else (given[0], None)
+        is_root, tensors = among.index == root, [tensor]
+        if tensor.nbytes < REDUCE_BYTES:
+            [given] = self._terms_of(tensor, kind)
+            own, result = (self._mpi.IN_PLACE, given) if is_root else (given, None)
             with self._progress.lock:
                 requests = [comm.Ireduce(own, result, operation, root)]
-            return self._end(requests, tensors, among, "a sum at one rank", async_op)
-        in_place = [self._mpi.IN_PLACE] * len(given) if is_root else given
-
-        def each(reduce: Callable[..., Any], terms: Sequence[Any]) -> list[Any]:
-            into = given if is_root else [None] * len(given)
-            return [reduce(*pair, operation, root) for pair in zip(terms, into, strict=True)]
-
-        def block() -> None:
-            # MPICH 4.0 ends the process where the root is in place, and not the first member.
-            copy = tensor.clone() if is_root and root else None
-            each(comm.Reduce, in_place if copy is None else self._terms_of(copy, kind))
-
-        def begin() -> list[MPI.Request]:
-            # Open MPI cuts a large Ireduce into pieces of 16 KiB, and begins the next at a poll.
+        else:
             if not is_root:
                 tensors.append(tensor.clone())  # the others keep theirs
-            return self._begin_sum(comm, tensors[-1], kind, operation)
-
-        calls = _SumCalls(block, begin)
-        return self._carry(
-            calls, tensor.nbytes, tensors, among, "a sum at one rank", async_op, (root, op)
-        )
+            requests = self._begin_sum(comm, tensors[-1], kind, operation)
+        return self._end(requests, tensors, among, "a sum at one rank", async_op)
 
     def all_gather(
         self,
@@ -197,17 +160,9 @@ class MpiBackend(MpiWorld):
         kind, operation = self._reduction(output.dtype, op)
         [given], [taken], count = self._pieces(input), self._pieces(output), output.numel()
         parts = (given, count, kind), (taken, count, kind)  # counts are those of one rank
-        if input.nbytes < MEETING_BYTES:
-            with self._progress.lock:
-                requests = [comm.Ireduce_scatter_block(*parts, operation)]
-            return self._end(requests, [input, output], among, "a reduce-scatter", async_op)
-        calls = _SumCalls(
-            lambda: comm.Reduce_scatter_block(*parts, operation),
-            lambda: [comm.Ireduce_scatter_block(*parts, operation)],
-        )
-        tensors = [input, output]
-        name = REDUCTIONS[op][0]
-        return self._carry(calls, input.nbytes, tensors, among, "a reduce-scatter", async_op, name)
+        with self._progress.lock:
+            requests = [comm.Ireduce_scatter_block(*parts, operation)]
+        return self._end(requests, [input, output], among, "a reduce-scatter", async_op)
 
     def barrier(self, group: MpiGroup | None = None, async_op: bool = False) -> MpiWork | None:
         """Waits for all ranks of a group."""
@@ -253,7 +208,8 @@ class MpiBackend(MpiWorld):
         least = tensor.nbytes // MOST_PIECES // SUM_PIECE_BYTES * SUM_PIECE_BYTES
         piece_bytes = min(PIECE_BYTES, max(SUM_PIECE_BYTES, least))
         terms = self._terms_of(tensor, kind, piece_bytes)
-        return [comm.Iallreduce(self._mpi.IN_PLACE, one, operation) for one in terms]
+        with self._progress.lock:
+            return [comm.Iallreduce(self._mpi.IN_PLACE, one, operation) for one in terms]
 
     def _sent(self, tensor: Tensor, dst: int, group: MpiGroup | None, tag: int) -> MpiWork:
         comm, place, number = self._channel(dst, group, tag)
@@ -272,45 +228,6 @@ class MpiBackend(MpiWorld):
         what, small = ("the message of rank %d with tag %d", src, tag), sizes[0] <= EAGER_BYTES
         return MpiWork(self._progress, requests, [tensor], timeout_s, what, small, sizes=sizes)
 
-    def _carry(
-        self,
-        calls: _SumCalls,
-        num_bytes: int,
-        tensors: Sequence[Tensor],
-        among: MpiGroup,
-        what: str,
-        async_op: bool,
-        agreed: object = None,
-    ) -> MpiWork | None:
-        # ``num_bytes`` are the same on all members: they meet, or none does. ``agreed``: the root
-        # or the reduction.
-        spent_s = 0.0
-        if num_bytes >= MEETING_BYTES and among.meeting is not None:
-            begin_s, facts = time.monotonic(), (what, num_bytes, tensors[0].dtype, agreed)
-            may_block = not async_op and tensors[0].is_cpu
-            try:
-                if among.meeting.together(calls.block, may_block, among.timeout_s, facts):
-                    return None
-            except CommError:
-                # The others still find this rank in the operation, as in any that is late.
-                self._begun(calls, tensors, among, what, True)
-                raise
-            spent_s = time.monotonic() - begin_s
-        return self._begun(calls, tensors, among, what, async_op, spent_s)
-
-    def _begun(
-        self,
-        calls: _SumCalls,
-        tensors: Sequence[Tensor],
-        among: MpiGroup,
-        what: str,
-        async_op: bool,
-        spent_s: float = 0.0,
-    ) -> MpiWork | None:
-        with self._progress.lock:
-            requests = calls.begin()
-        return self._end(requests, tensors, among, what, async_op, spent_s)
-
     def _end(
         self,
         requests: list[MPI.Request],
@@ -318,9 +235,8 @@ class MpiBackend(MpiWorld):
         among: MpiGroup,
         what: str,
         async_op: bool,
-        spent_s: float = 0.0,
     ) -> MpiWork | None:
-        work = MpiWork(self._progress, requests, tensors, among.timeout_s, what, spent_s=spent_s)
+        work = MpiWork(self._progress, requests, tensors, among.timeout_s, what)
         if async_op:
             return self._progress.begin(work)
         self._progress.complete(work)

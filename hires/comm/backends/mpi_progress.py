@@ -55,7 +55,7 @@ class MpiWork:
     """
 
     __slots__ = (
-        *("_progress", "_requests", "_sizes", "_spent_s", "_timeout_s", "_what"),
+        *("_progress", "_requests", "_sizes", "_timeout_s", "_what"),
         *("error", "small", "tensors"),
     )
 
@@ -67,12 +67,10 @@ class MpiWork:
         timeout_s: float,
         what: What,
         small: bool = False,
-        spent_s: float = 0.0,
         sizes: Sequence[int] = (),
     ) -> None:
         self._progress, self._requests, self.tensors = progress, requests, tensors
         self._sizes, self._timeout_s, self._what, self.small = sizes, timeout_s, what, small
-        self._spent_s = spent_s  # of its time limit
         self.error: Exception | None = None
         """The first of MPI, once no request is under way."""
 
@@ -140,7 +138,7 @@ class MpiWork:
             return True
         with self._progress:
             busy_s = sum(tensor.nbytes for tensor in self.tensors) / LEAST_BYTES_PER_S
-            if not poll(self.is_completed, timeout_s - self._spent_s, SPINS, busy_s):
+            if not poll(self.is_completed, timeout_s, SPINS, busy_s):
                 raise self._failed() or PeerError(f"{self._words} took over {timeout_s:g} s")
         return True
 
@@ -164,8 +162,6 @@ class Progress:
         self._moved_s = 0.0  # when a message last began or ended
         self._sleeps = self._closed = False
         self._waits: list[None] = []  # one for each thread that polls, so that this one need not
-        self.blocks = False
-        """Whether a thread of this rank is about to make a call that blocks, or is in it."""
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
         self._thread.start()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import functools
 import threading
-import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend_protocol import (
-    JOINT_TAG,
-    MEETING_TAG,
-    RESERVED_TAGS,
-    TAGS,
-    Members,
-)
+from hires.comm.backends.backend_protocol import MEETING_TAG, RESERVED_TAGS, TAGS, Members
 from hires.comm.backends.composed import Composed
-from hires.comm.backends.mpi_meeting import MpiMeeting
 from hires.comm.backends.mpi_progress import Progress
 from hires.comm.backends.mpi_types import HALVES, SMALL
-from hires.comm.backends.rank_cores import have_a_core_each
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
@@ -52,7 +43,6 @@ class MpiGroup(Members):
     """Some ranks in ascending order; no communicator where this rank is not one of them."""
 
     comm: MPI.Intracomm | None
-    meeting: MpiMeeting | None = None
 
 
 class MpiWorld(Composed):
@@ -60,7 +50,6 @@ class MpiWorld(Composed):
 
     def __init__(self) -> None:
         self._joined = False
-        self._meetings: weakref.WeakSet[MpiMeeting] = weakref.WeakSet()
 
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; CommError: mpi4py finds no library, or not that of the launcher."""
@@ -83,15 +72,13 @@ class MpiWorld(Composed):
         self._num_tags = min((every.Get_attr(mpi.TAG_UB) or 32767) + 1, TAGS)
         # To look for a message that is never sent moves all requests on.
         unused, collectives = every.Dup(), every.Dup()
-        # A library that waits keeps its core, which ranks that share it would miss.
-        self._may_block = have_a_core_each(mpi, every)
         self._gpus = mpi_library.gpu_support(mpi)
         begin: Callable[[], object] = int
         if self._gpus.messages and torch.cuda.is_available():
             begin = functools.partial(torch.cuda.set_device, torch.cuda.current_device())
         self._progress = Progress(lambda: unused.Iprobe(world.rank, 0), begin)
         self._progress.status, self._progress.truncated = mpi.Status(), mpi.ERR_TRUNCATE
-        self._all = self._opened([*range(world.size)], world.rank, timeout_s, collectives)
+        self._all = MpiGroup([*range(world.size)], world.rank, timeout_s, collectives)
 
     @property
     def calls(self) -> threading.Lock:
@@ -104,8 +91,6 @@ class MpiWorld(Composed):
 
     def destroy_process_group(self) -> None:
         """Leaves the world; all ranks do. One that fails calls :meth:`abort`."""
-        for meeting in self._meetings:
-            meeting.close()
         self.abort()
         mpi_library.end(self._mpi)
 
@@ -150,28 +135,11 @@ class MpiWorld(Composed):
         with self._progress.lock:
             group = self._mpi.COMM_WORLD.Get_group().Incl(ranks)
             comm = self._mpi.COMM_WORLD.Create_group(group)
-        return self._opened(ranks, ranks.index(self._rank), timeout_s, comm)
-
-    def _opened(
-        self, ranks: list[int], index: int, timeout_s: float, comm: MPI.Intracomm
-    ) -> MpiGroup:
-        # With one member that may never block a meeting would be in vain: the group has none.
-        may_block = bytearray([self._may_block])
-        with self._progress.lock:
-            comm.Allreduce(self._mpi.IN_PLACE, [may_block, self._mpi.BYTE], self._mpi.BAND)
-        if not may_block[0]:
-            return MpiGroup(ranks, index, timeout_s, comm)
-        first_tag = JOINT_TAG - (TAGS - self._num_tags)
-        meeting = MpiMeeting(self._mpi, comm, first_tag, self._progress)
-        self._meetings.add(meeting)
-        return MpiGroup(ranks, index, timeout_s, comm, meeting)
+        return MpiGroup(ranks, ranks.index(self._rank), timeout_s, comm)
 
     def destroy_group(self, group: MpiGroup) -> None:
         """Frees a communicator; all its members do, and MPI ends what is under way there first."""
         comm, group.comm = group.comm, None
-        if group.meeting is not None and self._joined:
-            group.meeting.close()
-            self._meetings.discard(group.meeting)
         if comm is not None and self._joined:
             with self._progress.lock:
                 comm.Free()

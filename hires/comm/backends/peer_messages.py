@@ -4,11 +4,8 @@ Short ones are copied into a ring at once (:mod:`hires.comm.backends.rings`). A 
 announced, and moves when its receive is posted, so no rank holds more of others' messages than
 short ones:
 
-    by cells (shm)   sender    announce 7            bytes of 7 . bytes of 7
-                     receiver            accept 7                            done
-
-    by reading (cma) sender    announce 7                          done
-                     receiver            read its memory . ended 7
+    sender    announce 7            bytes of 7 . bytes of 7
+    receiver            accept 7                            done
 
 What comes before its receive is posted is kept. A rank answers inside its own calls and, if it has
 open messages, in a helper thread while it computes; that sleeps until it is needed.
@@ -22,7 +19,6 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,15 +30,13 @@ from hires.comm.backends.host_memory import copy
 from hires.comm.backends.rings import ASLEEP, LOOKING, NONE, Record, Rings
 from hires.core.errors import CommError, EndedError, PeerError
 
-SHORT, ANNOUNCE, ACCEPT, BYTES, ENDED, REFUSED = range(1, 7)
-"""Kinds of records: a whole message; a long one; its receive is posted; its bytes; it was read; its
-receive has another size."""
+SHORT, ANNOUNCE, ACCEPT, BYTES, REFUSED = range(1, 6)
+"""Kinds of records: a whole message; a long one; its receive is posted; its bytes; its receive has
+another size."""
 _CLOSE_S = 2.0
 _HELPER_S = 5.0  # longest sleep of a helper
 
 _T = TypeVar("_T")
-Pull = Callable[[int, int, int, int], None]
-"""Copies from another rank's memory: (rank, address here, address there, bytes)."""
 
 
 class PeerMessage:
@@ -106,10 +100,10 @@ class _Unexpected:
 
 
 class PeerMessages:
-    """The messages of a rank. ``pull`` reads other ranks' memory; None: bytes pass by cells."""
+    """The messages of a rank."""
 
-    def __init__(self, rings: Rings, pull: Pull | None = None) -> None:
-        self._rings, self._pull, self._counters = rings, pull, rings.counters
+    def __init__(self, rings: Rings) -> None:
+        self._rings, self._counters = rings, rings.counters
         self._lock = threading.Lock()  # of all that follows
         self._waiter = threading.Lock()  # of the one thread that waits
         self._posted: dict[tuple[int, int, int], deque[PeerMessage]] = defaultdict(deque)
@@ -254,8 +248,6 @@ class PeerMessages:
             message = self._sending.pop(record.number)
             message.moved = 0
             self._outgoing[source].append(message)
-        elif record.kind == ENDED:
-            self._sending.pop(record.number).end()
         elif record.kind == REFUSED:
             message = self._sending.pop(record.number)
             message.end(PeerError(f"{message} is received as {record.size} bytes"))
@@ -285,17 +277,10 @@ class PeerMessages:
             begin = record.bytes_at if content is None else content.data_ptr()
             copy(message.address, begin, record.size)
             message.end()
-        elif self._pull is None:
+        else:
             message.moved = 0
             self._receiving[source, record.number] = message
             self._answer(source, ACCEPT, record.number)
-        else:
-            try:
-                self._pull(source, message.address, record.address, message.size)
-                message.end()
-            except OSError as error:
-                message.end(CommError(f"{message} cannot be read: {error.strerror}"))
-            self._answer(source, ENDED, record.number)
 
     def _answer(self, target: int, kind: int, number: int, size: int = 0) -> None:
         self._outgoing[target].append(Record(kind, number, size))
@@ -333,7 +318,7 @@ class PeerMessages:
             return Record(SHORT, 0, first.size, first.key, first.tag)
         first.number = next(self._numbers)
         self._sending[first.number] = first
-        return Record(ANNOUNCE, first.number, first.size, first.key, first.tag, first.address)
+        return Record(ANNOUNCE, first.number, first.size, first.key, first.tag)
 
 
 def _first(queues: dict[tuple[int, int, int], deque[_T]], place: tuple[int, int, int]) -> _T:

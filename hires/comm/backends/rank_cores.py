@@ -12,27 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-_MASK_BYTES = 1024  # a bit for each of 8192 cores, as many as Linux has
 
 
 def of_ranks(exchange: Callable[[str], list[str]]) -> bool:
     """Whether all ranks of this machine have one; ``exchange`` returns the texts of all of them."""
     return enough([int(text, 16) for text in exchange(f"{_mask():x}")])
-
-
-def have_a_core_each(mpi: Any, every: MPI.Intracomm) -> bool:
-    """The same for all ranks of an MPI, which call it together: those of each machine agree."""
-    machine = every.Split_type(mpi.COMM_TYPE_SHARED)
-    own, taken = _mask().to_bytes(_MASK_BYTES, "little"), bytearray(_MASK_BYTES * machine.size)
-    machine.Allgather([own, mpi.BYTE], [taken, mpi.BYTE])
-    machine.Free()
-    begins = range(0, len(taken), _MASK_BYTES)
-    return enough([int.from_bytes(taken[i : i + _MASK_BYTES], "little") for i in begins])
 
 
 def enough(masks: Sequence[int]) -> bool:
@@ -51,5 +35,5 @@ def enough(masks: Sequence[int]) -> bool:
 def _mask() -> int:
     # Systems without affinity, as macOS, let a process use all cores.
     if hasattr(os, "sched_getaffinity"):
-        return sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * _MASK_BYTES)
+        return sum(1 << core for core in os.sched_getaffinity(0))
     return (1 << (os.cpu_count() or 1)) - 1

@@ -28,7 +28,7 @@ CELLS = 8  # of a ring
 CELL_BYTES = 2**15
 ALL_CELLS_BYTES = 2**26
 """Memory for the cells of a world."""
-_NUMBERS = 6  # of a record, in the line before the bytes
+_NUMBERS = 5  # of a record, in the line before the bytes
 NONE, ASLEEP, LOOKING = 0, 1, 2
 """Values of the waiter's word."""
 
@@ -42,10 +42,8 @@ class Record(NamedTuple):
     size: int = 0
     key: int = 0
     tag: int = 0
-    address: int = 0
-    """Where the bytes of the message lie in its sender's memory."""
     bytes_at: int = 0
-    """Where those of the cell lie in this rank's."""
+    """Where the bytes of the cell lie in this rank's memory."""
 
 
 class Rings:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from hires.comm.backends import counters
-from hires.comm.backends.attach import PeerMemory
 from hires.comm.backends.counters import Counters
 from hires.comm.backends.host_memory import copy
 from hires.core.errors import PeerError
@@ -61,18 +60,6 @@ class SharedMemory:
 
         CommError: a rank did not come, or gives another number of bytes; all ranks raise that one.
         """
-        gathered, sizes = self._gather(tensor)
-        for rank, num_bytes in zip(self._ranks, sizes, strict=True):
-            if num_bytes != sizes[0]:
-                raise PeerError(
-                    f"rank {rank} gathers {num_bytes} bytes where rank {self._ranks[0]} gathers "
-                    f"{sizes[0]}"
-                )
-        return gathered
-
-    def _gather(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
-        # The tensors of all ranks as far as they are as long as this one's, and their bytes.
-        #
         # Two slots are enough: a rank that writes gather k + 2 has seen all members in gather
         # k + 1, so all have read k, and no slot is overwritten unread.
         #
@@ -85,11 +72,18 @@ class SharedMemory:
         self._counters.note(self._index, number, size)
         self._counters.arrive(self._arrived, number)
         self._counters.meet(self._arrived, number, "a gather")
+        sizes = [self._counters.noted(member, number) for member in self._arrived]
+        for rank, num_bytes in zip(self._ranks, sizes, strict=True):
+            if num_bytes != sizes[0]:
+                raise PeerError(
+                    f"rank {rank} gathers {num_bytes} bytes where rank {self._ranks[0]} gathers "
+                    f"{sizes[0]}"
+                )
         gathered = given.new_empty((self._num_ranks, *given.shape))
         place = gathered.data_ptr()
         for member in self._arrived:
             copy(place + member * size, slots + member * GATHER_BYTES, size)
-        return gathered, [self._counters.noted(member, number) for member in self._arrived]
+        return gathered
 
     # Message k from s to t:
     #
@@ -125,12 +119,6 @@ class SharedMemory:
             self._counters.wake(source)
 
         return receive
-
-    def peers(self) -> PeerMemory | None:
-        """Returns the members' own memory; None where they may not read each other's."""
-        # It compares what the ranks call itself, also where they give different numbers of tensors.
-        peers = PeerMemory(lambda tensor: self._gather(tensor)[0], self._index, self._ranks)
-        return peers if peers.works else None
 
     def _slot(self, pair: int, number: int) -> int:
         return self._mail + (pair * SLOTS + number % SLOTS) * self.mail_bytes

@@ -20,7 +20,7 @@ from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, r
 from hires.comm.backends.backend_protocol import SUM, Members
 from hires.comm.backends.composed import rows_of
 from hires.comm.backends.fifo import Fifo, FifoWork
-from hires.comm.backends.peer_messages import PeerMessage, PeerMessages, Pull
+from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
 from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
 from hires.core.ranks.world import World
@@ -63,11 +63,7 @@ class ShmBackend:
         self._all = self._group([*range(world.size)], timeout_s)
         memory = self._share(self._all, "messages", rings.num_bytes(world.size))
         places = Rings(memory, world.size, world.rank, timeout_s, self._spins)
-        self._messages = PeerMessages(places, self.pull(self._all))
-
-    def pull(self, among: ShmGroup) -> Pull | None:
-        """Returns what reads other ranks' memory; None: nothing does."""
-        return None
+        self._messages = PeerMessages(places)
 
     def is_initialized(self) -> bool:
         """Whether this rank is part of the world."""
@@ -129,7 +125,7 @@ class ShmBackend:
     ) -> FifoWork | None:
         """Reduces a tensor in place."""
         among = self.members(group)
-        return self._begin(among, async_op, [tensor], self.reduce_in, among, tensor, op, True)
+        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, op, True)
 
     def reduce(
         self,
@@ -142,7 +138,7 @@ class ShmBackend:
         """Reduces a tensor into that of a rank."""
         among = self.members(group)
         takes = among.place(dst) == among.index
-        return self._begin(among, async_op, [tensor], self.reduce_in, among, tensor, op, takes)
+        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, op, takes)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: ShmGroup | None = None, async_op: bool = False
@@ -152,7 +148,7 @@ class ShmBackend:
         root, taken = among.place(src), _none(among)
         given = tensor if among.index == root else None
         taken[root] = None if among.index == root else tensor
-        return self._begin(among, async_op, [tensor], self.share_in, among, given, taken)
+        return self._begin(among, async_op, [tensor], Rounds.share, given, taken)
 
     def all_gather(
         self,
@@ -163,7 +159,7 @@ class ShmBackend:
     ) -> FifoWork | None:
         """Fills a tensor for each rank."""
         among = self.members(group)
-        return self._begin(among, async_op, tensor_list, self.share_in, among, tensor, tensor_list)
+        return self._begin(among, async_op, tensor_list, Rounds.share, tensor, tensor_list)
 
     def all_gather_into_tensor(
         self,
@@ -175,9 +171,7 @@ class ShmBackend:
         """Fills a tensor with those of all ranks."""
         among = self.members(group)
         parts = [*output_tensor.view(len(among.ranks), -1).unbind(0)]
-        return self._begin(
-            among, async_op, [output_tensor], self.share_in, among, input_tensor, parts
-        )
+        return self._begin(among, async_op, [output_tensor], Rounds.share, input_tensor, parts)
 
     def reduce_scatter(
         self,
@@ -189,9 +183,7 @@ class ShmBackend:
     ) -> FifoWork | None:
         """Reduces one tensor for each rank."""
         among = self.members(group)
-        return self._begin(
-            among, async_op, [output], self.reduce_scatter_in, among, output, input_list, op
-        )
+        return self._begin(among, async_op, [output], Rounds.reduce_scatter, output, input_list, op)
 
     def reduce_scatter_tensor(
         self,
@@ -214,7 +206,7 @@ class ShmBackend:
     ) -> FifoWork | None:
         """Sends one tensor to each rank, and fills one from each."""
         among, taken = self.members(group), output_tensor_list
-        return self._begin(among, async_op, taken, self.deal_in, among, input_tensor_list, taken)
+        return self._begin(among, async_op, taken, Rounds.deal, input_tensor_list, taken)
 
     def all_to_all_single(
         self,
@@ -244,9 +236,7 @@ class ShmBackend:
         """Fills one tensor for each rank, on one rank."""
         among = self.members(group)
         taken = (gather_list or ()) if among.place(dst) == among.index else _none(among)
-        return self._begin(
-            among, async_op, gather_list or [tensor], self.share_in, among, tensor, taken
-        )
+        return self._begin(among, async_op, gather_list or [tensor], Rounds.share, tensor, taken)
 
     def scatter(
         self,
@@ -261,36 +251,12 @@ class ShmBackend:
         root = among.place(src)
         taken[root] = tensor
         given = (scatter_list or ()) if root == among.index else _none(among)
-        return self._begin(among, async_op, [tensor], self.deal_in, among, given, taken)
+        return self._begin(among, async_op, [tensor], Rounds.deal, given, taken)
 
     def barrier(self, group: ShmGroup | None = None, async_op: bool = False) -> FifoWork | None:
         """Waits for all ranks of a group."""
         among = self.members(group)
-        return self._begin(among, async_op, (), among.require_rounds().barrier)
-
-    # How the operations run; one that reads other ranks' memory replaces these four.
-
-    def share_in(
-        self, among: ShmGroup, given: Tensor | None, taken: Sequence[Tensor | None]
-    ) -> None:
-        """Gives all ranks one tensor, or none, and fills one from each."""
-        among.require_rounds().share(given, taken)
-
-    def deal_in(
-        self, among: ShmGroup, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
-    ) -> None:
-        """Gives each rank its tensor, and fills one from each."""
-        among.require_rounds().deal(given, taken)
-
-    def reduce_in(self, among: ShmGroup, tensor: Tensor, op: Any, takes: bool) -> None:
-        """Reduces a tensor over all ranks, in place; ``takes``: this one needs the result."""
-        among.require_rounds().reduce(tensor, op, takes)
-
-    def reduce_scatter_in(
-        self, among: ShmGroup, output: Tensor, given: Sequence[Tensor], op: Any
-    ) -> None:
-        """Gives each rank its term, and reduces those of all."""
-        among.require_rounds().reduce_scatter(output, given, op)
+        return self._begin(among, async_op, (), Rounds.barrier)
 
     def _begin(
         self,
@@ -338,8 +304,9 @@ def _kind_of(*facts: Any) -> int:
 
 
 def _run(among: ShmGroup, kind: int, call: Callable[..., None], args: Sequence[Any]) -> None:
-    among.require_rounds().kind = kind
-    call(*args)
+    memory = among.require_rounds()
+    memory.kind = kind
+    call(memory, *args)
 
 
 def _none(among: ShmGroup) -> list[Tensor | None]:

@@ -21,13 +21,12 @@ from hires.core.precisions import HALF
 class CommConfig(Section, key="comm"):
     """``comm=NAME``: how ranks communicate."""
 
-    backend: str = choice("auto", ("auto", "gloo", "nccl", "mpi", "shm", "cma", "nccl_direct"))
+    backend: str = choice("auto", ("auto", "gloo", "nccl", "mpi", "shm"))
     """Transport of every message: ``gloo`` (beside GPUs through the host's memory), ``nccl`` (from
     GPU to GPU, one rank on each; barriers and agreements still go through gloo), ``mpi`` (the MPI
     whose launcher starts the ranks, also through the host's memory), ``shm`` (memory that the ranks
-    of one machine share), ``cma`` (ranks of one machine read each other's memory), ``nccl_direct``
-    (NCCL without torch's process groups; it has never run on a GPU) or ``auto``: ``nccl`` for
-    ``device=cuda`` if every rank has a GPU of its own, else ``gloo``."""
+    of one machine share) or ``auto``: ``nccl`` for ``device=cuda`` if every rank has a GPU of its
+    own, else ``gloo``."""
     table: str = cosmetic("default")
     """Tuning table: which backend and algorithm carries a message, by operation, ranks, device,
     type and size. ``default`` ships with hires (memory of one machine for small messages and sums,

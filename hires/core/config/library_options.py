@@ -28,7 +28,7 @@ from hires.core.units import parse_size
 MPI_LIBRARIES = ("openmpi", "mpich", "mvapich")
 LIBRARIES = (*MPI_LIBRARIES, "nccl")
 """What has options; the first three are words of ``launcher.mpi``."""
-_OF_BACKEND = {"nccl": ("nccl",), "nccl_direct": ("nccl",)}
+_OF_BACKEND = {"nccl": ("nccl",)}
 _KINDS = {
     "switch": "true or false",
     "size": "a size, as 64KiB",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import stat
 import tempfile
 import time
@@ -25,6 +26,11 @@ _SPARE_BYTES = 2**24
 """Left to other programs, or an eighth of a file system that is small."""
 _YOUNG_S = 60.0
 """A file that is younger may not have been locked yet."""
+
+
+def is_supported() -> bool:
+    """Whether other cores of this machine see writes in the order in which they were made."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def folder() -> Path:
@@ -97,5 +103,5 @@ def _no_room(num_bytes: int, what: str, why: str) -> RunError:
     return RunError(
         f"{what} needs {size(num_bytes)} of shared memory in {folder()}: {why}; free some there, "
         f"make it larger (of a container: --shm-size), or do without it: "
-        f"comm.shared_memory=false, and a backend other than shm and cma"
+        f"comm.shared_memory=false, and a backend other than shm"
     )

@@ -31,8 +31,6 @@ BACKENDS = {
     "mpi": (RENDEZVOUS, MAILBOXES),
     "nccl": (SEPARATE,),
     "shm": (RENDEZVOUS, MAILBOXES),
-    "cma": (RENDEZVOUS, MAILBOXES),
-    "nccl_direct": (SEPARATE,),
 }
 """How messages meet where one backend carries all of them, or all but small halos."""
 

@@ -106,9 +106,9 @@ def test_backend_decides_which_verdict_is_an_error():
     plan.schedule[0] = [plan.schedule[0][i] for i in (1, 0, 2, 3, 4, 5, 6, 7)]
     [note] = verify(plan)
     assert (note.severity, note.key) == ("note", "comm.backend")
-    assert note.text.startswith("nccl and nccl_direct could not run it: rank 0 sends ")
+    assert note.text.startswith("nccl could not run it: rank 0 sends ")
     plan.backend = "nccl"
-    text = note.text.removeprefix("nccl and nccl_direct could not run it: ")
+    text = note.text.removeprefix("nccl could not run it: ")
     assert verify(plan)[0] == Finding("error", "parallel", text)
 
 

@@ -1,1 +1,0 @@
-"""Algorithms that carry out one operation as several of a backend."""
