@@ -24,7 +24,6 @@ VERBS = {
     "compare": "tell whether B is better or worse than A; exit code 4 if it is worse",
     "export": "write runs as CSV files, or a trained network as ONNX",
     "weights": "list the weights of a run or file, or make a file of them for a network",
-    "index": "rebuild the index of all attempts that have ended from the run folders",
     "status": "show the state of runs: step, speed, memory, and why one waits or failed",
     "logs": "print the logs of a run's ranks, merged by time",
     "retry": "run failed and lost points again as their next attempt: same config, plan and folder",

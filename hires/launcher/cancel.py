@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import write_cancelled
 from hires.core.store.files import write_atomically
-from hires.core.store.run_index import write_cancelled
 from hires.launcher.interface import cancel_jobs
 from hires.launcher.status.run_state import PENDING, RUNNING, RunState
 

@@ -132,7 +132,6 @@ def command_lines(run: Path) -> dict[str, tuple[str, ...]]:
         "show --diff": ("show", folder, "--diff", folder),
         "show good": ("show", "good/" + run.name),
         "logs": ("logs", folder),
-        "index": ("index",),
         "compare": ("compare", "good", "bad"),
         "compare back": ("compare", "bad", "good", "--json"),
         "dry run": ("run", *RUN_WORDS, "--dry-run"),

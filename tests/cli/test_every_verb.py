@@ -37,7 +37,6 @@ GOOD = {
     "compare": ("RUN", "RUN"),
     "export": ("--to", "csv", "--out", "out"),
     "weights": ("show", "w.safetensors"),
-    "index": (),
     "status": (),
     "list": ("runs",),
     "data": ("make", "d", "--classes", "2", "--count", "2", "--size", "16"),

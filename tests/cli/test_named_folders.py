@@ -13,7 +13,6 @@ WORDS = {
     "bench": ["layouts"],
     "compare": ["a", "b"],
     "export": ["a", "--to", "csv"],
-    "index": [],
 }
 
 

@@ -241,25 +241,6 @@ def test_callback_that_fails_stops_the_ranks(fake_world, launch):
     assert exit_json(run)["state"] == "failed"
 
 
-def test_end_adds_a_line_to_the_index_which_is_never_in_the_way(fake_world, launch, caplog):
-    launch(fake_world("ok", "ok"))
-    run = fake_world("raise", steps=4)
-    launch(run)
-    index = run.path.parent.parent / "index.jsonl"
-    done, failed = (json.loads(line) for line in index.read_text().splitlines())
-    assert (done["campaign"], done["attempt"], done["config"]["steps"]) == ("default", 0, 3)
-    assert done["record"]["throughput"]["samples"] == 2
-    assert "told to fail" in failed["exit"]["cause"]
-    copy = run.path.parent.parent / "elsewhere" / "copy"
-    shutil.copytree(run.path, copy)
-    local_launcher.leave(copy, 0, "cancelled", "nobody wanted it")
-    assert len(index.read_text().splitlines()) == 2  # a copy lies beside other runs
-    index.unlink()
-    index.mkdir()
-    assert launch(fake_world("ok")).state == "done"
-    assert "index.jsonl" in caplog.text
-
-
 def gone(pids: list[int]) -> bool:
     until(lambda: not alive(pids), patience_s=30.0)
     return True

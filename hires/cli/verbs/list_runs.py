@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.choices import config_keys, groups
@@ -22,7 +21,7 @@ from hires.report.columns import Column, Row, safe_csv, table_of
 from hires.report.compare.metrics import METRICS
 from hires.report.read.plain_values import dig, same_value, value_text
 from hires.report.read.rows import RUN_COLUMNS, run_row
-from hires.report.read.runs import Run, runs_of
+from hires.report.read.runs import Run, read_runs
 
 _SHOWN = (
     Column("hash", "run"),
@@ -103,9 +102,9 @@ def list_runs(args: Any) -> int:
     if args.where is not None:
         where = Expression(args.where, {*names, "model.args."}, gaps=True)
     paths = select([] if args.campaign is None else [args.campaign], args.results).paths
-    runs, notes = runs_of(Path(args.results), paths)
+    runs = read_runs(paths)
     add_live_states(runs)
-    notes += [note for run in runs for note in run.notes]
+    notes = [note for run in runs for note in run.notes]
     rows = [RunRow(run, run_row(run)) for run in runs]
     if where is not None:
         rows, more = _filtered(rows, where)

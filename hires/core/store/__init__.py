@@ -5,7 +5,7 @@ reading       JSON, YAML, JSON lines: raises, or collects notes; regular files o
 files         atomic writes, one-write appends, locks, errors of full disks
 attempts      Attempt: what the files of one attempt hold; begins attempts
 records       appends events and metrics; reads config, plan and record; builds the record
-run_index     writes exit.json, and index.jsonl of all results
+ends          writes exit.json
 frozen        what a run was planned from, and what was edited since
 built_network  what a network of the user's holds once it is built
 rundir        makes and opens run folders, and locates the run that a user names

@@ -1,6 +1,6 @@
 """Names every file of a folder of results, and the size up to which readers open it.
 
-    results/                       index.jsonl
+    results/
       <campaign>/                  campaign.json
         <slug>-<hash8>/            config.yaml plan.json launch.sh planned.json record.json
                                    frozen.json choice.json job.sbatch job.log (Slurm)
@@ -26,8 +26,6 @@ StrPath = str | os.PathLike[str]
 exists, is_file, is_dir = os.path.exists, os.path.isfile, os.path.isdir
 
 # In the folder of all results, and in that of a campaign.
-INDEX = "index.jsonl"
-INDEX_LOCK = ".index.lock"
 CAMPAIGN = "campaign.json"
 SWEEP_LOCK = ".sweep.lock"
 SUBMIT_LOCK = ".submit.lock"
@@ -100,7 +98,6 @@ MAX_BYTES = {
     CHECKPOINT: 128 * MIB,
     EVENTS: 128 * MIB,
     CAMPAIGN: 64 * MIB,
-    INDEX: 512 * MIB,
     POINTS: 64 * MIB,
     CALIBRATION: 64 * MIB,
     f".{MESSAGES}": 64 * MIB,

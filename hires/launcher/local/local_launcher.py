@@ -8,16 +8,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hires.core import units
 from hires.core.errors import ConfigError, EditedError, RunError
 from hires.core.ranks import ports
 from hires.core.store import attempts, edits, file_names, frozen, provenance, records, trust
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import write_exit
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import printable
-from hires.core.store.run_index import write_exit
 from hires.launcher.interface import OnLine, Outcome, launcher_of
 from hires.launcher.ranks.places import RankPlaces
 from hires.launcher.ranks.rank_group import Launch
@@ -150,12 +149,10 @@ def _run(job: Launch, interrupts: Interrupts) -> Outcome:
 
 def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) -> Outcome:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
-    record: dict[str, Any] | None = None
     if end.state == "failed" and own.is_cancelled:
         end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
     try:
         if measured:
-            record = {}
             record = records.finish(own.run, own.number, end.state, end.cause)
             end = replace(end, state=record["state"], cause=record["cause"])
     except RunError as error:
@@ -164,7 +161,7 @@ def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) 
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     facts = {"state": end.state, "cause": end.cause, "reason": end.reason, "started": started}
     try:
-        write_exit(own.run, own.number, record, {**facts, "exit_codes": end.exit_codes})
+        write_exit(own.run, own.number, {**facts, "exit_codes": end.exit_codes})
     except RunError as error:
         end = _failed_too(end, str(error))
     # A rank that cannot even log does not say that the disk is full.

@@ -27,9 +27,9 @@ from hires.core.errors import RunError
 from hires.core.ranks.heartbeat import clock_ahead_s, heartbeats, last_sign
 from hires.core.store import campaign, checkpoints, file_names, provenance, reading, rundir
 from hires.core.store.attempts import Attempt, latest
+from hires.core.store.ends import write_cancelled
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import other_schema
-from hires.core.store.run_index import write_cancelled
 from hires.launcher import interface
 from hires.launcher.end_reasons import JOB_ENDS, restarts
 from hires.launcher.interface import ENDED, GONE, PENDING, RUNNING, UNKNOWN, JobStatus

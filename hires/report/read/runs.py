@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import StepSpans
-from hires.core.store import file_names, reading, run_index
+from hires.core.store import file_names, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.naming import COSMETIC, SCHEMA
 from hires.core.store.reading import Note, Values, text
@@ -230,70 +230,6 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
         for folder, tail in tails.items():
             labels[folder] = text("/".join(tail), _MAX_NAME * min(len(tail), 4)) or "?"
     return labels
-
-
-def runs_of(results: Path, paths: Sequence[Path]) -> tuple[list[Run], list[Note]]:
-    """Returns some runs without their samples, ranks and messages, and what is wrong.
-
-    A line of the index of ``results`` counts if it is of the latest attempt, and its files have
-    not changed; other runs are read in their folders.
-    """
-    runs: list[Run] = []
-    notes: list[Note] = []
-    lines = run_index.lines_of(results, notes)
-    missing = 0
-    for path in paths:
-        run = _from_lines(path, lines)
-        if run is None:
-            run = read_run(path)
-            # Of a damaged run the index holds no line, and its own notes say why.
-            missing += bool(run.last and run.last.exit and not run.notes)
-        runs.append(run)
-    if missing:
-        words, them = f"{missing} runs that have ended are", "them"
-        if missing == 1:
-            words, them = "1 run that has ended is", "it"
-        why = f"{words} not in the index, or changed since: `hires index` adds {them}"
-        notes.append(Note(run_index.FILE, why))
-    return runs, notes
-
-
-def rebuild_index(results: Path, paths: Sequence[Path]) -> tuple[int, list[Note]]:
-    """Writes the index of ``results`` anew from all its run folders; RunError: it cannot.
-
-    Returns how many attempts it holds, and what could not be read: lists are to name that, too, so
-    a run with notes has no line.
-    """
-    runs = [read_run(path) for path in paths]
-    lines = [
-        run_index.entry(run.path, one.number, run.config, one.record, one.exit)
-        for run in runs
-        for one in run.attempts
-        if one.exit and not run.notes
-    ]
-    run_index.replace(results, lines)
-    return len(lines), [note for run in runs for note in run.notes]
-
-
-def _from_lines(path: Path, lines: Mapping[run_index.Key, Values]) -> Run | None:
-    """Returns a run from its lines of the index; None if its folder must be read."""
-    numbers = file_names.attempt_numbers(path)
-    keys = {number: (path.parent.name, path.name, number) for number in numbers}
-    attempts = []
-    for number in (number for number in numbers if keys[number] in lines):
-        files = {name: lines[keys[number]].get(name) for name in ("exit", "record")}
-        held = {name: v if isinstance(v, dict) else {} for name, v in files.items()}
-        attempts.append(Attempt(path, number, held={"env": {}, **held}))
-    if not attempts or attempts[-1].number != numbers[-1]:
-        return None
-    last, config = attempts[-1], lines[keys[numbers[-1]]].get("config")
-    done = [attempt for attempt in attempts if attempt.record.get("state") == "done"]
-    if not isinstance(config, dict) or (last not in done and len(attempts) < len(numbers)):
-        return None  # an attempt that the index lacks may be the complete one
-    shown = (done or [last])[-1]
-    if any(run_index.has_changed(path, lines[keys[a.number]], a is shown) for a in attempts):
-        return None
-    return Run(path, config, attempts, shown.record)
 
 
 def end_of(values: Values) -> End:

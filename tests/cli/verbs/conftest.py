@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hires.core.store import frozen, records
-from hires.core.store.run_index import write_exit
+from hires.core.store.ends import write_exit
 from hires.launcher.local.local_launcher import Outcome
 from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.plan import Plan
@@ -50,7 +50,7 @@ def ranks(monkeypatch, traced):
         auto["min_max_noise"] = seen.min_max_noise
         scales = Scales(*facts, values, ranges, noise=noise, source=key, **auto)
         write_scales(path / f"a{attempt}" / "scales.json", scales)
-        write_exit(path, attempt, None, {"state": "done", "cause": None, "exit_codes": {0: 0}})
+        write_exit(path, attempt, {"state": "done", "cause": None, "exit_codes": {0: 0}})
         return Outcome("done", None, {0: 0}, [])
 
     monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)

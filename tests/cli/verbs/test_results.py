@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.store import run_index
 from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.report_runs import report_run
 from tests.helpers.run_folders import make_run
@@ -81,7 +80,7 @@ def test_mistakes_of_a_list_end_with_2(hires, words, told):
 
 
 @pytest.mark.usefixtures("runs")
-def test_runs_are_sorted_and_written_as_csv_and_an_index(hires):
+def test_runs_are_sorted_and_written_as_csv(hires):
     assert listed(hires, "--sort", "throughput")[:2] == [SMALL, LARGE]
     assert listed(hires, "--sort=-throughput")[:2] == [LARGE, SMALL]
     assert listed(hires, "--sort", "batch", "--campaign", "other") == [FAILED]
@@ -89,12 +88,6 @@ def test_runs_are_sorted_and_written_as_csv_and_an_index(hires):
     assert {row["state"] for row in rows} == {"done", "failed", "pending"}
     answer = hires("list", "runs", "--where", "image < 100")
     assert "--where: 1 runs left out" in answer.err  # of which it makes no sense
-    before = listed(hires)
-    assert "3 runs that have ended are not in the index" in hires("list", "runs").err
-    assert hires("index").out == "results/index.jsonl: 3 attempts of 4 runs\n"
-    assert hires("list", "runs").err == ""
-    assert listed(hires) == before
-    assert len((RESULTS / run_index.FILE).read_text().splitlines()) == 3
 
 
 @pytest.fixture(scope="module")

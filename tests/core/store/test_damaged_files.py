@@ -24,6 +24,7 @@ from hires.core.store import (
     checkpoints,
     choice_file,
     edits,
+    ends,
     file_names,
     files,
     frozen,
@@ -31,7 +32,6 @@ from hires.core.store import (
     network_weights,
     reading,
     records,
-    run_index,
     rundir,
 )
 from hires.core.store.attempts import Attempt
@@ -63,7 +63,6 @@ NOTED: dict[str, Read] = {
     file_names.EVALUATION: plainly(reading.read_json, "a0/evaluation.json"),
     file_names.EVENTS: of_attempt("events"),
     file_names.EXIT: of_attempt("exit"),
-    file_names.INDEX: plainly(reading.read_lines, "../../index.jsonl"),
     file_names.JOB: of_attempt("job"),
     file_names.MESSAGES: lambda run, notes: [*message_entries.read(run / "a0", notes)],
     file_names.METRICS: of_attempt("metrics"),
@@ -86,7 +85,6 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     file_names.EVENTS: (lambda run: Attempt(run, 0).launched, lambda run: heartbeat.last_sign(run)),
     file_names.EXIT: (lambda run: Attempt(run, 0).damaged, rundir.done_attempts),
     file_names.FROZEN: (frozen.read, edits.require_unchanged),
-    file_names.INDEX: (lambda run: run_index.lines_of(run.parent.parent, []),),
     file_names.JOB: (lambda run: Attempt(run, 0).job_name,),
     file_names.PLAN: (records.read_plan, records.read_world),
     file_names.PLANNED: (attempts.reproduce_line_of,),
@@ -101,7 +99,7 @@ ELSEWHERE = {
     *(file_names.CALIBRATION, file_names.SCALES),  # of plans and of quantised networks
     *(file_names.CONTROL, file_names.HANG),  # of launchers
     *(file_names.LAUNCH_SCRIPT, file_names.JOB_SCRIPT, file_names.JOB_LOG, file_names.LAUNCHER_LOG),
-    *(file_names.CANCEL, file_names.STOP_SWEEP, file_names.INDEX_LOCK),  # are there or not
+    *(file_names.CANCEL, file_names.STOP_SWEEP),  # are there or not
     *(file_names.CHECKPOINTS, file_names.CHECKPOINT),  # in a test of their own
     *(file_names.LOGS, file_names.PREDICTIONS),  # folders
 }
@@ -111,7 +109,6 @@ PATHS = {
         (file_names.CONFIG, file_names.PLAN, file_names.FROZEN, file_names.PLANNED), "."
     ),
     **dict.fromkeys((file_names.CHOICE, file_names.BEGIN_LOCK, file_names.POINTS), "."),
-    file_names.INDEX: "../..",
     file_names.BEST: file_names.CHECKPOINTS,
 }
 """Folders of files that do not lie in that of the attempt."""
@@ -144,8 +141,8 @@ def run(tmp_path_factory) -> Path:
     header |= {"ways": {"0": ["gloo", "message"]}, "events": {}}
     entry = message_entries.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
     message_entries.write(attempt, 0, header, entry)
-    record = records.finish(made, 0, "done")
-    run_index.write_exit(path, 0, record, {"state": "done", "cause": "", "exit_codes": {"0": 0}})
+    records.finish(made, 0, "done")
+    ends.write_exit(path, 0, {"state": "done", "cause": "", "exit_codes": {"0": 0}})
     sweep = {"argv": argv, "time": "2031-01-01T00:00:00+00:00"}
     points = [PlannedPoint(path.name, ["image=8"])]
     campaign.write(path.parent, Campaign("x", [sweep], points, [ExcludedPoint(["a=1"], "why")]))

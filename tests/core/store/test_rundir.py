@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, campaign, files, naming, records, rundir
+from hires.core.store import attempts, campaign, ends, files, naming, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from tests.helpers.launches import ROOT
@@ -256,3 +256,14 @@ def test_later_sweep_adds_and_replaces():
     assert [point.overrides for point in held.excluded] == [["image=3"]]
     assert held.excluded[0].state == "infeasible"
     assert len(held.sweeps) == 3
+
+
+def test_cancelled_attempt_keeps_the_cause_of_its_earlier_end(config):
+    run = rundir.create(config, PLAN, ARGV)
+    early = {"state": "failed", "reason": "preempted", "cause": "it made way"}
+    ends.write_exit(run.path, 0, {**early, "exit_codes": {10: 75, 2: 75}})
+    ends.write_cancelled(run.path, 0, "cancelled while it waited")
+    end = Attempt(run.path, 0).exit
+    assert (end["state"], end["reason"]) == ("cancelled", None)
+    assert end["cause"] == "cancelled while it waited; before that: it made way"
+    assert list(end["exit_codes"]) == ["2", "10"]
