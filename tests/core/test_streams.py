@@ -53,7 +53,7 @@ def test_a_user_without_home_and_name(tmp_path):
     runtime.mkdir(0o700)
     os.chown(runtime, 54321, 54321)
     unset = "env -u HOME -u USER -u LOGNAME -u LNAME -u USERNAME -u XDG_CACHE_HOME"
-    for words in ("list models", "status", f"run {SMALL}"):
+    for words in ("status", f"run {SMALL}"):
         line = f"{unset} {AS_NOBODY} {HIRES} {words}"
         answer = shell(line, tmp_path, XDG_RUNTIME_DIR=str(runtime))
         assert answer.returncode == 0, answer.stderr

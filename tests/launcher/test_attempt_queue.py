@@ -15,6 +15,7 @@ from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_lines
+from hires.launcher import attempt_queue
 from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_gpus import LocalGpus
@@ -108,7 +109,9 @@ def test_repeats_run_one_after_the_other_and_each_keeps_its_record(make):
     assert len(watcher.out) == 2
 
 
-def test_a_launcher_that_a_signal_has_stopped_is_continued(make, caplog):
+def test_a_launcher_that_a_signal_has_stopped_is_continued(make, caplog, monkeypatch):
+    monkeypatch.setattr(attempt_queue, "_STOPPED_S", 0.3)
+
     class Stops(Watcher):
         def started(self, task, attempt):
             super().started(task, attempt)
