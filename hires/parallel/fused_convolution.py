@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.parallel.convolution import SUBSTITUTES, convolve, is_pointwise, is_safe
+from hires.parallel.convolution import SUBSTITUTES, convolve, is_safe
 from hires.parallel.image_kernels import Bind, Operator, Values
 from hires.parallel.wide_convolution import (
     Size,
@@ -35,8 +35,6 @@ class _Packed(NamedTuple):
     """In the order in which oneDNN reads it."""
     how: tuple[list[int], list[int], list[int], int]
     """Padding, stride, dilation and groups."""
-    picks: list[int] | None
-    """Strides in which pixels are picked first."""
     shape: torch.Size
     dtype: torch.dtype
     is_padded: bool
@@ -61,8 +59,6 @@ class _Packed(NamedTuple):
         activation: list[Any] | None,
         overwrites: bool,
     ) -> Tensor:
-        if self.picks is not None:
-            x = x[:, :, :: self.picks[0], :: self.picks[1]]
         return _by_onednn(x, self.weight, bias, self.how, other, activation, overwrites)
 
 
@@ -128,7 +124,7 @@ class FusedConvolution:
         """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
 
         ``shape`` and ``dtype`` are those of its input; ``args`` are its arguments, of which it
-        reads no values. The pixels that a strided 1x1 kernel reads are picked first.
+        reads no values.
         """
         weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
         activation = args.get("activation")
@@ -141,28 +137,9 @@ class FusedConvolution:
         x, pads = numeric_padding(x, weight, padding, dilation)
         is_padded = tuple(x.shape) != tuple(shape)
         how = pads, pair(args["stride"]), pair(dilation), args["groups"]
-        picks = is_pointwise(weight, pads) and tuple(how[1]) != (1, 1)
-        packed = _pack(weight, x.shape, dtype, how, picks=picks)
-        self._packed = packed._replace(is_padded=is_padded)
-        return self._packed.weight
-
-
-def _pack(
-    weight: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    how: tuple[list[int], list[int], list[int], int],
-    *,
-    picks: bool,
-) -> _Packed:
-    pads, stride, dilation, groups = how
-    inner, step = [*shape], stride
-    if picks:
-        step = [1, 1]
-        inner[2:] = [-(-size // one) for size, one in zip(shape[2:], stride, strict=True)]
-    place = pads, step, dilation, groups
-    packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place, inner)
-    return _Packed(packed, place, stride if picks else None, torch.Size(shape), dtype, False)
+        packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how, [*x.shape])
+        self._packed = _Packed(packed, how, x.shape, dtype, is_padded)
+        return packed  # type: ignore[no-any-return]
 
 
 @SUBSTITUTES.register("fused_conv2d")
