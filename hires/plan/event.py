@@ -82,8 +82,6 @@ class Event(NamedTuple):
     lane: int = 0
     """Class of the message: between stages or halo, in which direction. Messages of one class from
     one rank to another are received in the order of sending."""
-    mail: bool = False
-    """Whether it goes through memory where its ranks share some: a halo that is not too large."""
     call: int = 0
     """Sends and receives next to each other with the same number, not 0, are one group call; only a
     stream-ordered backend sees a difference."""

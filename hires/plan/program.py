@@ -14,11 +14,7 @@ step stands here and nowhere else. One step of two microbatches on the first of 
 With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite; where
 gradients are clipped, their norm is a sum of all ranks. Where the
 update is divided, parameters follow from their owners (:mod:`hires.plan.ownership`).
-Receives are posted in one of two orders:
-
-* ``ahead``: one action ahead of the one that needs them. The executor runs this one.
-* ``joined``: together with the sends of the action before, as one group call: the usual order where
-  all messages of two ranks share a stream. ``hires.plan.proof.semantics`` weighs it.
+Receives are posted one action ahead of the one that needs them.
 """
 
 from __future__ import annotations
@@ -29,9 +25,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hires.core.ranks.mailbox_limits import mail_bytes
 from hires.plan.channels import channel_of
-from hires.plan.event import BYTES, WORLD, Event, Part
+from hires.plan.event import WORLD, Event, Part
 from hires.plan.gradient_sums import sums_of
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
@@ -48,17 +43,14 @@ from hires.plan.ownership import PUBLISH, publications
 from hires.plan.plan import CommOp, Plan, Stage, derived
 from hires.plan.route_choice import STAGES, TILES
 
-AHEAD, JOINED = "ahead", "joined"
-"""When the receives of an action are posted."""
-
 Peers = list[tuple[int, list[int], tuple[int, ...]]]
 """(tile at the other side, box, shape)."""
 Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, Peers]]]]
 """(stage, whether outgoing) -> tile -> (edge, other stage, peers)."""
 
 
-def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
-    """Yields everything that a rank does in one step, receives posted ``AHEAD`` or ``JOINED``."""
+def events(plan: Plan, rank: int) -> Iterator[Event]:
+    """Yields everything that a rank does in one step; receives are posted one action ahead."""
     actions = plan.actions_of(rank)
     calls = itertools.count(1)
 
@@ -73,7 +65,7 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
     for action in actions[:1]:
         yield from edge_messages(plan, rank, action, outgoing=False, call=next(calls))
     for action, later in itertools.zip_longest(actions, actions[1:], fillvalue=""):
-        if later and order == AHEAD:
+        if later:
             yield from edge_messages(plan, rank, later, outgoing=False, call=next(calls))
         for post in edge_messages(plan, rank, action, outgoing=False):
             yield _wait_for(post)
@@ -81,10 +73,7 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
             yield alone("read", f"the microbatch of {action}", action)
         yield alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
         yield from _inside(plan, rank, action, calls, is_last=not later)
-        call = next(calls)
-        yield from edge_messages(plan, rank, action, outgoing=True, call=call)
-        if later and order == JOINED:
-            yield from edge_messages(plan, rank, later, outgoing=False, call=call)
+        yield from edge_messages(plan, rank, action, outgoing=True, call=next(calls))
         yield alone("end", f"the end of {action}", action)
     yield alone("wait_sends", "its sends")
     if plan.training:
@@ -106,8 +95,8 @@ def events(plan: Plan, rank: int, order: str = AHEAD) -> Iterator[Event]:
 
 
 def _wait_for(post: Event) -> Event:
-    kind, peer, tag, _, _, what, lane, mail, _, part, _, channel, route = post
-    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, mail, 0, part, (), channel, route)
+    kind, peer, tag, _, _, what, lane, _, part, _, channel, route = post
+    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, 0, part, (), channel, route)
 
 
 @derived
@@ -261,7 +250,7 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         way = (stage, other) if outgoing else (other, stage)
         channel = channel_of(plan, replica, (direction, *way))
         dtype, lane = plan.dtype_of(value), direction
-        post = Event(kind, -1, tag, (), dtype, what, lane, False, call, part, (), channel)
+        post = Event(kind, -1, tag, (), dtype, what, lane, call, part, (), channel)
         for there, box, shape in peers:
             peer = plan.rank_of(replica, direction, other, there)
             near = near_pair(plan, rank, peer)
@@ -296,16 +285,15 @@ def halo_messages(
     what, lane = f"{what} in {action}" if action else what, plan.num_directions + direction
     dtype = plan.dtype_of(op.value)
     num_ranks = plan.stages[stage].num_ranks
-    most = mail_bytes(num_ranks) // BYTES[dtype]
     channel = channel_of(plan, replica, (direction, stage, stage)) if op.messages else 0
     sends: list[Event] = []
     receives: list[Event] = []
     for other, row, shape in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
         sending = (row[0] == tile) != back
         kind, numbers = "send" if sending else "recv", math.prod(shape)
-        peer, mail = plan.rank_of(replica, direction, stage, other), numbers <= most
+        peer = plan.rank_of(replica, direction, stage, other)
         route = send_route(plan, TILES, num_ranks, near_pair(plan, rank, peer), dtype, numbers)
-        place = lane, mail, call, part, row, channel, route
+        place = lane, call, part, row, channel, route
         event = Event(kind, peer, tag, shape, dtype, what, *place)
         (sends if sending else receives).append(event)
     return sends, receives

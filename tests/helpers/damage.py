@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
-from hires.plan.program import AHEAD, events
+from hires.plan.program import events
 from hires.plan.proof.machine import Proof
 from hires.plan.proof.prove import creation, run_machine
-from hires.plan.proof.semantics import RENDEZVOUS
+from hires.plan.routes import Route
 from tests.helpers.threaded import Programs
 
 POSTS = ("send", "recv")
@@ -29,19 +29,33 @@ class Damage:
     """Any of them may be the other side of what goes wrong."""
 
 
-def valid_programs(plan: Plan, order: str) -> tuple[Programs, list[list[int]]]:
-    """Returns what all ranks do from the creation of groups to the end of a step, and groups."""
+def valid_programs(plan: Plan, backend: str = "") -> tuple[Programs, list[list[int]]]:
+    """Returns what all ranks do from the creation of groups to the end of a step, and groups.
+
+    With a backend all of it goes through that one, else each event has its own route.
+    """
     members = groups(plan)
-    ranks = range(plan.world)
-    return [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks], members
+    programs = [
+        [*creation(members, rank), *through(events(plan, rank), backend)]
+        for rank in range(plan.world)
+    ]
+    return programs, members
 
 
-def prove(plan: Plan, semantics: str = RENDEZVOUS, order: str = AHEAD) -> Proof:
-    """Runs one step of the first replica on the abstract machine, whatever the kind of plan."""
+def through(program: Iterable[Event], backend: str) -> list[Event]:
+    """Returns a program whose messages and collectives take one backend."""
+    return [
+        event._replace(route=Route(backend)) if event.route is not None and backend else event
+        for event in program
+    ]
+
+
+def prove(plan: Plan, backend: str = "") -> Proof:
+    """Runs one step of the first replica on the abstract machine, through one backend."""
     ranks = range(plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
-    programs = [[*creation(members, rank), *events(plan, rank, order)] for rank in ranks]
-    return run_machine(programs, members, semantics)
+    programs = [[*creation(members, rank), *through(events(plan, rank), backend)] for rank in ranks]
+    return run_machine(programs, members)
 
 
 def damage(rng: random.Random, programs: Programs, members: list[list[int]]) -> Damage | None:
@@ -144,7 +158,7 @@ def at_once(program: list[Event]) -> list[Event]:
             made.append(posted[event.peer, event.tag].pop(0))
         made.append(event._replace(call=0))
         if event.kind == "send":
-            made.append(Event("wait_send", event.peer, event.tag, what=event.what))
+            made.append(event._replace(kind="wait_send", call=0))
     return made
 
 

@@ -84,20 +84,6 @@ ALL = (0, 2, 0, 1, 0, 1)
 """Both samples of a value without pixels."""
 
 
-def test_tiles_join_onto_one_rank_and_gradients_take_the_way_back():
-    plan = planned(gated, {"tiles": [2, 1], "stages": 2, "balance": [3, 1]}, **GATED)
-    # The cut before fc is behind the pool: every tile holds the complete value.
-    mean = edge(plan, "mean_1")
-    assert (mean.source, mean.target, mean.whole) == (0, 1, True)
-    assert mean.messages == [[0, 0, *ALL]]
-    assert mean.back == [[0, 0, *ALL], [1, 0, *ALL]]
-
-    plan = planned(gated, {"tiles": [2, 1], "stages": 2, "balance": [1, 3]}, **GATED)
-    norm = edge(plan, "norm")
-    assert not norm.whole
-    assert norm.messages == norm.back == [[0, 0, 0, 2, 0, 7, 0, 10], [1, 0, 0, 2, 7, 13, 0, 10]]
-
-
 def test_value_that_holds_no_gradient_is_not_answered():
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
         x = n.a(x)

@@ -181,8 +181,8 @@ def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(name):
 
 
 def test_agreement_that_one_rank_leaves_out_is_found(monkeypatch):
-    def without(plan: Plan, rank: int, order: str):
-        return (e for e in events(plan, rank, order) if rank or e.kind != "agree")
+    def without(plan: Plan, rank: int):
+        return (e for e in events(plan, rank) if rank or e.kind != "agree")
 
     plan = changed("sp grid", scales_loss=True, clips_gradients=True)
     monkeypatch.setattr("hires.plan.proof.prove.events", without)

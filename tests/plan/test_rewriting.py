@@ -166,8 +166,8 @@ def infer(**keys: Any) -> RunConfig:
     return config_of(**config)
 
 
-@pytest.mark.parametrize("layout", [{}, {"tiles": [2, 1], "stages": 3, "spatial_stages": 1}])
-def test_sharing_needs_no_more_memory_and_messages(layout, without):
+def test_sharing_needs_no_more_memory_and_messages(without):
+    layout = {"tiles": [2, 1], "stages": 3, "spatial_stages": 1}
     config = infer(parallel=layout, precision={"name": "fp32"})
     plan, other = plan_of(config), without(config)
     assert plan.graph.shared > 5

@@ -13,7 +13,6 @@ from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room
 from hires.plan.plan import Plan
-from hires.plan.proof.semantics import ROUTES
 
 Facts = dict[str, Any]
 
@@ -66,9 +65,7 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         sections["memory of a rank"] = memory_lines(plan["memory"], limit, why)
     sections["findings"] = findings + ([plan["verdict"]] if plan.get("verdict") else [])
     if "proofs" in plan:  # asked for with --prove
-        routes = [p["backends"] for p in plan["proofs"] if p["semantics"] == ROUTES]
-        title = f"proof (the routes of this plan use {', '.join(chain(*routes))})"
-        sections[title] = proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]
+        sections["proof"] = proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]
     texts = ("\n  ".join([title, *body]) for title, body in sections.items())
     return "\n\n".join(texts).split("\n")
 
@@ -139,16 +136,12 @@ def message_lines(totals: Facts) -> list[str]:
 
 def proof_lines(proofs: list[Facts]) -> list[str]:
     """Returns one line a proof, and the problems of those that failed below it."""
-    rows = [
-        ("semantics", "backends", "receives posted", "verdict", "messages", "collectives", "time")
-    ]
+    rows = [("backends", "verdict", "messages", "collectives", "time")]
     for proof in proofs:
-        right = "deadlock-free" if proof["ok"] else "FAILS" if proof["decides"] else "fails"
-        posted = {"ahead": "one action ahead", "joined": "with the sends before"}[proof["order"]]
+        right = "deadlock-free" if proof["ok"] else "FAILS"
         counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
-        backends = ", ".join(proof["backends"]) or "-"
-        rows.append((proof["semantics"], backends, posted, right, *counted))
-    lines, note = _fitted(rows, (3,))
+        rows.append((", ".join(proof["backends"]), right, *counted))
+    lines, note = _fitted(rows, (1,))
     shown = [lines[0]]
     for line, proof in zip(lines[1:], proofs, strict=True):
         # A problem has a line for each rank that waits.

@@ -42,7 +42,7 @@ PARSER = Parser(
     flag("--choose", "rank the layouts of ``ranks`` ranks that fit, by predicted step time"),
     flag("--largest", "find the largest image that fits ``ranks`` ranks, in image's proportions"),
     number("--nodes", "machines over which the ranks are spread (launcher.nodes)"),
-    flag("--prove", "show the proof under each semantics of messages, with the cycle if it fails"),
+    flag("--prove", "show the proof of the messages, with the cycle if it fails"),
 )
 
 
@@ -72,7 +72,7 @@ def _answer(args: Namespace, planner: Planner) -> int:
     plan.findings += [*([finding] if finding else []), *idle_keys(config, args.overrides)]
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
-        facts["proofs"] = [v.to_dict(plan) for v in judged(plan)] if plan.verdict else []
+        facts["proofs"] = [v.to_dict() for v in judged(plan)] if plan.verdict else []
     start = launcher_of(config).start_estimate(config) if plan.ok else None
     if start is not None:
         facts[config.launcher.name] = start

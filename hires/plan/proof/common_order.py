@@ -17,8 +17,8 @@ earlier ones only. So the proof is that this graph has no circle:
                     /     \\                      rank 1         send b <-- wait_recv a
     rank 1    send b ------ wait_recv a          a circle: the machine explains it
 
-It holds under every semantics in ``SEMANTICS``, also where each message has its own, since an event
-comes behind all that any of them waits for. Messages of one lane between two ranks are sent and
+It holds whatever backends carry the messages, since an event comes behind all that any of them
+waits for. Messages of one lane between two ranks are sent and
 received in one order, and mailboxes are read in the order of writing. On a stream the posts of one
 call are a unit, which two more events describe:
 
@@ -44,11 +44,7 @@ from typing import Any
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
-from hires.plan.proof.machine import OTHER, Proof
-from hires.plan.proof.semantics import MAILBOXES, RENDEZVOUS, ROUTES, SEPARATE
-
-SEMANTICS = (RENDEZVOUS, MAILBOXES, SEPARATE, ROUTES)
-"""Under these a common order is a proof. Pair streams have no lanes."""
+from hires.plan.proof.machine import OTHER, Proof, is_mail
 
 Message = tuple[int, int]
 """(tag, how many of the tag went the same way between the two ranks before)."""
@@ -150,8 +146,8 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             message = tag, counts[kind, peer, tag]
             counts[kind, peer, tag] += 1
             node = kind, message
-            # Tag, shape, dtype, words, lane, whether it goes through memory, channel and route.
-            facts = message, event[2:8], event.channel, event.route
+            # Tag, shape, dtype, words, lane, channel and route.
+            facts = message, event[2:7], event.channel, event.route
             own.posts[peer - rank][kind, event.lane].append(facts)
             stream = event.channel or (kind, peer, event.lane)
             unit = units.get(stream)
@@ -159,12 +155,12 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
                 unit = units[stream] = _Unit(event.call, ("done", node), unit)
             unit.add(node, (OTHER[kind], message), graph)
             open_posts[kind, peer, tag].append((message, unit.done))
-            if event.mail and kind == "send":
+            if is_mail(event) and kind == "send":
                 box = boxes[peer, event.lane]
                 box.append(message)
                 if len(box) > SLOTS:
                     behind.add(("wait_recv", box[-1 - SLOTS]))
-            elif event.mail:
+            elif is_mail(event):
                 unread[peer, event.lane].append(message)
         elif kind == "wait_recv":
             if not open_posts["recv", peer, tag]:
@@ -172,9 +168,8 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             message, done = open_posts["recv", peer, tag].pop(0)
             node = kind, message
             behind.add(done)
-            if event.mail and unread[peer, event.lane][:1] != [message]:
+            if is_mail(event) and unread[peer, event.lane].pop(0) != message:
                 raise NoCommonOrderError
-            del unread[peer, event.lane][: event.mail]  # other messages pass the mailboxes by
         elif kind in ("wait_send", "wait_sends"):
             keys = [("send", peer, tag)]
             if kind == "wait_sends":

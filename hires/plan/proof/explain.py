@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Hashable, Iterable
 
 from hires.plan.event import MEETINGS, POSTS, Event
-from hires.plan.proof.machine import OTHER, Rendezvous, Waiter
+from hires.plan.proof.machine import OTHER, Machine, Waiter, on_stream
 
 GATHERED = (*MEETINGS, "wait_issued")
 """Events that end when all members of a group have come."""
@@ -15,7 +15,7 @@ GATHERED = (*MEETINGS, "wait_issued")
 class Explanation:
     """What keeps ranks from their end in a machine that has got as far as it gets."""
 
-    def __init__(self, machine: Rendezvous) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
         # The events that stuck ranks have not passed, by (kind, rank, peer or group), in order.
         self.coming: dict[tuple[str, int, int], list[Event]] = {}
@@ -93,7 +93,7 @@ class Explanation:
             kind, needed = "send", "wait_recv"
         elif event.kind != "wait_recv":
             posts, kind, needed = machine.unmet(rank, event), "send", "recv"
-        held = [p for p in posts if machine.on_stream(p)]
+        held = [p for p in posts if on_stream(p)]
         # A stream of one tag waits for nothing but the messages that the rank waits for.
         comes = [p for p in posts if p not in held and self._comes(needed, p.peer, rank, p)]
         streams = [machine.stream_of(rank, post.peer, post, kind) for post in held]

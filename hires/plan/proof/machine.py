@@ -1,24 +1,45 @@
 """Runs programs of messages on an abstract machine, which decides whether they end.
 
 No receive is a wildcard and no rank looks at a clock, so the machine has one outcome, and one pass
-over the programs decides. The semantics (:mod:`hires.plan.proof.semantics`) say what begins when;
-here are those with the least buffering, :class:`Rendezvous`.
+over the programs decides. What a post and a wait mean follows from the route of the message:
+
+* ``gloo``, ``mpi`` and ``shm`` buffer nothing here: a send ends when its receive is posted.
+  Messages with one tag between two ranks keep their order, others pass each other.
+* ``shm:mailbox`` writes into one of a few places between two tiles, and its sender waits only
+  where all are full (:class:`Machine` draws it).
+* ``nccl`` has a stream for each communicator (``hires.plan.channels``): one for the halos of a
+  stage, one for each way between two stages, in each direction of the pipeline. A post holds up
+  those behind it, and what a rank posts there in one call is one unit.
+  ``hires.comm.backends.group_calls`` makes exactly these communicators and group calls.
+
+Backends do not see each other: a tag means a message within one backend, and the collectives of a
+group have one order for each backend that carries some of them.
 
 A collective begins when all members have come to it, and a rank does not go on before it is done:
 the worst case for nccl too, where only the device would wait. Also assumed of nccl: communicators
 exist before the first step, their kernels run side by side, and nothing is buffered.
 More waiting can add deadlocks, never hide one.
+
+Source:
+    NCCL user guide, "Point-to-point communication" (calls within a group progress independently,
+    the group blocks until all are complete) and "Group calls".
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
+from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
+from hires.plan.routes import MAILBOX, STREAMED
 
+OF_SEVERAL = -1
+"""In place of the peer of a stream: it has messages for several."""
 Channel = tuple[int, int, Hashable]
 """(source, target, tag), or (source, target, lane) where lanes are mailboxes."""
 Meeting = tuple[Hashable, int]
@@ -57,15 +78,24 @@ class Unit:
     """Posts that have not met their other side."""
 
 
-class Rendezvous:
+class Machine:
     """All ranks' positions in their programs, and the messages between them.
 
-    The first unit of a stream runs. It ends when both sides of all its posts run; here each tag has
-    a stream of its own each way, so a post holds up none but those of its tag:
+    The first unit of a stream runs. It ends when both sides of all its posts run. Without streams
+    each tag has one of its own each way, so a post holds up none but those of its tag:
 
         rank 0    [send a, tag 1]  [send b, tag 1]    a meets a, then b meets b
                   [send c, tag 2]                     waits, and holds up nothing
         rank 1    [recv a, tag 1]  [recv b, tag 1]
+
+        rank 0, channel 3    [send a]  [send b, send c]     a meets a; then b and c meet, and both
+        rank 1, channel 3    [recv a]  [recv b]  [recv c]   sends end together
+
+    A tile has a mailbox for each other one, direction of the pipeline by direction:
+
+        sender    write 1   write 2   (write 3 waits until 1 is read)
+        mailbox  [1 . ]    [1 2]     [3 2]
+        reader                        read 1      in the order of writing, whatever the tag
 
     The collectives of a group meet in the order in which each member comes to them. A member that
     has issued a sum goes on, so it may be several meetings ahead of the others:
@@ -73,9 +103,6 @@ class Rendezvous:
         rank 0   issue a   issue b   wait a ...      meeting 0: both have come, complete
         rank 1   issue a   (computes)                meeting 1: rank 1 is absent
     """
-
-    grouped = False
-    """Whether the posts of one call are one unit on each of their streams."""
 
     def __init__(self, programs: list[list[Event]], members: list[list[int]]) -> None:
         self.programs = programs
@@ -87,6 +114,10 @@ class Rendezvous:
         # By (source, target, tag): received and not waited for.
         self.arrived: dict[tuple[int, int, Hashable], deque[Event]] = defaultdict(deque)
         self.open_sends: list[dict[Channel, deque[Event]]] = [{} for _ in programs]
+        # By (source, target, lane): messages in a mailbox that are not yet read, and receives that
+        # were posted and not waited for. The first meets the first.
+        self.written: dict[Channel, deque[Event]] = defaultdict(deque)
+        self.expected: dict[Channel, deque[Event]] = defaultdict(deque)
         self.num_open = 0  # posts that have not met their other side
         self.meeting: dict[Meeting, dict[int, Event]] = {}
         # By (rank, communicator): meetings it came to.
@@ -109,28 +140,40 @@ class Rendezvous:
         program, at = self.programs[rank], self.at[rank]
         return program[at] if at < len(program) else None
 
+    @functools.cached_property
+    def _backends(self) -> dict[Hashable, set[str]]:
+        found: dict[Hashable, set[str]] = defaultdict(set)
+        for event in chain.from_iterable(self.programs):
+            found[_likeness(event)].add(event.backend)
+        return found
+
     def way(self, event: Event) -> Hashable:
         """Returns what messages between two ranks share that keep their order."""
-        return event.tag
+        if is_mail(event):
+            return "mail", event.lane
+        if on_stream(event):
+            return event.backend, ("channel", event.channel) if event.channel else event.lane
+        return self.tag_of(event)
 
     def tag_of(self, event: Event) -> Hashable:
-        """Returns what a wait names its message by."""
-        return event.tag
+        """Returns what a wait names its message by: the tag within its backend."""
+        return event.backend, event.tag
 
     def communicator(self, event: Event) -> Hashable:
         """Returns what the collectives of a group share that have one order."""
-        return event.peer
+        return event.peer, event.backend
 
     def words(self, event: Event) -> str:
-        """Returns what a finding calls an event."""
-        return event.words
-
-    def on_stream(self, event: Event) -> bool:
-        """Whether a message has a place on a stream, on which it holds up others."""
-        return self.grouped
+        """Returns the words of an event, with its backend where another one carries the like."""
+        several = len(self._backends[_likeness(event)]) > 1
+        return f"{event.words} through {event.backend}" if several else event.words
 
     def stream_of(self, rank: int, peer: int, event: Event, kind: str) -> Waiter:
-        """Returns the stream on which a rank sends or receives the message of an event."""
+        """Returns the stream of a communicator, or of one tag each way."""
+        if on_stream(event):
+            if event.channel:
+                return Waiter(rank, OF_SEVERAL, (event.backend, event.channel))
+            kind = event.backend
         return Waiter(rank, peer, (kind, self.way(event)))
 
     def post(self, rank: int, event: Event) -> int:
@@ -138,9 +181,11 @@ class Rendezvous:
 
         Returns how many events of the rank that takes; 0 where the rank cannot go on yet.
         """
+        if is_mail(event):
+            return self._mail(rank, event)
         program, first = self.programs[rank], self.at[rank]
         end = first + 1
-        while event.call and self.on_stream(event) and program[end : end + 1]:
+        while event.call and on_stream(event) and program[end : end + 1]:
             if (program[end].call, program[end].backend) != (event.call, event.backend):
                 break
             end += 1
@@ -156,6 +201,25 @@ class Rendezvous:
                 self._begin(stream)
         return end - first
 
+    def _mail(self, rank: int, event: Event) -> int:
+        """Writes a message where there is room, or expects one."""
+        sending = event.kind == "send"
+        source, target = (rank, event.peer) if sending else (event.peer, rank)
+        box = source, target, event.lane
+        if sending and len(self.written[box]) == SLOTS:
+            return 0
+        here, there = self.written[box], self.expected[box]
+        if not sending:
+            here, there = there, here
+        here.append(event)
+        if len(here) <= len(there):
+            other = there[len(here) - 1]
+            send, receive = (event, other) if sending else (other, event)
+            self.match(source, target, send, receive)
+            self.arrived[source, target, ("mail", receive.tag)].append(receive)
+            self.ready.append(target)
+        return 1
+
     def end_send(self, channel: Channel) -> None:
         """Ends the oldest send of a channel; its rank may wait for it."""
         sends = self.open_sends[channel[0]]
@@ -165,9 +229,28 @@ class Rendezvous:
         self.ready.append(channel[0])
 
     def take(self, rank: int, event: Event) -> bool:
-        """Takes the message that a rank waits for; returns whether it was there."""
-        arrived = self.arrived[event.peer, rank, self.tag_of(event)]
-        return bool(arrived and arrived.popleft())
+        """Takes the message that a rank waits for; returns whether it was there.
+
+        A mailbox is read in the order of writing: another message than the next stops the rank.
+        """
+        if not is_mail(event):
+            arrived = self.arrived[event.peer, rank, self.tag_of(event)]
+            return bool(arrived and arrived.popleft())
+        box, mails = (event.peer, rank, event.lane), (event.peer, rank, ("mail", event.tag))
+        if rank in self.halted or not self.arrived[mails]:
+            return False
+        first = self.expected[box][0]
+        if first.tag != event.tag:
+            self.halted.add(rank)
+            self.proof.problems.append(
+                f"rank {rank} waits for {event.words} from rank {event.peer} before {first.words}, "
+                f"which lies first in its mailbox"
+            )
+            return False
+        for queue in (self.written[box], self.expected[box], self.arrived[mails]):
+            queue.popleft()
+        self.ready.append(event.peer)
+        return True
 
     def match(self, source: int, target: int, send: Event, receive: Event) -> None:
         """Counts a message whose sides have met, and compares what both say of it."""
@@ -295,6 +378,22 @@ class Rendezvous:
         self.proof.num_collectives += event.kind in JOINT
         self.ready.extend(member for member in present if member != rank)
         return True
+
+
+def is_mail(event: Event) -> bool:
+    """Whether a message goes through a mailbox."""
+    return event.route is not None and event.route.algorithm == MAILBOX
+
+
+def on_stream(event: Event) -> bool:
+    """Whether a message has a place on a stream, on which it holds up others."""
+    return event.backend in STREAMED
+
+
+def _likeness(event: Event) -> Hashable:
+    # A message and its waits, or all that a group does.
+    of_message = event.kind.endswith(("send", "recv", "sends"))
+    return (event.tag, event.what) if of_message else event.peer
 
 
 def _by(event: Event, other: Event) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,32 +16,12 @@ from hires.plan.groups import groups
 from hires.plan.message_routes import backends_of_plan
 from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
-from hires.plan.program import AHEAD, JOINED, events
-from hires.plan.proof.common_order import SEMANTICS as ORDERED
+from hires.plan.program import events
 from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.explain import Explanation
-from hires.plan.proof.machine import Proof
-from hires.plan.proof.semantics import MACHINES, MAILBOXES, RENDEZVOUS, ROUTES, SEPARATE, STREAMS
+from hires.plan.proof.machine import Machine, Proof
 from hires.plan.rank_kinds import translated_kinds
-
-BACKENDS = {
-    "gloo": (RENDEZVOUS, MAILBOXES),
-    "mpi": (RENDEZVOUS, MAILBOXES),
-    "nccl": (SEPARATE,),
-    "shm": (RENDEZVOUS, MAILBOXES),
-}
-"""How messages meet where one backend carries all of them, or all but small halos."""
-
-WAYS = (
-    (ROUTES, AHEAD),
-    (RENDEZVOUS, AHEAD),
-    (MAILBOXES, AHEAD),
-    (SEPARATE, AHEAD),
-    (STREAMS, JOINED),
-    (STREAMS, AHEAD),
-)
-"""Semantics and orders of posting that ``hires plan --prove`` tries. The engine posts ahead by the
-plan's routes; the others show why a stream-ordered backend needs a communicator for each way."""
+from hires.plan.routes import MEMORY, Route
 
 SHOWN = 8
 """Most problems that become findings."""
@@ -51,10 +29,10 @@ SHOWN = 8
 
 @dataclass
 class Verdict:
-    """The proof of a whole plan under one semantics and one order of posting."""
+    """The proof of a whole plan."""
 
-    semantics: str
-    order: str
+    backends: list[str]
+    """Those that carry its messages."""
     proof: Proof
     messages: int
     """Of all replicas, one step."""
@@ -70,15 +48,10 @@ class Verdict:
             return f"{count} problem{'s' if count > 1 else ''}"
         return f"deadlock-free, {self.messages} messages and {self.collectives} collectives a step"
 
-    def to_dict(self, plan: Plan) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for ``hires plan --prove --json``."""
         return {
-            "semantics": self.semantics,
-            "order": self.order,
-            "backends": backends_of_plan(plan)
-            if self.semantics == ROUTES
-            else [name for name, kinds in BACKENDS.items() if self.semantics in kinds],
-            "decides": self.semantics in deciding_semantics(plan) and self.order == AHEAD,
+            "backends": self.backends,
             "ok": not self.proof.problems,
             "messages": self.messages,
             "collectives": self.collectives,
@@ -87,35 +60,17 @@ class Verdict:
         }
 
 
-def deciding_semantics(plan: Plan) -> tuple[str, ...]:
-    """Returns under which semantics a plan must be right.
-
-    Its routes are what runs. Where ranks turn out to have no memory in common when they start, the
-    messages of that fall back to the plan's own backend, and these must be right, too.
-    """
-    return ROUTES, BACKENDS[plan.backend][0]
-
-
-def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdict]:
+def judged(plan: Plan) -> Iterator[Verdict]:
     """Yields the verdict on one step of a plan, after the creation of its groups.
+
+    The routes are what runs. Where ranks turn out to have no memory in common when they start, the
+    messages of that fall back to the plan's own backend, and these must be right, too.
 
     Replicas do the same and meet in the gradient groups only, at the end of the step, so the first
     one stands for all; their groups are cut down to its ranks.
     """
     ranks = range(plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
-
-    def begun(order: str) -> list[Iterator[Event]]:
-        return [chain(creation(members, r), events(plan, r, order)) for r in ranks]
-
-    @functools.cache
-    def proof_in_order(order: str) -> Proof | None:
-        return prove_in_order(begun(order), members, translated_kinds(plan))
-
-    @functools.cache
-    def programs(order: str) -> list[list[Event]]:
-        return [[*program] for program in begun(order)]
-
     # Every replica does the same, but all meet in the sums of gradients, and agree on the update.
     joint = sum(
         len(sums_of(plan, stage.index)) + len(publications(plan, stage.index))
@@ -123,15 +78,32 @@ def judged(plan: Plan, ways: Sequence[tuple[str, str]] = WAYS) -> Iterator[Verdi
     )
     joint += plan.scales_loss + plan.clips_gradients
     joint = joint if plan.num_replicas > 1 else 0
-    for semantics, order in ways:
+    backends = backends_of_plan(plan)
+
+    def begun(apart: bool) -> list[Iterator[Event]]:
+        every: list[Iterator[Event]] = [
+            chain(creation(members, rank), events(plan, rank)) for rank in ranks
+        ]
+        return [_without_memory(plan, program) for program in every] if apart else every
+
+    for apart in (False, True) if {*backends} & {*MEMORY} else (False,):
         began = time.perf_counter()
         with _without_cycles():
-            proof = proof_in_order(order) if semantics in ORDERED else None
-            proof = proof or run_machine(programs(order), members, semantics)
+            proof = prove_in_order(begun(apart), members, translated_kinds(plan))
+            proof = proof or run_machine([[*program] for program in begun(apart)], members)
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
-        yield Verdict(semantics, order, proof, messages, collectives, took)
+        used = [name for name in backends if not apart or name not in MEMORY]
+        names = [*dict.fromkeys([*used, plan.backend])] if apart else used
+        yield Verdict(names, proof, messages, collectives, took)
+
+
+def _without_memory(plan: Plan, program: Iterator[Event]) -> Iterator[Event]:
+    """Yields a program whose messages through shared memory take the plan's own backend."""
+    for event in program:
+        through = event.backend in MEMORY
+        yield event._replace(route=Route(plan.backend)) if through else event
 
 
 @contextlib.contextmanager
@@ -146,38 +118,24 @@ def _without_cycles() -> Iterator[None]:
             gc.enable()
 
 
-def run_machine(
-    programs: list[list[Event]], members: list[list[int]], semantics: str = RENDEZVOUS
-) -> Proof:
+def run_machine(programs: list[list[Event]], members: list[list[int]]) -> Proof:
     """Runs one list of events per rank; takes time in proportion to their number.
 
     The proof has no ``problems`` if every rank reaches its end with every message received.
     """
-    machine = MACHINES[semantics](programs, members)
+    machine = Machine(programs, members)
     machine.run()
     machine.proof.problems += Explanation(machine).problems()
     return machine.proof
 
 
 def verify(plan: Plan) -> list[Finding]:
-    """Returns the findings of the proofs and sets the plan's verdict.
-
-    Under each semantics that decides a problem is an error, under others a note.
-    """
-    own = deciding_semantics(plan)
-    kinds = dict.fromkeys([*own, *itertools.chain.from_iterable(BACKENDS.values())])
-    verdicts = judged(plan, [(kind, AHEAD) for kind in kinds])
-    for verdict in itertools.islice(verdicts, len(own)):
+    """Returns the problems of the proofs as errors, and sets the plan's verdict."""
+    for verdict in judged(plan):
         plan.verdict = verdict.text
         if verdict.proof.problems:
             return [Finding("error", "parallel", text) for text in verdict.proof.problems[:SHOWN]]
-    findings = []
-    for verdict in verdicts:
-        backends = [name for name, ways in BACKENDS.items() if verdict.semantics in ways]
-        for text in verdict.proof.problems[:1]:
-            text = f"{' and '.join(backends)} could not run it: {text}"
-            findings.append(Finding("note", "comm.backend", text))
-    return findings
+    return []
 
 
 def creation(members: list[list[int]], rank: int) -> Iterator[Event]:

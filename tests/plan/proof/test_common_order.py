@@ -13,14 +13,13 @@ from hires.nets.trace import trace
 from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.program import AHEAD, events
+from hires.plan.program import events
 from hires.plan.proof import prove
-from hires.plan.proof.common_order import SEMANTICS, prove_in_order
+from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.machine import Proof
 from hires.plan.proof.prove import run_machine
-from hires.plan.proof.semantics import MAILBOXES, SEPARATE
 from hires.plan.rank_kinds import translated_kinds
-from tests.helpers.damage import damage, valid_programs
+from tests.helpers.damage import damage, through, valid_programs
 from tests.helpers.damage import prove as run
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import Forked, plan_of
@@ -52,28 +51,28 @@ def check(programs: Programs, members: list[list[int]]) -> Proof | None:
     """Returns the proof by a common order, if there is one, which is that of every machine."""
     proof = in_order(programs, members)
     if proof is not None:
-        for semantics in SEMANTICS:
-            assert run_machine(programs, members, semantics) == proof
+        for backend in ("", "gloo", "nccl"):
+            moved = [through(program, backend) for program in programs]
+            assert run_machine(moved, members) == proof
     return proof
 
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_grid_needs_no_machine(monkeypatch, name):
     plan = GRIDS[name]()
-    exact = {s: run(plan, s) for s in SEMANTICS}
+    exact = [run(plan), run(plan, "gloo")]
     monkeypatch.setattr(prove, "run_machine", None)
-    verdicts = prove.judged(plan, [(semantics, AHEAD) for semantics in SEMANTICS])
-    assert {verdict.semantics: verdict.proof for verdict in verdicts} == exact
+    assert [verdict.proof for verdict in prove.judged(plan)] == exact
 
 
 @pytest.mark.parametrize("kind", ["grid", "random"])
 def test_damaged_plan_is_proved_only_if_every_machine_proves_it(kind):
     seen: Counter[tuple[bool, bool]] = Counter()
-    grids = [valid_programs(GRIDS[name](), AHEAD) for name in ("column", "uneven", "microbatches")]
+    grids = [valid_programs(GRIDS[name]()) for name in ("column", "uneven", "microbatches")]
     for seed in range(80):
         rng = random.Random(seed)
         programs, members = (
-            rng.choice(grids) if kind == "grid" else valid_programs(random_plan(rng), AHEAD)
+            rng.choice(grids) if kind == "grid" else valid_programs(random_plan(rng))
         )
         programs = [[*program] for program in programs]
         done = damage(rng, programs, members) if rng.random() < 0.8 else None
@@ -83,15 +82,11 @@ def test_damaged_plan_is_proved_only_if_every_machine_proves_it(kind):
 
 
 def test_mailbox_and_message_are_no_pair():
-    programs, members = valid_programs(plan_of(tiles=[2, 1]), AHEAD)
-    changed = [
-        [event._replace(mail=False) if rank else event for event in program]
-        for rank, program in enumerate(programs)
-    ]
-    assert any(event.mail for event in programs[0])
+    programs, members = valid_programs(plan_of(tiles=[2, 1]))
+    assert "mailbox" in {event.route.algorithm for event in programs[0] if event.route}
+    changed = [programs[0], through(programs[1], "gloo")]
     assert in_order(changed, members) is None
-    assert run_machine(changed, members, MAILBOXES).problems
-    assert not run_machine(changed, members, SEPARATE).problems
+    assert run_machine(changed, members).problems
 
 
 def test_sums_meet_if_all_issue_them_first():
@@ -114,11 +109,11 @@ def test_kinds_of_tiles_stand_for_equal_programs():
             own, other = (shifted(plan, one) for one in (rank, kind))
             assert own == other
         proof = prove_in_order(
-            [iter(program) for program in valid_programs(plan, AHEAD)[0]],
-            valid_programs(plan, AHEAD)[1],
+            [iter(program) for program in valid_programs(plan)[0]],
+            valid_programs(plan)[1],
             kinds,
         )
-        assert proof == in_order(*valid_programs(plan, AHEAD)) is not None
+        assert proof == in_order(*valid_programs(plan)) is not None
     assert len(set(translated_kinds(inner_plan()))) == 9
 
 

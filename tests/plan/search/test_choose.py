@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +20,12 @@ from hires.plan.search.candidates import (
     GivenKeys,
     LayoutShape,
     candidate_of,
-    nearest_counts,
     orders,
     shapes,
     variants,
 )
 from hires.plan.search.choice import NoRoomError
-from hires.plan.search.choose import FUSING, LEAST_S, PLANNING, Chooser
+from hires.plan.search.choose import Chooser
 from hires.plan.search.estimate import Estimator
 from hires.plan.search.memory_rehearsal import MOST_FAILURES
 from hires.plan.simulation.simulate import Link, Network
@@ -55,12 +53,6 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
                 assert changed.parallel.num_ranks == ranks
                 assert check_numbers(changed) == []
     assert seen
-
-
-def test_ranks_that_no_layout_has_and_those_next_to_them():
-    small = config(batch=2, image=(3, 3))
-    assert not [*shapes(small, 13, 1)]
-    assert nearest_counts(small, 13, 1, 64) == [12, 18]
 
 
 NO_TIME = Link()
@@ -227,31 +219,6 @@ def test_every_key_that_is_given_stays(key, value):
     assert options
     for option in options:
         assert option.candidate.change.keys[key] == value, option.overrides
-
-
-@pytest.fixture
-def now(monkeypatch):
-    """The time, which stands still unless a test moves it."""
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    for module in ("choose", "trials", "memory_rehearsal", "no_layout"):
-        monkeypatch.setattr(f"hires.plan.search.{module}.time", clock)
-    return now
-
-
-@pytest.mark.parametrize(("before_s", "trials_s"), [(12.0, 8.0), (19.0, LEAST_S)])
-def test_traces_before_a_search_count_as_its_time(now, monkeypatch, before_s, trials_s):
-    def slow(config, graph):
-        now[0] += 0.2
-        return make_plan(config, graph)
-
-    monkeypatch.setattr("hires.plan.search.trials.make_plan", slow)
-    now[0] = 1000.0
-    choice = chooser(config_of(), began_s=1000.0 - before_s, budget_s=20.0).choose(4)
-    spent_s = now[0] - 1000.0
-    assert choice.seconds == pytest.approx(spent_s + before_s)
-    assert choice.ended_early
-    assert PLANNING * trials_s - 0.5 <= spent_s <= FUSING * trials_s + 0.5
 
 
 def test_more_ranks_than_a_machine_offers_are_refused():
