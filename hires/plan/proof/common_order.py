@@ -18,9 +18,9 @@ earlier ones only. So the proof is that this graph has no circle:
     rank 1    send b ------ wait_recv a          a circle: the machine explains it
 
 It holds whatever backends carry the messages, since an event comes behind all that any of them
-waits for. Messages of one lane between two ranks are sent and
-received in one order, and mailboxes are read in the order of writing. On a stream the posts of one
-call are a unit, which two more events describe:
+waits for. Messages of one lane between two ranks are sent and received in one order, and mailboxes
+are read in the order of writing. On a stream the posts of one call are a unit, which two more
+events describe:
 
     head        of a post: its unit is the first of its stream: behind the post, and behind the done
                 of the unit before it
@@ -168,8 +168,11 @@ def _read(rank: int, program: Iterator[Event], graph: Graph) -> _Program:
             message, done = open_posts["recv", peer, tag].pop(0)
             node = kind, message
             behind.add(done)
-            if is_mail(event) and unread[peer, event.lane].pop(0) != message:
-                raise NoCommonOrderError
+            if is_mail(event):
+                mails = unread[peer, event.lane]
+                if mails[:1] != [message]:
+                    raise NoCommonOrderError
+                del mails[0]
         elif kind in ("wait_send", "wait_sends"):
             keys = [("send", peer, tag)]
             if kind == "wait_sends":
