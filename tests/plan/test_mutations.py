@@ -13,7 +13,7 @@ from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.program import events
 from hires.plan.proof import explain, machine, prove
-from hires.plan.proof.machine import Machine, Proof
+from hires.plan.proof.machine import AbstractMachine, Proof
 from hires.plan.proof.prove import run_machine, verify
 from hires.plan.routes import parse_route
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
@@ -83,7 +83,7 @@ def test_verdict_is_what_threads_do(backend):
     assert len({how.split(":")[0] for how in seen} & {*WAYS}) > 6
 
 
-class Buffered(Machine):
+class Buffered(AbstractMachine):
     """A machine that is wrong on purpose: a send ends as soon as it is posted."""
 
     def post(self, rank: int, event: Event) -> int:
@@ -104,15 +104,15 @@ def blocking_programs(seed: int) -> tuple[Programs, list[list[int]]]:
 
 def test_wrong_machines_are_caught_by_the_threads(monkeypatch):
     found = {}
-    for kind in (Machine, Buffered):
-        monkeypatch.setattr(prove, "Machine", kind)
+    for kind in (AbstractMachine, Buffered):
+        monkeypatch.setattr(prove, "AbstractMachine", kind)
         found[kind] = [
             disagreement(run_machine(*made), execute(*made))
             for made in map(blocking_programs, range(20))
         ]
-    assert not any(found[Machine])
+    assert not any(found[AbstractMachine])
     assert any("were to hang" in text for text in found[Buffered])
-    monkeypatch.setattr(prove, "Machine", Machine)
+    monkeypatch.setattr(prove, "AbstractMachine", AbstractMachine)
     for module in (machine, explain):  # streams that hold nothing up
         monkeypatch.setattr(module, "on_stream", lambda event: False)
     assert any(wrong for _, wrong in (tried(seed, "nccl") for seed in range(40)))

@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Hashable, Iterable
 
 from hires.plan.event import MEETINGS, POSTS, Event
-from hires.plan.proof.machine import OTHER, Machine, Waiter, on_stream
+from hires.plan.proof.machine import OTHER, AbstractMachine, Waiter, on_stream
 
 GATHERED = (*MEETINGS, "wait_issued")
 """Events that end when all members of a group have come."""
@@ -15,7 +15,7 @@ GATHERED = (*MEETINGS, "wait_issued")
 class Explanation:
     """What keeps ranks from their end in a machine that has got as far as it gets."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: AbstractMachine) -> None:
         self.machine = machine
         # The events that stuck ranks have not passed, by (kind, rank, peer or group), in order.
         self.coming: dict[tuple[str, int, int], list[Event]] = {}

@@ -6,7 +6,7 @@ over the programs decides. What a post and a wait mean follows from the route of
 * ``gloo``, ``mpi`` and ``shm`` buffer nothing here: a send ends when its receive is posted.
   Messages with one tag between two ranks keep their order, others pass each other.
 * ``shm:mailbox`` writes into one of a few places between two tiles, and its sender waits only
-  where all are full (:class:`Machine` draws it).
+  where all are full (:class:`AbstractMachine` draws it).
 * ``nccl`` has a stream for each communicator (``hires.plan.channels``): one for the halos of a
   stage, one for each way between two stages, in each direction of the pipeline. A post holds up
   those behind it, and what a rank posts there in one call is one unit.
@@ -78,7 +78,7 @@ class Unit:
     """Posts that have not met their other side."""
 
 
-class Machine:
+class AbstractMachine:
     """All ranks' positions in their programs, and the messages between them.
 
     The first unit of a stream runs. It ends when both sides of all its posts run. Without streams

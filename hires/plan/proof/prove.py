@@ -19,7 +19,7 @@ from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
 from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.explain import Explanation
-from hires.plan.proof.machine import Machine, Proof
+from hires.plan.proof.machine import AbstractMachine, Proof
 from hires.plan.rank_kinds import translated_kinds
 from hires.plan.routes import MEMORY, Route
 
@@ -123,7 +123,7 @@ def run_machine(programs: list[list[Event]], members: list[list[int]]) -> Proof:
 
     The proof has no ``problems`` if every rank reaches its end with every message received.
     """
-    machine = Machine(programs, members)
+    machine = AbstractMachine(programs, members)
     machine.run()
     machine.proof.problems += Explanation(machine).problems()
     return machine.proof
