@@ -12,8 +12,7 @@ buffer is given back, so the next use of that buffer waits for the event behind 
 from __future__ import annotations
 
 import collections
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,16 +87,6 @@ class Staged:
         for part, tensor in zip(self.parts, self._tensors, strict=True):
             tensor.copy_(part, non_blocking=True)
         self._staging.give_back(self.host, self._event())
-
-    @contextlib.contextmanager
-    def put_after(self) -> Iterator[None]:
-        """Puts the buffer once what fills it has ended well; gives it back after an error."""
-        try:
-            yield
-        except BaseException:
-            self.drop()
-            raise
-        self.put()
 
     def drop(self) -> None:
         """Gives the buffer back; the tensors stay as they are."""
