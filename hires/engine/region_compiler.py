@@ -9,7 +9,7 @@ is called; then each is compiled with zeros of the same shapes, forward and back
 
 All ranks compile at once, and none counts as stuck meanwhile. What torch has compiled stays in the
 user's cache, from which later attempts on such a machine take it. With ``engine.compile=tensorrt``
-:mod:`hires.engine.region_engines` builds them in place of torch.
+:mod:`hires.engine.region_tensorrt` compiles them in place of torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hires.core.store.files import cache_dir
 from hires.engine.build import RankEngine
 from hires.engine.device import HOST
 from hires.engine.region_calls import Compilation, RegionCall, blank, calls_of
-from hires.engine.region_engines import build_engines
+from hires.engine.region_tensorrt import compile_with_tensorrt
 from hires.parallel.compiled_region import CompiledRegion
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
@@ -53,9 +53,8 @@ def compile_regions(engine: RankEngine, config: RunConfig) -> Compilation | None
     began_s = time.perf_counter()
     with comm.activity.may_stand_still(comm.PATIENCE_S):
         _prepare(engine, config)
-        made: Compilation
         if config.engine.compile == TENSORRT:
-            made = build_engines(engine, config)
+            made = compile_with_tensorrt(engine, config)
         else:
             regions = _compile_all(engine, config)
             failed = sum(bool(region.failure) for region in regions)

@@ -28,9 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
 from hires.core.precisions import INT8, SIGNIFICANT_BITS
-from hires.core.ranks.compilers import TENSORRT
 from hires.engine.build import filled_tensors, placement
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.loader import image_dtype, whole_microbatches
@@ -50,14 +48,8 @@ def quantised_step(config: RunConfig, plan: Plan) -> dict[str, Tensor]:
     """Returns the outputs of one process for all microbatches of a step, by ``output/index``.
 
     Buffers of the network are there, too, as they are. ``weights`` may name the file of a quantised
-    network. ConfigError: engines of TensorRT compute it, which round in an order of their own.
+    network.
     """
-    if config.engine.compile == TENSORRT:
-        raise ConfigError(
-            f"engine.compile={TENSORRT} with precision={INT8} has no bits to compare: TensorRT "
-            f"rounds in an order of its own; use engine.compile=off, or compare accuracies by "
-            f"task=evaluate"
-        )
     context = alone(plan)
     own = filled_tensors(config, [context])
     place = placement(image_dtype(config), context.plan.graph)

@@ -73,7 +73,7 @@ def findings(plan: Plan, mode: str = "stage") -> Iterator[Finding]:
     others = "".join(f"; {count} not: each {reason}" for reason, count in why.most_common())
     areas = "1 region" if len(regions) == 1 else f"{len(regions)} regions"
     more = (
-        "an engine holds its weights again, and room for its values"
+        "an engine of TensorRT holds its weights again, and room for its values"
         if mode == TENSORRT
         else "the compiler takes about 80 MiB more of a rank, and weights that are constants in "
         "inference on a CPU take their size again"

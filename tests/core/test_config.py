@@ -153,6 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data.name": "pairs", "loss.name": "cross_entropy"}, "loss=cross_entropy needs classes"),
     (TENSORRT, "engine.compile=tensorrt is for inference"),
     ({**TENSORRT, "task.name": "infer", "precision.name": "fp64"}, "use precision=fp32 or lower"),
+    ({**TENSORRT, "task.name": "infer", "precision.name": "int8"}, "is for real numbers"),
     *(
         ({"model.name": "custom", "model.target": target}, "model=custom needs model.target=")
         for target in (None, "package.module", "a:b:c")

@@ -16,15 +16,21 @@ from hires.core.ranks import compilers
 from hires.core.store import provenance
 from hires.core.store.reading import read_lines
 from hires.engine import region_compiler
+from hires.engine.build import filled_tensors, place_tensors
 from hires.engine.device import HOST
 from hires.engine.recomputed_masks import RecomputedMasks
 from hires.engine.region_compiler import LateGraphs
+from hires.engine.region_tensorrt import RegionModule
+from hires.engine.verify_int8 import alone
 from hires.parallel import compiled_region
 from hires.parallel.compiled_region import CompiledRegion
-from hires.plan.graph import Node
+from hires.parallel.stage import StageModule
+from hires.plan.graph import INPUT, Node
 from hires.plan.hardware import require_compilers
+from hires.plan.regions import regions_of
 from tests.helpers import saved
 from tests.helpers.layouts import config_of, verified
+from tests.helpers.traces import plan_of
 
 NETS = "tests.helpers.custom_nets:"
 TINY: dict[str, Any] = {
@@ -98,6 +104,26 @@ def test_what_torch_cannot_compile_runs_node_by_node(monkeypatch, caplog):
     assert "no kernel" in region.failure
 
 
+def test_regions_export_as_operators_of_torch_that_compute_the_same():
+    """What Torch-TensorRT is given, which has never run here."""
+    keys: dict[str, Any] = {"task": {"name": "infer"}, "precision": {"name": "fp32"}}
+    config = config_of(**keys, engine={"fuse": "off"})
+    plan = plan_of(config)
+    context = alone(plan)
+    tensors = filled_tensors(config, [context])
+    place_tensors(tensors, torch.float32, plan.graph)
+    module = StageModule(context, tensors, regions_of(plan, plan.stages[0]))
+    x, [region] = torch.rand(2, 3, 19, 22), module.regions
+    with torch.no_grad():
+        program = torch.export.export(RegionModule(region), (x,), strict=False)
+        values = {INPUT: x.clone()}
+        region.run(values)
+        [output] = program.module()(x)
+    kinds = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
+    assert all(kind.startswith("aten.") for kind in kinds)
+    torch.testing.assert_close(output, values[plan.graph.output])
+
+
 @needs_compiler
 def test_missing_compiler_is_named_before_ranks_start(monkeypatch):
     config = config_of(device="cpu", engine={"compile": "stage"})
@@ -114,6 +140,7 @@ def test_missing_compiler_is_named_before_ranks_start(monkeypatch):
 def test_triton_compiler_is_the_one_that_cc_names(monkeypatch):
     monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
     assert "Triton is not installed" in (compilers.missing("cuda") or "")
+    assert "pip install 'hires[tensorrt]'" in (compilers.missing("cuda", "tensorrt") or "")
     monkeypatch.setattr(compilers.util, "find_spec", lambda name: name)
     monkeypatch.setattr(compilers.Path, "is_file", lambda path: True)
     monkeypatch.setattr(compilers.shutil, "which", lambda name: name == "clang")

@@ -66,9 +66,8 @@ class EngineConfig(Section, key="engine"):
     compile: str = choice("off", ("off", "stage", TENSORRT))
     """What is compiled before the first step. ``stage``: torch compiles the parts of each stage
     that exchange no messages (with one rank, all of the network), with a C++ compiler, on GPUs with
-    Triton. ``tensorrt``: the same parts become engines of TensorRT, for inference on NVIDIA GPUs
-    without tiles, and are kept in the user's cache. ``off``: nothing; so it is with
-    ``precision=int8``, but for ``tensorrt``."""
+    Triton. ``tensorrt``: Torch-TensorRT compiles the same parts, for inference on NVIDIA GPUs
+    without tiles. ``off``: nothing; so it is with ``precision=int8``."""
     fuse: str = choice("auto", ("auto", "off"))
     """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
     become part of the convolutions before them, for example; or the network as it is (``off``).
@@ -165,11 +164,11 @@ class RunConfig(Section):
                 f"precision={INT8} is for inference, and task=train learns real numbers; train in "
                 f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
             )
-        if self.precision.name == INT8 and self.engine.compile == "stage":
+        if self.precision.name == INT8 and self.engine.compile != "off":
             check.problems.append(
                 f"engine.compile={self.engine.compile} is for real numbers: precision={INT8} calls "
-                f"kernels that are compiled already and have rescaling, sum and ReLU in them; use "
-                f"engine.compile=off, or engine.compile={TENSORRT} on NVIDIA GPUs"
+                "kernels that are compiled already and have rescaling, sum and ReLU in them; use "
+                "engine.compile=off"
             )
         if self.engine.compile == TENSORRT:
             check.problems += self._unfit_for_engines()
