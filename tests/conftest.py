@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.run_config import DEVICE_KINDS
 from hires.launcher.ranks import spawn
 from tests.helpers.mpi_ranks import MPIS
 
@@ -44,7 +45,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure() -> None:
-    """Ctrl-C counts even where a shell began the tests in its background, which ignores it."""
+    """Allows ``device=simulated``, which tests.helpers.simulated_device registers in ranks.
+
+    Ctrl-C counts even where a shell began the tests in its background, which ignores it.
+    """
+    DEVICE_KINDS.append("simulated")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

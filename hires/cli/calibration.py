@@ -15,9 +15,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from hires.cli.named_weights import UNUSABLE, run_of_weights
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural
 from hires.cli.screens.show_scales import auto_lines
@@ -34,7 +32,6 @@ from hires.core.config.value_checks import build, unread_keys
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
-from hires.core.store.records import read_config
 from hires.core.store.rundir import run_path
 from hires.data.source import open_data
 from hires.launcher.interface import launcher_of
@@ -45,7 +42,6 @@ from hires.plan.passes.int8_roundings import Roundings
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.plan.plan import Finding
 from hires.quant.affine import affine_of
-from hires.quant.origin import CALIBRATION, TRAINING, WEIGHTS, image_facts
 from hires.quant.scales import (
     Scales,
     calibration_key,
@@ -201,20 +197,6 @@ def quantised_config(config: RunConfig, scales: Path | None) -> RunConfig:
     )
 
 
-def origin_of(own: RunConfig) -> dict[str, Any]:
-    """Returns which images a calibration reads, and what its weights came from."""
-    origin: dict[str, Any] = {CALIBRATION: image_facts(own)}
-    if own.weights is None:
-        return origin
-    origin[WEIGHTS] = str(Path(own.weights).expanduser().absolute())
-    with contextlib.suppress(*UNUSABLE):  # a training of which nothing is left but its weights
-        run = run_of_weights(own.weights)
-        trained = None if run is None else read_config(run)
-        if trained is not None and trained.task.name == "train":
-            origin[TRAINING] = image_facts(trained)
-    return origin
-
-
 def found_scales(config: RunConfig, planner: Planner) -> Path | None:
     """Returns scales that a calibration of the same network and images has left; None: none.
 
@@ -227,9 +209,7 @@ def found_scales(config: RunConfig, planner: Planner) -> Path | None:
     for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
         with contextlib.suppress(HiresError):
             held = read_scales(path)
-            # That of an older hires lacks the operators, and left layers alone in 8 bits.
-            chosen = config.quant.auto is None or "operators" in held.auto
-            whole = wanted <= held.values.keys() and chosen
+            whole = wanted <= held.values.keys()
             if whole and held.source == key and held.network == params_digest(graph):
                 return path
     return None

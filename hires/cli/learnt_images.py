@@ -1,11 +1,9 @@
-"""Finds the images of an evaluation or prediction that its weights or scales were made with.
+"""Finds the images of an evaluation or prediction that its weights were trained with.
 
     run of weights=RUN      data.split=train          1618 images
     task=evaluate           data.split=all            1797 images, 1618 of them learnt
 
 Both configs decide it, so no pixel is read. Where they divide the data alike, counts are enough.
-The file of a quantised network holds what decides it of its calibration and training
-(:mod:`hires.quant.origin`).
 """
 
 from __future__ import annotations
@@ -20,10 +18,7 @@ from hires.cli.named_weights import UNUSABLE, training_of
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
-from hires.core.precisions import INT8
 from hires.plan.plan import Finding
-from hires.quant.origin import CALIBRATION, origin_config
-from hires.quant.scales import read_scales, scales_place
 
 _MADE = ("synthetic", "textures", "hard")
 """``data.name`` of images that are made from the seed of the run."""
@@ -35,10 +30,8 @@ _OF_PLACE = ("name", "images", "masks", "level", "cut", "region", "stride", "tis
 def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]:
     """Returns a finding if a run has trained its weights with images that it evaluates or predicts.
 
-    It is a note where that is no mistake: of predictions, and of ``data.split=train``. Notes say,
-    too, if its scales were calibrated on such images, or on images of another size. ``config`` is
-    complete (``with_classes``, ``with_scales``), and ``seen`` has the sizes of data that was
-    opened.
+    A note for predictions and for ``data.split=train``, else a warning. ``config`` is complete
+    (``with_classes``), and ``seen`` has the sizes of data that was opened.
     """
     findings: list[Finding] = []
     if config.task.name not in ONE_PASS:
@@ -46,8 +39,6 @@ def learnt_images(config: RunConfig, seen: dict[str, DataSize]) -> list[Finding]
     findings += _of_names(config)
     with contextlib.suppress(*UNUSABLE):
         findings += _of_training(config, seen)
-    with contextlib.suppress(*UNUSABLE):
-        findings += _of_calibration(config, seen)
     return findings
 
 
@@ -85,33 +76,6 @@ def _of_training(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Findi
     yield Finding(severity, "data.split", words)
 
 
-def _of_calibration(config: RunConfig, seen: dict[str, DataSize]) -> Iterator[Finding]:
-    place = scales_place(config) if config.precision.name == INT8 else None
-    if place is None:
-        return
-    scales = read_scales(*place)
-    calibrated = origin_config(scales.origin, CALIBRATION)
-    if calibrated is None:
-        return
-    theirs, ours = ((one.height, one.width) for one in (calibrated, config))
-    if theirs != ours:
-        words = (
-            f"the scales of {place[0]} were calibrated at {theirs[0]}x{theirs[1]} pixels, and this "
-            f"{_does(config)} images of {ours[0]}x{ours[1]}, whose values may have other ranges; "
-            f"calibrate with image=[{ours[0]},{ours[1]}]"
-        )
-        yield Finding("note", "image", words)
-    count = _num_shared(config, calibrated, seen, scales.images)
-    if count:
-        words = (
-            f"the scales of {place[0]} were calibrated on {count} of the "
-            f"{size_of(config, seen).images} images that this {_does(config)} "
-            f"(data.split={calibrated.data.split} of the calibration), so they fit these better "
-            f"than new images; calibrate on data.split=train and use data.split=validation here"
-        )
-        yield Finding("note", "data.split", words)
-
-
 def _does(config: RunConfig) -> str:
     return "evaluates" if config.task.name == "evaluate" else "predicts"
 
@@ -130,31 +94,22 @@ def _place(data: DataConfig) -> list[object]:
     return [path, *(getattr(data, name) for name in _OF_PLACE)]
 
 
-def _num_shared(
-    config: RunConfig, other: RunConfig, seen: dict[str, DataSize], first: int | None = None
-) -> int:
-    """Returns how many images of a config another one reads, too, all or the ``first`` ones."""
+def _num_shared(config: RunConfig, other: RunConfig, seen: dict[str, DataSize]) -> int:
+    """Returns how many images of a config another one reads, too."""
     if not _same_data(config, other):
         return 0
     ours, theirs = config.data, other.data
     learnt = _with_data_of(config, theirs)
     if ours.split == "all" or (_divided_alike(ours, theirs) and _part(ours) == _part(theirs)):
-        count = size_of(learnt, seen).images
-        return count if first is None else min(first, count)
-    if theirs.split == "all" and first is None:
+        return size_of(learnt, seen).images
+    if theirs.split == "all":
         return size_of(config, seen).images
-    if theirs.split != "all" and _divided_alike(ours, theirs):
+    if _divided_alike(ours, theirs):
         return 0
-    from hires.data.source import open_data, step_indices
+    from hires.data.source import open_data
 
     sources = [open_data(one) for one in (config, learnt)]
-    lengths = [len(one) for one in sources]
-    batch = min(first or lengths[1], lengths[1])
-    drawn = step_indices(0, batch, lengths[1], other.seed, theirs.shuffle)
-    names = [
-        {source.name(i) for i in which}
-        for source, which in zip(sources, (range(lengths[0]), drawn), strict=True)
-    ]
+    names = [{source.name(i) for i in range(len(source))} for source in sources]
     return len(names[0] & names[1])
 
 

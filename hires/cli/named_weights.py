@@ -13,10 +13,7 @@ from hires.core.errors import HiresError
 from hires.core.store import file_names, records, rundir
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
-from hires.core.store.reading import text
 from hires.plan.search.change import written
-from hires.quant.origin import TRAINING, WEIGHTS, origin_config
-from hires.quant.scales import stored_scales
 
 UNUSABLE = (HiresError, OSError, RuntimeError, ValueError)
 """Errors of a training of which nothing is left but its weights, or of paths that are none."""
@@ -46,17 +43,11 @@ def run_of_weights(weights: str) -> Path | None:
 def training_of(config: RunConfig) -> tuple[str, RunConfig] | None:
     """Returns the run that trained the parameters in a few words, and its config; None: no run is.
 
-    Of a quantised network it is that of its float weights, and its config reads the same images.
     Errors are those of :data:`UNUSABLE`.
     """
     source = config.weights or config.checkpoint.source
     if source is None:
         return None
-    stored = stored_scales(config) if config.weights else None
-    trained = None if stored is None else origin_config(stored.origin, TRAINING)
-    if stored is not None and trained is not None:
-        origin = text(stored.origin.get(WEIGHTS)) or "?"
-        return f"weights={source} was quantised from {origin}, whose run", trained
     run = run_of_weights(source)
     trained = None if run is None else records.read_config(run)
     if trained is None or trained.task.name != "train":

@@ -23,8 +23,6 @@ from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFin
 from hires.data.folder import check_classes, listing, reason_of
 from hires.data.image_findings import (
     colour_findings,
-    pair_findings,
-    same_names,
     same_pixels,
     size_findings,
     unreadable,
@@ -121,10 +119,8 @@ def check_data(
     findings += [
         *unreadable(report.images),
         *(size_findings(report.images, config) if sized else ()),
-        *(pair_findings(report.images, root) if data == "pairs" else ()),
         *colour_findings(report.images),
         *same_pixels(report.images, label),
-        *same_names(map(within, files)),
     ]
     if others:
         kinds = collections.Counter(suffix_of(file) or "no suffix" for file in others)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import collections
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from hires.core.config.run_config import RunConfig
 from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFinding
-from hires.data.image_format import ImageFacts, suffix_of
+from hires.data.image_format import ImageFacts
 from hires.data.start_check import FAR
 
 Images = Sequence[CheckedImage]
-_COPY = re.compile(r"[-_.]?(x\d+|lr|hr|small|large)$", re.IGNORECASE)
-"""Suffix of the small image's name in a pair, as ``0001x4``."""
 
 
 def unreadable(images: Images) -> Iterator[DataFinding]:
@@ -81,10 +76,6 @@ def colour_findings(images: Images) -> Iterator[DataFinding]:
         usual = bits.most_common(1)[0][0]
         text = f"of another bit depth than {usual}; white is the largest value of each file"
         yield DataFinding(NOTE, text, [f"{i.path}: {f.bits}" for i, f in known if f.bits != usual])
-    named = [(i, f) for i, f in known if suffix_of(i.path)[1:3].upper() != f.format[:2]]
-    if named:
-        text = "of another format than their name says"
-        yield DataFinding(NOTE, text, [f"{image.path}: {facts.format}" for image, facts in named])
 
 
 def _begins(name: str) -> Callable[[ImageFacts], bool]:
@@ -107,53 +98,3 @@ def same_pixels(images: Images, label: dict[str, str]) -> Iterator[DataFinding]:
         yield DataFinding(WARNING, "with the pixels of an image of another class", apart)
     if same:
         yield DataFinding(WARNING, "with the pixels of another image, which counts twice", same)
-
-
-def same_names(files: Iterable[str]) -> Iterator[DataFinding]:
-    """Yields names that some file systems cannot tell apart."""
-    first: dict[str, str] = {}
-    clashes = []
-    for file in files:
-        other = first.setdefault(unicodedata.normalize("NFC", file).casefold(), file)
-        if other != file:
-            clashes.append(f"{file}: {Path(other).name}")
-    if clashes:
-        text = "with the name of another in other case; on some systems one replaces the other"
-        yield DataFinding(WARNING, text, clashes)
-
-
-def pair_findings(images: Images, root: Path) -> Iterator[DataFinding]:
-    """Yields what is wrong where a folder of ``data=pairs`` holds ready-made pairs.
-
-    hr/0001.png   400 x 600      a run takes every image as the large one of a pair, and makes the
-    lr/0001x4.png 100 x 150      small one itself: the folder of the large ones is all it needs
-    """
-    folders: dict[str, dict[str, CheckedImage]] = collections.defaultdict(dict)
-    for image in images:
-        inside = Path(image.path)
-        folders[inside.parts[0]][_COPY.sub("", inside.stem)] = image
-    if len(folders) != 2:
-        return
-    (a, ours), (b, theirs) = folders.items()
-    shared = [name for name in ours if name in theirs and ours[name].facts and theirs[name].facts]
-    if 2 * len(shared) < min(len(ours), len(theirs)) or not shared:
-        return
-    if ours[shared[0]].size < theirs[shared[0]].size:
-        a, ours, b, theirs = b, theirs, a, ours
-    text = (
-        f"{a} and {b} look like the large and small images of pairs. data=pairs takes both as "
-        f"large ones and makes the small ones itself; use data.path={root / a}"
-    )
-    yield DataFinding(WARNING, text)
-    alone = [part[name].path for part in (ours, theirs) for name in part if name not in shared]
-    if alone:
-        yield DataFinding(WARNING, "without a partner", alone)
-    scales = {
-        name: tuple(x / y for x, y in zip(ours[name].size, theirs[name].size, strict=True))
-        for name in shared
-    }
-    usual = collections.Counter(scales.values()).most_common(1)[0][0]
-    wrong = [f"{ours[n].path}: {x:g} x {y:g}" for n, (x, y) in scales.items() if (x, y) != usual]
-    if wrong:
-        text = f"not {usual[0]:g} times as large as their partner, as most are"
-        yield DataFinding(WARNING, text, wrong)

@@ -34,7 +34,6 @@ from hires.plan.graph import INPUT, describe
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.affine import Affine, affine_of
 from hires.quant.observers import PIECE, WITH_COUNTS, Observed, reduce_all
-from hires.quant.origin import CALIBRATION, image_facts
 from hires.quant.scales import Scales, calibration_key, write_scales
 
 POOR_DB = 20.0
@@ -91,8 +90,7 @@ class Calibrator:
                     f"was trained (weights=PATH){keep}"
                 ) from None
         facts = params_digest(self.graph), quant.observer, quant.images
-        origin = {CALIBRATION: image_facts(self._config)}
-        return Scales(*facts, values, ranges, source=source, origin=origin)
+        return Scales(*facts, values, ranges, source=source)
 
     def noise(self, source: Data, values: dict[str, Affine]) -> dict[str, float]:
         """Returns the signal over the noise that its scale adds to each value, in dB.

@@ -4,12 +4,12 @@
                              network
     momentum00.safetensors   what the optimiser keeps for its parameters, by the same names; where
                              holders divide it, momentum00.001.safetensors of each, by rows
-    rank0000.safetensors     states of a rank's random numbers
     checkpoint.json          the digest of each file, and the few numbers that all ranks have alike
 
 All holders of a stage are equal, so one of them (``weight_sharing.reader_of``) writes its files and
 reads them again; the others get what it has read by broadcast.
-Which images come next is a function of the step and the seed (``hires.data.source``).
+Which images come next, and what a step draws, are functions of the step and the seed
+(``hires.data.source``, ``hires.nets.random_draws``).
 
     all ranks   write into a hidden folder, wait until the files are on the disk
     all ranks   agree that every part was written
@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -58,10 +57,9 @@ from hires.core.store.naming import plain
 from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, made_tensors, names_of
-from hires.engine.checkpoint_contents import ContentsReader, rank_file, stage_file
+from hires.engine.checkpoint_contents import ContentsReader, stage_file
 from hires.engine.optimizer import EMA, Optimizer
 from hires.engine.stopped_pass import agreed_step
-from hires.engine.tensorfile import TensorFile
 from hires.engine.weight_sharing import reader_of, share_weights
 from hires.engine.weights_file import WeightsFile
 from hires.plan.groups import held_stages
@@ -208,7 +206,7 @@ class Saver:
             numbers[SCALE] = engine.executor.scale.state().tolist()
         if engine.optimizer is not None:
             numbers[UPDATES] = [float(engine.optimizer.updates)]
-        facts = path, step, self.attempt, self.config.task.name, _layout_of(engine.context.plan)
+        facts = path, step, self.attempt, self.config.task.name
         made = Checkpoint(*facts, files, numbers, _settings_of(self.config))
         write_atomically(building / checkpoints.MANIFEST, made.manifest())
         _sync(building)
@@ -251,11 +249,6 @@ class Saver:
             scale.restore(torch.tensor(state, dtype=torch.float64))
             if step == 0:  # of another task: its steps are none of this run
                 scale.skipped = 0
-        # Another layout or kind of device draws other numbers, and not those of step 0 again.
-        torch.manual_seed((self.config.seed * 2**20 + self._rank) ^ (step << 40))
-        if same_task and checkpoint.layout == _layout_of(engine.context.plan):
-            file = TensorFile(checkpoint.path / rank_file(self._rank))
-            engine.device.set_random_states({name: file.tensor(name) for name in file.names})
         # So that no rank waits in its first step for another one's disk.
         comm.max_all(0, patient=True)
         log.info("goes on at step %d from %s", step, checkpoint.path)
@@ -383,7 +376,7 @@ def _settings_of(config: RunConfig) -> dict[str, object]:
 def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
     context, optimizer = engine.context, engine.optimizer
-    files = {rank_file(context.rank): engine.device.random_states()}
+    files: dict[str, dict[str, Tensor]] = {}
     plan = context.plan
     for stage, one in {c.stage.index: c for c in engine.contexts}.items():
         names, shares = sorted(names_of([one], tensors)), shares_of_holders(plan, stage)
@@ -401,15 +394,6 @@ def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[
             moved = {key: state[kind] for key, state in kept.items() if state}
             files[stage_file(kind, stage, part)] = moved
     return files
-
-
-def _layout_of(plan: Plan) -> str:
-    # Equal for plans in which each rank computes the same in one order: then it draws the same
-    # random numbers.
-    stages = [[s.first, s.last, s.tiles, s.shards, s.segments] for s in plan.stages]
-    facts = [stages, plan.schedule, plan.num_replicas, plan.num_directions, plan.graph.input_shape]
-    nodes = [dataclasses.asdict(node) for node in plan.graph.nodes]
-    return hashlib.sha256(json.dumps([facts, nodes]).encode()).hexdigest()[:16]
 
 
 def _candidates(
@@ -456,8 +440,6 @@ def _files_read(checkpoint: Checkpoint, plan: Plan, rank: int) -> list[str]:
         wanted = names if file.startswith("stage") else kept
         if any(checkpoints.part_of_key(key)[0] in wanted for key in stored.shapes):
             read.append(file)
-    if checkpoint.layout == _layout_of(plan):
-        read.append(rank_file(rank))
     return read
 
 

@@ -38,11 +38,6 @@ class ContentsReader:
         return self._opened[held.file].tensor(held.key)
 
 
-def rank_file(rank: int) -> str:
-    """Returns the name of the file of one rank's random numbers."""
-    return f"rank{rank:04d}.safetensors"
-
-
 def stage_file(kind: str, stage: int, part: int | None = None) -> str:
     """Returns the name of the file of one kind of tensors of a stage, or of one holder's rows."""
     return f"{kind}{stage:02d}{'' if part is None else f'.{part:03d}'}.safetensors"

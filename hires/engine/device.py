@@ -6,7 +6,6 @@
     uploads    microbatches, copied from pinned memory while the rank computes
     clock      of the time line: when the device did what it was given, not when it was given
     memory     peak of what tensors needed, and what the whole device holds
-    states     of random numbers, for checkpoints
 
 All other modules take the device from their operands, or from ``Context.device``.
 """
@@ -25,7 +24,6 @@ from hires.core.errors import ConfigError
 from hires.core.ranks import compilers
 from hires.core.ranks.timeline import HostClock
 from hires.core.registry import Registry
-from hires.nets.generators import generator_states, set_generator_states
 
 T = TypeVar("T", bound=Tensor)
 
@@ -102,14 +100,6 @@ class RankDevice:
         """
         return {}
 
-    def random_states(self) -> dict[str, Tensor]:
-        """Returns the states of the random numbers that the rank draws, by name."""
-        return generator_states(self.torch)
-
-    def set_random_states(self, states: dict[str, Tensor]) -> None:
-        """Sets those states that this device has: a checkpoint may be of another kind of device."""
-        set_generator_states(self.torch, states)
-
 
 @DEVICES.register("cpu")
 def _cpu(local_rank: int) -> RankDevice:
@@ -138,26 +128,6 @@ class Accelerator(RankDevice):
     def keep_for(self, tensor: Tensor, stream: Any) -> None:
         """Keeps the memory of a tensor until a stream that uses it, too, has done so."""
         raise NotImplementedError
-
-
-@DEVICES.register("simulated")
-class Simulated(Accelerator):
-    """An accelerator in Python, on which a tensor on the wrong device fails."""
-
-    def __init__(self, local_rank: int) -> None:
-        # Only ranks that ask for it have it: it changes torch for the whole process.
-        from hires.engine import simulated_device, simulated_streams
-
-        super().__init__(simulated_device.load())
-        self._pin, self._keep_for = simulated_streams.pin, simulated_streams.keep_for
-
-    def host_empty(self, shape: Sequence[int], dtype: Dtype, **keys: Any) -> Tensor:
-        """Returns a tensor of the host that counts as pinned."""
-        return self._pin(torch.empty(shape, dtype=dtype, **keys))
-
-    def keep_for(self, tensor: Tensor, stream: Any) -> None:
-        """Keeps the memory of a tensor until a stream that uses it, too, has done so."""
-        self._keep_for(tensor, stream)
 
 
 @DEVICES.register("cuda")

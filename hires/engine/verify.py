@@ -54,7 +54,7 @@ from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.executor import StepResult
-from hires.parallel.loss import plain_loss
+from hires.parallel.loss import loss_draws, plain_loss
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of, is_random
 
@@ -238,7 +238,8 @@ def reference_step(
             tensors[f"output/{index}"] = kept if rerun.shift is None else kept[order.argsort()]
             if training:
                 exact = output if output.dtype == torch.float64 else output.float()
-                loss = plain_loss(config.objective, exact, target)
+                with loss_draws(config.seed, 0, index * len(images), len(images)):
+                    loss = plain_loss(config.objective, exact, target)
                 torch.autograd.backward(loss / len(microbatches) * scale)
                 tensors[f"loss/{index}"] = loss.detach()
     if training:

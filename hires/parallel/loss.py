@@ -27,11 +27,14 @@ from hires.core.config.loss_config import LossConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
 from hires.nets.custom import imported
+from hires.nets.random_draws import Draws
 from hires.parallel.context import Context
 from hires.plan.rules import WHOLE
 
 _NO_LABEL = -100
 """What torch ignores if nothing is to be ignored: no label."""
+_LOSS_DRAW = 2**31
+"""Number of the first draw of a custom loss: above those of every network."""
 
 
 def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
@@ -71,9 +74,24 @@ def loss_of(
     None: each does. Where the output lies in tiles or shards, the target is the same part of the
     whole target.
     """
-    graph = context.plan.graph
     if output.dtype != torch.float64:
         output = output.float()
+    if keys.name == "custom":
+        samples = context.plan.graph.input_shape[0]
+        with loss_draws(context.seed, context.step, context.first_sample, samples):
+            return _loss_of(keys, output, target, context)
+    return _loss_of(keys, output, target, context)
+
+
+def loss_draws(seed: int, step: int, first_sample: int, samples: int) -> Draws:
+    """Returns the mode under which a custom loss draws: numbers that no layer draws."""
+    return Draws(seed, step, first_sample, samples, _LOSS_DRAW)
+
+
+def _loss_of(
+    keys: LossConfig, output: Tensor, target: Tensor, context: Context
+) -> tuple[Tensor, Tensor | None]:
+    graph = context.plan.graph
     divides = divides_output(context)
     if not (divides or keys.ignored):
         return plain_loss(keys, output, target), None

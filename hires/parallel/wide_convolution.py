@@ -32,8 +32,8 @@ def product_type(x: Tensor) -> torch.dtype:
 
 
 def by_onednn(x: Tensor) -> bool:
-    """Whether a convolution of a tensor is oneDNN's; the simulated device computes on the CPU."""
-    return x.device.type in ("cpu", "simulated")
+    """Whether a convolution of a tensor is oneDNN's: on every device but a GPU."""
+    return not x.is_cuda
 
 
 def by_plain_onednn(x: Tensor) -> bool:

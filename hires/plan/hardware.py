@@ -124,12 +124,6 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
             f"device={device}; use device=cuda, or engine.compile=off"
         )
         yield Finding("error", "engine.compile", text)
-    elif config.engine.compile != "off" and device == "simulated":
-        text = (
-            "torch compiles nothing for device=simulated, which exists in Python only; use "
-            "engine.compile=off or device=cpu"
-        )
-        yield Finding("error", "engine.compile", text)
     yield from _uncompiled(config, device)
     there, ranks = gpus_of_node(config), ranks_of_node(config)
     if device == CUDA:

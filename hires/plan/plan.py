@@ -178,7 +178,7 @@ class Plan:
     halo_overlap: str = "auto"
     """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
     device: str = "cpu"
-    """What ranks compute on: ``cpu``, ``cuda`` or ``simulated``."""
+    """What ranks compute on: ``cpu`` or ``cuda``."""
     backend: str = "gloo"
     """Carries every message without a route of its own."""
     num_nodes: int = 1

@@ -34,7 +34,7 @@ RULED = (
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ONE_ROUTE = ("all_to_all", "gather", "scatter")
 """Operations whose ranks may have a size each, which no rank has of all: one route for all."""
-DEVICES = ("cpu", "cuda", "simulated")
+DEVICES = ("cpu", "cuda")
 DTYPES = {
     "float": ("float32", "float64", "complex64", "complex128"),
     "half": ("float16", "bfloat16"),

@@ -1,13 +1,12 @@
 """Reads, checks and writes the scales of a quantised network; pure Python, the front end plans so.
 
-    FILE.json           {"version": 1, "network": digest, "source": digest, "observer": "entropy",
+    FILE.json           {"version": 2, "network": digest, "source": digest, "observer": "entropy",
                          "images": 256, "values": {value: [scale, zero point]},
                          "ranges": {value: [low, high]},
                          "kept": {node: reason}, "noise": {value: dB},
                          "weights": digest of FILE.safetensors, "linear": "static" or "dynamic",
                          "auto": {"asked_db", "signal_db", "images", "operators"},
-                         "alone": {node: dB}, both of quant.auto only,
-                         "origin": its images (hires.quant.origin),
+                         "alone": {node: dB}, both of quant.auto, else empty,
                          "min_max_noise": {value: dB}, where it is much more than "noise"}
     FILE.safetensors    the quantised weights, beside it
 
@@ -22,7 +21,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,8 @@ from hires.core.store.naming import identity, plain
 from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
 from hires.quant.affine import LAST, Affine
-from hires.quant.origin import checked_origin
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".json"
 _WEIGHT_END = ":weight8"
 """How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
@@ -84,9 +82,6 @@ class Scales:
     alone: Mapping[str, float] = field(default_factory=dict)
     """The same signal if one node alone is in 8 bits, of each that ``quant.auto`` measured; not of
     those that add no noise, or after which the output is not finite."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """Which images they were calibrated on, and what the weights came from
-    (:mod:`hires.quant.origin`)."""
     min_max_noise: Mapping[str, float] = field(default_factory=dict)
     """What :attr:`noise` would be with the observer min_max, of values that lose much by theirs."""
 
@@ -106,24 +101,22 @@ class Scales:
             "linear": self.linear,
             "auto": dict(self.auto),
             "alone": dict(self.alone),
-            "origin": dict(self.origin),
             "min_max_noise": dict(self.min_max_noise),
         }
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
     def digest(self) -> str:
-        """16 digits that differ where the scales do, wherever the images and weights lay."""
-        return hashlib.sha256(replace(self, origin={}).text().encode()).hexdigest()[:16]
+        """16 digits that differ where the scales do."""
+        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     @property
     def mark(self) -> str:
-        """16 digits of the scales without ``weights`` and ``origin``, in whatever order.
+        """16 digits of the scales without ``weights``, in whatever order.
 
-        The safetensors file stores them, so that a mismatched pair is detected. Its own bytes, and
-        with them the names of runs, do not depend on where images and weights lay.
+        The safetensors file stores them, so that a mismatched pair is detected.
         """
-        facts = json.loads(replace(self, origin={}).text())
+        facts = json.loads(self.text())
         del facts["weights"]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -248,8 +241,7 @@ def require_pair(place: WeightsPlace, scales: Scales, types: Mapping[str, str]) 
     """
     held, again = place.metadata().get(MARK), "make both again with `hires quantize`"
     if held is None:
-        text = "does not say which scales belong to it"
-        raise ConfigError(f"{place.key} {text}; {again}")
+        raise ConfigError(f"{place.key} does not say which scales belong to it; {again}")
     if held != scales.mark:
         raise ConfigError(
             f"{place.key}: the scales beside it are not those that it was written with (their "
@@ -295,11 +287,10 @@ def _holds_numbers(file: Path) -> bool:
 
 
 def _checked(held: Any) -> Scales:
-    for name in _OBJECTS:
-        if not isinstance(_object(held, "it")[name], dict):
-            raise ValueError(f"{name} is {_kind(held[name])}, not an object of names")
-    if held["version"] != VERSION:
+    if _object(held, "it")["version"] != VERSION:
         raise ValueError(f"version {str(held['version'])[:20]!r}, this hires reads {VERSION}")
+    for name in _OBJECTS:
+        _object(held[name], name)
     values = {_text(name): _affine(name, one) for name, one in held["values"].items()}
     ranges = {_text(name): _range(name, one) for name, one in held["ranges"].items()}
     if values.keys() != ranges.keys():
@@ -319,8 +310,7 @@ def _checked(held: Any) -> Scales:
         raise ValueError("auto lacks what was asked for")
     measured = (held[name].items() for name in ("alone", "min_max_noise"))
     alone, min_max = ({_text(name): _finite(one) for name, one in some} for some in measured)
-    origin = checked_origin(held["origin"])
-    rest = kept, noise, weights, source, linear, auto, alone, origin, min_max
+    rest = kept, noise, weights, source, linear, auto, alone, min_max
     return Scales(network, observer, images, values, ranges, *rest)
 
 

@@ -4,19 +4,15 @@ images its weights or scales were made with."""
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from typing import Any
 
 import pytest
 
-from hires.cli.calibration import origin_of
 from hires.cli.data_keys import with_classes
 from hires.cli.learnt_images import learnt_images
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store import rundir
 from hires.core.store.naming import run_name
-from hires.quant.affine import Affine
-from hires.quant.scales import Scales, write_scales
 
 
 def resolved(**keys: Any) -> RunConfig:
@@ -100,47 +96,11 @@ def test_other_images_are_no_finding(run, tmp_path):
     assert "40 of the 40" in findings_of(made, {"name": "textures", "length": 40})[0].text
 
 
-SCALES = Scales("0" * 16, "entropy", 64, {"input": Affine(0.1, 128)}, {"input": (-12.8, 12.7)})
-
-
-def int8_of(path, data, trained=None, scales=SCALES, **keys):
-    """Returns keys that evaluate with scales that were calibrated on some data."""
-    own = {"image": 16, "model": NET, "data": data, "task": {"name": "calibrate"}, **keys}
-    origin = origin_of(from_dict({**own, "weights": trained and f"{trained}/best"}))
-    write_scales(path, dataclasses.replace(scales, origin=origin))
-    return {"precision": {"name": "int8"}}
-
-
-def test_quantised_weights_remember_their_training(run, tmp_path):
-    # The file held nothing of the run that it was made from, so no evaluation of it said a word.
-    file = tmp_path / "n8.safetensors"
-    whole = dataclasses.replace(SCALES, weights="1" * 16)
-    int8 = int8_of(tmp_path / "n8.json", {**DIGITS, "split": "train"}, run, whole)
-    shutil.rmtree(run)
-    training, calibration = findings_of(str(file), DIGITS, **int8)
-    assert training.severity == "warning"
-    assert f"weights={file} was quantised from {run}/best, whose run trains" in training.text
-    assert "1618 of the 1797 images" in training.text
-    assert "calibrated on 64 of the 1797 images" in calibration.text
-    training, calibration = findings_of(str(file), {**DIGITS, "split": "train"}, **int8)
-    assert (training.severity, calibration.severity) == ("note", "note")
-    assert findings_of(str(file), {**DIGITS, "split": "validation"}, **int8) == []
-
-
-HOSTILE = [
-    {"calibration": 7},
-    {"calibration": {"image": [2**53, 1], "data": {"name": "digits", "split": "later"}}},
-    {"calibration": {"image": 16, "data": {"name": "digits", "path": "~nobody-of-that-name/x"}}},
-    {"calibration": {"\x1b[2J": 1}, "training": {"data": {"path": "\0"}}},
-    {"training": {"data": {"name": "digits", "split_seed": 1}}, "weights": "\x1b[2J"},
-]
-
-
-def test_wrong_facts_of_a_calibration_are_left_out(tmp_path):
-    file = tmp_path / "n8.safetensors"
-    for origin in HOSTILE:
-        scales = dataclasses.replace(SCALES, weights="1" * 16, images=2**60, origin=origin)
-        write_scales(tmp_path / "n8.json", scales)
-        int8 = {"precision": {"name": "int8"}}
-        for finding in findings_of(str(file), {**DIGITS, "split": "validation"}, **int8):
-            assert finding.text.isprintable()
+def test_data_that_is_divided_in_another_way_shares_some_images(run, tmp_path):
+    [finding] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
+    count = int(finding.text.partition("trains with ")[2].split()[0])
+    assert 0 < count < 179
+    assert "use the data.split_file, data.validation" in finding.text
+    [finding] = findings_of(run_of(tmp_path / "all", DIGITS), {**DIGITS, "split": "validation"})
+    assert "179 of the 179" in finding.text
+    assert "train with data.split=train (validate.every sets it)" in finding.text

@@ -97,7 +97,7 @@ def deep_png() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IEND", b"")
 
 
-def test_colours_bits_names_and_orientation_that_differ_are_told(folder, pixels):
+def test_colours_bits_and_orientation_that_differ_are_listed(folder, pixels):
     Image.fromarray(pixels(40, 50)).save(folder / "a/grey.png")
     Image.fromarray(pixels(40, 50, 4)).save(folder / "a/alpha.png")
     Image.fromarray(pixels(40, 50, 4), "CMYK").save(folder / "a/cmyk.jpg")
@@ -106,20 +106,15 @@ def test_colours_bits_names_and_orientation_that_differ_are_told(folder, pixels)
     turned = Image.Exif()
     turned[274] = 6
     Image.fromarray(pixels(*COLOUR, seed=10)).save(folder / "a/turned.jpg", exif=turned)
-    Image.fromarray(pixels(*COLOUR, seed=11)).save(folder / "a/named.jpg", "PNG")
     (folder / "a/notes.txt").write_text("notes")
-    Image.fromarray(pixels(*COLOUR, seed=20)).save(folder / "a/x.png")
-    Image.fromarray(pixels(*COLOUR, seed=21)).save(folder / "a/X.png")
     assert found(folder) == {
         "warning: shown rotated or": ["a/turned.jpg"],
         "warning: with 16 bits": ["a/deep.png"],
-        "warning: with the name": ["a/x.png: X.png"],
         "note: with an alpha": ["a/alpha.png"],
         "note: in CMYK, converted": ["a/cmyk.jpg"],
         "note: with a palette,": ["a/palette.png"],
         "note: grey among images": ["a/grey.png"],
         "note: of another bit": ["a/deep.png: 16"],
-        "note: of another format": ["a/named.jpg: PNG"],
         "note: ignored, because they": ["a/notes.txt"],
     }
 
@@ -172,22 +167,6 @@ def test_samples_classes_and_lists_are_checked_as_the_run_reads_them(folder, tmp
         Image.fromarray(pixels(4, 4, 3, seed=place)).save(folder / f"a/more{place}.png")
     [text] = [one.text for one in check_data(str(folder), RunConfig()).findings]
     assert text.startswith("the class a has 41 images, b has 4")
-
-
-def test_ready_made_pairs_are_told_from_a_folder_of_large_images(tmp_path, pixels):
-    for place in range(4):
-        for name, size in (("hr/{}.png", 24), ("lr/{}x2.png", 12)):
-            file = tmp_path / name.format(place)
-            file.parent.mkdir(exist_ok=True)
-            Image.fromarray(pixels(size, size, 3, seed=place)).save(file)
-    Image.fromarray(pixels(8, 8, 3)).save(tmp_path / "lr/2x2.png")
-    (tmp_path / "lr/3x2.png").unlink()
-    texts = {f.text: f.files for f in check_data(str(tmp_path), RunConfig(), "pairs").findings}
-    [hint] = [text for text in texts if "data=pairs takes both" in text]
-    assert hint.endswith(f"use data.path={tmp_path / 'hr'}")
-    assert texts["without a partner"] == ["hr/3.png"]
-    assert texts["not 2 times as large as their partner, as most are"] == ["hr/2.png: 3 x 3"]
-    assert not check_data(str(tmp_path / "hr"), RunConfig(), "pairs").findings
 
 
 def check(capsys, *words):

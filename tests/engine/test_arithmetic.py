@@ -60,21 +60,6 @@ def test_plan_warns_where_the_cpu_lacks_instructions(name, monkeypatch):
     assert not [*checks.check_precision(config_of(name, task=infer))]
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_rank_warns_if_16_bits_are_slower(slow, monkeypatch, caplog):
-    times = {"torch.float16": 0.02 if slow else 0.005, "torch.float32": 0.01}
-    monkeypatch.setattr(arithmetic, "_convolution_s", lambda dtype: times[str(dtype)])
-    with caplog.at_level(logging.WARNING):
-        arithmetic.prepare(config_of("fp16"), RankDevice(), 1)
-        assert not caplog.text
-        arithmetic.prepare(config_of("fp16"), RankDevice(), 0)
-    assert ("takes 20.0 ms, and 10.0 ms in fp32" in caplog.text) is slow
-
-
-def test_both_types_are_measured():
-    assert arithmetic._convolution_s(arithmetic.torch.float32) > 0
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [

@@ -15,7 +15,6 @@ from hires.engine.build import whole_model
 from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.calibrated_values import observed_values
 from hires.plan.passes.int8_scales import kept_by_name
-from hires.quant.origin import image_facts
 from hires.quant.scales import read_scales
 from tests.helpers.evaluations import GEMS, calibration, run_folder
 from tests.helpers.jobs import failing_folder, run_folders
@@ -83,7 +82,6 @@ def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
         ends = min(0, float(tensor.min())), max(0, float(tensor.max()))
         assert found.ranges[name] == pytest.approx(ends, rel=1e-10)
     assert found.images == 10
-    assert found.origin["calibration"] == image_facts(config)
     assert found.observer == "min_max"
     assert set(found.values) == set(observed_values(plan.graph))
     # Uniform noise of one step has the power scale ** 2 / 12.

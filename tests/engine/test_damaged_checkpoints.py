@@ -79,8 +79,8 @@ def left_out(*names: str) -> Harm:
     return harm
 
 
-KINDS = ("stage00", "exp_avg00", "exp_avg_sq00", "ema00", "rank0000")
-STAGE, MEAN, SQUARES, EMA, RANDOM = TENSORS = [f"{kind}.safetensors" for kind in KINDS]
+KINDS = ("stage00", "exp_avg00", "exp_avg_sq00", "ema00")
+STAGE, MEAN, SQUARES, EMA = TENSORS = [f"{kind}.safetensors" for kind in KINDS]
 FILES = (*TENSORS, checkpoints.MANIFEST)
 PLACES = random.Random(7)
 HARMS: dict[str, Harm] = {
@@ -103,7 +103,6 @@ HARMS |= {
     f"{file} {name}": lambda folder, file=file, harm=harm: harm(folder / file)
     for file in FILES
     for name, harm in STRUCTURAL.items()
-    if (name, file) != ("sparse", RANDOM)  # it takes as long as others do
 }
 
 

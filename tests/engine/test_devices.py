@@ -183,7 +183,6 @@ NAMES_DEVICES = {
     "bench/peers/peer_pipelining.py": "says what torch lacks",
     "bench/peers/peer_shard.py": "says what was tried",
     "engine/device.py": "is the home of devices",
-    "engine/simulated_device.py": "is one",
     "engine/weights_file.py": "reads files in the memory of the host",
     "comm/backends/known_backends.py": "names the devices that a backend reaches",
     "comm/backends/nccl.py": "sets the timeout of the backend of GPUs",

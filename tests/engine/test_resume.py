@@ -171,7 +171,7 @@ def test_whole_run_has_all_that_a_checkpoint_must_carry(whole):
     last = checkpoints.read(checkpoints.place(whole, 8))
     kinds = {name.rstrip(".0123456789").removesuffix("safetensors") for name in last.files}
     assert {kind.rstrip(".0123456789") for kind in kinds} == {
-        *("stage", "exp_avg", "exp_avg_sq", "ema", "rank")
+        *("stage", "exp_avg", "exp_avg_sq", "ema")
     }
     steps = lines_of(whole, 0, "step")
     skipped = {step for (step, _), line in steps.items() if line["skipped"]}

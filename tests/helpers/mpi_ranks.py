@@ -82,6 +82,8 @@ def main() -> None:
     """One rank's life."""
     import torch
 
+    from tests.helpers import simulated_device  # noqa: F401  it registers itself
+
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     folder = Path(sys.argv[1])

@@ -15,7 +15,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import sys
 import threading
 import time
 import traceback
@@ -138,6 +137,7 @@ def _serve(pipe: Connection, device: str, once: bool) -> None:
     import torch
 
     from hires.engine.device import open_device
+    from tests.helpers import simulated_device  # noqa: F401  it registers itself
 
     spawn.die_with(os.getppid())()  # also in the middle of a job
     torch.set_num_threads(1)
@@ -172,8 +172,9 @@ def _state() -> tuple[Any, ...]:
     import torch
 
     from hires import comm
+    from tests.helpers import simulated_device
 
-    simulated = "hires.engine.simulated_device" in sys.modules
+    simulated = simulated_device.is_loaded()
     arithmetic = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
     places = dict(os.environ), Path.cwd()
     return comm.is_initialized(), threading.active_count(), simulated, arithmetic, places

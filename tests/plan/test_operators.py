@@ -98,9 +98,6 @@ def test_plan_says_how_much_is_compiled_and_why_not_more():
     assert f"not: each {MESSAGES}" in finding.text
     config.task.name = "infer"
     assert len([*findings(make_plan(config, forked(8, True)))]) == 1
-    config.device = "simulated"
-    [refused] = [f for f in make_plan(config, forked(8, True)).findings if f.severity == "error"]
-    assert "compiles nothing for device=simulated" in refused.text
 
 
 IMAGE = [1, 1, 8, 8]

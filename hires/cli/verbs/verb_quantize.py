@@ -17,7 +17,6 @@ from hires.cli.calibration import (
     calibration_of,
     found_scales,
     observer_lines,
-    origin_of,
     quantised_config,
 )
 from hires.cli.compose.compose_config import compose
@@ -98,7 +97,6 @@ def main(args: Namespace) -> int:
         else:
             print(f"reusing an earlier calibration: {place} (--again repeats it)", file=sys.stderr)
         scales = read_scales(place)
-        scales = dataclasses.replace(scales, origin=origin_of(own))
         graph = planner.graph(own)
         scales, facts = _write(config, place, scales, out, planner, graph)
     if args.json:

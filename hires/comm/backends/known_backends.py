@@ -25,7 +25,7 @@ BACKENDS: Registry[Callable[[World, float], Backend]] = Registry("backend")
 
 REACHES: dict[str, tuple[str, ...]] = {
     "nccl": ("cpu", "cuda"),
-    "null": ("cpu", "cuda", "meta", "simulated"),
+    "null": ("cpu", "cuda", "meta"),
 }
 """``comm.backend`` -> the kinds of device whose memory it reads and writes. Without an entry it is
 the host's; tensors of other devices go through that (:mod:`hires.comm.staging`)."""

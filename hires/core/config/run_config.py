@@ -59,6 +59,10 @@ class MemoryConfig(Section, key="memory"):
     each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""
 
 
+DEVICE_KINDS = ["auto", "cpu", "cuda"]
+"""Choices of ``device``; a kind that :mod:`hires.engine.device` gets from elsewhere is added."""
+
+
 @dataclass
 class EngineConfig(Section, key="engine"):
     """``engine.*``: how a rank computes."""
@@ -104,10 +108,10 @@ class RunConfig(Section):
     epochs: float | None = number(None, above=True, most=MOST_STEPS)
     """Passes over the images of the data, in place of ``steps``, which follow from it: rounded up,
     so that each image was taken. Each pass has an order of its own, from ``seed``."""
-    device: str = choice("auto", ("auto", "cpu", "cuda", "simulated"))
-    """What ranks compute on: ``cpu``, ``cuda`` (NVIDIA GPUs), ``simulated`` (computes on the CPU
-    and refuses what a GPU would) or ``auto``: ``cuda`` where ``cluster.gpus`` or the job's options
-    name GPUs, or this machine shows some to a torch that is built for them; else ``cpu``."""
+    device: str = choice("auto", DEVICE_KINDS)
+    """What ranks compute on: ``cpu``, ``cuda`` (NVIDIA GPUs) or ``auto``: ``cuda`` where
+    ``cluster.gpus`` or the job's options name GPUs, or this machine shows some to a torch that is
+    built for them; else ``cpu``."""
     seed: int = number(0, most=MOST_SEED)
     """Seed of the weights, the synthetic data and the order of images."""
     weights: str | None = cosmetic(word())

@@ -1,6 +1,6 @@
 """Lists the checkpoints of a run, and decides at which of them an attempt begins.
 
-    <run>/checkpoints/step000012/   checkpoint.json stage00.safetensors rank0000.safetensors ...
+    <run>/checkpoints/step000012/   checkpoint.json stage00.safetensors ...
                       best.json     which of them had the best evaluation
 
 A checkpoint is the state after so many steps. It is written into a hidden folder beside its place,
@@ -80,8 +80,6 @@ class Checkpoint:
     """Attempt of the run that wrote it."""
     task: str
     """``train`` or ``infer``."""
-    layout: str
-    """Equal for layouts in which every rank does the same."""
     files: dict[str, StoredFile]
     """By name, all but the manifest."""
     numbers: dict[str, list[float]] = dataclasses.field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""An accelerator in Python: ``device=simulated`` finds tensors that are on the wrong device.
+"""An accelerator in Python: ``device=simulated`` of tests finds tensors on the wrong device.
 
 Every operator computes on the CPU, with its bits, but a tensor of the device cannot be mixed with
 one of the host, as beside a GPU. Missing events and memory that is freed too early show, too
-(:mod:`hires.engine.simulated_streams`).
+(:mod:`tests.helpers.simulated_streams`).
 
-A process has one such device, and only ranks whose ``device`` it is load this module.
+To import this module registers the device; :func:`load` changes torch for good, once in a process.
 
 Source:
     https://github.com/pytorch/pytorch, test/test_privateuseone_python_backend.py.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,11 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
-from hires.engine import simulated_streams
-from hires.engine.simulated_streams import (
+from hires.comm.backends.known_backends import REACHES
+from hires.core.config.run_config import DEVICE_KINDS
+from hires.engine.device import DEVICES, Accelerator
+from tests.helpers import simulated_streams
+from tests.helpers.simulated_streams import (
     SimulatedEvent,
     SimulatedStream,
     current_stream,
@@ -147,6 +150,30 @@ class SimulatedModule:
 
 
 _libraries: list[torch.library.Library] = []  # what a library registers lives as long as it does
+
+
+@DEVICES.register(NAME)
+class Simulated(Accelerator):
+    """The device of a rank."""
+
+    def __init__(self, local_rank: int) -> None:
+        super().__init__(load())
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype, **keys: Any) -> Tensor:
+        return simulated_streams.pin(torch.empty(shape, dtype=dtype, **keys))
+
+    def keep_for(self, tensor: Tensor, stream: Any) -> None:
+        simulated_streams.keep_for(tensor, stream)
+
+
+if NAME not in DEVICE_KINDS:
+    DEVICE_KINDS.append(NAME)
+REACHES["null"] += (NAME,)  # which reads and writes nothing
+
+
+def is_loaded() -> bool:
+    """Whether torch has the device in this process."""
+    return bool(_libraries)
 
 
 def load() -> torch.device:
