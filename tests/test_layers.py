@@ -31,7 +31,6 @@ ALLOWED = {  # what each package may import, all of its imports counted, those i
     "comm": PLAN | {"comm"},
     "parallel": PARALLEL,
     "engine": PARALLEL | {"engine"},
-    "adapters": PARALLEL | {"engine", "adapters"},
     "bench": PARALLEL | {"engine", "bench"},
     "worker": PARALLEL | {"engine", "bench", "worker"},
 }

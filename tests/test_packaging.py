@@ -55,8 +55,7 @@ def test_every_data_file_is_shipped():
 def test_pins_are_allowed_by_the_project():
     wanted = project()["project"]["dependencies"]
     extras = project()["project"]["optional-dependencies"]
-    wanted += extras["dev"] + extras["networks"] + extras["peers"] + extras["adapters"]
-    wanted += extras["metrics"]
+    wanted += extras["dev"] + extras["networks"] + extras["peers"] + extras["recipes"]
     for requirement in map(Requirement, wanted):
         if requirement.name.lower() in pins():
             [pin] = pins()[requirement.name.lower()].specifier

@@ -39,7 +39,7 @@ from hires.engine.seen_outputs import (
 )
 from hires.parallel.context import Context
 from hires.parallel.halo import part
-from hires.parallel.loss import class_scores, plain_loss, sample_losses
+from hires.parallel.loss import class_scores, evaluation_loss, sample_losses
 from hires.plan.graph import Graph, Rect
 from hires.plan.rules import TILED
 from hires.plan.validation import kind_of
@@ -105,7 +105,7 @@ class Evaluator:
         # Windows of SSIM reach beyond the pixels whose errors count.
         similarity = similarity_sum(output, wanted)
         output, wanted = (part(one[None], window, own) for one in (output, wanted))
-        loss = plain_loss(self._config.objective, output, wanted)
+        loss = evaluation_loss(self._config.objective, output, wanted)
         errors = map(_error_sum, output[0], wanted[0])  # of one channel at a time
         return [math.fsum(errors), float(loss) * wanted.numel(), similarity]
 

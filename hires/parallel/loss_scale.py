@@ -88,12 +88,9 @@ class LossScale:
         return torch.tensor([self.scale, *counts], dtype=torch.float64)
 
     def restore(self, state: Tensor) -> None:
-        """Goes on as a checkpoint says; a fixed scale stays as it is.
-
-        Checkpoints of older versions lack the last number: skips before them are not counted.
-        """
-        scale, good_steps, in_row, *skipped = state.tolist()
+        """Goes on as a checkpoint says; a fixed scale stays as it is."""
+        scale, good_steps, in_row, skipped = state.tolist()
         if self.fixed is None and math.isfinite(scale) and scale > 0:
             self.scale = scale
         self.good_steps, self.skipped_in_row = int(good_steps), int(in_row)
-        self.skipped = int(sum(skipped))
+        self.skipped = int(skipped)

@@ -10,16 +10,14 @@ import tracemalloc
 import warnings
 import zlib
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from hires.core.errors import RunError
 from hires.data.image_format import open_image
-from hires.data.tiff import DECOMPRESSORS
 
 MOST = 2**22
 """Bytes that reading any of these files may take."""
@@ -86,15 +84,8 @@ ROWS = chunk(b"IDAT", zlib.compress(bytes(65 * 64)))
 SIDE = 2**31 - 1
 # Content, its suffix, data.fit and data.max_pixels, and what the error says.
 BOMBS = {
-    **{
-        f"png {bits} {colour} {fit}": (
-            png(SIDE, SIDE, bits, colour, chunk(b"IDAT", DATA)), "png", fit, 2**28,
-            f"claims {SIDE} x {SIDE} pixels",
-        )
-        for (bits, colour), fit in zip(
-            [(1, 0), (8, 2), (16, 6), (8, 3)], ["resize", "crop", "error", "crop"], strict=True
-        )
-    },
+    "png": (png(SIDE, SIDE, 16, 6, chunk(b"IDAT", DATA)), "png", "error", 2**28,
+            f"claims {SIDE} x {SIDE} pixels"),
     "png of another size": (LARGE, "png", "error", 2**28, "4000 x 5000 pixels where image asks"),
     "png as it claims": (LARGE, "png", "crop", 10**6, "use data.max_pixels=20000000"),
     "text in png": (png(64, 64, 8, 0, TEXT_BOMB, ROWS, chunk(b"IEND", b"")), "png", "crop", 2**28,
@@ -102,8 +93,6 @@ BOMBS = {
     "jpeg": (jpeg_of(65500), "jpg", "crop", 2**28, "claims 65500 x 65500 pixels"),
     "deflate": (tiff(64, 64, zlib.compress(bytes(2**25), 9)), "tif", "crop", 2**28,
                 "holds more than the 4096 bytes of its pixels"),
-    "old deflate": (tiff(64, 64, zlib.compress(bytes(2**25), 9), 32946), "tif", "crop", 2**28,
-                    "holds more than the 4096 bytes of its pixels"),
     "packbits": (tiff(64, 64, b"\x81\x00" * (2**25 // 128), 32773), "tif", "crop", 2**28,
                  "holds more than the 4096 bytes of its pixels"),
     "lzma": (tiff(64, 64, lzma.compress(bytes(2**25), preset=0), 34925), "tif", "crop", 2**28,
@@ -115,41 +104,31 @@ BOMBS = {
     "samples": (tiff(64, 64, DATA, t277=65535), "tif", "resize", 2**20, "of 524280 bits"),
 }  # fmt: skip
 HEADERS = {
-    "t258=7": "cannot read", "t258=4294967295": "cannot read", "t256=0": "cannot read",
-    "t278=0": "cannot read", "t32998=2147483648": "cannot read", "t32997=9": "cannot read",
-    "t258=64 t277=60000": "cannot read", "t279=4294967295": "cut off in segment 0",
+    "t258=4294967295": "cannot read", "t256=0": "cannot read", "t278=0": "cannot read",
+    "t32997=9": "cannot read", "t279=4294967295": "cut off in segment 0",
     "t273=4294967295": "cut off in segment 0", "t256=2147483648 t257=2 t278=1": "pixels",
     "t322=1 t323=1 t324=8 t325=10": "tiles have 1 x 1 pixels",
 }  # fmt: skip
-for words, told in HEADERS.items():
+for words, text in HEADERS.items():
     tags = {key: int(value) for key, value in (word.split("=") for word in words.split())}
     content = tiff(64, 64, zlib.compress(bytes(64 * 64)), **tags)
-    BOMBS[words] = content, "tif", "resize", 2**20, told
+    BOMBS[words] = content, "tif", "resize", 2**20, text
 
 
-@pytest.mark.parametrize("case", BOMBS)
-def test_file_that_would_fill_the_memory_is_refused_before_it_is_decoded(source_of, case):
-    content, suffix, fit, most, told = BOMBS[case]
-    source = source_of(content, f"a.{suffix}", size=SIZE, fit=fit, max_pixels=most)
-    assert told in refused(source)
+def test_file_that_would_fill_the_memory_is_refused_before_it_is_decoded(source_of, tmp_path):
+    for case, (content, suffix, fit, most, text) in BOMBS.items():
+        source = source_of(content, f"a.{suffix}", size=SIZE, fit=fit, max_pixels=most)
+        assert text in refused(source), case
+        (tmp_path / f"data/only/a.{suffix}").unlink()
 
 
-@pytest.mark.parametrize("case", ["allowed", "text", "tiles", "loop"])
-def test_large_files_that_fit_are_read(source_of, case):
-    if case == "allowed":
-        source = source_of(LARGE, "a.png", size=SIZE, fit="crop", max_pixels=20_000_000)
-    elif case == "text":
-        info = PngImagePlugin.PngInfo()
-        info.add_text("comment", "x" * 1000, zip=True)
-        source = source_of(Image.new("L", SIZE), "a.png", size=SIZE, pnginfo=info)
-    elif case == "tiles":  # of a slide only the tiles of the window are decoded
-        how = {"max_pixels": 64 * 64, "tile": (16, 16), "compression": "zlib"}
-        source = source_of(np.ones((2000, 3000), np.uint8), size=SIZE, fit="crop", **how)
-    else:  # the next page is the first one
-        content = tiff(64, 64, zlib.compress(bytes(64 * 64)))
-        first = struct.unpack("<I", content[4:8])[0]
-        source = source_of(content[:-4] + struct.pack("<I", first), size=SIZE)
+def test_large_files_that_fit_are_read(source_of):
+    source = source_of(LARGE, "a.png", size=SIZE, fit="crop", max_pixels=20_000_000)
     source.window(0, (0, 64), (0, 64))
+    # Of a slide only the tiles of the window are decoded.
+    how = {"max_pixels": 64 * 64, "tile": (16, 16), "compression": "zlib"}
+    source = source_of(np.ones((2000, 3000), np.uint8), "b.tif", size=SIZE, fit="crop", **how)
+    source.window(1, (0, 64), (0, 64))
 
 
 def test_limit_of_pillow_is_lifted_while_a_file_is_opened_only(source_of, monkeypatch):
@@ -161,28 +140,17 @@ def test_limit_of_pillow_is_lifted_while_a_file_is_opened_only(source_of, monkey
     assert Image.MAX_IMAGE_PIXELS == 100
 
 
-@pytest.mark.parametrize("code", [8, 34925])
-def test_decoded_bytes_lie_in_memory_once(tmp_path, code):
+def test_decoded_bytes_lie_in_memory_once(tmp_path):
     # zlib collects blocks and copies them in the end: twice the size of the segment.
     raw = bytes(16 * 2**20)
-    data = zlib.compress(raw, 1) if code == 8 else lzma.compress(raw, preset=0)
-    tracemalloc.start()
-    made = DECOMPRESSORS[code](data, len(raw) + 1)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert made == raw
-    assert peak < 1.8 * len(raw)  # LZMA has a dictionary of 8 MiB beside it
-    assert len(DECOMPRESSORS[code](data, 100)) == 100
-    with pytest.raises(ValueError, match="cut off"):
-        DECOMPRESSORS[code](data[:-40], len(raw) + 1)
-    (tmp_path / "a.tif").write_bytes(tiff(4096, 4096, data, code))
+    (tmp_path / "a.tif").write_bytes(tiff(4096, 4096, zlib.compress(raw, 1)))
     with closing(open_image(tmp_path / "a.tif")) as image:  # the strip is the window: no copy
         tracemalloc.start()
         pixels = image.read((0, 4096), (0, 4096))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert pixels.shape == (4096, 4096, 1)
-    assert peak < 2.5 * len(raw)
+    assert peak < 1.8 * len(raw)
 
 
 KINDS = {
@@ -199,13 +167,8 @@ def test_broken_file_is_named(source_of, pixels, tmp_path, kind):
     suffix, how = KINDS[kind]
     content = saved(pixels(64, 64, 3), suffix, **how)
     path = tmp_path / f"data/only/a.{suffix}"
-    for part in (0.02, 0.3, 0.7, 0.95):
+    for part in (0.02, 0.7):
         refused(source_of(content[: int(len(content) * part)], path.name, size=SIZE))
-    if kind in ("tiled", "stripped"):
-        spoilt = bytearray(content)
-        spoilt[len(content) // 2 : len(content) // 2 + 300] = bytes(300)
-        refused(source_of(bytes(spoilt), path.name, size=SIZE))
-    refused(source_of(b"<html>404</html>" * 30, path.name, size=SIZE))
     source = source_of(b"", path.name, size=SIZE)
     assert "the file is empty" in refused(source)
     path.unlink()
@@ -224,8 +187,3 @@ def test_missing_part_of_a_tiff_is_told_and_windows_beside_it_are_read(source_of
     source.window(0, (0, 48), (0, 64))
     with pytest.raises(RunError, match="cut off in segment 15, 100 bytes short"):
         source.window(0, (48, 64), (0, 64))
-
-
-def test_files_of_this_test_are_tiff(tmp_path: Path):
-    with tifffile.TiffFile(io.BytesIO(tiff(64, 64, zlib.compress(bytes(64 * 64))))) as file:
-        assert file.pages[0].asarray().shape == (64, 64)

@@ -17,14 +17,15 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hires.cli.compose.compose_config import compose
 from hires.cli.main import main
 from hires.core.config.data_config import DataConfig
+from hires.core.config.loss_config import LossConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import checked_image, start_check
 from hires.data.data_check import check_data
+from hires.data.label_check import CHECKS
 from hires.data.mask_shapes import make_masks
 from hires.data.slide_shapes import make_slides
 from hires.data.source import open_data, open_source, step_indices
@@ -180,17 +181,21 @@ def test_verb_prints_tables_and_fails_if_a_run_would(folder, capsys):
     code, out = check(capsys, folder)
     assert (code, "a run can read all of it" in out) == (0, True)
     (folder / "a/0.png").write_bytes(b"")
-    code, out = check(capsys, folder, "image=32", "model.channels=1")
-    assert (code, "a/0.png: the file is empty" in out) == (1, True)
-    facts = json.loads(check(capsys, folder, "--json")[1])
-    assert not facts["ok"]
+    code, out = check(capsys, folder, "image=32", "model.channels=1", "--json")
+    facts = json.loads(out)
+    assert (code, facts["ok"]) == (1, False)
     assert facts["findings"][0]["files"] == ["a/0.png: the file is empty"]
-    # The words of a run will do.
-    assert json.loads(check(capsys, "data=folder", f"data.path={folder}", "--json")[1]) == facts
     assert check(capsys, "data=synthetic")[0] == check(capsys, folder, "data=digits")[0] == 2
     source = open_source(DataConfig(name="folder", path=str(folder)), (8, 8), 3, seed=0)
     with pytest.raises(RunError, match=r"`hires data check .*/data` lists all such files"):
         source.window(0, (0, 8), (0, 8))
+
+
+def report_of(kind, path, loss=None, image=(24, 24), **keys):
+    """Returns what the check of labels beside pixels finds in a folder."""
+    data = DataConfig(name=kind, **keys)
+    config = RunConfig(image=[*image], data=data, loss=LossConfig(**(loss or {})))
+    return CHECKS[kind](str(path), config, True, lambda *_: None)
 
 
 @pytest.fixture
@@ -199,138 +204,86 @@ def masks(tmp_path):
     return tmp_path / "shapes"
 
 
-def test_bad_label_maps_are_listed(masks, capsys):
-    words = masks, "data=masks", "data.classes=3"
-    code, out = check(capsys, *words)
-    assert code == 0, out
-    assert "4 files, read as data=masks" in out
-    assert "data=masks checks them as pairs" in check(capsys, masks)[1]
+def test_bad_label_maps_are_listed(masks):
+    report = report_of("masks", masks, classes=3)
+    assert (report.ok, len(report.images)) == (True, 4)
     first, second, third, fourth = sorted((masks / "masks").iterdir())
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(first)
     Image.fromarray(np.full((24, 24), 7, np.uint8)).save(second)
     third.write_bytes(b"no picture")
     Image.open(fourth).convert("L").save(fourth, format="JPEG")
-    code, out = check(capsys, *words)
-    assert code == 1
-    for text in (
+    [finding] = report_of("masks", masks, classes=3).findings
+    assert finding.severity == "error"
+    for line, text in zip(finding.files, (
         f"masks/{first.name}: it has 9 x 9 pixels, its image",
         f"masks/{second.name}: it holds the class 7, and data.classes=3",
         f"masks/{third.name}: ",
         f"masks/{fourth.name}: a label map that was saved as JPEG",
-        "error 4 label maps that would end a run",
-    ):
-        assert text in out
-    out = check(capsys, *words, "data.ignore=7")[1]
-    assert f"masks/{second.name}: " not in out
-    assert "label maps without a label that counts" in out
+    ), strict=True):  # fmt: skip
+        assert line.startswith(text)
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "keys", "loss"),
     [
-        (255, ["data.ignore=255"]),
-        (0, ["loss=cross_entropy", "loss.ignore_index=0"]),
-        (2, ["loss=cross_entropy", "loss.weights=[1,1,0]"]),
-        (1, []),
+        (255, {"ignore": 255}, {}),
+        (0, {}, {"name": "cross_entropy", "ignore_index": 0}),
+        (2, {}, {"name": "cross_entropy", "weights": [1.0, 1.0, 0.0]}),
+        (1, {}, None),
     ],
 )
-def test_label_maps_without_a_label_that_counts_are_listed(masks, capsys, value, words):
+def test_label_maps_without_a_label_that_counts_are_listed(masks, value, keys, loss):
     first, *_ = sorted((masks / "masks").iterdir())
     Image.fromarray(np.full((24, 24), value, np.uint8)).save(first)
-    code, out = check(capsys, masks, "data=masks", "data.classes=3", *words, "--json")
-    assert code == 0, out
-    listed = [one for one in json.loads(out)["findings"] if "label that counts" in one["text"]]
-    assert [one["files"] for one in listed] == ([[f"masks/{first.name}"]] if words else [])
+    report = report_of("masks", masks, loss, classes=3, **keys)
+    listed = [one.files for one in report.findings if "label that counts" in one.text]
+    assert report.ok
+    assert listed == ([] if loss is None else [[f"masks/{first.name}"]])
 
 
-@pytest.mark.parametrize("part", ["", "train/"])
-def test_classes_that_never_count_are_listed(tmp_path, capsys, part):
-    for one in ("train/", "val/") if part else ("",):
-        for name in ("cat", "dog", "eel"):
-            file = tmp_path / one / name / f"{name}.png"
-            file.parent.mkdir(parents=True)
-            Image.new("RGB", (8, 8), (len(one), ord(name[0]), 9)).save(file)
-    words = [tmp_path, "data=folder", f"data.split={'train' if part else 'all'}", "--json"]
+def test_classes_that_never_count_are_listed(tmp_path, capsys):
+    for part, name in itertools.product(("train", "val"), ("cat", "dog", "eel")):
+        file = tmp_path / part / name / f"{name}.png"
+        file.parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8), (len(part), ord(name[0]), 9)).save(file)
     loss = ["loss=cross_entropy", "loss.ignore_index=0", "loss.weights=[1,1,0]"]
-    for keys, listed in ([], []), (loss, [["cat", "eel"]]):
-        code, out = check(capsys, *words, *keys)
-        assert code == 0, out
-        findings = [one for one in json.loads(out)["findings"] if "does not count" in one["text"]]
-        assert [one["files"] for one in findings] == listed
+    code, out = check(capsys, tmp_path, "data=folder", "data.split=train", "--json", *loss)
+    [finding] = [one for one in json.loads(out)["findings"] if "does not count" in one["text"]]
+    assert (code, finding["files"]) == (0, ["cat", "eel"])
 
 
-def test_slides_are_decoded_patch_by_patch(tmp_path, capsys):
+def test_slides_are_decoded_patch_by_patch(tmp_path):
     folder = tmp_path / "slides"
     make_slides(folder, 2, 2, (384, 512), 0)
-    words = folder, "data=slide", "image=64", "data.labels=labels.csv"
-    code, out = check(capsys, *words)
-    assert code == 0, out
-    assert "2 files, read as data=slide" in out
+    report = report_of("slide", folder, image=(64, 64), labels="labels.csv")
+    assert (report.ok, len(report.images)) == (True, 2)
     broken = sorted(folder.rglob("*.tif"))[0]
     broken.write_bytes(broken.read_bytes()[:2000])
-    code, out = check(capsys, *words)
-    assert code == 1
-    assert f"{broken.relative_to(folder)}: " in out
-    assert "error 1 slides that would end a run" in out
+    finding = report_of("slide", folder, image=(64, 64), labels="labels.csv").findings[0]
+    assert (finding.severity, len(finding.files)) == ("error", 1)
+    assert finding.files[0].startswith(f"{broken.relative_to(folder)}: ")
 
 
-@pytest.mark.parametrize(
-    ("tiny", "severity"), [(1, "note"), (2, "note"), (3, "warning"), (4, "error")]
-)
-def test_slides_without_a_patch_are_found(tiny, severity, tmp_path, capsys):
+@pytest.mark.parametrize(("tiny", "severity"), [(2, "note"), (3, "warning"), (4, "error")])
+def test_slides_without_a_patch_are_found(tiny, severity, tmp_path):
     for count, size in ((4 - tiny, (384, 512)), (tiny, (32, 32))):
         if count:
             make_slides(tmp_path / "all" / str(size[0]), 1, count, size, 0)
     # No slide is tissue as a whole, and the tiny ones are one patch.
-    code, out = check(capsys, tmp_path / "all", "data=slide", "image=32", "data.tissue=0.95")
-    assert f"{severity} {tiny} without a patch to learn from" in out
-    assert ("most of the slides" in out) == (severity == "warning")
-    assert code == (severity == "error")
+    report = report_of("slide", tmp_path / "all", image=(32, 32), tissue=0.95)
+    [finding] = [one for one in report.findings if "without a patch to learn from" in one.text]
+    assert (finding.severity, len(finding.files)) == (severity, tiny)
+    assert ("most of the slides" in finding.text) == (severity == "warning")
 
 
-def test_records_of_cifar10_are_counted(tmp_path, capsys):
+def test_records_of_cifar10_are_counted(tmp_path):
     folder = cifar10_folder(tmp_path / "cifar")
-    code, out = check(capsys, folder, "data=cifar10")
-    assert (code, "airplane" in out) == (0, True)
+    report = report_of("cifar10", folder)
+    assert (report.ok, "airplane" in report.classes) == (True, True)
     file = next(folder.glob("data_batch_3.bin"))
     file.write_bytes(file.read_bytes()[:-1])
-    code, out = check(capsys, folder, "data=cifar10")
-    assert (code, "data_batch_3.bin has" in out) == (1, True)
-
-
-def test_imagenet_is_checked_by_parts_and_read_as_pillow_decodes_it(tmp_path, pixels, capsys):
-    kinds = {"RGB": (30, 40, 3), "L": (50, 30), "CMYK": (20, 60, 4)}
-    folder = tmp_path / "imagenet"
-    for part, count in (("train", 3), ("val", 1)):
-        for label, synset in enumerate(("n01440764", "n02102040", "n03888257")):
-            (folder / part / synset).mkdir(parents=True)
-            for number in range(count):
-                mode = [*kinds][(number + label) % 3]
-                made = pixels(*kinds[mode], seed=10 * label + number + 100 * (part == "val"))
-                file = folder / part / synset / f"{synset}_{number}.JPEG"
-                Image.fromarray(made, mode).save(file, "JPEG", quality=95)
-    for split, part, count in (("train", "train", 9), ("validation", "val", 3)):
-        words = "data=imagenet", f"data.path={folder}", f"data.split={split}", "data.fit=crop"
-        source = open_source(compose(words).data, (20, 30), 3, 0)
-        assert (len(source), source.num_classes) == (count, 3)
-        for i in range(count):
-            path = folder / part / source.name(i)
-            assert source.class_names[source.label(i)] == path.parent.name
-            with Image.open(path) as image:
-                plain = np.asarray(image.convert("RGB"), np.float64)
-            top, left = (plain.shape[0] - 20) // 2, (plain.shape[1] - 30) // 2
-            wanted = plain[top : top + 20, left : left + 30].transpose(2, 0, 1) / 255 * 4 - 2
-            assert np.abs(source.window(i, (0, 20), (0, 30)) - wanted).max() < 0.02, path
-    assert "train, val are read as classes" in check(capsys, folder, "data=folder")[1]
-    for data in ("imagenet", "imagenette"):
-        code, out = check(capsys, folder, f"data={data}")
-        assert code == 0, out
-        for text in ("12 files, read as data=folder", "train/n01440764", "val/n03888257",
-                     "in CMYK, converted to RGB", "grey among images in colour"):  # fmt: skip
-            assert text in out
-    (folder / "val" / "n02102040").rename(folder / "val" / "n09999999")
-    code, out = check(capsys, folder, "data=imagenette")
-    assert (code, "so labels would differ" in out) == (1, True)
+    report = report_of("cifar10", folder)
+    assert (report.ok, "data_batch_3.bin has" in str(report.findings)) == (False, True)
 
 
 @pytest.fixture

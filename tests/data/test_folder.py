@@ -14,7 +14,7 @@ import tifffile
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
-from hires.data import content, textures
+from hires.data import content
 from hires.data.content import KnownFiles, content_of, data_changes, is_unchanged
 from hires.data.folder import MANIFEST, UNFINISHED, scan
 from hires.data.source import open_source
@@ -52,27 +52,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_folder_that_is_no_data_is_refused_with_the_remedy(tmp_path, case):
-    path, text = REFUSED[case]
+def test_folder_that_is_no_data_is_refused_with_the_remedy(tmp_path):
     touch(tmp_path, "file")
-    if isinstance(path, list):
-        (tmp_path / "data").mkdir()
-        touch(tmp_path / "data", *path)
-        path = "data"
-    with pytest.raises(ConfigError, match=text):
-        scan(path if path is None else str(tmp_path / path))
-
-
-def test_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
-    touch(tmp_path, "a/1.png")
-
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "scandir", refuse)  # tests may run as root, who may read everything
-    with pytest.raises(ConfigError, match=r"data\.path=.*cannot be listed \(Permission denied\)"):
-        scan(str(tmp_path))
+    for case, (path, text) in REFUSED.items():
+        if isinstance(path, list):
+            (tmp_path / case).mkdir()
+            touch(tmp_path / case, *path)
+            path = case
+        with pytest.raises(ConfigError, match=text):
+            scan(path if path is None else str(tmp_path / path))
 
 
 @pytest.fixture
@@ -89,18 +77,14 @@ def digest(data, known=None):
     return content_of(data, known or KnownFiles())[0].digest
 
 
-@pytest.mark.parametrize("change", ["touch", "copy", "other file"])
-def test_equal_images_are_equal_data(data, change, tmp_path):
+def test_equal_images_are_equal_data(data, tmp_path):
     (before, _), known = content_of(data, KnownFiles()), KnownFiles()
-    if change == "touch":
-        os.utime(f"{data.path}/cats/a.png")
-    elif change == "copy":
-        shutil.copytree(data.path, tmp_path / "copy")
-        data = DataConfig("folder", str(tmp_path / "copy"))
-    else:
-        Path(data.path, "cats/notes.txt").write_text("no image")
+    os.utime(f"{data.path}/cats/a.png")
+    Path(data.path, "cats/notes.txt").write_text("no image")
     assert is_unchanged(data, before)
     assert digest(data, known) == before.digest
+    shutil.copytree(data.path, tmp_path / "copy")
+    assert digest(DataConfig("folder", str(tmp_path / "copy"))) == before.digest
 
 
 CHANGES = {
@@ -161,10 +145,9 @@ def make(path: Path, **how):
     return make_folder(path, **{"classes": 3, "count": 7, "size": (20, 36), "seed": 5} | how)
 
 
-@pytest.mark.parametrize("tiled", [True, False])
-def test_made_folder_has_the_images_of_the_synthetic_source_in_8_bits(tmp_path, tiled):
+def test_made_folder_has_the_images_of_the_synthetic_source_in_8_bits(tmp_path):
     size = (300, 41)
-    assert make(tmp_path / "new" / "data", size=size, tiled=tiled) == 7
+    assert make(tmp_path / "new" / "data", size=size) == 7
     spans, path = ((0, 300), (0, 41)), tmp_path / "new" / "data"
     folder = open_source(DataConfig(name="folder", path=str(path)), size, 3, seed=0)
     memory = open_source(DataConfig(classes=3), size, 3, seed=5)
@@ -174,8 +157,7 @@ def test_made_folder_has_the_images_of_the_synthetic_source_in_8_bits(tmp_path, 
         made, drawn = folder.window(place, *spans), memory.window(number, *spans)
         np.testing.assert_allclose(made, drawn, atol=0.5 * 4 / 255 + 1e-6)
     with tifffile.TiffFile(path / "texture0" / "00000.tif") as file:
-        assert file.pages[0].is_tiled == tiled
-        assert not tiled or file.pages[0].tilelength == 256
+        assert file.pages[0].tilelength == 256
     note = json.loads((path / MANIFEST).read_text())
     assert (note["classes"], note["count"], note["height"], note["width"]) == (3, 7, 300, 41)
 
@@ -231,15 +213,3 @@ def test_other_files_are_not_mixed_with(tmp_path):
         with pytest.raises(error, match=text):
             make(tmp_path / name, count=9, seed=1)
     assert contents(tmp_path) == before
-
-
-def test_large_image_is_drawn_row_of_tiles_by_row_of_tiles(tmp_path, monkeypatch):
-    drawn, real = [], textures.synthetic.draw
-
-    def noting(label, channels, size, rows, cols, **which):
-        drawn.append(rows)
-        return real(label, channels, size, rows, cols, **which)
-
-    monkeypatch.setattr(textures.synthetic, "draw", noting)
-    make(tmp_path, size=(600, 300), classes=1, count=1)
-    assert drawn == [(0, 256), (256, 512), (512, 600)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,78 +19,139 @@ from PIL.PngImagePlugin import PngImageFile
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import from_dict
 from hires.data import image_fit, whole
+from hires.data.augmented import AugmentedSource
 from hires.data.image_fit import crop, fitted, resize, taps
-from hires.data.source import PairSource, open_data, open_source
+from hires.data.mask_shapes import make_masks
+from hires.data.masks import AugmentedMasks, MaskSource
+from hires.data.slide_shapes import make_slides
+from hires.data.source import KINDS, PairSource, open_data, open_source
 from hires.data.tiff import TiffImage
+from tests.helpers.cifar10_files import cifar10_folder
 
 H, W = 70, 53
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "tiled": {"tile": (16, 32), "compression": "zlib"},
     "stripped": {"rowsperstrip": 9, "compression": "zlib"},
     "mapped": {},
     "planes": {"tile": (32, 16), "compression": "zlib", "planarconfig": "separate"},
 }
-MADE = {
-    "synthetic": ({"classes": 7}, (70, 33)),
-    "one pixel": ({"classes": 7}, (1, 1)),
-    "hard": ({"name": "hard", "classes": 5}, (24, 18)),
-    "digits resized": ({"name": "digits", "fit": "resize"}, (20, 15)),
-    "digits cropped": ({"name": "digits", "fit": "crop"}, (20, 15)),
-}
-STORED = [f"{layout} {fit}" for layout in LAYOUTS for fit in ("error", "resize", "crop")]
+CHANGES = {"flip": "both", "rotate": True, "crop": 0.3, "shift": 3, "contrast": 0.3, "hue": 0.2}
+MADE = {"length": 5, "classes": 2}
+SOURCES: dict[str, dict[str, Any]] = {
+    "synthetic": {"data": MADE, "image": [70, 33]},
+    "one pixel": {"data": MADE, "image": [1, 1]},
+    "hard": {"data": {"name": "hard", **MADE}},
+    "textures": {"data": {"name": "textures", **MADE}},
+    "digits, resized": {"data": {"name": "digits", "fit": "resize"}},
+    "digits, cropped": {"data": {"name": "digits", "fit": "crop"}},
+    "cifar10": {"data": {"name": "cifar10", "path": "cifar"}, "image": [32, 32]},
+    "folder": {"data": {"name": "folder", "path": "mapped", "fit": "error"}, "image": [H, W]},
+    **{
+        f"{layout}, {fit}": {"data": {"name": "folder", "path": layout, "fit": fit}}
+        for layout, fit in itertools.product(LAYOUTS, ("resize", "crop"))
+    },
+    "changed": {"data": MADE, "augment": CHANGES},
+    "changed, square": {"data": MADE, "augment": CHANGES, "image": [16, 16]},
+    "random crop": {"data": {"name": "folder", "path": "tiled", "fit": "random_crop"}},
+    **{
+        f"pairs of scale {scale}, {fit}": {
+            "data": {"name": "pairs", "path": "tiled/b", "fit": fit},
+            "model": {"name": "edsr", "scale": scale},
+        }
+        for scale, fit in ((1, "resize"), (2, "crop"), (3, "resize"))
+    },
+    "masks": {"data": {"name": "masks", "path": "masks", "classes": 3}},
+    "masks, cropped and changed": {
+        "data": {
+            "name": "masks", "path": "masks", "classes": 3, "ignore": 255, "fit": "random_crop",
+        },
+        "augment": {"flip": "both", "shift": 2},
+    },
+    "slides, patches": {"data": {"name": "slide", "path": "slides", "tissue": 0.0, "level": 1}},
+    "slides, whole": {"data": {"name": "slide", "path": "slides", "cut": "whole"}},
+    "some of them": {"data": {**MADE, "length": 20, "split": "train", "validation": 0.5}},
+    "classes in order": {"data": {"name": "folder", "path": "tiled", "order": ["b", "a"]}},
+}  # fmt: skip
+"""Keys of a run for each kind of source; paths lie in the fixture's folder."""
 
 
-def windows(size: tuple[int, int], count: int = 20) -> Iterator[list[tuple[int, int]]]:
-    """Yields rows and columns of random windows of an image."""
-    random = np.random.default_rng(0)
-    for _ in range(count):
-        ends = [sorted(random.choice(length + 1, 2, replace=False).tolist()) for length in size]
-        yield [(first, end) for first, end in ends]
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small files of every kind."""
+    root, random = tmp_path_factory.mktemp("sources"), np.random.default_rng(0)
+    for layout, how in LAYOUTS.items():
+        for name in ("a", "b"):
+            (root / layout / name).mkdir(parents=True)
+            shape = (3, H, W) if layout == "planes" else (H, W, 3)
+            stored = random.integers(0, 256, shape, np.uint8)
+            tifffile.imwrite(root / layout / name / "1.tif", stored, photometric="rgb", **how)
+    make_masks(root / "masks", 3, 3, (40, 50), 0)
+    make_slides(root / "slides", 2, 2, (192, 256), 0)
+    cifar10_folder(root / "cifar")
+    return root
 
 
-@pytest.mark.parametrize("kind", [*MADE, *STORED])
-def test_window_is_bitwise_part_of_the_whole_image(kind, source_of, pixels):
-    if kind in MADE:
-        keys, size = MADE[kind]
-        source = open_source(DataConfig(**keys), size, 3, seed=1)
-    else:
-        layout, fit = kind.split()
-        size = (H, W) if fit == "error" else (31, 64)
-        stored = pixels(3, H, W) if layout == "planes" else pixels(H, W, 3)
-        source = source_of(stored, size=size, fit=fit, photometric="rgb", **LAYOUTS[layout])
-    for number in {0, len(source) // 2, len(source) - 1}:
-        image = source.window(number, (0, size[0]), (0, size[1]))
-        assert image.shape == (3, *size)
-        for rows, cols in windows(size):
-            window = source.window(number, rows, cols)
-            assert window.flags["C_CONTIGUOUS"]
-            np.testing.assert_array_equal(window, image[:, slice(*rows), slice(*cols)], strict=True)
-    with pytest.raises(AssertionError, match="window"):  # a bug
-        source.window(0, (0, size[0] + 1), (0, 1))
+@functools.cache
+def source_named(kind: str, root: Path) -> tuple[Any, dict[str, tuple[Any, int, int]]]:
+    """Returns a source, and what reads windows of what size of it."""
+    keys = SOURCES[kind]
+    data = dict(keys["data"])
+    if "path" in data:
+        data["path"] = str(root / data["path"])
+    size = keys.get("image", [20, 26])
+    config = from_dict({**keys, "image": size, "data": data, "batch": 2})
+    source = open_data(config)
+    readers = {"image": (source.window, *size)}
+    if isinstance(source, (MaskSource, AugmentedMasks)):
+        readers["labels"] = (source.labels, *size)
+    if isinstance(source, PairSource):
+        scale = config.model.scale
+        readers["target"] = (source.target, scale * size[0], scale * size[1])
+    return source, readers
 
 
-@pytest.mark.parametrize("scale", [1, 2, 3, 4])
-@pytest.mark.parametrize("fit", ["resize", "crop", ""])
-def test_windows_of_pairs_are_bitwise_parts(tmp_path, pixels, scale, fit):
-    data = {"name": "pairs", "path": str(tmp_path), "fit": fit} if fit else {}
-    for number, name in enumerate(("a.png", "b.tif")):
-        Image.fromarray(pixels(31, 26, 3, seed=number)).save(tmp_path / name)
-    config = {"image": [9, 7], "model": {"name": "edsr", "scale": scale}, "data": data}
-    source = open_data(from_dict(config))
-    assert isinstance(source, PairSource)
-    for number in range(2):
-        small = source.window(number, (0, 9), (0, 7))
-        large = source.target(number, (0, 9 * scale), (0, 7 * scale))
-        assert (small.shape, large.shape) == ((3, 9, 7), (3, 9 * scale, 7 * scale))
-        for rows, cols in windows((9, 7)):
-            part = small[:, slice(*rows), slice(*cols)]
-            np.testing.assert_array_equal(source.window(number, rows, cols), part, strict=True)
-            assert np.array_equal(source.target(number, rows, cols),
-                                  large[:, slice(*rows), slice(*cols)])  # fmt: skip
-        if scale > 1:  # the input is the target shrunk as Pillow shrinks
-            for shrunk, channel in zip(small, large, strict=True):
-                image = Image.fromarray(channel).resize((7, 9), Image.Resampling.BICUBIC)
-                np.testing.assert_allclose(shrunk, np.asarray(image).clip(-2, 2), atol=1e-5)
+def span_of(data: st.DataObject, length: int) -> tuple[int, int]:
+    """Returns a part of some rows or columns."""
+    first = data.draw(st.integers(0, length - 1))
+    return first, data.draw(st.integers(first + 1, length))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_window_is_bitwise_part_of_the_whole_image(kind, root):
+    source, readers = source_named(kind, root)
+
+    @given(st.data())
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
+    def check(data: st.DataObject) -> None:
+        epochs = 3 if isinstance(source, AugmentedSource) else 1
+        number = data.draw(st.integers(0, epochs * len(source) - 1))
+        for what, (read, height, width) in readers.items():
+            whole = read(number, (0, height), (0, width))
+            assert whole.shape == ((height, width) if what == "labels" else (3, height, width))
+            spans = [span_of(data, length) for length in (height, width)]
+            window = read(number, *spans)
+            assert what == "labels" or window.flags["C_CONTIGUOUS"]
+            rows, cols = (slice(*span) for span in spans)
+            np.testing.assert_array_equal(window, whole[..., rows, cols], strict=True)
+
+    check()
+    read, height, _ = readers["image"]
+    if not isinstance(source, AugmentedSource):
+        with pytest.raises(AssertionError, match="window"):  # a bug
+            read(0, (0, height + 1), (0, 1))
+
+
+def test_every_kind_of_data_has_a_source_here():
+    kinds = {keys["data"].get("name", "synthetic") for keys in SOURCES.values()}
+    assert {*KINDS} - {"images"} <= kinds
+
+
+def test_input_of_a_pair_is_the_target_as_pillow_shrinks_it(root):
+    source, _ = source_named("pairs of scale 2, crop", root)
+    small, large = source.window(0, (0, 20), (0, 26)), source.target(0, (0, 40), (0, 52))
+    for shrunk, channel in zip(small, large, strict=True):
+        image = Image.fromarray(channel).resize((26, 20), Image.Resampling.BICUBIC)
+        np.testing.assert_allclose(shrunk, np.asarray(image).clip(-2, 2), atol=1e-5)
 
 
 def reader(image: np.ndarray, seen: list | None = None):
@@ -113,17 +175,17 @@ def random_image(height: int, width: int) -> np.ndarray:
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 
 
-@given(source=SIZES, target=SIZES)
+@given(source=SIZES, target=SIZES, data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-def test_fitted_windows_of_all_sizes_are_bitwise_parts(source, target):
-    image = random_image(*source)
+def test_fitted_windows_of_all_sizes_are_bitwise_parts(source, target, data):
+    image, spans = random_image(*source), [span_of(data, length) for length in target]
     for fit in ("resize", "crop"):
         every = ((0, target[0]), (0, target[1]))
-        made = fitted(reader(image), source, target, fit, *every, fill=127.5)
-        assert made.shape[:2] == target
-        for rows, cols in windows(target, 4):
-            window = fitted(reader(image), source, target, fit, rows, cols, fill=127.5)
-            np.testing.assert_array_equal(window, made[slice(*rows), slice(*cols)])
+        whole = fitted(reader(image), source, target, fit, *every, fill=127.5)
+        assert whole.shape[:2] == target
+        window = fitted(reader(image), source, target, fit, *spans, fill=127.5)
+        rows, cols = (slice(*span) for span in spans)
+        np.testing.assert_array_equal(window, whole[rows, cols])
 
 
 @pytest.mark.parametrize(

@@ -28,33 +28,6 @@ def test_tensor_is_rounded_and_takes_a_segment(size, block, segment):
     assert (allocator.allocated, allocator.reserved) == (block, segment)
 
 
-def test_small_and_large_tensors_share_no_segment():
-    allocator = CachingAllocator()
-    for _ in range(2):
-        allocator.allocate(MIB)
-    assert allocator.reserved == 2 * MIB
-    for _ in range(4):
-        allocator.allocate(5 * MIB)
-    assert allocator.reserved == 22 * MIB
-    allocator.allocate(512)
-    assert allocator.reserved == 24 * MIB
-
-
-def test_freed_blocks_join_and_the_smallest_that_fits_is_taken():
-    allocator = CachingAllocator()
-    blocks = [allocator.allocate(4 * MIB) for _ in range(5)]  # one segment, all of it
-    allocator.allocate(30 * MIB)
-    for index in (1, 3):
-        allocator.free(blocks[index])
-    # Two holes of 4 MiB hold no 6 MiB.
-    allocator.allocate(6 * MIB)
-    assert allocator.reserved == 70 * MIB
-    allocator.free(blocks[2])
-    allocator.allocate(12 * MIB)  # the three have joined
-    assert allocator.reserved == 70 * MIB
-    assert allocator.allocated == 8 * MIB + 30 * MIB + 6 * MIB + 12 * MIB
-
-
 def test_all_that_is_freed_joins_again():
     rng, allocator = random.Random(1), CachingAllocator()
     held = []

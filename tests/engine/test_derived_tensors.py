@@ -41,7 +41,7 @@ def outputs(config: RunConfig) -> list[Tensor]:
     return [made[key] for key in sorted(made)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, 6, 7])
+@pytest.mark.parametrize("seed", [0, 3, 6])
 def test_random_networks_are_the_same_fused_and_not(seed: int):
     config = inference(seed)
     model = whole_model(config)

@@ -48,10 +48,9 @@ def test_first_step_is_not_blamed_on_the_learning_rate(tmp_path):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("parallel", [{"microbatches": 2}, {"replicas": 2}], ids=str)
-def test_only_the_samples_of_the_microbatch_are_named(tmp_path, parallel):
+def test_only_the_samples_of_the_microbatch_are_named(tmp_path):
     keys = {"loss": {"name": "custom", "target": f"{__name__}:broken_for_class_3"}}
-    said = ended(tmp_path, **keys, parallel=parallel, optimizer={"lr": 1e-9})
+    said = ended(tmp_path, **keys, parallel={"replicas": 2}, optimizer={"lr": 1e-9})
     assert "at step 1, of the images 3;" in said
 
 

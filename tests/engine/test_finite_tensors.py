@@ -41,9 +41,7 @@ def damaged(path: Path, name: str, place: tuple[int, ...], value: float, **keys:
 
 CASES = {
     "a weight behind which a norm is folded": ("layer2.0.conv1.weight", (1, 2, 0, 1), NAN),
-    "a factor of a norm": ("bn1.weight", (3,), INF),
     "a negative variance": ("bn1.running_var", (0,), -1.0),
-    "an infinite variance, which folds to zero": ("bn1.running_var", (0,), INF),
     "a layer that is not folded": ("fc.bias", (1,), -INF),
 }
 NET = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": [32, 32]}
@@ -52,7 +50,7 @@ NET = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": [32, 32]
 @pytest.mark.parametrize("case", CASES)
 def test_inference_refuses_and_names_the_tensor_its_value_and_its_file(tmp_path, case):
     name, place, value = CASES[case]
-    task = {"bn1.weight": "calibrate", "fc.bias": "evaluate"}.get(name, "infer")
+    task = {"fc.bias": "calibrate"}.get(name, "infer")
     config = damaged(tmp_path, name, place, value, task={"name": task}, **NET)
     with pytest.raises(RunError) as refused:
         started(config)
@@ -66,7 +64,6 @@ def test_inference_refuses_and_names_the_tensor_its_value_and_its_file(tmp_path,
     ("name", "value", "precision"),
     [
         ("bn1.weight", NAN, "fp32"),
-        ("fc.weight", -INF, "fp32"),
         ("fc.weight", 1e300, "fp32"),
         ("conv1.weight", 1e6, "fp16"),
     ],

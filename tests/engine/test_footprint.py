@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hires.comm.transport import transport
-from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.records import read_record
 from hires.core.store.rundir import create
-from hires.engine import compiled_kernels
-from hires.engine.caching_allocator import CachingAllocator
 from hires.engine.footprint import footprint
 from hires.launcher.local.local_launcher import launch
 from hires.nets.build_network import build_model, materialise
-from hires.plan.gpu_memory import CUBLAS_BYTES
 from hires.plan.memory import RankMemory, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
@@ -100,13 +93,13 @@ def test_tiles_divide_activations_and_not_parameters(single):
     assert upper.activations_bytes < 0.75 * single.activations_bytes
 
 
-@pytest.mark.parametrize(("kind", "part"), [("block", 0.6), ("stage", 0.6)])
-def test_recomputation_needs_less(kind, part):
+@pytest.mark.parametrize("kind", ["block", "stage"])
+def test_recomputation_needs_less(kind):
     # Of four microbatches in flight a stage keeps the inputs, and one pass computed again.
     layout = {"stages": 2, "microbatches": 4}
     kept = predicted(parallel=layout)[0]
     less = predicted(parallel=layout, memory={"checkpoint": kind})[0]
-    assert less.activations_bytes < part * kept.activations_bytes
+    assert less.activations_bytes < 0.6 * kept.activations_bytes
 
 
 def test_two_directions_share_one_copy_of_a_stage():
@@ -125,81 +118,21 @@ def test_images_read_ahead_are_buffers(single):
     assert single.buffers_bytes - one.buffers_bytes == 2 * microbatch
 
 
-def test_nothing_is_left_behind(single):
-    assert not transport.backends
-    assert torch.zeros(1).sum().item() == 0  # a real tensor again
-
-
-@pytest.mark.slow
-def test_process_answers_graph_memory_and_errors():
-    config = config_of(image=32)
-    plan = plan_of(config)
-    broken = {**to_dict(config), "model": {"name": "custom", "target": "nowhere:net"}}
-    questions = [
-        {"trace": to_dict(config)},
-        {"memory": {"config": to_dict(config), "plan": plan.to_dict()}},
-        {"memory": {"config": broken, "plan": plan.to_dict()}},
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "hires.engine.footprint"],
-        input="".join(json.dumps(question) + "\n" for question in questions),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    graph, memory, error = (json.loads(line) for line in done.stdout.splitlines())
-    assert graph["graph"] == plan.graph.to_dict()
-    assert memory["memory"][0]["peak_bytes"] > memory["memory"][0]["params_bytes"]
-    assert error["error"]["type"] == "PlanError"
+INT8: dict[str, Any] = {"task": {"name": "infer"}, "precision": {"name": "int8"}}
+MEASURED: dict[str, dict[str, Any]] = {
+    "pipeline": {"parallel": {"stages": 2, "microbatches": 2, "schedule": "1f1b"}},
+    "int8 tiles": {**INT8, "parallel": {"tiles": [2, 1]}},
+    "calibration": {"task": {"name": "calibrate"}, "quant": {"images": 16}},
+}
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"batch": 8, "image": 128},
-        {"batch": 8, "image": 128, "parallel": {"tiles": [2, 1]}},
-        {
-            "batch": 8,
-            "image": 128,
-            "parallel": {"stages": 2, "microbatches": 2, "schedule": "1f1b"},
-        },
-        {"batch": 8, "image": 128, "task": {"name": "infer"}},
-        {"batch": 8, "image": 128, "task": {"name": "infer"}, "precision": {"name": "bf16"}},
-        {"batch": 8, "image": 128, "task": {"name": "infer"}, "precision": {"name": "int8"}},
-        {
-            "batch": 8,
-            "image": 128,
-            "task": {"name": "infer"},
-            "precision": {"name": "int8"},
-            "parallel": {"tiles": [2, 1]},
-        },
-        {
-            "batch": 8,
-            "image": 128,
-            "task": {"name": "infer"},
-            "model": {"name": "amoebanet", "layers": 3, "filters": 32, "classes": 10},
-        },
-        {"batch": 8, "image": 128, "task": {"name": "calibrate"}, "quant": {"images": 16}},
-        {
-            "batch": 8,
-            "image": 128,
-            "task": {"name": "calibrate"},
-            "quant": {"images": 16, "observer": "min_max"},
-            "parallel": {"tiles": [2, 1]},
-        },
-    ],
-    ids=[
-        *("single", "tiles", "pipeline", "inference", "bf16", "int8", "int8 tiles"),
-        *("equal values shared", "calibration", "calibration of tiles"),
-    ],
-)
-def test_prediction_is_what_ranks_measure(keys, tmp_path):
+@pytest.mark.parametrize("name", MEASURED)
+def test_prediction_is_what_ranks_measure(name, tmp_path):
     # 10 % is the aim for networks of any size. These take 20 to 250 MiB, of which kernels, caches
     # and the transport's threads make up 8, known to 4 MiB only; so 4 MiB are added.
-    model = keys.get("model", {"depth": 18, "classes": 10})
+    keys = {"batch": 8, "image": 128, **MEASURED[name]}
+    model = {"depth": 18, "classes": 10}
     if keys.get("precision") == {"name": "int8"}:
         keys = {**keys, "quant": {"scales": str(scales_of(tmp_path, model))}}
     config = config_of(**{**keys, "model": model}, measure={"warmup": 2}, results=str(tmp_path))
@@ -248,28 +181,6 @@ def test_start_of_a_quantised_network_holds_its_float_weights(tmp_path):
     assert unfused.start_bytes < unfused.device_bytes  # nothing is computed from weights
 
 
-@pytest.mark.slow
-def test_8_bit_kernels_of_each_shape_count_once(tmp_path, monkeypatch):
-    # A step of 32 pixels was predicted 18 to 24 % too low: the code of kernels is most of it.
-    model, infer = {"depth": 18, "classes": 10}, {"task": {"name": "infer"}, "image": 64}
-    int8 = {"precision": {"name": "int8"}, "quant": {"scales": str(scales_of(tmp_path, model))}}
-    gems = {"stages": 3, "tiles": [2, 1], "directions": 2, "schedule": "gems"}
-    layouts = [{"batch": 4, "parallel": keys} for keys in ({}, gems)]
-    whole = [predicted(**infer, model=model, **int8, **keys) for keys in layouts]
-    monkeypatch.setattr(compiled_kernels, "KERNEL_BYTES", 0)
-    bare = [predicted(**infer, model=model, **int8, **keys) for keys in layouts]
-    code = [
-        [a.buffers_bytes - b.buffers_bytes for a, b in zip(*both, strict=True)]
-        for both in zip(whole, bare, strict=True)
-    ]
-    # The stem, two in layer1, four in each of layers 2 to 4 (with and without a sum), the head.
-    assert [size // 2**16 for size in code[0]] == [16]
-    assert 0 < min(code[1]) < max(code[1]) < 2**16 * 25
-    single = predicted(**infer, model=model)
-    monkeypatch.undo()
-    assert predicted(**infer, model=model) == single
-
-
 def test_a_calibration_keeps_histograms_and_exact_weights():
     base: dict[str, Any] = {"task": {"name": "calibrate"}, "model": {"depth": 18, "classes": 10}}
     quant: dict[str, Any] = {"images": 4}
@@ -283,40 +194,14 @@ def test_a_calibration_keeps_histograms_and_exact_weights():
     assert 0.9 * weights < choosing.peak_bytes - counting.peak_bytes < 2.1 * weights
 
 
-@pytest.mark.slow
-def test_prediction_touches_no_memory_of_the_parameters():
-    # The optimiser's kernel, unknown to FakeTensorMode, once ran on real zeros: three times the
-    # parameters, 22 GiB for a large network.
-    script = """
-import resource
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-import hires.engine.footprint
-from hires.engine.optimizer import FusedSGD
-def step(count):
-    parameter = torch.nn.Parameter(torch.empty(count))
-    parameter.grad = torch.empty(count)
-    FusedSGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.0).step()
-with FakeTensorMode():
-    step(8)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step(2**28)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) < 64 * 1024  # KiB; the parameter alone has a GiB
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_rehearsal_computes_nothing_on_real_memory(precision, monkeypatch):
+def test_rehearsal_computes_nothing_on_real_memory(monkeypatch):
     # torch has no shape function for the statistics of a norm: 21 GiB of real zeros were summed up.
     def refuse(mode: Any, operator: Any, *args: Any) -> None:
         raise AssertionError(f"{operator} ran on real zeros")
 
     monkeypatch.setattr("torch._subclasses.fake_tensor.run_fallback_kernel", refuse)
     layout = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
-    assert predicted(parallel=layout, precision={"name": precision})[0].peak_bytes > 0
+    assert predicted(parallel=layout, precision={"name": "fp16"})[0].peak_bytes > 0
 
 
 def test_gpu_holds_the_same_tensors_and_states_what_comes_on_top():
@@ -333,22 +218,6 @@ def test_gpu_holds_the_same_tensors_and_states_what_comes_on_top():
     assert reserved % 2**21 == 0
     shared = predicted(device="cuda", parallel={"tiles": [2, 1]}, cluster={"gpus": 1})[0]
     assert shared.nccl_bytes == 0  # gloo
-
-
-def test_workspace_of_products_is_kept_and_nothing_takes_no_block(monkeypatch):
-    taken = []
-    allocate = CachingAllocator.allocate
-    monkeypatch.setattr(
-        CachingAllocator, "allocate", lambda self, size: taken.append(size) or allocate(self, size)
-    )
-    gpu: dict[str, Any] = {"device": "cuda", "cluster": {"gpus": 1}}
-    # Its head is a product, and the backward pass has a thread with a workspace of its own.
-    assert predicted(**gpu)[0].workspace_bytes >= 2 * CUBLAS_BYTES
-    assert taken.count(CUBLAS_BYTES) == 2
-    assert 0 not in taken
-    taken.clear()
-    predicted(**gpu, model={"name": "edsr", "blocks": 1, "width": 4})
-    assert CUBLAS_BYTES not in taken  # convolutions alone
 
 
 def test_host_beside_a_gpu_holds_pinned_images_and_the_buffers_of_gloo():

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from hires.comm import rehearsal
-from hires.core.config.data_config import DataConfig
 from hires.core.errors import RunError
-from hires.data.source import open_data, open_source, step_indices
+from hires.data.source import open_data
 from hires.engine.build import contexts_of
 from hires.engine.loader import Loader, image_of, read_microbatches, slot_loader, split_steps
 from tests.helpers.layouts import config_of, plan_of
@@ -71,7 +70,7 @@ def _no_thread_is_left():
     assert threads() == []
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 50])
+@pytest.mark.parametrize("prefetch", [0, 2, 50])
 def test_microbatches_come_in_order(prefetch):
     got = list(loader(Numbers(), prefetch=prefetch))
     assert [m.images[:, 0, 0, 0].tolist() for m in got] == [
@@ -91,20 +90,6 @@ def test_images_have_the_layout_and_type_that_the_network_wants():
         assert target.dtype == torch.int64
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_rank_reads_its_window_of_its_samples_only(prefetch):
-    source = open_source(DataConfig(length=9), SIZE, 3, seed=1)
-    order = partial(step_indices, batch=4, length=9, seed=0, shuffle=True)
-    rows, cols = (5, 12), (3, 10)
-    rect = (*rows, *cols)
-    got = list(loader(source, order=order, rect=rect, num_microbatches=1, prefetch=prefetch))
-    for step, (images, target) in enumerate(got):
-        for k, i in enumerate(order(step)):
-            whole = source.window(i, (0, 12), (0, 10))
-            np.testing.assert_array_equal(images[k].numpy(), whole[:, 5:12, 3:10])
-            assert target[k] == source.label(i)
-
-
 def test_a_rank_without_pixels_reads_none():
     source = Numbers()
     got = list(loader(source, rect=None))
@@ -113,8 +98,8 @@ def test_a_rank_without_pixels_reads_none():
     assert source.read == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_target_images_come_like_images(dtype):
+def test_target_images_come_like_images():
+    dtype = torch.bfloat16
     source = Numbers()
     target = partial(source.window, rows=(2, 5), cols=(4, 10))
     microbatch = next(loader(source, target=target, rect=None, dtype=dtype))
@@ -124,10 +109,6 @@ def test_target_images_come_like_images(dtype):
     assert microbatch.target.dtype == dtype
     assert microbatch.target.is_contiguous(memory_format=torch.channels_last)
     assert microbatch.target[:, 0, 0, 0].tolist() == [0, 1]
-
-
-def test_a_rank_without_a_target_has_none():
-    assert all(m.target is None for m in loader(Numbers(), target=None))
 
 
 def test_a_rank_that_needs_nothing_has_no_thread():
@@ -161,20 +142,13 @@ def test_it_reads_ahead_as_far_as_asked_and_no_further():
     ahead.close()
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 3])
 def test_a_broken_image_is_named_in_its_turn(prefetch):
     source = loader(Numbers(broken=5), prefetch=prefetch)
     for _ in range(2):
         next(source)
-    with pytest.raises(RunError, match=r"folder/5\.tif"):
-        next(source)
-    source.close()
-
-
-def test_an_error_stays():
-    source = loader(Numbers(broken=0))
-    for _ in range(3):
-        with pytest.raises(RunError, match=r"folder/0\.tif"):
+    for _ in range(1 + bool(prefetch)):  # the error stays
+        with pytest.raises(RunError, match=r"folder/5\.tif"):
             next(source)
     source.close()
 

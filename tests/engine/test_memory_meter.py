@@ -31,40 +31,19 @@ LARGE = FAULTS.replace("2**22", "2**24").replace("range(8)", "range(3)")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
-def test_memory_that_was_freed_is_used_again():
+def test_memory_that_was_freed_is_used_again_until_it_is_given_back():
     # 128 MiB in tensors of 16 MiB: without the setting all pages come anew every time.
-    script = FAULTS.format(prepare="keep_memory()")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    first, later = map(int, done.stdout.split())
-    assert first > 10000
-    assert later < first / 100
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
-@pytest.mark.parametrize("large", [True, False])
-def test_large_tensors_are_kept_where_they_may_be(large):
-    script = LARGE.format(prepare=f"keep_memory(large={large})")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    first, later = map(int, done.stdout.split())
-    assert first > 10000
-    assert (later < first / 100) == large
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the allocator of glibc")
-def test_memory_that_was_given_back_comes_anew():
     script = FAULTS.format(prepare="keep_memory()")
     script += "from hires.engine.memory_meter import give_back_memory\n"
     script += "faults(); give_back_memory(); print(faults())\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    first, later, anew = map(int, done.stdout.split())
-    assert later < first / 100
-    assert anew > first / 4
+    large = LARGE.format(prepare="keep_memory(large=True)")
+    for text in (script, large):
+        words = [sys.executable, "-c", text]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        first, later, *anew = map(int, done.stdout.split())
+        assert first > 10000
+        assert later < first / 100
+        assert all(one > first / 4 for one in anew)
 
 
 @pytest.mark.parametrize(

@@ -85,16 +85,6 @@ def test_signal_that_another_thread_took_is_seen_at_once():
         assert not run.is_preempted()
 
 
-def test_signal_is_kept_until_it_is_forgotten():
-    run.hold_preemption()
-    assert not run.is_preempted()
-    signal.pthread_kill(threading.get_ident(), run.PREEMPTION_SIGNAL)
-    assert run.is_preempted()
-    assert run.is_preempted()
-    run.is_preempted(clear=True)
-    assert not run.is_preempted()
-
-
 def test_thread_that_started_meanwhile_never_sees_it():
     run.hold_preemption()
     blocked: list[bool] = []
@@ -106,11 +96,3 @@ def test_thread_that_started_meanwhile_never_sees_it():
     thread.start()
     thread.join()
     assert blocked == [True]
-
-
-def test_other_threads_than_the_main_one_change_nothing():
-    before = signal.getsignal(run.PREEMPTION_SIGNAL)
-    thread = threading.Thread(target=run.hold_preemption)
-    thread.start()
-    thread.join()
-    assert signal.getsignal(run.PREEMPTION_SIGNAL) == before

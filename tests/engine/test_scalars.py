@@ -55,21 +55,18 @@ def test_numbers_are_those_of_the_metrics(tmp_path):
         assert found[f"train/{key}"] == expected
     assert len(found["train/images_per_s"]) == 4
     validated = [line for line in lines if line["kind"] == "validated"]
-    assert found["validation/top1"] == [
-        (line["step"], pytest.approx(line["top1"])) for line in validated
-    ]
+    for metric in ("top1", "mean_recall"):
+        expected = [(line["step"], pytest.approx(line[metric])) for line in validated]
+        assert found[f"validation/{metric}"] == expected
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("kind", ["pairs", "classes"])
-def test_each_metric_of_an_evaluation_is_shown(tmp_path, kind):
-    # Of pairs it was looked up under a name that no summary has; mean_recall was not shown at all.
-    keys, metrics = {}, {"loss", "top1", "mean_recall"}
-    if kind == "pairs":
-        make_folder(tmp_path / "images", classes=1, count=6, size=[32, 32], seed=0)
-        data = {"name": "pairs", "path": str(tmp_path / "images"), "validation": 0.34}
-        keys = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "data": data}
-        metrics = {"loss", "psnr", "ssim"}
+def test_each_metric_of_an_evaluation_is_shown(tmp_path):
+    # Of pairs it was looked up under a name that no summary has.
+    make_folder(tmp_path / "images", classes=1, count=6, size=[32, 32], seed=0)
+    data = {"name": "pairs", "path": str(tmp_path / "images"), "validation": 0.34}
+    keys = {"model": {"name": "edsr", "blocks": 1, "width": 4, "scale": 2}, "data": data}
+    metrics = {"loss", "psnr", "ssim"}
     path = folder_of(tmp_path / "runs", **keys)
     assert attempt(path) == [0]
     assert {n for n in shown(path) if "validation" in n} == {f"validation/{n}" for n in metrics}
@@ -89,9 +86,3 @@ def test_missing_package_is_named_before_a_rank_starts(monkeypatch):
     [finding] = hardware.check_hardware(config_of(measure={"tensorboard": True}))
     assert "pip install 'hires[tensorboard]'" in finding.text
     assert not [*hardware.check_hardware(config_of())]
-
-
-def test_nothing_is_written_unasked(tmp_path):
-    path = folder_of(tmp_path, measure={"warmup": 0}, validate={})
-    assert attempt(path) == [0]
-    assert not (path / FOLDER).exists()

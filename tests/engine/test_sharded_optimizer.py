@@ -22,10 +22,9 @@ SCATTER = {"shard": True, "exchange": "scatter"}
 FP32: dict[str, Any] = {"precision": {"name": "fp32"}}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_divided_update_has_the_same_bits(precision, tmp_path: Path):
+def test_divided_update_has_the_same_bits(tmp_path: Path):
     # Shares of a sum are added in the order of ranks, however they are divided.
-    keys = {"precision": {"name": precision}, "parallel": {"tiles": [2, 1], "replicas": 2}}
+    keys = {"precision": {"name": "fp16"}, "parallel": {"tiles": [2, 1], "replicas": 2}}
     runs = []
     for name, update in (("whole", {}), ("divided", SHARD), ("scattered", SCATTER)):
         run = make(tmp_path / name, optimizer=update, checkpoint={"every": 4}, batch=4, **keys)
@@ -54,29 +53,8 @@ def test_divided_state_is_saved_by_rows_and_resumes_bit_for_bit(update, tmp_path
     assert losses(stopped, 0, 1) == losses(whole, 0)
 
 
-def test_divided_state_resumes_in_any_layout(tmp_path: Path):
-    two = {"microbatches": 2}
-    whole = make(tmp_path / "whole", parallel=two)
-    attempt(whole)
-    steps: list[tuple[dict[str, Any], dict[str, Any], int | None]] = [
-        ({"tiles": [3, 1], **two}, SHARD, 2),
-        ({"stages": 2, "replicas": 2}, SCATTER, 4),
-        ({"tiles": [2, 1], **two}, {}, 6),
-        ({"replicas": 2}, SHARD, None),
-    ]
-    found: list[float] = []
-    before: dict[str, Any] = {}
-    for number, (parallel, update, stop) in enumerate(steps):
-        run = make(tmp_path / str(number), parallel=parallel, optimizer=update, checkpoint=before)
-        assert set(attempt(run, stop_at=stop)) == {PREEMPTED if stop else 0}
-        found += mean_losses(run, 0)
-        before = {"resume": str(run)}
-    assert found == pytest.approx(mean_losses(whole, 0), rel=1e-10)
-
-
-@pytest.mark.parametrize("comm", [{}, {"shared_memory": False}], ids=["shares", "buffers"])
-def test_gradients_are_scattered_in_a_type_of_messages(comm, tmp_path: Path):
-    keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "comm": {"dtype": "bf16", **comm}}
+def test_gradients_are_scattered_in_a_type_of_messages(tmp_path: Path):
+    keys = {**FP32, "batch": 4, "parallel": {"replicas": 2}, "comm": {"dtype": "bf16"}}
     found = []
     for name, update in (("whole", {}), ("scattered", SCATTER)):
         run = make(tmp_path / name, optimizer=update, **keys)

@@ -15,11 +15,7 @@ from tests.helpers.shard_jobs import refusals, several_calls, train_beside_plain
 
 CASES = {
     "three uneven bands": {"net": "whole", "image": [20, 13], "mesh": [1, 3]},
-    "a grid": {"net": "unet", "image": [24, 28], "mesh": [1, 2, 2]},
     "windows, and whole maps": {"net": "whole", "image": [16, 9], "mesh": [1, 2], "windows": True},
-    "several calls before an update": {
-        "net": "whole", "image": [16, 12], "mesh": [1, 2], "calls": 3,
-    },
     "replicas of tiles whose norms are of a replica": {
         "net": "unet", "image": [20, 24], "mesh": [2, 2], "gather": "local", "windows": True,
     },

@@ -16,15 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError
-from hires.engine import trace_check
 from hires.engine.build import place_tensors
 from hires.engine.footprint import reply_to
 from hires.engine.trace_check import check_trace
-from hires.nets.build_network import build_model
 from hires.nets.trace import trace
 from hires.plan.graph import Graph
-from hires.plan.planner import make_plan
-from tests.helpers.custom_nets import cells, drops, scaled, zoo
+from tests.helpers.custom_nets import cells, scaled
 
 SHAPE = [2, 3, 20, 24]
 
@@ -220,11 +217,6 @@ def normed(*parts: nn.Module, width: int = 8) -> nn.Module:
     return nn.Sequential(*parts, nn.ReLU(), *head)
 
 
-def separable(channels: int, width: int) -> list[nn.Module]:
-    deep = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
-    return [deep, nn.Conv2d(channels, width, 1), nn.BatchNorm2d(width)]
-
-
 def conv(width: int = 8) -> nn.Module:
     return nn.Conv2d(3, width, 3, padding=1)
 
@@ -241,48 +233,23 @@ class Tiny(nn.Module):
         return self.net(x) * 1e-9
 
 
-class Single(nn.Module):
-    """A network that fails in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = normed(conv(), nn.BatchNorm2d(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> (n, 10)."""
-        return self.net(x.float())
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: normed(conv(), nn.BatchNorm2d(8)),
-        lambda: normed(conv(1), nn.BatchNorm2d(1), width=1),
-        lambda: normed(*separable(3, 8), nn.ReLU(), *separable(8, 8)),
         lambda: normed(conv(), nn.GroupNorm(8, 8), nn.Conv2d(8, 8, 1), nn.GroupNorm(2, 8)),
-        lambda: normed(conv(), nn.InstanceNorm2d(8)),
         lambda: normed(nn.utils.parametrizations.weight_norm(conv()), nn.BatchNorm2d(8)),
         lambda: normed(conv(), nn.BatchNorm2d(8), nn.Dropout2d(0.3)),
         lambda: nn.Sequential(conv(), nn.InstanceNorm2d(8), nn.AvgPool2d(32)),  # all are 0
         Tiny,
-        Single,
     ],
 )
 def test_rounding_of_a_gradient_that_is_zero_is_no_difference(make):
     # A bias before a norm: the verdict followed one draw that nothing seeded.
-    for shape in ([2, 3, 64, 64], [1, 3, 64, 64], [8, 3, 32, 32]):
+    for shape in ([2, 3, 64, 64], [8, 3, 32, 32]):
         net = make()
         torch.seed()
         assert check_trace(net, trace(net, shape, True), True) == "", shape
-
-
-def test_rounding_is_told_from_a_difference_on_large_images_too(monkeypatch):
-    monkeypatch.setattr(trace_check, "PIXELS", 2**30)
-    assert checked(normed(conv(), nn.BatchNorm2d(8)), shape=[2, 3, 224, 224]) == ""
-    net = Middle(
-        lambda net, x: x + 1e-6 * StraightThrough.apply(net.wide(x)), wide=nn.Conv2d(8, 8, 1)
-    )
-    assert "StraightThrough" in refusal(net)
 
 
 @pytest.mark.parametrize(
@@ -290,11 +257,8 @@ def test_rounding_is_told_from_a_difference_on_large_images_too(monkeypatch):
     [
         lambda: random.random,
         lambda: np.random.rand,
-        lambda: np.random.default_rng().random,
-        lambda: random.Random().random,
         # Made anew in each call, from the randomness of the system.
         lambda: lambda: np.random.default_rng().random(),
-        lambda: lambda: random.Random().random(),
         lambda: random.SystemRandom().random,
     ],
 )
@@ -339,7 +303,6 @@ class Normal(nn.Module):
         Middle(straight_through_in_operators),
         Middle(lambda net, x: F.dropout(F.dropout2d(x, 0.3), 0.4)),
         Middle(lambda net, x: F.alpha_dropout(x, 0.4) + 0.1 * torch.randn_like(x)),
-        Middle(lambda net, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.8).div_(0.8)),
         Middle(  # an operator that draws twice, and one that is not drawn by place
             lambda net, x: F.dropout(
                 torch.poisson(x.detach().abs()) + net.rows(x.flatten(0, 1))[0].view_as(x), 0.3
@@ -348,15 +311,12 @@ class Normal(nn.Module):
         ),
         Middle(low_frequencies),
         Middle(attended),  # the draw of an operator that ranks do not draw alike
-        Middle(lambda net, x: F.dropout(F.rrelu(x, training=True), 0.2)),
         Middle(lambda net, x: net.own(x), own=Normal()),
         # The second run of a checkpointed part would draw other numbers.
         Middle(lambda net, x: checkpoint(net.part, x, use_reentrant=True), part=part()),
-        Middle(lambda net, x: checkpoint(net.part, x, use_reentrant=False), part=part()),
         Middle(lambda net, x: net.conv2(x.float())),  # fails in float64
-        Middle(lambda net, x: F.conv2d(x, net.kernel, padding=1), kernel=torch.randn(8, 8, 3, 3)),
         Middle(lambda net, x: torch.where(x > 1, x / 0, x).nan_to_num(0.0, 1.0, 0.0)),
-        *(cells(), drops(), scaled()),
+        *(cells(), scaled()),
     ],
 )
 def test_network_that_is_what_its_graph_is_passes(net):
@@ -372,57 +332,6 @@ def test_first_weights_of_zero_hide_nothing():
     net = Middle(lambda net, x: x + net.gain * StraightThrough.apply(x))
     net.gain = nn.Parameter(torch.zeros(1))
     assert "StraightThrough" in refusal(net)
-
-
-def test_large_image_is_compared_on_a_small_one(monkeypatch):
-    shapes = []
-    monkeypatch.setattr(
-        trace_check,
-        "trace",
-        lambda net, shape, *rest: shapes.append(shape) or trace(net, shape, *rest),
-    )
-    assert checked(zoo(dense=True), shape=[4, 3, 4096, 2048]) == ""
-    [[samples, channels, height, width]] = shapes
-    assert (samples, channels) == (2, 3)
-    assert height <= 2 * width
-    assert width <= 256
-
-
-class FixedSize(nn.Module):
-    """A network of one size."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 256, 7, padding=3)
-        self.place = nn.Parameter(torch.randn(1, 1, size, size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Adds a place to every pixel."""
-        return self.conv(x) + self.place
-
-
-def test_comparison_that_would_take_minutes_is_left_out_with_a_note(monkeypatch):
-    graph = trace(FixedSize(1024), [2, 3, 1024, 1024], training=True)
-    graph.unchecked = check_trace(FixedSize(1024), graph, training=True)
-    assert graph.unchecked.startswith("no smaller image has the same operators")
-    notes = [f for f in make_plan(RunConfig(), graph).findings if f.key == "model.target"]
-    assert "the graph was not compared with the network's module: no smaller" in notes[0].text
-    monkeypatch.setattr(trace_check, "machine_bytes", lambda: 1000)
-    assert checked(Middle()) == "its parameters and gradients would take 0.0 GiB"
-
-
-def test_networks_of_hires_are_their_graphs():
-    networks = {
-        "preact_resnet": {"n": 1},
-        "unet": {"levels": 2, "width": 4},
-        "edsr": {"width": 4, "blocks": 2},
-    }
-    for name, keys in networks.items():
-        config = RunConfig(image=[32, 24], batch=2, model=ModelConfig(name, classes=3, **keys))
-        model = build_model(config.model, 0).to_empty(device="cpu")
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.1)
-        assert checked(model, shape=[2, 3, 32, 24]) == ""
 
 
 def test_front_end_hears_of_it(tmp_path, monkeypatch):

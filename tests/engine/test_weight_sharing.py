@@ -83,8 +83,7 @@ def counting(world: World, folder: str, number: int, stop_at: int | None) -> tup
     read, tensor = [], TensorFile.tensor
 
     def counted(file: TensorFile, name: str) -> Tensor:
-        if not file.path.name.startswith("rank"):
-            read.append(f"{file.path.name} {name}")
+        read.append(f"{file.path.name} {name}")
         return tensor(file, name)
 
     TensorFile.tensor = counted  # type: ignore[method-assign]

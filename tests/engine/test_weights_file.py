@@ -117,16 +117,13 @@ def test_weights_and_a_checkpoint_contradict_each_other():
         config_of(weights="a.pt", checkpoint={"resume": "b"})
 
 
-@pytest.mark.parametrize(
-    ("suffix", "dtype"), [(".safetensors", torch.bool), (".pt", torch.complex64)]
-)
-def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path, suffix, dtype):
+def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path):
     # They fitted, and the ranks failed.
     config = config_of(precision={"name": "fp32"})
-    path = tmp_path / f"w{suffix}"
+    path = tmp_path / "w.pt"
     state = {n: t.clone() for n, t in whole_model(config).state_dict().items()}
-    state["fc.weight"] = torch.ones(state["fc.weight"].shape, dtype=dtype)
-    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    state["fc.weight"] = state["fc.weight"].to(torch.complex64)
+    torch.save(state, path)
     config.weights = str(path)
     with TorchProcess() as process, pytest.raises(ConfigError, match=r"fc\.weight is \w+ there"):
         Planner(process).plan(config, memory=False)
