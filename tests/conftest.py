@@ -49,7 +49,8 @@ def pytest_configure() -> None:
 
     Ctrl-C counts even where a shell began the tests in its background, which ignores it.
     """
-    DEVICE_KINDS.append("simulated")
+    if "simulated" not in DEVICE_KINDS:
+        DEVICE_KINDS.append("simulated")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
