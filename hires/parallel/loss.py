@@ -70,7 +70,7 @@ def sample_losses(
     ``ignored``: the value of pixels of label maps that have no label.
     """
     alone = dataclasses.replace(keys, weights=None, ignore_index=ignored)
-    pairs = zip(output.split(1), target.split(1), strict=True)
+    pairs = zip(torch.split(output, 1), torch.split(target, 1), strict=True)
     each = [evaluation_loss(alone, *pair) for pair in pairs]
     return torch.stack(each)
 
