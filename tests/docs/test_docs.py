@@ -85,11 +85,12 @@ def test_commands_of_the_pages_are_of_verbs_options_and_choices_that_exist(tmp_p
 
 @pytest.mark.parametrize("page", ["keys", "verbs", "libraries", "operators"])
 def test_page_from_the_code_is_up_to_date(hires, page):
-    DEVICE_KINDS.remove("simulated")  # which tests have, and users have not
+    kinds = [*DEVICE_KINDS]
+    DEVICE_KINDS[:] = [kind for kind in kinds if kind != "simulated"]  # which only tests have
     try:
         answer = hires("list", page, "--markdown")
     finally:
-        DEVICE_KINDS.append("simulated")
+        DEVICE_KINDS[:] = kinds
     assert answer.code == 0
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     assert answer.out == text, f"make docs writes docs/{page}.md again"
