@@ -384,17 +384,16 @@ def facts(result: Result) -> list[str]:
 
 
 def tables(result: Result) -> list[BenchTable]:
-    """Returns a table for each operation, type and number of ranks, and the fastest ways."""
+    """Returns a table for each operation, type and number of ranks."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in result["rows"]:
         groups[f"{row['operation']}, {row['dtype']}, {row['ranks']} ranks, us"].append(row)
-    made = []
+    tables = []
     for title, rows in groups.items():
         ways = [*dict.fromkeys(way for row in rows for way in row["ways"])]
         ways.sort(key=lambda way: ":" in way and way not in BASELINES)  # narrow screens cut the end
-        made.append(BenchTable(title, [_medians(row, ways) for row in rows]))
-    best = [_fastest(row) for row in result["rows"] if right_ways(row)]
-    return [*made, BenchTable("Fastest", best, "The fastest way of all, raw libraries included.")]
+        tables.append(BenchTable(title, [_cells(row, ways) for row in rows]))
+    return tables
 
 
 def right_ways(row: Row) -> dict[str, Row]:
@@ -402,29 +401,21 @@ def right_ways(row: Row) -> dict[str, Row]:
     return {name: way for name, way in row["ways"].items() if way.get("p50_s") and not way["wrong"]}
 
 
-def _medians(row: Row, ways: Sequence[str]) -> dict[str, str]:
+def _cells(row: Row, ways: Sequence[str]) -> dict[str, str]:
+    """Returns the size, the fastest way with its bandwidths, and the median of every way."""
     right = right_ways(row)
-    least = min((way["p50_s"] for way in right.values()), default=0)
-    cells = {"size": "-" if row["operation"] == BARRIER else size(row["bytes"])}
+    best = min(right, key=lambda name: right[name]["p50_s"], default="-")
+    cells = {"size": "-" if row["operation"] == BARRIER else size(row["bytes"]), "fastest": best}
+    cells |= dict.fromkeys(("p99", "alg GB/s", "bus GB/s", "n"), "-")
+    if right:
+        way, operation = right[best], BENCHED[row["operation"]]
+        rates = operation.bandwidths(row["bytes"], row["ranks"], way["p50_s"])
+        values = f"{way['p99_s'] * 1e6:.1f}", *(f"{rate / 1e9:.3f}" for rate in rates)
+        cells |= dict(zip(("p99", "alg GB/s", "bus GB/s"), values, strict=True))
+        cells["n"] = str(way["count"])
     for name in ways:
-        cells[name] = "WRONG" if row["ways"].get(name, {}).get("wrong") else "-"
+        wrong = row["ways"].get(name, {}).get("wrong")
+        cells[name] = "WRONG" if wrong else "-"
         if name in right:
-            seconds = right[name]["p50_s"]
-            cells[name] = f"{seconds * 1e6:.1f}{'*' if seconds == least else ''}"
+            cells[name] = f"{right[name]['p50_s'] * 1e6:.1f}"
     return cells
-
-
-def _fastest(row: Row) -> dict[str, str]:
-    name, best = min(right_ways(row).items(), key=lambda item: item[1]["p50_s"])
-    rates = BENCHED[row["operation"]].bandwidths(row["bytes"], row["ranks"], best["p50_s"])
-    return {
-        "operation": row["operation"],
-        "ranks": str(row["ranks"]),
-        "size": size(row["bytes"]),
-        "way": name,
-        "p50 us": f"{best['p50_s'] * 1e6:.1f}",
-        "p99 us": f"{best['p99_s'] * 1e6:.1f}",
-        "alg GB/s": f"{rates[0] / 1e9:.3f}",
-        "bus GB/s": f"{rates[1] / 1e9:.3f}",
-        "n": str(best["count"]),
-    }

@@ -17,7 +17,7 @@ ATTACK = (
 )
 """Ends whatever it stands in, and runs."""
 MOVES = "line\nline\r\x1b[2J\u202etxt.exe\u2028\ud800\x00 | =cmd()"
-LONG = "L" * 10_000_000
+LONG = "L" * 1_000_000
 
 
 def hostile_campaign(results: Path) -> list[Path]:

@@ -16,14 +16,9 @@ from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
 from hires.report.plots.base import PlotData
 from hires.report.read.plain_values import MAX_KEYS, count, dig, flat, number, value_text
-from tests.helpers.report_runs import MIB, report_run, sized_campaign
+from tests.helpers.report_runs import MIB, report_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports.md"
-
-
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory):
-    return frames.load(sized_campaign(tmp_path_factory.mktemp("results")))
 
 
 def change(run, /, *names, **values):

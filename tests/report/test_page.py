@@ -11,11 +11,11 @@ import pytest
 
 from hires.report.report import write_report
 from tests.helpers.hostile import ATTACK, LONG, hostile_campaign
-from tests.helpers.report_runs import report_run, sized_campaign
+from tests.helpers.report_runs import report_run
 
 WITHIN = ("#", "data:,", "data:image/png;base64,")
 """How a reference begins that fetches nothing."""
-FORMATS = ("html", "csv", "md", "tex", "parquet", "svg")
+FORMATS = ("html", "csv", "md", "tex", "parquet")
 
 
 class Seen(HTMLParser):
@@ -36,9 +36,8 @@ def page_of(folder, paths):
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("good")
-    return page_of(folder / "out", sized_campaign(folder / "results"))
+def good(tmp_path_factory, sized_paths):
+    return page_of(tmp_path_factory.mktemp("good") / "out", sized_paths)
 
 
 @pytest.fixture(scope="module")

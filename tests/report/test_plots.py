@@ -25,8 +25,13 @@ from hires.report.read import map_overviews
 from hires.report.read.map_overviews import NOT_FINITE, overviews
 from hires.report.read.measured_points import set_apart
 from hires.report.read.runs import read_runs
+<<<<<<< HEAD
 from tests.helpers.report_runs import report_run, sized_campaign
 from tests.helpers.simulated import STEP, EqualCosts
+=======
+from tests.helpers.report_runs import report_run
+from tests.helpers.simulated import STEP, unit_costs
+>>>>>>> 95844639 (One table of messages; the reports' tests share a campaign)
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 OF_CAMPAIGN = {
@@ -46,13 +51,8 @@ def change(run, /, **values):
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return sized_campaign(tmp_path_factory.mktemp("results"))
-
-
-@pytest.fixture(scope="module")
-def plots(paths):
-    return drawn(*paths)
+def plots(campaign):
+    return {plot.name: plot for plot in figures.draw(PlotData(campaign))}
 
 
 def test_campaign_has_its_plots_with_numbers_and_where_they_were_measured(plots):

@@ -15,7 +15,7 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
-from hires.report import frames, tables
+from hires.report import tables
 from hires.report.columns import (
     MEMORY,
     SPEED,
@@ -26,7 +26,6 @@ from hires.report.columns import (
     safe_csv,
 )
 from hires.report.summaries import encoded, latex_text, markdown_text, summaries
-from tests.helpers.report_runs import sized_campaign
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
@@ -163,12 +162,8 @@ def table(text, again="hires run a=b"):
     return Table("name", "Title", COLUMNS, rows, "Caption.", "none", frame)
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory):
-    return frames.load(sized_campaign(tmp_path_factory.mktemp("results")))
-
-
-def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(held):
+def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(campaign):
+    held = campaign
     made = summaries(held)
     assert [s.name for s in made] == [
         "throughput", "memory", "communication", "messages", "precision", "evaluations",
