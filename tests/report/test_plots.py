@@ -25,13 +25,8 @@ from hires.report.read import map_overviews
 from hires.report.read.map_overviews import NOT_FINITE, overviews
 from hires.report.read.measured_points import set_apart
 from hires.report.read.runs import read_runs
-<<<<<<< HEAD
-from tests.helpers.report_runs import report_run, sized_campaign
-from tests.helpers.simulated import STEP, EqualCosts
-=======
 from tests.helpers.report_runs import report_run
-from tests.helpers.simulated import STEP, unit_costs
->>>>>>> 95844639 (One table of messages; the reports' tests share a campaign)
+from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 OF_CAMPAIGN = {
