@@ -62,17 +62,13 @@ class Samples(NamedTuple):
     """Seconds of processor time, all threads of all ranks: other work on the machine adds less."""
 
 
-Spread = dict[str, float]
-"""Some samples in short, seconds of a step or ratios of two: median, p10, p90, count."""
-
-
-def spread(samples: Sequence[float]) -> Spread:
+def spread(samples: Sequence[float]) -> dict[str, float]:
     """Returns median, p10, p90 and count."""
     low, middle, high = np.quantile(samples, (0.1, 0.5, 0.9)).tolist()
     return {"median": middle, "p10": low, "p90": high, "count": len(samples)}
 
 
-def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -> Spread:
+def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -> dict[str, float]:
     """Returns the spread of ``factor`` times the ratios of two rows, taken within each round."""
     return spread([factor * a / b for a, b in zip(over, under, strict=True)])
 

@@ -55,11 +55,9 @@ log = logging.getLogger(__name__)
 
 
 def run_ranks(job: str, num_ranks: int, timeout_s: float, *args: Any) -> Any:
-    """Returns the last value of :func:`stream_ranks`; RunError: there was none."""
-    values = [*stream_ranks(job, num_ranks, timeout_s, *args)]
-    if not values:
-        raise RunError(f"the ranks of {job} ended without a result")
-    return values[-1]
+    """Returns the last value of :func:`stream_ranks`."""
+    *_, value = stream_ranks(job, num_ranks, timeout_s, *args)
+    return value
 
 
 def stream_ranks(
