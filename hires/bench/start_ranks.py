@@ -55,9 +55,11 @@ log = logging.getLogger(__name__)
 
 
 def run_ranks(job: str, num_ranks: int, timeout_s: float, *args: Any) -> Any:
-    """Returns the last value of :func:`stream_ranks`."""
-    *_, value = stream_ranks(job, num_ranks, timeout_s, *args)
-    return value
+    """Returns the last value of :func:`stream_ranks`; RunError: there was none."""
+    values = [*stream_ranks(job, num_ranks, timeout_s, *args)]
+    if not values:
+        raise RunError(f"the ranks of {job} ended without a result")
+    return values[-1]
 
 
 def stream_ranks(
