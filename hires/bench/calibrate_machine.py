@@ -22,24 +22,25 @@ from typing import Any
 import torch
 
 from hires.bench.bench_main import BenchTable, Result
+from hires.bench.bench_rows import BenchRow
 from hires.bench.calibration_chains import (
     CHAINS,
     MOST_TILES,
     Networks,
     Pace,
-    Timed,
     own_networks,
     usual_networks,
 )
 from hires.bench.link_times import measure_links
 from hires.bench.node_times import Key, NodeTimes, typical
-from hires.bench.peers.peer_hires import HiresSteps
+from hires.bench.peers import peer_hires
 from hires.bench.start_ranks import join_world, run_ranks, stream_ranks
 from hires.comm import barrier, max_all
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
 from hires.core.store import provenance
+from hires.engine.device import RankDevice
 from hires.plan.event import BYTES
 from hires.plan.hardware import GLOO
 from hires.plan.message_routes import joined_backends
@@ -175,9 +176,9 @@ def _measured(
             next(load)
         words = whole, share * share_s, 1, flag if cores > 1 else "", cores, left_s()
         measured += run_ranks(f"{__name__}:time_networks", 1, left_s(), *words)
-    for ranks in sorted({timed.plan.world for timed in networks.tiled}):
+    for ranks in sorted({row.ranks for row in networks.tiled}):
         log.info("measuring operators of images in %d tiles", ranks)
-        alike = [timed.plain() for timed in networks.tiled if timed.plan.world == ranks]
+        alike = [row.plain() for row in networks.tiled if row.ranks == ranks]
         words = alike, len(alike) * share_s, cores, "", cores, left_s()
         measured += run_ranks(f"{__name__}:time_networks", ranks, left_s(), *words)
     for one in measured:
@@ -198,7 +199,8 @@ def generate_load(
     """
     join_world(world, timeout_s)
     # Each by itself: a plan of one rank has no message.
-    runners = [HiresSteps(*Timed.of_plain(network), 0) for network in networks]
+    rows = map(BenchRow.of_plain, networks)
+    runners = [peer_hires.build(row, 0, RankDevice()) for row in rows]
     for runner in runners:
         runner.before_step()
         runner.step()
@@ -235,10 +237,11 @@ def time_networks(
     The networks take turns, each step between others that show the machine's pace at that moment.
     All ranks of a plan take equally many steps.
     """
-    every = [Timed.of_plain(network) for network in networks]
-    names = dict.fromkeys(name for one in every for name in joined_backends(one.plan))
+    every = [BenchRow.of_plain(network) for network in networks]
+    plans = [row.plan for row in every if row.plan is not None]
+    names = dict.fromkeys(name for plan in plans for name in joined_backends(plan))
     join_world(world, timeout_s, [*dict.fromkeys([GLOO, *names])])
-    steps = [HiresSteps(*network, world.rank) for network in every]
+    steps = [peer_hires.build(row, world.rank, RankDevice()) for row in every]
     for _ in range(2):  # the first prepares kernels, the second shows how long a round takes
         first = [NodeTimes(one) for one in steps]
         for one in first:
@@ -253,9 +256,9 @@ def time_networks(
         for busy, ones in times.items():
             _time_round(ones, pace, Path(flag) if busy else None)
     yield [
-        _parts_of(one, network.plan, world.rank, cores if busy else ranks)
+        _parts_of(one, row, world.rank, cores if busy else ranks)
         for busy, ones in times.items()
-        for one, network in zip(ones, every, strict=True)
+        for one, row in zip(ones, every, strict=True)
     ]
 
 
@@ -276,8 +279,10 @@ def _time_round(times: list[NodeTimes], pace: Pace, flag: Path | None) -> None:
         flag.unlink()
 
 
-def _parts_of(times: NodeTimes, plan: Plan, rank: int, ranks: int) -> Measured:
+def _parts_of(times: NodeTimes, row: BenchRow, rank: int, ranks: int) -> Measured:
     """Returns the samples of a rank's steps, and the parts of a step."""
+    assert row.plan is not None
+    plan = row.plan
     medians, works = times.medians(), _works(plan, rank)
     equal: dict[NodeWork, list[float]] = defaultdict(list)  # one sample for each work
     for key, work in works.items():

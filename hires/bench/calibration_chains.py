@@ -21,15 +21,13 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hires.bench.bench_rows import BenchRow, graph_of
+from hires.bench.bench_rows import BenchRow, planned
 from hires.bench.peers.peer_module import ModuleSteps, plain_module
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import RunConfig, from_dict, to_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store import provenance
 from hires.engine.device import RankDevice
-from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
 from hires.plan.search.candidates import FUSED
 
 _DATA = yaml.safe_load((resources.files(__package__) / "rows/calibration.yaml").read_text("utf-8"))
@@ -106,27 +104,11 @@ def _layer(word: str, channels: int) -> nn.Module | None:
     return nn.GroupNorm(min(8, channels), channels) if word == "gn" else None
 
 
-class Timed(NamedTuple):
-    """A network in one precision, task and layout."""
-
-    config: RunConfig
-    plan: Plan
-
-    def plain(self) -> dict[str, Any]:
-        """Returns it as plain values."""
-        return {"config": to_dict(self.config), "plan": self.plan.to_dict()}
-
-    @staticmethod
-    def of_plain(values: dict[str, Any]) -> Timed:
-        """Returns what :meth:`plain` described."""
-        return Timed(from_dict(values["config"]), Plan.from_dict(values["plan"]))
-
-
 class Networks(NamedTuple):
     """What is timed: networks on one rank, and in tiles."""
 
-    whole: list[Timed]
-    tiled: list[Timed]
+    whole: list[BenchRow]
+    tiled: list[BenchRow]
 
 
 def usual_networks(chosen: Iterable[int], tiles: int) -> Networks:
@@ -135,10 +117,10 @@ def usual_networks(chosen: Iterable[int], tiles: int) -> Networks:
     whole, tiled = [], []
     for index, dtype, task in itertools.product(chosen, ["fp32", *["bf16"] * bool(fast)], TASKS):
         config = chain_config(CHAINS[index], dtype, task)
-        whole.append(timed(config))
+        whole.append(row_with_plan(config))
         if tiles > 1 and index in TILED and dtype == "fp32":
             cut = dataclasses.replace(config.parallel, tiles=[tiles, 1])
-            tiled.append(timed(dataclasses.replace(config, parallel=cut)))
+            tiled.append(row_with_plan(dataclasses.replace(config, parallel=cut)))
     return Networks(whole, tiled)
 
 
@@ -160,13 +142,13 @@ def own_networks(config: RunConfig) -> Networks:
     )
     most = min(config.ranks or MOST_TILES, MOST_TILES)
     grids = [[rows, 1] for rows in range(2, most + 1)] + [[2, 2]] * (most >= 4)
-    whole: list[Timed] = []
-    tiled: list[Timed] = []
+    whole: list[BenchRow] = []
+    tiled: list[BenchRow] = []
     samples = config.batch
     while samples:
         part = dataclasses.replace(single, batch=samples)
         try:
-            whole.append(timed(part))
+            whole.append(row_with_plan(part))
         except ConfigError:
             if not whole:
                 raise
@@ -177,16 +159,14 @@ def own_networks(config: RunConfig) -> Networks:
             halo = dataclasses.replace(part.parallel.halo, fuse=fuse)
             cut = dataclasses.replace(part.parallel, tiles=grid, halo=halo)
             with contextlib.suppress(ConfigError, PlanError):
-                tiled.append(timed(dataclasses.replace(part, parallel=cut)))
+                tiled.append(row_with_plan(dataclasses.replace(part, parallel=cut)))
         samples //= 2
     return Networks(whole, tiled)
 
 
-def timed(config: RunConfig) -> Timed:
+def row_with_plan(config: RunConfig) -> BenchRow:
     """Returns what is timed of a config; PlanError: its layout is impossible."""
-    plan = make_plan(config, graph_of(config))
-    plan.require_ok()
-    return Timed(config, plan)
+    return planned(BenchRow("timed", config))
 
 
 def chain_config(chain: dict[str, Any], dtype: str, task: str) -> RunConfig:

@@ -17,7 +17,7 @@ from hires.engine.weights_file import open_weights
 from hires.plan.plan import Plan
 
 
-def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
+def build(row: BenchRow, rank: int, device: RankDevice) -> HiresSteps:
     """Returns the layout on one rank."""
     assert row.plan is not None
     return HiresSteps(row.config, row.plan, rank, device)
