@@ -145,17 +145,6 @@ def test_seeds_are_repeats_and_one_that_a_side_lacks_counts_nowhere(tmp_path):
     assert told in made.notes
 
 
-def test_attempts_of_other_code_are_no_repeats(tmp_path):
-    a = compared_run(tmp_path, [steps(), steps(), steps()], campaign="a")
-    old = a / "a0" / "record.json"
-    values = json.loads(old.read_text())
-    values["provenance"]["git"] = "another"
-    old.write_text(json.dumps(values))
-    made = compare([a], [compared_run(tmp_path, [steps(), steps()], campaign="b")])
-    assert made.results[0].repeats == (2, 2)
-    assert any("1 complete attempts of another commit" in note for note in made.notes)
-
-
 def test_one_worse_or_failed_point_makes_all_worse(tmp_path, before):
     def campaign(name, *factors):
         return [
