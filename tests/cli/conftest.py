@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import shutil
@@ -20,12 +19,12 @@ from hires.core.config.run_config import RunConfig
 from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
-from hires.plan.memory import RankMemory
 from hires.plan.passes.int8_tensors import stored_params
 from hires.plan.plan import Plan
 from hires.quant.scales import MARK
 from tests.helpers import commands
 from tests.helpers.commands import SMALL
+from tests.helpers.fake_torch import fake_torch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAKE_RANK = "tests.helpers.fake_rank"
@@ -45,14 +44,7 @@ def graph() -> Graph:
 def answer_at_once(patch: pytest.MonkeyPatch, graph: Graph, cache: Path) -> None:
     """The verbs get the network, and ranks of one MiB, at once instead of asking torch."""
 
-    class Process(contextlib.nullcontext):
-        def trace(self, config: RunConfig) -> Graph:
-            return graph
-
-        def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
-            memory = RankMemory(1 << 18, 1 << 17, 1 << 17, 1 << 18, 1 << 18)
-            return [memory.to_dict()] * plan.ranks_per_replica
-
+    class Process(fake_torch(lambda config: graph)):  # type: ignore[misc]
         def quantised(
             self, config: RunConfig, plan: Plan, path: Path, mark: str
         ) -> dict[str, object]:
@@ -61,12 +53,6 @@ def answer_at_once(patch: pytest.MonkeyPatch, graph: Graph, cache: Path) -> None
             save_file(zeros, path, {MARK: mark})
             noise = {"conv1": 40.25}
             return {"bytes": 10 * 2**20, "float_bytes": 40 * 2**20, "weight_noise_db": noise}
-
-        def start(self) -> None:
-            """It is there at once."""
-
-        def __enter__(self) -> Process:
-            return self
 
     patch.setattr(planning, "TorchProcess", Process)
     patch.setenv("XDG_CACHE_HOME", str(cache))

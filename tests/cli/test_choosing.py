@@ -3,7 +3,6 @@ before is kept, and nothing stale answers."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -18,6 +17,7 @@ from hires.core.store.choice_file import read_choice
 from hires.plan.memory import RankMemory
 from hires.plan.search.choice import Choice
 from tests.helpers.commands import SMALL
+from tests.helpers.fake_torch import fake_torch
 from tests.helpers.small_plans import config_of, forked
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -124,36 +124,24 @@ SIZED = ("image=64", "ranks=1", "model.classes=5", "data.classes=5")
 SIZED += (f"memory.limit={100 * 1023**2}B",)
 
 
-@pytest.fixture
-def of_any_size(monkeypatch):
-    """The verbs get a network that takes 100 bytes for each pixel, and may refuse some sizes."""
+def of_any_size(refuses: bool):
+    """Returns a process whose network takes 100 bytes for each pixel, and may refuse some sizes."""
 
-    class Process(contextlib.nullcontext):
-        def trace(self, config):
-            if min(config.height, config.width) % 64 and self.refuses:
-                raise ConfigError("a test's network halves its maps six times")
-            graph = forked(max(1, config.batch // config.parallel.pieces), True)
-            return dataclasses.replace(graph, input_shape=[*graph.input_shape[:2], *config.image])
+    def network(config):
+        if min(config.height, config.width) % 64 and refuses:
+            raise ConfigError("a test's network halves its maps six times")
+        graph = forked(max(1, config.batch // config.parallel.pieces), True)
+        return dataclasses.replace(graph, input_shape=[*graph.input_shape[:2], *config.image])
 
-        def footprint(self, config, plan):
-            need = RankMemory(0, 0, 0, 100 * config.height * config.width, 0)
-            return [need.to_dict()] * plan.ranks_per_replica
-
-        def start(self):
-            pass
-
-        def __enter__(self):
-            return self
-
-    Process.refuses = False
-    monkeypatch.setattr("hires.cli.planning.TorchProcess", Process)
-    monkeypatch.setenv("HIRES_CACHE", "off")
-    return Process
+    return fake_torch(
+        network, lambda config, rank: RankMemory(0, 0, 0, 100 * config.height * config.width, 0)
+    )
 
 
 @pytest.mark.parametrize(("refuses", "side"), [(False, 992), (True, 960)])
-def test_largest_image_is_found_by_bisection(hires, of_any_size, refuses, side):
-    of_any_size.refuses = refuses
+def test_largest_image_is_found_by_bisection(hires, monkeypatch, refuses, side):
+    monkeypatch.setattr("hires.cli.planning.TorchProcess", of_any_size(refuses))
+    monkeypatch.setenv("HIRES_CACHE", "off")
     words = (*SMALL, *SIZED)
     answer = hires("plan", "--largest", *words, "--json")
     assert answer.code == 0, answer.err

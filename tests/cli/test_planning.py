@@ -19,6 +19,7 @@ from hires.plan.memory import LIBRARIES_BYTES, RankMemory
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from tests.helpers.fake_torch import fake_torch
 from tests.helpers.small_plans import config_of, forked
 
 MODEL = ModelConfig(depth=18, classes=10)
@@ -31,21 +32,12 @@ def planned(config: RunConfig) -> Plan:
         return planner.plan(config)
 
 
-class Refusing:
-    """A process that can trace no network."""
-
-    def __enter__(self) -> Refusing:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        pass
-
-    def trace(self, config: RunConfig) -> None:
-        raise ConfigError("the network takes no such image")
+def refusing(config: RunConfig) -> Graph:
+    raise ConfigError("the network takes no such image")
 
 
 def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
-    monkeypatch.setattr(planning, "TorchProcess", Refusing)
+    monkeypatch.setattr(planning, "TorchProcess", fake_torch(refusing))
     layout = {"replicas": 200, "tiles": [1, 40], "microbatches": 3}
     with pytest.raises(ConfigError) as caught:
         planned(from_dict({"image": 32, "batch": 600, "parallel": layout}))
@@ -53,19 +45,12 @@ def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
         assert words in str(caught.value)
 
 
-class Tracing(Refusing):
-    """A process that traces a small network."""
-
-    def trace(self, config: RunConfig) -> Graph:
-        return forked(4, True)
-
-
 def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):
     # The proof of thousands of tiles took minutes, and what they are too many for came after it.
     def never(*args: object) -> None:
         raise AssertionError("a layout that cannot start is proved")
 
-    monkeypatch.setattr(planning, "TorchProcess", Tracing)
+    monkeypatch.setattr(planning, "TorchProcess", fake_torch(lambda config: forked(4, True)))
     monkeypatch.setattr("hires.plan.planner.verify", never)
     plan = planned(config_of("train", 7, tiles=[13, 10], microbatches=2))
     errors = [f.key for f in plan.findings if f.severity == "error"]
@@ -82,22 +67,10 @@ def memory(*sizes: int) -> RankMemory:
     return RankMemory(*(2 * MIB * number for number in sizes))
 
 
-class Process:
-    """Predicts 200 MiB for every microbatch of a step, a tenth with recomputation."""
-
-    def __init__(self, graph) -> None:
-        self.graph = graph
-        self.asked = 0
-
-    def trace(self, config):
-        return self.graph
-
-    def footprint(self, config, plan):
-        self.asked += 1
-        kept = 100 // config.parallel.microbatches
-        if config.memory.checkpoint != "none":
-            kept //= 10
-        return [memory(1, 2, 3, kept, 4).to_dict()] * plan.ranks_per_replica
+def of_microbatches(config: RunConfig, rank: int) -> RankMemory:
+    """200 MiB for every microbatch of a step, a tenth with recomputation."""
+    kept = 100 // config.parallel.microbatches
+    return memory(1, 2, 3, kept // (1 if config.memory.checkpoint == "none" else 10), 4)
 
 
 @pytest.fixture(autouse=True)
@@ -106,23 +79,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def forecast(config: RunConfig, process) -> object:
-    plan = make_plan(config, process.graph)
-    Planner(process).add_memory(config, plan)
+def forecast(config: RunConfig, graph: Graph, memory: Any = of_microbatches) -> Plan:
+    plan = make_plan(config, graph)
+    Planner(fake_torch(lambda config: graph, memory)()).add_memory(config, plan)
     return plan
 
 
 def test_second_forecast_comes_from_the_cache(graph, cache):
-    process = Process(graph)
-    first = forecast(CONFIG, process)
-    second = forecast(CONFIG, process)
+    asked = []
+
+    def counted(config: RunConfig, rank: int) -> RankMemory:
+        asked.append(rank)
+        return of_microbatches(config, rank)
+
+    first, second = (forecast(CONFIG, graph, counted) for _ in range(2))
     assert first.memory == second.memory == [memory(1, 2, 3, 100, 4).to_dict()]
-    assert process.asked == 1
+    assert len(asked) == 1
     [file] = (cache / "hires" / "memory").iterdir()
-    for asked, damaged in enumerate(('{"half', '[{"peak_bytes": 1}]'), start=2):
+    for times, damaged in enumerate(('{"half', '[{"peak_bytes": 1}]'), start=2):
         file.write_text(damaged)
-        assert forecast(CONFIG, process).memory == first.memory
-        assert process.asked == asked
+        assert forecast(CONFIG, graph, counted).memory == first.memory
+        assert len(asked) == times
 
 
 @pytest.mark.parametrize(
@@ -135,11 +112,10 @@ def test_second_forecast_comes_from_the_cache(graph, cache):
     ],
 )
 def test_forecast_that_fails_is_a_finding(graph, error, severity, key):
-    class Fails(Process):
-        def footprint(self, config, plan):
-            raise error
+    def fails(config: RunConfig, rank: int) -> RankMemory:
+        raise error
 
-    plan = forecast(CONFIG, Fails(graph))
+    plan = forecast(CONFIG, graph, fails)
     [found] = plan.findings
     assert (found.severity, str(error) in found.text, plan.memory) == (severity, True, [])
     assert key in (None, found.key)
@@ -148,7 +124,7 @@ def test_forecast_that_fails_is_a_finding(graph, error, severity, key):
 
 def test_plan_that_does_not_fit_names_the_command_that_finds_one(graph):
     config = RunConfig(image=32, batch=4, model=MODEL, memory=MemoryConfig(limit="140MiB"))
-    plan = forecast(config, Process(graph))
+    plan = forecast(config, graph)
     [finding] = plan.findings
     assert not plan.ok
     assert finding.key == "memory.limit"
@@ -165,15 +141,9 @@ def gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,1")
 
 
-class LargeRanks:
-    """Predicts 1, 2, 3 ... GiB of a GPU for the ranks, and 16 of the host."""
-
-    def trace(self, config: RunConfig) -> Any:
-        return forked(4, True)
-
-    def footprint(self, config: RunConfig, plan: Any) -> list[dict[str, int]]:
-        ranks = range(plan.ranks_per_replica)
-        return [RankMemory((r + 1) * GIB, 0, 0, 0, 0, host_bytes=16 * GIB).to_dict() for r in ranks]
+def large(config: RunConfig, rank: int) -> RankMemory:
+    """1, 2, 3 ... GiB of a GPU for the ranks, and 16 of the host."""
+    return RankMemory((rank + 1) * GIB, 0, 0, 0, 0, host_bytes=16 * GIB)
 
 
 def on_gpus(count: int | None = 2, memory: str | None = None, **parallel: Any) -> RunConfig:
@@ -183,7 +153,8 @@ def on_gpus(count: int | None = 2, memory: str | None = None, **parallel: Any) -
 
 
 def packed(config: RunConfig, forecasts_s: float = 60.0) -> PackedPlan:
-    return Planner(LargeRanks(), forecasts_s).packed(config)  # type: ignore[arg-type]
+    process = fake_torch(lambda config: forked(4, True), large)()
+    return Planner(process, forecasts_s).packed(config)
 
 
 @pytest.mark.usefixtures("gpus")

@@ -4,7 +4,6 @@ The network is the one in the file GRAPH, and ranks are those of ``fake_rank``. 
 what a user starts, in a process of its own.
 """
 
-import contextlib
 import functools
 import json
 import sys
@@ -16,26 +15,12 @@ from hires.cli.sweep import execution
 from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
-from hires.plan.memory import RankMemory
-
-
-class Process(contextlib.nullcontext):
-    def trace(self, config):
-        return Graph.from_dict(json.loads(Path(sys.argv[1]).read_text()))
-
-    def footprint(self, config, plan):
-        return [RankMemory(1, 1, 1, 1, 1).to_dict()] * plan.ranks_per_replica
-
-    def start(self):
-        pass
-
-    def __enter__(self):
-        return self
-
+from tests.helpers.fake_torch import fake_torch
 
 if __name__ == "__main__":
     spawn.MODULES[:] = ["hires.launcher.local.local_launcher", "tests.helpers.fake_rank"]
-    planning.TorchProcess = Process
+    graph = Graph.from_dict(json.loads(Path(sys.argv[1]).read_text()))
+    planning.TorchProcess = fake_torch(lambda config: graph)
     this_machine.launch = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")
     queue = functools.partial(execution.LocalQueue, module="tests.helpers.fake_rank")
     execution.LocalQueue = queue

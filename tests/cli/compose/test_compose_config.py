@@ -149,6 +149,11 @@ def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp
     assert made.options["mem"] == "4G"
     assert made.environment == {"NCCL_DEBUG": "INFO"}
     assert made.modules == ["a", "b"]
+    # A file may also set several keys of a section that has no choices of ours.
+    (tmp_path / "measure").mkdir()
+    (tmp_path / "measure" / "mine.yaml").write_text("warmup: 1\nsteps: 4\n")
+    measured = compose(["measure=mine", "measure.steps=5"], str(tmp_path)).measure
+    assert (measured.warmup, measured.steps) == (1, 5)
 
 
 def test_depth_of_a_residual_network_stands_for_its_blocks(tmp_path):
