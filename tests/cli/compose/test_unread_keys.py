@@ -20,6 +20,7 @@ from hires.nets import NETS
     ("words", "key", "reads"),
     [
         ("model=resnet18 model.width=8", "model.width", "model.depth"),
+        ("model=resnet18 model.width=64", "model.width", "model.depth"),  # though it is the default
         ("model=unet model.depth=18", "model.depth", "model.levels"),
         ("model=edsr model.layers=6", "model.layers", "model.blocks"),
         ("model=amoebanet model.blocks=2", "model.blocks", "model.filters"),
