@@ -137,7 +137,7 @@ ROWS = {
         launchers=ALL,
     ),
     "fails instead of saving": Row(
-        ("way", "way 3"), "failed", "launch", "code 3", None, 1, USR2, BOTH
+        ("way", "way 3"), "failed", "launch", "code 3", None, 1, USR2
     ),
     "dies of SIGUSR2": Row(
         ("listener", "listener"), "failed", "preempted", MADE_WAY, {0: -12, 1: -12}, None, USR2,

@@ -77,9 +77,8 @@ def launch(run: RunDir, signalled: int | None = None, number: int = 0, **options
         until(lambda: not alive(left), "the end of all processes", patience_s=30.0)
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun"])
-def test_stopped_rank_is_named_with_the_message_that_is_missing(made, launcher):
-    run = made(launcher={"name": launcher})
+def test_stopped_rank_is_named_with_the_message_that_is_missing(made):
+    run = made(launcher={"name": "torchrun"})
     outcome = launch(run, 1, signal.SIGSTOP)
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 1)
     assert "rank 1 does not answer: its process is stopped (by SIGSTOP" in outcome.cause
@@ -92,19 +91,16 @@ def test_stopped_rank_is_named_with_the_message_that_is_missing(made, launcher):
     assert "hires/comm/" in page.split("Python stacks")[1]
 
 
-@pytest.mark.parametrize("tiles", [[2, 1], [1, 1]])
-def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(
-    made, monkeypatch, tiles
-):
+def test_rank_that_sleeps_in_a_hook_is_found_with_the_line_where_it_sleeps(made, monkeypatch):
     monkeypatch.setenv("SLEEPY", "0")
-    run = made(parallel={"tiles": tiles})
+    run = made(parallel={"tiles": [2, 1]})
     outcome = launch(run, module="tests.helpers.sleepy_rank")
     assert (outcome.state, outcome.reason, outcome.failed_rank) == ("failed", "hang", 0)
     page = (run.attempt_dir / "hang.txt").read_text()
     assert "rank 0 is in B0 of step 2 and waits for no rank" in page
     assert "sleepy_rank.py" in page.split("Python stacks")[1]
     assert "in doze" in page
-    assert ("rank 1 waits for" in page) == (tiles == [2, 1])
+    assert "rank 1 waits for" in page
 
 
 def test_save_that_takes_longer_than_the_timeout_is_no_hang(made, monkeypatch):
