@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.parallel.conversion_kernels import usual_strides
+from hires.parallel.conversion_kernels import count_once, usual_strides
 from hires.parallel.halo import Frame, Piece, gather_window
 
 ROW = (2, 3, 0, 3)
@@ -79,3 +79,10 @@ def test_gradient_of_one_sample_has_the_strides_of_a_channels_last_map():
     assert usual_strides(grad).stride() == (432, 1, 48, 6)
     assert bias.grad is not None
     assert torch.allclose(bias.grad, grad.sum((0, 2, 3)))
+
+
+def test_use_of_a_parameter_that_is_whole_on_all_tiles_counts_on_the_first_alone():
+    for tile in range(3):
+        parameter = torch.ones(2, requires_grad=True)
+        count_once(parameter, tile).sum().backward()
+        assert (parameter.grad is not None) == (tile == 0)
