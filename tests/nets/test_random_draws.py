@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -237,6 +238,25 @@ def test_attention_without_dropout_counts_as_no_draw():
     with Draws(0, 0, 0, 2):
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
         assert torch.equal(torch.dropout(x, 0.5, True), alone)
+
+
+def test_draws_without_a_generator_leave_that_of_the_device_as_it_was(monkeypatch):
+    own = torch.Generator()
+    module = types.SimpleNamespace(
+        get_rng_state=lambda device: own.get_state(),
+        set_rng_state=lambda state, device: own.set_state(state),
+        manual_seed=own.manual_seed,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    before, host = own.get_state(), torch.get_rng_state()
+    drawn = []
+    for seed in (3, 3, 4):
+        with seeded(torch.device("cpu"), seed):
+            drawn.append((float(torch.rand(1)), float(torch.rand(1, generator=own))))
+        assert torch.equal(own.get_state(), before)
+        assert torch.equal(torch.get_rng_state(), host)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][1] != drawn[2][1]
 
 
 def test_threads_that_seed_the_same_generator_wait_for_each_other():

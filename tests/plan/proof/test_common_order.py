@@ -89,17 +89,6 @@ def test_mailbox_and_message_are_no_pair():
     assert run_machine(changed, members).problems
 
 
-def test_sums_meet_if_all_issue_them_first():
-    issue, wait = Event("issue", 0, 5, (3,)), Event("wait_issued", 0, 5)
-    gather = Event("collective", 0, 0, (1,))
-    proof = check([[issue, gather, wait, issue, wait]] * 2, [[0, 1]])
-    assert proof is not None
-    assert proof.num_collectives == 3
-    assert check([[wait, issue]] * 2, [[0, 1]]) is None
-    assert check([[issue, gather, wait], [gather, issue, wait]], [[0, 1]]) is None
-    assert check([[issue, wait]] * 3, [[0, 1]]) is None
-
-
 def test_kinds_of_tiles_stand_for_equal_programs():
     """Every rank's program is that of its kind, with all peers shifted as the rank is."""
     layouts = [{"tiles": [5, 4]}, {"tiles": [7, 1]}, {"tiles": [3, 3], "microbatches": 2}]

@@ -6,7 +6,7 @@ import pytest
 
 from hires.core.ranks import mailbox_limits
 from hires.plan.event import WORLD, Event
-from hires.plan.plan import Finding
+from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
 from hires.plan.proof.common_order import prove_in_order
 from hires.plan.proof.prove import judged, run_machine, verify
@@ -99,6 +99,19 @@ def halo(kind: str, peer: int, number: int, route: Route = SHM, lane: int = 1) -
 
 def all_of(kind: str, peer: int, **facts) -> list[Event]:
     return [halo(kind, peer, number, **facts) for number in NUMBERS]
+
+
+def test_messages_of_memory_must_be_right_where_there_is_none(monkeypatch):
+    def crossed(plan: Plan, rank: int) -> list[Event]:
+        return [halo(kind, 1 - rank, 1) for kind in ("send", "wait_send", "recv", "wait_recv")]
+
+    plan = plan_of(tiles=[2, 1])
+    assert not mixed(*(crossed(plan, rank) for rank in range(2)))  # a mailbox holds them meanwhile
+    monkeypatch.setattr("hires.plan.proof.prove.events", crossed)
+    assert [finding.text for finding in verify(plan)] == [
+        "deadlock: rank 0 waits for rank 1 to receive halo 1; "
+        "rank 1 waits for rank 0 to receive halo 1"
+    ]
 
 
 def test_full_mailbox_waits_for_its_reader():
