@@ -82,7 +82,7 @@ def _run(function: Callable[[Runs], None], runs: Runs) -> None:
 
 @scenario
 def time_limit_queues_the_job_again_as_often_as_allowed(runs: Runs) -> None:
-    run = runs.submit(LONG, "launcher.minutes=1", "launcher.signal_s=45", "launcher.requeues=1")
+    run = runs.submit(LONG, "launcher.minutes=2", "launcher.signal_s=45", "launcher.requeues=1")
     assert run.end(0) == ("failed", "timeout")
     assert "goes on as its next attempt" in run.exit(0)["cause"]
     assert run.end(1) == ("failed", "timeout")
@@ -279,16 +279,18 @@ def messages_go_through_the_mpi_that_srun_starts_by_pmix(runs: Runs) -> None:
 
 @scenario
 def elements_of_an_array_run_each_to_its_own_end(runs: Runs) -> None:
-    words = (*TWO, OPENMPI, "steps=300", "seed=0,1,2", "--max-parallel", "1")
+    words = (*TWO, OPENMPI, "steps=600", "seed=0,1,2", "--max-parallel", "1")
     runs.hires("sweep", *words)
     first, second, third = runs.elements()
     ask("scancel", third.job())
     first.wait_for_step(3)
-    ask("scancel", "--batch", "--signal=USR2", first.job())
+    request = ["scancel", "--batch", "--signal=USR2", first.job()]
+    # Slurm refuses it for a moment while it splits the array.
+    until(lambda: not subprocess.run(request, check=False).returncode, "the request", pause_s=0.5)
     assert first.end(0) == ("failed", "preempted")
     assert first.end(1) == ("done", None)
     assert first.job(1) == first.job()
-    assert [*first.steps(0), *first.steps(1)] == list(range(300))
+    assert [*first.steps(0), *first.steps(1)] == list(range(600))
     assert second.end() == ("done", None)
     assert not (second.path / "a1").exists()
     found = Counter(state["state"] for state in runs.states())
