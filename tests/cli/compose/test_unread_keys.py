@@ -21,6 +21,7 @@ from hires.nets import NETS
     [
         ("model=resnet18 model.width=8", "model.width", "model.depth"),
         ("model=resnet18 model.width=64", "model.width", "model.depth"),  # though it is the default
+        ("task=predict loss.label_smoothing=0.0", "loss.label_smoothing", "task=evaluate"),
         ("model=unet model.depth=18", "model.depth", "model.levels"),
         ("model=edsr model.layers=6", "model.layers", "model.blocks"),
         ("model=amoebanet model.blocks=2", "model.blocks", "model.filters"),
