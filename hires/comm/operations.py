@@ -215,7 +215,7 @@ def reduce_scatter_tensor(
     call = call_of(logs.REDUCE_SCATTER, method, group, backend, output, size)
     require_size(input, output.nbytes * len(call.ranks), output)
     is_quick = is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output)
-    if is_quick and input.untyped_storage().data_ptr() != output.untyped_storage().data_ptr():
+    if is_quick and input.untyped_storage()._cdata != output.untyped_storage()._cdata:
         return start(call, (output, input, op), (), async_op, issued, size, (output,), op)
     carriers = Carriers(call)
     target = carriers.target(output)

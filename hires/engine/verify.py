@@ -238,8 +238,9 @@ def reference_step(
             tensors[f"output/{index}"] = kept if rerun.shift is None else kept[order.argsort()]
             if training:
                 exact = output if output.dtype == torch.float64 else output.float()
-                with loss_draws(config.seed, 0, index * len(images), len(images)):
-                    loss = plain_loss(config.objective, exact, target)
+                keys = config.objective
+                with loss_draws(keys, config.seed, 0, index * len(images), len(images)):
+                    loss = plain_loss(keys, exact, target)
                 torch.autograd.backward(loss / len(microbatches) * scale)
                 tensors[f"loss/{index}"] = loss.detach()
     if training:

@@ -14,6 +14,7 @@ The gradient is that of the own part: what other tiles add is a constant here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -56,9 +57,7 @@ def plain_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
 
 def evaluation_loss(keys: LossConfig, output: Tensor, target: Tensor) -> Tensor:
     """Returns :func:`plain_loss`; a custom loss draws the same numbers in each call."""
-    if keys.name != "custom":
-        return plain_loss(keys, output, target)
-    with loss_draws(0, 0, 0, len(output)):
+    with loss_draws(keys, 0, 0, 0, len(output)):
         return plain_loss(keys, output, target)
 
 
@@ -85,15 +84,17 @@ def loss_of(
     """
     if output.dtype != torch.float64:
         output = output.float()
-    if keys.name == "custom":
-        samples = context.plan.graph.input_shape[0]
-        with loss_draws(context.seed, context.step, context.first_sample, samples):
-            return _loss_of(keys, output, target, context)
-    return _loss_of(keys, output, target, context)
+    samples = context.plan.graph.input_shape[0]
+    with loss_draws(keys, context.seed, context.step, context.first_sample, samples):
+        return _loss_of(keys, output, target, context)
 
 
-def loss_draws(seed: int, step: int, first_sample: int, samples: int) -> Draws:
+def loss_draws(
+    keys: LossConfig, seed: int, step: int, first_sample: int, samples: int
+) -> contextlib.AbstractContextManager[Any]:
     """Returns the mode under which a custom loss draws: numbers that no layer draws."""
+    if keys.name != "custom":
+        return contextlib.nullcontext()
     return Draws(seed, step, first_sample, samples, _LOSS_DRAW)
 
 

@@ -25,6 +25,7 @@ def add_up_and_fail(world: World, number: int) -> Iterator[float]:
     total = torch.tensor([float(number + world.rank)])
     all_reduce(total, group=make_groups([[*range(world.size)]])[0])
     yield float(total)
+    barrier()
     if world.rank == world.size - 1:
         raise CommError("rank of no use")
     while True:

@@ -1,4 +1,4 @@
-"""A real rank whose disk is slow: rank 1 needs SLOW_S seconds more for every file that it saves."""
+"""A real rank whose disk is slow: rank 0 needs SLOW_S seconds more for every file that it saves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> int:
         time.sleep(float(os.environ["SLOW_S"]))
         return write(*args)
 
-    if os.environ["RANK"] == "1":
+    if os.environ["RANK"] == "0":
         tensorfile.write = slowly
     return worker.main()
 

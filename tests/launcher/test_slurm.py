@@ -279,7 +279,7 @@ def messages_go_through_the_mpi_that_srun_starts_by_pmix(runs: Runs) -> None:
 
 @scenario
 def elements_of_an_array_run_each_to_its_own_end(runs: Runs) -> None:
-    words = (*TWO, OPENMPI, "steps=600", "seed=0,1,2", "--max-parallel", "1")
+    words = (*TWO, OPENMPI, "steps=300", "seed=0,1,2", "--max-parallel", "1")
     runs.hires("sweep", *words)
     first, second, third = runs.elements()
     ask("scancel", third.job())
@@ -290,7 +290,7 @@ def elements_of_an_array_run_each_to_its_own_end(runs: Runs) -> None:
     assert first.end(0) == ("failed", "preempted")
     assert first.end(1) == ("done", None)
     assert first.job(1) == first.job()
-    assert [*first.steps(0), *first.steps(1)] == list(range(600))
+    assert [*first.steps(0), *first.steps(1)] == list(range(300))
     assert second.end() == ("done", None)
     assert not (second.path / "a1").exists()
     found = Counter(state["state"] for state in runs.states())
