@@ -69,14 +69,16 @@ def rows(suite: str = "", section: str = "") -> dict[str, Row]:
 
 
 def on_devices() -> dict[str, Row]:
-    """Returns the rows for a device that is no CPU: those of MPI and GPUs, and one of each network.
+    """Returns rows for a device that is no CPU: those of MPI and GPUs, one of each test network.
 
     A network's kernels are the same in all its layouts; of its rows the first with tiles is taken.
+    Those of hires itself have no kernel that the test networks have not, and take long there.
     """
     chosen, networks = {}, set()
     by_tiles = sorted(rows().values(), key=lambda row: "tiles" not in row.keys.get("parallel", {}))
     for row in by_tiles:
-        if not row.cpu_only and (row.net not in networks or {"mpi", "gpu"} & {*row.suites}):
+        is_new = row.net not in networks and "target" in row.keys.get("model", {})
+        if not row.cpu_only and (is_new or {"mpi", "gpu"} & {*row.suites}):
             chosen[row.name] = row
             networks.add(row.net)
     return chosen

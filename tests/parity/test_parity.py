@@ -56,9 +56,8 @@ def test_table_has_every_network_loss_optimiser_and_schedule():
     assert {config.optimizer.name for config in configs} == {*optimizer_config.OWN_KEYS}
     assert {config.parallel.schedule for config in configs} == {*parallel_config.SCHEDULES}
     nets = {row.net for group in GROUPS.values() for row in group}
-    assert nets | {row.net for row in ROWS.values() if row.cpu_only} == {
-        row.net for row in ROWS.values()
-    }
+    nets |= {row.net for row in ROWS.values() if row.cpu_only}
+    assert nets >= {row.net for row in ROWS.values() if "target" in row.keys.get("model", {})}
     assert {row.keys["model"]["target"] for row in ROWS.values() if row.cpu_only} == {
         "tests.helpers.token_nets:panorama"
     }
