@@ -134,7 +134,7 @@ def test_run_over_an_mpi_ends_as_all_others_do(made, mpi):
     assert launch(made(steps=3, **keys)) == Outcome("done", None, {0: 0, 1: 0}, [])
     outcome = launch(made(**keys), 1, signal.SIGKILL)
     assert "rank 1 was killed by SIGKILL" in outcome.cause
-    stuck = made(**{**keys, "campaign": "stuck", "comm": {**keys["comm"], "timeout_s": 3.0}})
+    stuck = made(**{**keys, "campaign": "stuck", "comm": {**keys["comm"], "timeout_s": 10.0}})
     assert launch(stuck, 1, signal.SIGSTOP).failed_rank == 1
     assert "rank 1" in (stuck.attempt_dir / "hang.txt").read_text()
     outcome = launch(made(**{**keys, "campaign": "ctrl-c"}), -1, signal.SIGINT)
