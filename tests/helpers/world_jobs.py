@@ -75,7 +75,7 @@ def joins_again(world: World) -> list[float]:
     """Returns the sums of three worlds at one address; rank 0 leaves each later than rank 1."""
     sums = []
     for _ in range(3):
-        comm.init(("gloo", "shm"), world=world, timeout_s=4)
+        comm.init(("gloo", "shm"), world=world, timeout_s=20)
         tensor = torch.full((4,), 1.0 + world.rank)
         comm.all_reduce(tensor, backend="shm")
         sums.append(float(tensor[0]))
