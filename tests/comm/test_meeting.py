@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from hires.comm.backends import rendezvous
 from hires.core.errors import CommError
 from hires.core.python_command import code_command
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.thread_ranks import run_threads
@@ -80,6 +82,25 @@ def leave_late() -> None:
     store.mkdir()
     with mock.patch.object(shutil, "rmtree"):
         rendezvous.leave()
+
+
+def test_rank_that_finds_the_meeting_that_rank_0_just_left_finds_the_next(folder, monkeypatch):
+    secrets, found = iter(["0" * 32]), meeting.found
+    monkeypatch.setattr(meeting, "found", lambda name: next(secrets, None) or found(name))
+    whole = torch._C._distributed_c10d.FileStore
+    left = folder / ("0" * 32)
+    folder.mkdir(0o700)
+    left.mkdir()
+
+    def store(path: str, size: int) -> Any:
+        made = whole(path, size)
+        if "0" * 32 in path:
+            shutil.rmtree(left, ignore_errors=True)  # before the first word
+        return made
+
+    monkeypatch.setattr(rendezvous._library, "FileStore", store)
+    assert run_threads(meet, 3) == [["of 0", "of 1", "of 2"]] * 3
+    rendezvous.leave()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

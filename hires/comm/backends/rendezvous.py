@@ -35,7 +35,7 @@ _meetings: dict[World, _Meeting] = {}
 _given: dict[World, tuple[Any, str]] = {}
 _served: list[Any] = []  # the last one, as long as no other is served: another rank may be early
 _worlds: collections.Counter[tuple[str, int, int]] = collections.Counter()  # at one address
-_POLL_S, _SPARE_S = 0.01, 1.0
+_POLL_S, _SPARE_S, _LOOK_S = 0.01, 1.0, 0.5
 
 
 class GroupNumbers:
@@ -165,12 +165,14 @@ def _meet_here(world: World, words: str, until: float) -> _Meeting:
             else:
                 secret = _found(name, world, until)
             path = meeting.private_folder() / secret / "store"
+            if not path.parent.is_dir():  # rank 0 has just left the one before this
+                continue
             whole = _library.FileStore(str(path), -1)
             # Its destructor looks for the file and then opens it, and aborts the process if rank 0
             # has removed it in between; so it never runs.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(whole))
             with contextlib.suppress(ValueError):  # a rank may find the one before this
-                _roll_call(whole, world, until)
+                _roll_call(whole, world, until, path.parent.is_dir)
                 return _Meeting(whole, secret, ends.pop_all())
         time.sleep(_POLL_S)
 
@@ -238,20 +240,37 @@ def _connected(world: World, serves: bool, until: float) -> Any:
     return answer
 
 
-def _roll_call(whole: Any, world: World, until: float) -> str:
+def _roll_call(
+    whole: Any, world: World, until: float, stands: Callable[[], bool] = lambda: True
+) -> str:
     # Returns random texts of all ranks, once all have come. A ValueError: this one's is not among
-    # them, so the meeting is over, or of others.
+    # them, or the store stands no more, so the meeting is over, or of others. Without its folder a
+    # FileStore waits its whole timeout, so a look at it is short.
     own, keys = secrets.token_hex(16), [f"rank {rank}" for rank in range(world.size)]
 
-    def take(key: str) -> str:
-        whole.set_timeout(datetime.timedelta(seconds=max(0.001, until - time.monotonic())))
-        try:
-            return str(whole.get(key).decode())
-        except RuntimeError:
-            absent = [key for key in keys if not whole.check([key])] or [key]
-            raise PeerError(f"{', '.join(absent)} has not come in time") from None
+    def limit() -> None:
+        left_s = max(0.001, until - time.monotonic())
+        whole.set_timeout(datetime.timedelta(seconds=min(_LOOK_S, left_s)))
 
-    whole.set(keys[world.rank], own)
+    def take(key: str) -> str:
+        while True:
+            limit()
+            try:
+                return str(whole.get(key).decode())
+            except RuntimeError:
+                if not stands():
+                    raise ValueError("the meeting is over") from None
+                if time.monotonic() > until:
+                    absent = [key for key in keys if not whole.check([key])] or [key]
+                    raise PeerError(f"{', '.join(absent)} has not come in time") from None
+
+    limit()
+    try:
+        whole.set(keys[world.rank], own)
+    except RuntimeError:
+        if stands():
+            raise
+        raise ValueError("the meeting is over") from None
     if world.rank == 0:
         whole.set("all", json.dumps([own, *map(take, keys[1:])]))
     text = take("all")
