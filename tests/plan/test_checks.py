@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.core.errors import PlanError
-from hires.plan.graph import Graph
 from hires.plan.groups import used_both_ways
-from hires.plan.plan import Finding, Plan
+from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import IMAGE, config_of, plan_of
 from tests.helpers.tiny_nets import Forward, traced
@@ -37,39 +36,25 @@ def classify(n: Any, x: torch.Tensor) -> torch.Tensor:
     return n.fc(x.mean((2, 3)))
 
 
+BOTH_WAYS = {"directions": 2, "schedule": "gems"}
+
+
 @pytest.mark.parametrize(
     ("batch", "parallel", "expected"),
     [
-        (
-            10,
-            {"microbatches": 4},
-            "batch=10 does not divide into 4 microbatches (parallel.microbatches=4); "
-            "use batch=8 or batch=12, or parallel.microbatches=2",
-        ),
+        (10, {"microbatches": 4}, "use batch=8 or batch=12, or parallel.microbatches=2"),
         # No number of microbatches helps replicas of unequal size; 1 was offered.
         (7, {"replicas": 2, "microbatches": 3}, "=3); use batch=6 or batch=12"),
-        (
-            1,
-            {"replicas": 2},
-            "batch=1 does not divide into 2 microbatches (parallel.replicas=2); use batch=2",
-        ),
-        (
-            6,
-            {"stages": 2, "directions": 2, "pairs": 2, "schedule": "gems"},
-            "(parallel.directions=2 times parallel.pairs=2); use batch=4 or batch=8, or "
-            "parallel.pairs=1",
-        ),
+        (1, {"replicas": 2}, "into 2 microbatches (parallel.replicas=2); use batch=2"),
+        (6, {"stages": 2, "pairs": 2, **BOTH_WAYS}, "batch=8, or parallel.pairs=1"),
         # What was offered did not divide into shards.
-        (
-            7,
-            {"stages": 2, "replicas": 3, "local_dp": 5},
-            "(parallel.replicas=3), each of parallel.local_dp=5 shards; use batch=15",
-        ),
+        (7, {"stages": 2, "replicas": 3, "local_dp": 5}, "parallel.local_dp=5 shards; use batch=15"),
     ],
 )
 def test_batch_that_does_not_divide(batch, parallel, expected):
     [(key, text)] = errors(plan_of(batch=batch, **parallel))
     assert key == "batch"
+    assert text.startswith(f"batch={batch} does not divide into ")
     assert text.endswith(expected)
 
 
@@ -86,12 +71,8 @@ def test_more_stages_than_layers_and_a_balance_of_others():
 
 
 def test_all_findings_come_at_once():
-    # Only those of the first step were told; the next ones came after they had been mended.
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.fc(n.conv(x.flip(2)).flatten(1))[:1]
-
     plan = planned(
-        forward,
+        lambda n, x: n.fc(n.conv(x.flip(2)).flatten(1))[:1],
         parallel={"tiles": [14, 1], "microbatches": 3, "gather": "never"},
         conv=nn.Conv2d(3, 3, 1),
         fc=nn.Linear(390, 5),
@@ -110,16 +91,13 @@ def twice(n: Any, x: torch.Tensor) -> torch.Tensor:
     return classify(n, F.conv2d(x, n.w, padding=1))
 
 
-def test_parameter_of_two_stages_is_named_with_both_users():
+def test_tied_parameter_is_fine_within_a_stage_and_where_nothing_learns():
     [(key, text)] = errors(planned(twice, parallel={"stages": 3}, **TIED))
     assert key == "parallel.balance"
     assert text == (
         "w is used by stages 0 (conv2d (conv2d)) and 1 (conv2d_1 (conv2d)); use "
         "parallel.stages=2 or fewer, without parallel.balance"
     )
-
-
-def test_tied_parameter_is_fine_within_a_stage_and_where_nothing_learns():
     assert planned(twice, parallel={"stages": 2, "balance": [2, 1]}, **TIED).ok
     # The cut that balances best would part them: it was made, and refused.
     assert planned(twice, parallel={"stages": 2}, **TIED).stages[0].num_layers == 2
@@ -129,14 +107,12 @@ def test_tied_parameter_is_fine_within_a_stage_and_where_nothing_learns():
     assert planned(twice, parallel={"stages": 3}, **frozen).ok
 
 
-def before_and_behind(n: Any, x: torch.Tensor) -> torch.Tensor:
-    x = n.conv(x)
-    return n.fc(n.conv(x.mean((2, 3), keepdim=True)).flatten(1))
-
-
 def test_parameter_of_tiles_and_of_the_whole_image_counts_its_whole_use_once():
     # Its gradient is a part on every tile from the one use and complete from the other, and the
     # sum over the tiles counted the second one once for each tile.
+    def before_and_behind(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.fc(n.conv(n.conv(x).mean((2, 3), keepdim=True)).flatten(1))
+
     parts = {"conv": nn.Conv2d(3, 3, 1, bias=False), "fc": nn.Linear(3, 5)}
     plan = planned(before_and_behind, parallel={"tiles": [2, 1]}, **parts)
     assert plan.ok
@@ -164,46 +140,18 @@ def test_output_that_no_loss_takes(forward, expected):
 
 
 def test_tiles_that_run_empty_and_far_halos_are_warnings():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return classify(n, F.max_pool2d(n.conv(x), 4))
-
     parts = {"conv": nn.Conv2d(3, 3, 9, padding=4), "fc": nn.Linear(3, 5)}
-    plan = planned(forward, parallel={"tiles": [5, 1]}, **parts)
+    plan = planned(
+        lambda n, x: classify(n, F.max_pool2d(n.conv(x), 4)), parallel={"tiles": [5, 1]}, **parts
+    )
     assert plan.ok
     empty, far = plan.findings
-    assert isinstance(empty, Finding)
     assert [empty.severity, far.severity] == ["warning", "warning"]
-    assert empty.text.startswith(
-        "max_pool2d (max_pool2d) makes a map of 3x2, so 2 of the 5x1 tiles of stage 0 hold nothing"
-    )
-    assert far.text.startswith(
-        "tiles of stage 0 are smaller than the halo of conv: tile 0 also borrows from tile 2"
-    )
+    assert "makes a map of 3x2, so 2 of the 5x1 tiles of stage 0 hold nothing" in empty.text
+    assert "the halo of conv: tile 0 also borrows from tile 2" in far.text
 
 
-def five(turned: int) -> Graph:
-    """Five convolutions and a classifier, a map upside down behind the convolution ``turned``."""
-
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        for index, conv in enumerate(n.convs):
-            x = torch.relu(conv(x))
-            x = x.flip(2) if index == turned else x
-        return n.fc(x.mean((2, 3)))
-
-    convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(5))
-    return traced(forward, (4, 3, *IMAGE), convs=convs, fc=nn.Linear(3, 5))
-
-
-def planned_of(graph: Graph, keys: dict[str, Any]) -> Plan:
-    batch = 4 * keys.get("directions", 1)
-    return make_plan(config_of("train", batch, gather="never", **keys), graph)
-
-
-def advised(text: str) -> dict[str, Any]:
-    """The keys of ``parallel`` that a text names with values."""
-    return {k: json.loads(v) for k, v in re.findall(r"parallel\.(\w+)=([\[\]\d,]+)", text)}
-
-
+# The convolution behind which a map is turned, a layout, and the keys that are advised.
 ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one grid": (
         3,
@@ -213,7 +161,7 @@ ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     # A layout of two stages in one direction was advised, whatever there was.
     "two directions": (
         2,
-        {"tiles": [2, 1], "stages": 3, "balance": [4, 1, 1], "directions": 2, "schedule": "gems"},
+        {"tiles": [2, 1], "stages": 3, "balance": [4, 1, 1], **BOTH_WAYS},
         {"balance": [2, 2, 2]},
     ),
     "several stages in tiles": (
@@ -227,9 +175,23 @@ ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", ENDS)
 def test_advised_end_of_the_tiles_is_one_that_works(case):
     turned, keys, advice = ENDS[case]
-    graph = five(turned)
-    [finding] = [f for f in planned_of(graph, keys).findings if f.severity == "error"]
-    assert advised(finding.text) == advice
-    plan = planned_of(graph, keys | advice)
+
+    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
+        for index, conv in enumerate(n.convs):
+            x = torch.relu(conv(x))
+            x = x.flip(2) if index == turned else x
+        return classify(n, x)
+
+    convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(5))
+    graph = traced(forward, (4, 3, *IMAGE), convs=convs, fc=nn.Linear(3, 5))
+
+    def plan_with(keys: dict[str, Any]) -> Plan:
+        batch = 4 * keys.get("directions", 1)
+        return make_plan(config_of("train", batch, gather="never", **keys), graph)
+
+    [(_, text)] = errors(plan_with(keys))
+    named = re.findall(r"parallel\.(\w+)=([\[\]\d,]+)", text)
+    assert {key: json.loads(value) for key, value in named} == advice
+    plan = plan_with(keys | advice)
     assert plan.ok
     assert not [f for f in plan.findings if "cannot divide" in f.text or "hold nothing" in f.text]

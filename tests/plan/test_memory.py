@@ -6,111 +6,83 @@ from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
 from hires.plan import memory, rank_kinds
-from hires.plan.gpu_memory import (
-    CONNECTION_BYTES,
-    LOOPS,
-    MESSAGE_LOOPS,
-    nccl_bytes,
-)
+from hires.plan.gpu_memory import CONNECTION_BYTES, LOOPS, MESSAGE_LOOPS, nccl_bytes
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room, room_of, rooms_of
+from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from tests.helpers.small_plans import plan_of
 
 
-def entry(peak: int) -> dict[str, int]:
-    return RankMemory(0, 0, 0, peak, 0).to_dict()
-
-
-def test_rank_beyond_the_limit_is_named_with_both_numbers():
-    plan = plan_of(stages=2)
-    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
-    config = RunConfig(memory=MemoryConfig(limit="60MiB"))
-    text = Room(60 * MIB, None).shortage(config, plan)
-    assert text == ("rank 1 needs 70.0 MiB, predicted, which is more than memory.limit=60MiB")
-    assert Room(70 * MIB, None).shortage(config, plan) is None
+def with_peaks(*peaks: int, plan: Plan | None = None, **facts: int) -> Plan:
+    """A plan of one stage a rank, whose ranks need so many MiB."""
+    plan = plan or plan_of(stages=len(peaks), replicas=2)
+    plan.memory = [RankMemory(0, 0, 0, peak * MIB, 0, **facts).to_dict() for peak in peaks]
+    return plan
 
 
 def test_machine_holds_all_ranks_together_with_their_libraries():
-    plan = plan_of(stages=2, replicas=2)
-    plan.memory = [entry(50 * MIB), entry(70 * MIB)]
+    plan = with_peaks(50, 70)
+    config = RunConfig(memory=MemoryConfig(limit="60MiB"))
+    text = Room(60 * MIB, None).shortage(config, plan)
+    assert text == "rank 1 needs 70.0 MiB, predicted, which is more than memory.limit=60MiB"
+    assert Room(70 * MIB, None).shortage(config, plan) is None
     exact = 2 * (120 * MIB + 2 * LIBRARIES_BYTES)
     assert Room(None, exact).shortage(RunConfig(), plan) is None
     text = Room(None, exact - 1).shortage(RunConfig(), plan)
-    assert text is not None
     assert text.startswith("4 ranks on this machine need 1.5 GiB, predicted, most of all rank 1")
     assert Room(None, None).shortage(RunConfig(), plan) is None
 
 
 def test_each_node_of_a_job_holds_its_own_ranks():
-    plan = plan_of(stages=3, replicas=2)
-    plan.memory = [entry(50 * MIB), entry(70 * MIB), entry(10 * MIB)]
+    plan = with_peaks(50, 70, 10)
     launcher = LauncherConfig(name="slurm", nodes=2)
     fullest = 130 * MIB + 3 * LIBRARIES_BYTES
     config = RunConfig(launcher=launcher, cluster=ClusterConfig(memory=f"{fullest}B"))
-    room = room_of(config)
-    needs = [(list(node.ranks), node.bytes) for node in room.per_node(plan)]
+    needs = [(list(node.ranks), node.bytes) for node in room_of(config).per_node(plan)]
     assert needs == [([0, 1, 2], fullest), ([3, 4, 5], fullest)]
-    assert room.shortage(config, plan) is None
+    assert room_of(config).shortage(config, plan) is None
     config = RunConfig(launcher=launcher, cluster=ClusterConfig(memory="1GiB"))
-    plan.memory[1] = entry(140 * MIB)
-    text = room_of(config).shortage(config, plan)
-    assert text is not None
+    text = room_of(config).shortage(config, with_peaks(50, 140, 10))
     assert text.startswith("3 ranks on one node need 1.1 GiB, predicted, most of all rank 1 with")
     assert text.endswith("which is more than cluster.memory=1GiB")
 
 
 def test_this_machine_counts_where_the_ranks_run_on_it(monkeypatch):
     monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * MIB)
-    large = ClusterConfig(memory="1GiB")
-    assert room_of(RunConfig(cluster=large)).machine_bytes == 8 * MIB
-    mpirun = LauncherConfig(name="mpirun")
-    assert room_of(RunConfig(launcher=mpirun)).machine_bytes == 8 * MIB
-    small = ClusterConfig(memory="4MiB")
-    assert room_of(RunConfig(cluster=small)).machine_bytes == 4 * MIB
+    for config, expected in (
+        (RunConfig(cluster=ClusterConfig(memory="1GiB")), 8 * MIB),
+        (RunConfig(launcher=LauncherConfig(name="mpirun")), 8 * MIB),
+        (RunConfig(cluster=ClusterConfig(memory="4MiB")), 4 * MIB),
+    ):
+        assert room_of(config).machine_bytes == expected
 
 
-def gpu_entry(tensors: int) -> dict[str, int]:
-    return RankMemory(0, 0, 0, tensors, 0, context_bytes=400 * MIB).to_dict()
-
-
-def gpu_config(memory: str, **launcher) -> RunConfig:
-    cluster = ClusterConfig(gpus=2, gpu_memory=memory)
-    return RunConfig(device="cuda", cluster=cluster, launcher=LauncherConfig(**launcher))
+def gpu_config(gpu_memory: str, memory: str | None = None) -> RunConfig:
+    cluster = ClusterConfig(gpus=2, gpu_memory=gpu_memory, memory=memory)
+    return RunConfig(device="cuda", cluster=cluster)
 
 
 def test_gpu_holds_its_ranks_with_their_contexts():
-    plan = plan_of(stages=3)
-    plan.memory = [gpu_entry(100 * MIB), gpu_entry(200 * MIB), gpu_entry(50 * MIB)]
-    room = room_of(gpu_config("1GiB"))
+    plan = with_peaks(100, 200, 50, plan=plan_of(stages=3), context_bytes=400 * MIB)
     # Ranks 0 and 2 take the first GPU, in turn.
-    assert [(list(one.ranks), one.bytes) for one in room.per_node(plan)] == [
-        ([0, 2], 950 * MIB),
-        ([1], 600 * MIB),
-    ]
-    assert room.shortage(gpu_config("950MiB"), plan) is None
+    needs = [(list(one.ranks), one.bytes) for one in room_of(gpu_config("1GiB")).per_node(plan)]
+    assert needs == [([0, 2], 950 * MIB), ([1], 600 * MIB)]
+    assert room_of(gpu_config("950MiB")).shortage(gpu_config("950MiB"), plan) is None
     text = room_of(gpu_config("949MiB")).shortage(gpu_config("949MiB"), plan)
-    assert text is not None
     assert text.startswith("2 ranks on one GPU need 950.0 MiB, predicted, most of all rank 0 with")
     assert text.endswith("which is more than cluster.gpu_memory=949MiB")
 
 
 def test_node_holds_what_its_ranks_pin_beside_the_gpus():
-    plan = plan_of(stages=3)
-    plan.memory = [RankMemory(0, 0, 0, 7, 0, host_bytes=n * MIB).to_dict() for n in (100, 200, 50)]
-    assert [entry["device_bytes"] for entry in plan.memory] == [7] * 3
-    config = gpu_config("1GiB")
-    config.cluster.memory = "1MiB"
+    plan = with_peaks(7, 7, 7, plan=plan_of(stages=3), host_bytes=100 * MIB)
+    assert [entry["device_bytes"] for entry in plan.memory] == [7 * MIB] * 3
+    config, enough = gpu_config("1GiB", "1MiB"), gpu_config("1GiB", "1260MiB")
     _, host = rooms_of(config)
-    assert [need.bytes for need in host.per_node(plan)] == [350 * MIB + 3 * LIBRARIES_BYTES]
+    assert [need.bytes for need in host.per_node(plan)] == [300 * MIB + 3 * LIBRARIES_BYTES]
     text = host.shortage(config, plan)
-    assert text is not None
-    assert (
-        "3 ranks on one node need 1.3 GiB, predicted, of the host's memory beside its GPUs" in text
-    )
+    assert "3 ranks on one node need 1.2 GiB, predicted, of the host's memory beside its" in text
     assert text.endswith("which is more than cluster.memory=1MiB")
-    config.cluster.memory = "1310MiB"
-    assert host.shortage(config, plan) is not None  # of the key as it was
-    assert rooms_of(config)[1].shortage(config, plan) is None
+    assert rooms_of(enough)[1].shortage(enough, plan) is None
     assert len(rooms_of(RunConfig())) == 1
 
 
@@ -133,10 +105,8 @@ def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
     assert nccl_bytes(plan, 0) == 0  # gloo
     plan.backend = "nccl"
     # Rank 0: the sums of its tiles and of its stage's gradients with rank 1; halos from rank 1 and
-    # gradients from rank 2.
-    sums, messages = 2 * LOOPS, 2 * MESSAGE_LOOPS
-    assert nccl_bytes(plan, 0) == (sums + messages) * CONNECTION_BYTES
-    # Rank 2 alone holds stage 1, and gets values from rank 0.
+    # gradients from rank 2. Rank 2 alone holds stage 1, and gets values from rank 0.
+    assert nccl_bytes(plan, 0) == (2 * LOOPS + 2 * MESSAGE_LOOPS) * CONNECTION_BYTES
     assert nccl_bytes(plan, 2) == MESSAGE_LOOPS * CONNECTION_BYTES
 
 
@@ -145,10 +115,10 @@ def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):
     plan = plan_of(**layout, schedule="gems", microbatches=1)
     exact = representatives(plan)
     work = {rank: rank_kinds._work(plan, rank) for rank in exact}
+    sizes = [sum(rank_kinds._size(plan, rank)) for rank in range(plan.ranks_per_replica)]
     for limit in (sum(work.values()) - 1, 2 * max(work.values()), 1):
         monkeypatch.setattr(rank_kinds, "WORK", limit)
         chosen = representatives(plan)
-        sizes = [sum(rank_kinds._size(plan, rank)) for rank in range(plan.ranks_per_replica)]
         assert len(set(chosen)) < len(set(exact))
         assert len(set(chosen)) == 1 or sum(work[rank] for rank in set(chosen)) <= limit
         # What is predicted for a rank is never that of one that holds less.
