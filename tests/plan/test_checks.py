@@ -48,7 +48,11 @@ BOTH_WAYS = {"directions": 2, "schedule": "gems"}
         (1, {"replicas": 2}, "into 2 microbatches (parallel.replicas=2); use batch=2"),
         (6, {"stages": 2, "pairs": 2, **BOTH_WAYS}, "batch=8, or parallel.pairs=1"),
         # What was offered did not divide into shards.
-        (7, {"stages": 2, "replicas": 3, "local_dp": 5}, "parallel.local_dp=5 shards; use batch=15"),
+        (
+            7,
+            {"stages": 2, "replicas": 3, "local_dp": 5},
+            "local_dp=5 shards; use batch=15",
+        ),
     ],
 )
 def test_batch_that_does_not_divide(batch, parallel, expected):

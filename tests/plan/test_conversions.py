@@ -36,19 +36,14 @@ CONV = {"conv": nn.Conv2d(3, 5, 1)}
 
 
 def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        return n.last(F.relu(n.conv(x).flip(2)))
-
-    plan = planned(forward, **CONV, last=nn.Conv2d(5, 5, 1))
+    last = nn.Conv2d(5, 5, 1)
+    plan = planned(lambda n, x: n.last(F.relu(n.conv(x).flip(2))), **CONV, last=last)
+    # Cropped at once: the convolution behind the ReLU is worth it.
     assert ways(plan) == [
-        "conv tiled",
-        "conv.gather0 whole",
-        "flip whole",
-        "flip.crop0 tiled",  # the convolution behind the ReLU is worth it
-        "relu tiled",
-        "last tiled",
+        *("conv tiled", "conv.gather0 whole", "flip whole"),
+        *("flip.crop0 tiled", "relu tiled", "last tiled"),
     ]
-    gather, crop, loss = plan.stages[0].comm
+    gather, crop, _ = plan.stages[0].comm
     assert comm_of(plan) == [
         ("conv.gather0", "gather", False),
         ("flip.crop0", "crop", True),
@@ -57,15 +52,8 @@ def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
     # Each tile gets what the other holds, and of the gradient the same.
     assert gather.messages == [[1, 0, 7, 13, 0, 10], [0, 1, 0, 7, 0, 10]]
     assert crop.messages == [[0, 1, 7, 13, 0, 10], [1, 0, 0, 7, 0, 10]]
-    assert loss.kind == "loss"
-
-
-def test_one_gather_serves_all_readers_and_the_tiles_stay():
-    def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
-        x = n.conv(x)
-        return x.flip(2) + x.flip(3) + x
-
-    plan = planned(forward, tiles=(2, 2), **CONV)
+    # One gather serves all readers, and the tiles stay.
+    plan = planned(lambda n, x: (y := n.conv(x)).flip(2) + y.flip(3) + y, tiles=(2, 2), **CONV)
     assert [line for line in ways(plan) if "." in line] == ["conv.gather0 whole", "add.crop0 tiled"]
     assert ways(plan)[-1] == "add_1 tiled"
 
@@ -100,10 +88,7 @@ def test_shards_gather_samples_and_keep_their_own_at_once():
     graph = traced(lambda n, x: n.conv(x).flip(0), (2, 3, *IMAGE), **CONV)
     plan = make_plan(config_of("train", 2, local_dp=2), graph)
     assert ways(plan) == [
-        "conv sharded",
-        "conv.gather0 whole",
-        "flip.whole0 whole",
-        "flip sharded",
+        *("conv sharded", "conv.gather0 whole", "flip.whole0 whole", "flip sharded")
     ]
     gather, _ = plan.stages[0].comm
     assert (gather.kind, gather.back) == ("gather", True)  # each shard has a part of the gradient
@@ -138,14 +123,12 @@ APART: dict[str, Forward] = {
 }
 
 
-def kinds_in_shards(forward: Forward) -> set[str]:
+@pytest.mark.parametrize("forwards", [ACROSS, APART], ids=["across", "apart"])
+def test_shards_gather_only_what_moves_or_mixes_samples(forwards):
     each = nn.Parameter(torch.ones(4, 1, 1, 1))
-    graph = traced(lambda n, x: forward(n, n.conv(x)), (4, 3, *IMAGE), each=each, **CONV)
-    plan = make_plan(config_of("train", 4, local_dp=2), graph)
-    assert plan.ok, plan.findings
-    return {node.kind for node in plan.graph.nodes}
-
-
-@pytest.mark.parametrize("name", [*ACROSS, *APART])
-def test_shards_gather_only_what_moves_or_mixes_samples(name: str):
-    assert ("gather_tiles" in kinds_in_shards((ACROSS | APART)[name])) == (name in ACROSS)
+    for name, forward in forwards.items():
+        graph = traced(lambda n, x: forward(n, n.conv(x)), (4, 3, *IMAGE), each=each, **CONV)  # noqa: B023
+        plan = make_plan(config_of("train", 4, local_dp=2), graph)
+        assert plan.ok, plan.findings
+        gathers = "gather_tiles" in {node.kind for node in plan.graph.nodes}
+        assert gathers == (forwards is ACROSS), name

@@ -7,16 +7,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.plan.graph import Graph
 from hires.plan.halos import companions
 from hires.plan.plan import CommOp, Stage
 from tests.helpers.tiny_nets import Forward, lay_out, tiled, traced
-
-
-def staged(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> tuple[Graph, Stage]:
-    """The graph and only stage of a network on images of 12x8."""
-    graph = traced(forward, (2, 4, 12, 8), **parts)
-    return graph, tiled(graph, tiles)[0]
 
 
 def halos(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> list[CommOp]:
@@ -64,8 +57,8 @@ def test_halos_of_two_values_of_a_cell_set_out_together():
         return n.one(x) + n.two(y)
 
     parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
-    graph, stage = staged(forward, **parts)
-    [(first, second)] = companions(graph, stage).items()
+    graph = traced(forward, (2, 4, 12, 8), **parts)
+    [(first, second)] = companions(graph, tiled(graph, (2, 1))[0]).items()
     assert (first, second.value) == ("halo of left for one", "right")
 
 
@@ -96,11 +89,8 @@ def test_chain_exchanges_once_for_every_so_many_layers():
         # Tile 1 sends its first rows to tile 0.
         rows = [next(m[3] - m[2] for m in op.messages if m[0] == 1) for op in found]
         assert list(zip([op.node for op in found], rows, strict=True)) == exchanges
-
-
-def test_values_between_two_exchanges_are_held_as_wide_as_the_next_layers_need():
-    stage = fused(chain, 3, **CHAIN)
-    assert stage.extents == {
+    # Values between two exchanges are held as wide as the next layers need.
+    assert fused(chain, 3, **CHAIN).extents == {
         "a": [[0, 8, 0, 8], [4, 12, 0, 8]],
         "b": [[0, 7, 0, 8], [5, 12, 0, 8]],
         "relu": [[0, 7, 0, 8], [5, 12, 0, 8]],

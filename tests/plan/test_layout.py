@@ -35,33 +35,20 @@ def planned(forward: Forward, parallel: dict[str, Any], **parts: Any) -> Plan:
     return plan
 
 
-def comm_of(plan: Plan, stage: int = 0) -> list[tuple[str, str, int, bool]]:
-    """(node, kind, elements, travels back) of a stage's communication."""
-    return [(op.node, op.kind, op.elements, op.back) for op in plan.stages[stage].comm]
-
-
-def edge(plan: Plan, value: str) -> Edge:
-    [found] = [edge for edge in plan.edges if edge.value == value]
-    return found
-
-
 def gated(n: Any, x: torch.Tensor) -> torch.Tensor:
     x = n.norm(n.conv(x))
     gate = n.gate(x.mean((2, 3), keepdim=True))
     return n.fc((n.last(x) * gate).mean((2, 3)))
 
 
-GATED = {
-    "conv": nn.Conv2d(3, 4, 3, padding=1),
-    "norm": nn.BatchNorm2d(4),
-    "gate": nn.Conv2d(4, 4, 1),
-    "last": nn.Conv2d(4, 4, (1, 3), padding=(0, 1)),
-    "fc": nn.Linear(4, 5),
-}
-
-
 def test_communication_of_a_stage_in_its_order():
-    assert comm_of(planned(gated, {"tiles": [2, 1]}, **GATED)) == [
+    parts = {
+        "conv": nn.Conv2d(3, 4, 3, padding=1), "norm": nn.BatchNorm2d(4),
+        "gate": nn.Conv2d(4, 4, 1), "last": nn.Conv2d(4, 4, (1, 3), padding=(0, 1)),
+        "fc": nn.Linear(4, 5),
+    }  # fmt: skip
+    [stage] = planned(gated, {"tiles": [2, 1]}, **parts).stages
+    assert [(op.node, op.kind, op.elements, op.back) for op in stage.comm] == [
         ("conv", "halo", 0, False),  # of the images, which have no gradient
         ("norm", "norm", 2 * 4, True),
         ("mean", "reduce", 2 * 4, False),
@@ -78,10 +65,6 @@ def test_halo_gradients_take_the_way_back_of_the_halo():
         (sends, receives), back = (halo_messages(plan, rank, 0, op, way) for way in (False, True))
         there = [[(m.peer, m.rect) for m in side] for side in (receives, sends)]
         assert [[(m.peer, m.rect) for m in side] for side in back] == there
-
-
-ALL = (0, 2, 0, 1, 0, 1)
-"""Both samples of a value without pixels."""
 
 
 def test_value_that_holds_no_gradient_is_not_answered():
@@ -145,7 +128,7 @@ def test_every_number_arrives_once_and_its_gradient_returns_once():
                 assert (count == expected).all(), sides
 
 
-def test_all_ranks_name_the_groups_alike():
+def test_directions_have_tile_groups_of_their_own_and_share_the_gradient_groups():
     plan = plan_of(tiles=[2, 1], stages=2, replicas=2)
     assert groups(plan) == [
         *([0, 1], [2], [3, 4], [5]),  # the tiles of each replica and stage
@@ -153,10 +136,7 @@ def test_all_ranks_name_the_groups_alike():
     ]
     assert [tile_group(plan, rank) for rank in range(6)] == [0, 0, 1, 2, 2, 3]
     assert [gradient_group(plan, stage) for stage in range(2)] == [4, 5]
-
-
-def test_directions_have_tile_groups_of_their_own_and_share_the_gradient_groups():
-    plan = plan_of(tiles=[2, 1], stages=2, directions=2, schedule="gems")
+    plan = plan_of(**GEMS, tiles=[2, 1], stages=2)
     assert groups(plan) == [
         *([0, 1], [2], [1, 2], [0]),  # down, then up: the mirror image
         *([0, 1, 2], [0, 2]),
@@ -170,19 +150,14 @@ def test_directions_have_tile_groups_of_their_own_and_share_the_gradient_groups(
     assert [groups(plan)[gradient_group(plan, n)] for n in range(3)] == [[0, 2], [1], [0, 2]]
 
 
-def grids(plan: Plan, direction: int) -> list[list[int]]:
-    """Returns the ranks of every stage in a direction, tile by tile."""
-    return [
-        [plan.rank_of(0, direction, stage.index, tile) for tile in range(stage.num_ranks)]
-        for stage in plan.stages
-    ]
-
-
 def test_figure_3_3_of_the_thesis_4_tiles_and_2_model_parts_in_both_directions():
     plan = plan_of(**GEMS, tiles=[2, 2], stages=2)
-    assert plan.world == 5
-    assert grids(plan, 0) == [[0, 1, 2, 3], [4]]  # model 1:  0 1 / 2 3  >  4
-    assert grids(plan, 1) == [[4, 3, 2, 1], [0]]  # model 2:  4 3 / 2 1  >  0
+    grids = [
+        [[plan.rank_of(0, way, s.index, tile) for tile in range(s.num_ranks)] for s in plan.stages]
+        for way in range(2)
+    ]
+    # Model 1:  0 1 / 2 3  >  4;  model 2:  4 3 / 2 1  >  0
+    assert grids == [[[0, 1, 2, 3], [4]], [[4, 3, 2, 1], [0]]]
     # The thesis forbids it: ranks 1 to 3 have tiles of both. One common order lets it run.
     assert plan.verdict.startswith("deadlock-free")
     [note] = [finding for finding in plan.findings if "both directions" in finding.text]

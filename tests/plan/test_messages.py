@@ -36,35 +36,19 @@ def lines(plan: Plan, rank: int) -> list[str]:
 def test_receives_are_posted_one_action_ahead_and_sends_are_waited_for_at_the_end():
     plan = plan_of(stages=2, microbatches=2, balance=[6, 1])
     assert lines(plan, 0) == [
-        "barrier",
-        "begin",
-        "read F0",
-        "forward F0",
-        "send mean_1 in F0 / 1",
-        "end F0",
+        *("barrier", "begin"),
+        *("read F0", "forward F0", "send mean_1 in F0 / 1", "end F0"),
         "recv the gradient of mean_1 in B0 / 1",  # before F1, which comes first
-        "read F1",
-        "forward F1",
-        "send mean_1 in F1 / 1",
-        "end F1",
+        *("read F1", "forward F1", "send mean_1 in F1 / 1", "end F1"),
         "recv the gradient of mean_1 in B1 / 1",
-        "wait_recv the gradient of mean_1 in B0 / 1",
-        "backward B0",
-        "end B0",
-        "wait_recv the gradient of mean_1 in B1 / 1",
-        "backward B1",
-        "end B1",
-        "wait_sends",
-        "statistics",
-        "optimise",
+        *("wait_recv the gradient of mean_1 in B0 / 1", "backward B0", "end B0"),
+        *("wait_recv the gradient of mean_1 in B1 / 1", "backward B1", "end B1"),
+        *("wait_sends", "statistics", "optimise"),
     ]
     assert [line for line in lines(plan, 1) if " / " in line or "read" in line] == [
-        "recv mean_1 in F0 / 0",
-        "recv mean_1 in F1 / 0",
-        "wait_recv mean_1 in F0 / 0",
-        "read F0",  # the targets
-        "wait_recv mean_1 in F1 / 0",
-        "read F1",
+        *("recv mean_1 in F0 / 0", "recv mean_1 in F1 / 0"),
+        *("wait_recv mean_1 in F0 / 0", "read F0"),  # the targets
+        *("wait_recv mean_1 in F1 / 0", "read F1"),
         "send the gradient of mean_1 in B0 / 0",
         "send the gradient of mean_1 in B1 / 0",
     ]
@@ -123,23 +107,15 @@ def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 
 
-MIXED = ("sp grid", "sp+gems")
-
-
 def changed(name: str, **fields: Any) -> Plan:
     return replace(plan_of("train", **LAYOUTS[name]), **fields)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("dp", "bfloat16"),
-        ("sp grid", "float64"),
-        ("sp+pp 1f1b", "bfloat16"),
-        ("sp+gems", "float64"),
-    ],
+    ("name", "dtype", "scale"),
+    [("dp", "bfloat16", 0.5), ("sp grid", "float64", 2), ("sp+pp 1f1b", "bfloat16", 0.5)],
 )
-def test_messages_have_the_named_type_and_statistics_their_own(name, dtype):
+def test_messages_have_the_named_type_and_statistics_their_own(name, dtype, scale):
     plan, plain = changed(name, message_dtype=dtype), changed(name)
     types: dict[str, set[str]] = {}
     for rank in range(plan.world):
@@ -147,46 +123,36 @@ def test_messages_have_the_named_type_and_statistics_their_own(name, dtype):
             if event.dtype:
                 types.setdefault(event.kind, set()).add(event.dtype)
     assert types.get("send", {dtype}) == types.get("recv", {dtype}) == {dtype}
-    norms = plan.num_replicas > 1 or any(stage.num_tiles > 1 for stage in plan.stages)
-    assert types["collective"] == ({dtype, "float32"} if norms else {dtype})
+    assert types["collective"] == {dtype, "float32"}
     assert not [f for f in verify(plan) if f.severity == "error"]
     after, before = (traffic.totals(one)["by_kind"] for one in (plan, plain))
-    scale = {"bfloat16": 0.5, "float64": 2}[dtype]
     for kind in {"stage", "join", "halo"} & before.keys():
         assert after[kind]["bytes"] == scale * before[kind]["bytes"]
     assert (after["gradient"]["bytes"] < before["gradient"]["bytes"]) == (scale < 1)
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(name):
-    plan, plain = changed(name, scales_loss=True, clips_gradients=True), changed(name)
-    for rank in range(plan.world):
-        *_, agreement, norm, last = events(plan, rank)
-        assert [e.kind for e in (agreement, norm, last)] == ["agree", "grad_norm", "optimise"]
-        assert (agreement.peer, norm.peer, norm.shape, norm.dtype) == (
-            WORLD,
-            WORLD,
-            (1,),
-            "float64",
-        )
-    verdict = next(judged(plan))
-    assert not verdict.proof.problems
-    assert verdict.collectives == next(judged(plain)).collectives + 2
-    sent, before = traffic.totals(plan), traffic.totals(plain)
-    assert sent["by_kind"]["grad_norm"] == sent["by_kind"]["agree"]
-    assert sent["by_kind"]["agree"]["messages"] == plan.world
-    assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
-    each = sum(map(sum, traffic.matrix(plan))) - sum(map(sum, traffic.matrix(plain)))
-    assert each == 2 * plan.world * (plan.world - 1) * (2 * 8 // plan.world)
-
-
-def test_agreement_that_one_rank_leaves_out_is_found(monkeypatch):
-    def without(plan: Plan, rank: int):
-        return (e for e in events(plan, rank) if rank or e.kind != "agree")
-
-    plan = changed("sp grid", scales_loss=True, clips_gradients=True)
-    monkeypatch.setattr("hires.plan.proof.prove.events", without)
-    texts = " ".join(f.text for f in verify(plan) if f.severity == "error")
+def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypatch):
+    both = {"scales_loss": True, "clips_gradients": True}
+    for name in ("sp grid", "sp+gems"):
+        plan, plain = changed(name, **both), changed(name)
+        for rank in range(plan.world):
+            *_, agreement, norm, last = events(plan, rank)
+            assert [e.kind for e in (agreement, norm, last)] == ["agree", "grad_norm", "optimise"]
+            assert (norm.shape, norm.dtype) == ((1,), "float64")
+            assert agreement.peer == norm.peer == WORLD
+        verdict = next(judged(plan))
+        assert not verdict.proof.problems
+        assert verdict.collectives == next(judged(plain)).collectives + 2
+        sent, before = traffic.totals(plan), traffic.totals(plain)
+        assert sent["by_kind"]["grad_norm"] == sent["by_kind"]["agree"]
+        assert sent["by_kind"]["agree"]["messages"] == plan.world
+        assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
+    # One that a rank leaves out is found.
+    monkeypatch.setattr(
+        "hires.plan.proof.prove.events",
+        lambda plan, rank: (e for e in events(plan, rank) if rank or e.kind != "agree"),
+    )
+    texts = " ".join(f.text for f in verify(changed("sp grid", **both)) if f.severity == "error")
     assert "the agreement that all gradients are finite" in texts
 
 
@@ -218,13 +184,10 @@ def table(tmp_path):
 
 def test_default_table_uses_common_memory_where_there_is_some():
     plan = routed_plan()
-    assert {(event.kind, str(event.route)) for _, event in routed(plan)} == {
-        ("send", "shm:mailbox"), ("recv", "shm:mailbox"),
-        ("send", "gloo:message"), ("recv", "gloo:message"),
-        ("collective", "shm:slots"), ("collective", "shm:flat"), ("barrier", "gloo"),
-    }  # fmt: skip
-    assert plan.gradients == TOGETHER
-    assert set(backends_of_plan(plan)) == {"gloo", "shm"}
+    assert {str(event.route) for _, event in routed(plan)} == {
+        *("shm:mailbox", "gloo:message", "shm:slots", "shm:flat", "gloo")
+    }
+    assert (plan.gradients, {*backends_of_plan(plan)}) == (TOGETHER, {"gloo", "shm"})
     plan = routed_plan({"shared_memory": False})
     ways = {str(event.route) for _, event in routed(plan)}
     assert ways == {"gloo:message", "gloo:direct", "gloo:flat", "gloo"}
@@ -251,21 +214,22 @@ def test_table_chooses_by_size_and_its_digest_is_kept(table):
 
 def test_limits_of_a_table_are_findings(table):
     points = [f"all_reduce 2 2 cpu float {size} gloo 0.1" for size in (64, 2**18)]
-    made = {"points": points, "made": {"disturbed": "9 other programs"}}
-    plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **made)})
-    sizes, busy = [one.text for one in plan.findings if one.key == "comm.table"][:2]
-    assert "all_reduce: only 64 B to 256.0 KiB were measured" in sizes
-    assert busy == "the tuning table was measured on a busy machine: 9 other programs"
+    busy = {"points": points, "made": {"disturbed": "9 other programs"}}
+    plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **busy)})
+    texts = [one.text for one in plan.findings if one.key == "comm.table"]
+    assert "all_reduce: only 64 B to 256.0 KiB were measured" in texts[0]
+    assert texts[1] == "the tuning table was measured on a busy machine: 9 other programs"
     plan = routed_plan({"table": table([{"operation": "send", "route": "mpi"}])})
     assert backends_of_plan(plan) == ["gloo"]
-    text, unruled = [one.text for one in plan.findings if one.key == "comm.table"]
-    assert unruled.startswith("no rule of the tuning table has all_reduce, all_gather, ")
-    assert "mpi of the tuning table cannot carry messages here" in text
-    assert "launcher=mpirun" in text
-    with pytest.raises(ConfigError, match="there is no such file; `hires tune comm` writes one"):
-        routed_plan({"table": "nowhere.json"})
-    with pytest.raises(ConfigError, match="unknown 'glo'; did you mean gloo"):
-        routed_plan({"backends": ["glo"]})
+    texts = [one.text for one in plan.findings if one.key == "comm.table"]
+    assert "mpi of the tuning table cannot carry messages here" in texts[0]
+    assert texts[1].startswith("no rule of the tuning table has all_reduce, all_gather, ")
+    for keys, error in (
+        ({"table": "nowhere.json"}, "there is no such file; `hires tune comm` writes one"),
+        ({"backends": ["glo"]}, "unknown 'glo'; did you mean gloo"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            routed_plan(keys)
 
 
 def test_damaged_routes_and_other_schemas_are_no_plan():

@@ -19,15 +19,6 @@ from hires.plan.program import events
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.tiny_nets import traced
 
-BRANCHES = {"name": "custom", "target": "tests.helpers.norm_nets:branches", "classes": 4}
-
-
-OF_SAMPLES = {
-    "name": "custom",
-    "target": "tests.helpers.norm_nets:sample_norms",
-    "args": {"size": [22, 26]},
-}
-
 
 def gathers(plan: Plan) -> dict[bool, int]:
     """Returns how often rank 0 gathers statistics on its way, and on its way back."""
@@ -47,34 +38,35 @@ def messages(graph: Graph) -> tuple[Graph, list[list[str]]]:
     return graph, [op.readers or [op.node] for op in stage.comm if op.kind == "norm"]
 
 
+def norms_of(target: str, image: list[int], joint: bool = True, **args: Any) -> tuple[Plan, list]:
+    """The plan of a network of norms on two tiles, and the norms of each message."""
+    model = {"name": "custom", "target": f"tests.helpers.norm_nets:{target}", "args": args}
+    keys = {"model": model, "image": image, "comm": {"joint_norms": joint}}
+    plan = plan_of(config_of(**keys, parallel={"tiles": [2, 1]}))
+    assert plan.ok, plan.findings
+    return plan, [op.readers or [op.node] for op in plan.stages[0].comm if op.kind == "norm"]
+
+
 def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
-    plan = plan_of(config_of(model=BRANCHES, parallel={"tiles": [2, 1]}))
-    groups = [op.readers or [op.node] for op in plan.stages[0].comm if op.kind == "norm"]
+    plan, groups = norms_of("branches", [19, 22])
     by_norm = {name: number for number, group in enumerate(groups) for name in group}
     twice = [name for name in by_norm if name.startswith("norms.6")]
     assert len({by_norm[name] for name in twice}) == len(twice) == 2
     assert by_norm["norms.0"] == by_norm["norms.1"]
-    assert by_norm["norms.2"] == by_norm["norms.4"] or by_norm["norms.3"] == by_norm["norms.4"]
+    assert by_norm["norms.4"] in (by_norm["norms.2"], by_norm["norms.3"])
     [unused] = [op for op in plan.stages[0].comm if op.kind == "norm" and op.node == "unused"]
-    assert not unused.back
-    assert unused.readers == []
-    assert [len(group) for group in groups if "by_group" in group] == [1]
-
-
-def of_samples(joint: bool, **parallel: Any) -> Plan:
-    """Returns the plan of norms of samples side by side."""
-    keys = {"model": OF_SAMPLES, "image": [22, 26], "comm": {"joint_norms": joint}}
-    plan = plan_of(config_of(**keys, parallel=parallel))
-    assert plan.ok, plan.findings
-    return plan
+    assert (unused.back, unused.readers) == (False, [])
+    assert ["by_group"] in groups
 
 
 def test_norms_of_samples_share_messages_with_those_of_batches():
-    one, other = (of_samples(joint, tiles=[2, 1]) for joint in (False, True))
+    size = [22, 26]
+    (one, _), (other, groups) = (
+        norms_of("sample_norms", size, joint, size=size) for joint in (False, True)
+    )
     assert gathers(one) == {False: 12, True: 11}
     assert gathers(other) == {False: 5, True: 4}
     norms = {n: op for op in other.stages[0].comm for n in op.readers or [op.node]}
-    groups = [op.readers or [op.node] for op in other.stages[0].comm if op.kind == "norm"]
     assert groups[0] == ["group", "instance", "layer", "batch", "layer_of_channels"]
     # Means and variances of 2 samples: of 3, 6, 1 and 6 groups, and of 6 channels of all samples.
     assert norms["group"].elements == 2 * (2 * 3 + 2 * 6 + 2 * 1 + 6 + 2 * 6)
@@ -85,10 +77,7 @@ def test_norms_of_samples_share_messages_with_those_of_batches():
     assert norms[tracked[0]] is not norms[tracked[1]]
     # No gradient reaches through one; the weight of the other is a value.
     computed = [n.name for n in other.graph.nodes if n.kind == "group_norm" and len(n.inputs) > 1]
-    assert [group for group in groups if group == ["still"] or group == computed] == [
-        ["still"],
-        computed,
-    ]
+    assert [group for group in groups if group in (["still"], computed)] == [["still"], computed]
     kinds = [plan.totals["by_kind"]["norm"] for plan in (one, other)]
     assert kinds[0]["bytes"] == kinds[1]["bytes"]
     assert [kind["messages"] for kind in kinds] == [2 * (12 + 11), 2 * (5 + 4)]
@@ -123,7 +112,7 @@ class Tangle(nn.Module):
         return sum(values)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_order_is_legal_and_has_as_few_messages_as_the_longest_path(seed):
     graph = traced(lambda net, x: net.tangle(x), tangle=Tangle(seed))
     longest: dict[str, int] = {}
