@@ -75,11 +75,11 @@ def tried(seed: int, backend: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_verdict_is_what_threads_do(backend):
-    found = [tried(seed, backend) for seed in range(60)]
+    found = [tried(seed, backend) for seed in range(40)]
     seen = Counter(how for how, _ in found)
     assert not [wrong for _, wrong in found if wrong]
-    assert seen["nothing: fine"] > 2
-    assert sum(count for how, count in seen.items() if how.endswith("harm")) > 20
+    assert seen["nothing: fine"] > 1
+    assert sum(count for how, count in seen.items() if how.endswith("harm")) > 12
     assert len({how.split(":")[0] for how in seen} & {*WAYS}) > 6
 
 
@@ -108,7 +108,7 @@ def test_wrong_machines_are_caught_by_the_threads(monkeypatch):
         monkeypatch.setattr(prove, "AbstractMachine", kind)
         found[kind] = [
             disagreement(run_machine(*made), execute(*made))
-            for made in map(blocking_programs, range(20))
+            for made in map(blocking_programs, range(8))
         ]
     assert not any(found[AbstractMachine])
     assert any("were to hang" in text for text in found[Buffered])

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from hires.core.ranks.heartbeat import RankStatus
 from hires.plan.event import Event
-from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.stalled import Stall, stall
-from tests.helpers import small_plans
-from tests.helpers.small_plans import LAYOUTS
+from tests.helpers.small_plans import LAYOUTS, plan_of
 
 
-def plan_of(layout: str) -> Plan:
-    return small_plans.plan_of(**LAYOUTS[layout])
-
-
-def first(layout: str, rank: int, kind: str, words: str) -> Event:
+def first(rank: int, kind: str, words: str) -> Event:
     """Returns a rank's first communication of a kind whose words hold some others."""
-    found = events(plan_of(layout), rank)
+    found = events(plan_of(**LAYOUTS["pp"]), rank)
     return next(event for event in found if event.kind == kind and words in event.what)
 
 
@@ -32,38 +26,32 @@ def at(
     return RankStatus(rank, 4, action, what, event.peer, event.tag, since_s=since_s)
 
 
-def judged(layout: str, *statuses: RankStatus) -> Stall:
-    plan = plan_of(layout)
+def judged(*statuses: RankStatus, layout: str = "pp") -> Stall:
+    plan = plan_of(**LAYOUTS[layout])
     return stall(plan, {status.rank: status for status in statuses}, plan.world)
 
 
 def test_message_between_stages_is_named_with_its_shape():
-    wanted = first("pp", 1, "recv", " in F1")
-    found = judged("pp", at(0, action="F1"), at(1, wanted, "F1"))
+    wanted = first(1, "recv", " in F1")
+    found = judged(at(0, action="F1"), at(1, wanted, "F1"))
     shape = "x".join(map(str, wanted.shape))
     assert found.culprits == [0]
     assert found.waits[0].text == f"rank 1 waits for {wanted.what} from rank 0, since 9.0 s"
     assert found.unmatched == [
         f"{wanted.what}, {shape} float32, from rank 0 to rank 1: rank 0 has not sent it"
     ]
-
-
-def test_message_whose_sender_is_past_it_was_lost():
-    wanted = first("pp", 1, "recv", " in F1")
-    [text] = judged("pp", at(0, action="F2"), at(1, wanted, "F1")).unmatched
+    [text] = judged(at(0, action="F2"), at(1, wanted, "F1")).unmatched
     assert "rank 0 says that it is past it: it was lost on the way" in text
 
 
 def test_collective_is_named_by_its_place_in_the_action():
-    plan = plan_of("sp rows")
-    second = [e for e in events(plan, 0) if e.kind == "collective" and "in F0" in e.what][1]
-    told = {
-        rank: RankStatus(
-            rank, 4, "F0", "an all-gather", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth
-        )
-        for rank, nth in ((0, 1), (1, 0), (2, 1))
-    }
-    found = stall(plan, told, plan.world)
+    program = events(plan_of(**LAYOUTS["sp rows"]), 0)
+    second = [e for e in program if e.kind == "collective" and "in F0" in e.what][1]
+    waiting = [
+        RankStatus(rank, 4, "F0", "an all-gather", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth)
+        for rank, nth in enumerate((1, 0, 1))
+    ]
+    found = judged(*waiting, layout="sp rows")
     assert found.waits[1].what == second.what
     assert found.waits[1].others == [1]
     assert found.circle  # rank 1 waits in another collective for those that wait for it
@@ -71,16 +59,16 @@ def test_collective_is_named_by_its_place_in_the_action():
 
 def test_rank_that_does_not_answer_is_to_blame_for_a_barrier():
     barrier = "a barrier of all ranks"
-    found = judged("pp", RankStatus(0, 3, "", barrier), RankStatus(2, 3, "", barrier))
+    found = judged(RankStatus(0, 3, "", barrier), RankStatus(2, 3, "", barrier))
     assert found.culprits == [1]
     assert found.unmatched == [f"{barrier}: rank 1 has not come to it"]
     assert found.waits[0].text == f"rank 0 waits for rank 1 to join {barrier}, since 0.0 s"
 
 
 def test_ranks_that_wait_for_each_other_are_a_circle():
-    down, back = first("pp", 1, "recv", " in F1"), first("pp", 0, "recv", " in B0")
-    stalled = judged("pp", at(0, back, "B0"), at(1, down, "F1"))
+    down, back = first(1, "recv", " in F1"), first(0, "recv", " in B0")
+    stalled = judged(at(0, back, "B0"), at(1, down, "F1"))
     assert (stalled.culprits, sorted(stalled.circle)) == ([], [0, 1])
-    sent = first("pp", 0, "send", " in F0")
-    text = judged("pp", at(0, sent, ""), at(1)).unmatched[0]
+    sent = first(0, "send", " in F0")
+    text = judged(at(0, sent, ""), at(1)).unmatched[0]
     assert "rank 1 has not begun to receive it" in text
