@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from hires.cli.main import main
+from hires.plan.graph import Graph
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
 """Overrides of a run whose network is traced once for all verbs (``tests/cli/conftest.py``)."""
@@ -15,6 +21,9 @@ QUANTIZE = ("quantize", *SMALL, "quant.images=10", "data=synthetic")
 """A calibration on ten images."""
 INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
 """Reads what the fixture ``quantised`` of ``tests/cli/verbs/conftest.py`` wrote."""
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt.exe\u2066\u200b\x00\r\ud800\u2028"
+UNSEEN = set("\x1b\x07\x9b\u202e\u2066\u200b\x00\r\ud800\u2028")
+"""Characters of HOSTILE that no terminal may get."""
 
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
@@ -30,7 +39,7 @@ def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
     """
     out, err = io.StringIO(), io.StringIO()
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = str(REPOSITORY)
     try:
         streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
         with contextlib.chdir(folder), streams[0], streams[1]:
@@ -42,6 +51,23 @@ def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
             os.environ["PYTHONPATH"] = before
     assert code is None or ended == code, (ended, out.getvalue(), err.getvalue())
     return out.getvalue(), err.getvalue()
+
+
+def fake_hires(
+    graph: Graph, ranks: dict[str, str], *words: str, folder: Path | None = None
+) -> subprocess.Popen[str]:
+    """Starts hires in a process of its own, with a traced network and fake ranks."""
+    folder = folder or Path.cwd()
+    (folder / "graph.json").write_text(json.dumps(graph.to_dict()))
+    variables = {"PYTHONPATH": str(REPOSITORY), "HIRES_FAKE_RANKS": json.dumps(ranks)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.fake_hires", "graph.json", *words],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def stand_in(folder: Path, name: str, shell: str) -> None:
