@@ -75,17 +75,24 @@ def _keys(x: float, a: float) -> float:
 
 
 def _linear_smooth(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _smooth(out, size_in, scale, 1.0, lambda x: max(0.0, 1.0 - abs(x)))
+    return _smooth(out, size_in, size_out, scale, 1.0, lambda x: max(0.0, 1.0 - abs(x)))
 
 
 def _cubic_smooth(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _smooth(out, size_in, scale, 2.0, lambda x: _keys(x, -0.5))
+    return _smooth(out, size_in, size_out, scale, 2.0, lambda x: _keys(x, -0.5))
 
 
 def _smooth(
-    out: int, size_in: int, scale: float, support: float, weigh: Callable[[float], float]
+    out: int,
+    size_in: int,
+    size_out: int,
+    scale: float,
+    support: float,
+    weigh: Callable[[float], float],
 ) -> Taps:
     # With antialiasing the kernel is as wide as the output row, and its weights add up to 1.
+    if size_out == size_in:
+        return [(out, 1.0)]
     wider = max(scale, 1.0)
     centre = scale * (out + 0.5)
     low = max(int(centre - support * wider + 0.5), 0)

@@ -10,11 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
-from hires.plan.partition import (
-    SLACK,
-    layer_starts,
-    partition,
-)
+from hires.plan.partition import SLACK, layer_starts, partition
 from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.stage_cuts import cut_of_least
@@ -31,34 +27,18 @@ def names(graph, indices):
     return [graph.nodes[index].name for index in indices]
 
 
-def test_layer_begins_at_each_convolution_and_takes_what_follows():
+# None: a list of tensors. A mask travelled in the type of the activations, and `where` refused it.
+@pytest.mark.parametrize(("shape", "dtype"), [(None, "float32"), (IMAGE, "bool")])
+def test_layer_begins_at_each_convolution_unless_no_floating_point_tensor_crosses(shape, dtype):
     graph = graph_of(
         node("pad", "pad", [INPUT], IMAGE),
         node("conv1", "conv2d", ["pad"], IMAGE),
-        node("relu1", "relu", ["conv1"], IMAGE),
-        node("conv2", "conv2d", ["relu1"], IMAGE),
-        node("conv3", "conv2d", ["conv2"], IMAGE),
-    )
-    assert names(graph, layer_starts(graph)) == ["pad", "conv2", "conv3"]
-
-
-@pytest.mark.parametrize("crossing", [{"shape": None, "dtype": None}, {"dtype": "bool"}])
-def test_only_floating_point_tensors_may_cross_a_cut(crossing):
-    # A mask travelled in the type of the activations, and `where` refused it at the other end.
-    shape = crossing.pop("shape", IMAGE)
-    graph = graph_of(
-        node("conv1", "conv2d", [INPUT], IMAGE),
-        node("odd", "gt", ["conv1"], shape, **crossing),
+        node("odd", "gt", ["conv1"], shape, dtype=dtype),
         node("conv2", "conv2d", ["conv1"], IMAGE),
         node("use", "where", ["odd", "conv2"], IMAGE),
         node("conv3", "conv2d", ["use"], IMAGE),
     )
-    assert names(graph, layer_starts(graph)) == ["conv1", "odd", "conv3"]
-
-
-def test_one_layer_that_outweighs_all_others_still_leaves_some_for_every_stage():
-    # The search went on from stages that already held every layer, and read beyond the list.
-    assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
+    assert names(graph, layer_starts(graph)) == ["pad", "odd", "conv3"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -85,6 +65,8 @@ def test_partition_is_the_best_of_all(costs, data):
     assert len(set(chosen)) == num_stages + 1
     assert largest(chosen) <= limit
     assert crossing(chosen) == best
+    # One that outweighs all others still leaves some for every stage: it read beyond the list.
+    assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
 
 
 def test_forward_messages_come_again_in_the_backward_pass():

@@ -29,36 +29,8 @@ from tests.helpers.layouts import config_of, plan_of
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 3},
-    "tiles": {"tiles": [2, 1]},
     "mirrored": {"tiles": [2, 1], "stages": 3, "directions": 2, "schedule": "gems", "replicas": 2},
 }
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_shares_hold_every_row_once_in_equal_parts(layout):
-    plan = planned(
-        layout, "broadcast", model={"name": "resnet", "depth": 18, "classes": 1000}, image=[64, 64]
-    )
-    for stage in plan.stages:
-        holders = groups(plan)[gradient_group(plan, stage.index)]
-        shares = shares_of_holders(plan, stage.index)
-        assert len(holders) > 1
-        assert [*shares] == holders
-        found: dict[str, list[tuple[int, int]]] = {}
-        for rows in (rows for share in shares.values() for rows in share):
-            found.setdefault(rows.name, []).append((rows.first, rows.last))
-            shape = plan.graph.params[rows.name].shape
-            each = math.prod(shape[1:])
-            assert rows.numbers == (rows.last - rows.first) * each
-            assert rows.first * each % UNIT == 0
-            assert rows.last * each % UNIT == 0 or rows.last == shape[0]
-        assert found.keys() == trained(plan, stage.index).keys()
-        for name, parts in found.items():
-            assert [0, *(last for _, last in parts)] == [
-                *(first for first, _ in parts), plan.graph.params[name].shape[0]
-            ]  # fmt: skip
-        sizes = [sum(rows.numbers for rows in share) for share in shares.values()]
-        assert max(sizes) < 1.02 * sum(sizes) / len(sizes) + UNIT * 9 * 64
 
 
 def config(layout: str, exchange: str, **keys: Any) -> Any:
@@ -72,6 +44,30 @@ def planned(layout: str, exchange: str, **keys: Any) -> Plan:
     plan = plan_of(config(layout, exchange, **keys))
     assert plan.ok, plan.findings
     return plan
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shares_hold_every_row_once_in_equal_parts(layout):
+    model = {"name": "resnet", "depth": 18, "classes": 1000}
+    plan = planned(layout, "broadcast", model=model, image=[64, 64])
+    for stage in plan.stages:
+        shares = shares_of_holders(plan, stage.index)
+        assert len(shares) > 1
+        assert [*shares] == groups(plan)[gradient_group(plan, stage.index)]
+        found: dict[str, list[tuple[int, int]]] = {}
+        for rows in (rows for share in shares.values() for rows in share):
+            found.setdefault(rows.name, []).append((rows.first, rows.last))
+            shape = plan.graph.params[rows.name].shape
+            each = math.prod(shape[1:])
+            assert rows.numbers == (rows.last - rows.first) * each
+            assert rows.first * each % UNIT == 0
+            assert rows.last * each % UNIT == 0 or rows.last == shape[0]
+        assert found.keys() == trained(plan, stage.index).keys()
+        for name, parts in found.items():
+            firsts, lasts = zip(*parts, strict=True)
+            assert [0, *lasts] == [*firsts, plan.graph.params[name].shape[0]]
+        sizes = [sum(rows.numbers for rows in share) for share in shares.values()]
+        assert max(sizes) < 1.02 * sum(sizes) / len(sizes) + UNIT * 9 * 64
 
 
 def test_holders_scatter_before_the_update_and_gather_behind_it():
@@ -99,41 +95,34 @@ def test_holders_scatter_before_the_update_and_gather_behind_it():
 def test_scattering_sends_two_thirds_of_the_bytes(layout):
     plan = planned(layout, "scatter")
     # Running statistics of several copies are summed in both ways.
-    counted = sum(one.sent_bytes for stage in plan.stages for one in _statistics(plan, stage.index))
+    every = (one for stage in plan.stages for one in holders_messages(plan, stage.index, True))
+    counted = sum(one.sent_bytes for one in every if one.operation == "all_reduce")
     moved = [exchange_bytes(plan, way) - counted for way in (True, False)]
     assert 3 * moved[0] == 2 * moved[1]
     kinds = plan.totals["by_kind"]
     assert kinds["gradient"]["bytes"] + kinds["parameter"]["bytes"] == moved[0] + counted
     [note] = [one for one in plan.findings if one.key == "optimizer.shard"]
     assert "by reduce-scatters and all-gathers" in note.text
-    assert "all-reduces and broadcasts: " in note.text
 
 
-def _statistics(plan: Plan, stage: int) -> list[Any]:
-    every = holders_messages(plan, stage, True)
-    return [one for one in every if one.operation == "all_reduce"]
-
-
-def test_what_sends_less_is_chosen_but_for_sums_beside_the_pass():
-    made = config("replicas", "auto")
-    plan = plan_of(made)
+def test_measured_seconds_decide_and_else_the_bytes_but_for_sums_beside_the_pass(tmp_path: Path):
+    auto = config("replicas", "auto")
+    plan = plan_of(auto)
     assert plan.scatters
     early = dataclasses.replace(plan, gradients=EARLY)
-    assert not scatters_gradients(made, choice_of(made), early)
-
-
-@pytest.mark.parametrize(("seconds", "scatters"), [(0.001, True), (0.1, False)])
-def test_measured_seconds_decide(seconds, scatters, tmp_path: Path):
-    times = {"all_reduce": 0.002, "broadcast": 0.001}
-    times |= {"reduce_scatter": seconds, "all_gather": seconds}
-    points = [
-        f"{name} 3 3 cpu {kind} {size} gloo {times[name]}"
-        for name in times
-        for size in (1, 2**30)
-        for kind in (("float", "bytes") if name.startswith(("all_r", "reduce")) else ("bytes",))
-    ]
-    table = {"format": 1, "made": {"noise": 0.01}, "rules": [], "default": "gloo"}
+    assert not scatters_gradients(auto, choice_of(auto), early)
     path = tmp_path / "table.json"
-    path.write_text(json.dumps({**table, "points": points}))
-    comm = {"table": str(path), "shared_memory": False}
-    assert planned("replicas", "auto", comm=comm).scatters == scatters
+    for seconds, scatters in ((0.001, True), (0.1, False)):
+        points = [
+            f"{name} 3 3 cpu {kind} {size} gloo {taken}"
+            for name, kind, taken in (
+                ("all_reduce", "float", 0.002), ("all_reduce", "bytes", 0.002),
+                ("broadcast", "bytes", 0.001), ("reduce_scatter", "float", seconds),
+                ("reduce_scatter", "bytes", seconds), ("all_gather", "bytes", seconds),
+            )
+            for size in (1, 2**30)
+        ]  # fmt: skip
+        table = {"format": 1, "made": {"noise": 0.01}, "rules": [], "default": "gloo"}
+        path.write_text(json.dumps({**table, "points": points}))
+        comm = {"table": str(path), "shared_memory": False}
+        assert planned("replicas", "auto", comm=comm).scatters == scatters
