@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model, materialise
 from hires.nets.trace import trace_config
@@ -26,6 +26,7 @@ from hires.quant.affine import Affine, affine_of
 from tests.helpers.layouts import config_of
 from tests.helpers.quantised_nets import QuantisedNet
 
+INPUT: dict[str, Any] = {"value": "input"}
 INT8: dict[str, Any] = {"task": {"name": "infer"}, "precision": {"name": "int8"}}
 
 
@@ -45,33 +46,32 @@ def planned(path: Any, **keys: Any) -> Plan:
     return make_plan(config, trace_config(config))
 
 
-@pytest.mark.parametrize(
-    "parallel", [{"tiles": [2, 2]}, {"stages": 2, "tiles": [2, 1], "spatial_stages": 1}]
-)
-def test_a_quarter_of_the_bytes_travels(scales, parallel):
-    fp32 = planned(scales, precision={"name": "fp32"}, parallel=parallel)
-    int8 = planned(scales, parallel=parallel)
-    assert fp32.ok, fp32.findings
-    assert int8.ok, int8.findings
-    moved = {kind: one["bytes"] for kind, one in fp32.totals["by_kind"].items()}
-    for kind, one in int8.totals["by_kind"].items():
-        # Sums travel in fp32, which holds those of up to 256 x 256 pixels exactly.
-        assert one["bytes"] * (1 if kind == "reduce" else 4) == moved[kind], kind
+def test_a_quarter_of_the_bytes_travels(scales):
+    for parallel in ({"tiles": [2, 2]}, {"stages": 2, "tiles": [2, 1], "spatial_stages": 1}):
+        fp32 = planned(scales, precision={"name": "fp32"}, parallel=parallel)
+        int8 = planned(scales, parallel=parallel)
+        assert fp32.ok, fp32.findings
+        assert int8.ok, int8.findings
+        moved = {kind: one["bytes"] for kind, one in fp32.totals["by_kind"].items()}
+        for kind, one in int8.totals["by_kind"].items():
+            # Sums travel in fp32, which holds those of up to 256 x 256 pixels exactly.
+            assert one["bytes"] * (1 if kind == "reduce" else 4) == moved[kind], kind
+
+
+def quantiser(name: str, args: dict[str, Any], shape: list[int], size: int, *affines: Affine):
+    """A node behind the input, its graph's quantiser, and whether it has a rule."""
+    node = Node("y", f"{name}.default", args, shape, "float32")
+    graph = Graph([node], "y", [1, 3, size, size], {})
+    q = Quantiser(graph, dict(zip(("input", "y"), affines, strict=True)), {})
+    q.as_integers("input")
+    return q, RULES[node.kind](q, node)
 
 
 @pytest.mark.parametrize(("side", "parts"), [(256, 1), (257, 2)])
 def test_sums_of_large_maps_travel_as_two_numbers(side, parts):
-    pool = Node(
-        "pool",
-        "adaptive_avg_pool2d.default",
-        {"self": {"value": "input"}, "output_size": [1, 1]},
-        [1, 3, 1, 1],
-        "float32",
-    )
-    graph = Graph([pool], "pool", [1, 3, side, side], {})
-    q = Quantiser(graph, dict.fromkeys(("input", "pool"), Affine(0.1, 3)), {})
-    q.as_integers("input")
-    assert RULES["adaptive_avg_pool2d"](q, pool) == ""
+    args, affines = {"self": INPUT, "output_size": [1, 1]}, [Affine(0.1, 3)] * 2
+    q, refused = quantiser("adaptive_avg_pool2d", args, [1, 3, 1, 1], side, *affines)
+    assert refused == ""
     assert q.nodes[-1].args["parts"] == parts
     # The largest sum there can be, of two uneven tiles.
     x = torch.full((1, 1, side, side), 255, dtype=torch.uint8)
@@ -82,7 +82,6 @@ def test_sums_of_large_maps_travel_as_two_numbers(side, parts):
     assert sum(n * 2 ** (DIGITS * k) for k, n in enumerate(reversed(total))) == 255 * side**2
 
 
-INPUT: dict[str, Any] = {"value": "input"}
 FAR_APART: dict[str, dict[str, Any]] = {
     "add": {"self": INPUT, "other": INPUT},
     "mul": {"self": INPUT, "other": INPUT},
@@ -96,31 +95,21 @@ FAR_APART: dict[str, dict[str, Any]] = {
 
 def test_scales_whose_quotient_leaves_fp32_are_refused():
     """Each is a number of fp32; the kernel got 2 ** 240."""
+    far = Affine(2.0**120, 0), Affine(2.0**-120, 0)
     for name, args in FAR_APART.items():
-        node = Node("y", f"{name.split()[0]}.default", args, [1, 3, 8, 8], "float32")
-        graph = Graph([node], "y", [1, 3, 8, 8], {})
-        q = Quantiser(graph, {"input": Affine(2.0**120, 0), "y": Affine(2.0**-120, 0)}, {})
-        q.as_integers("input")
-        text = r"of input \(1.33e\+36\) and y \(7.52e-37\) are too far"
-        with pytest.raises(ConfigError, match=text):
-            RULES[node.kind](q, node)
-
-
-def test_layers_that_are_kept_are_named(scales):
-    plan = planned(scales, quant={"scales": str(scales), "keep": ["group2*", "fc"]})
-    notes = [f.text for f in plan.findings if f.key == "precision"]
-    assert "computed in fp32, not with 8-bit integers: fc (quant.keep=fc)" in notes
-    assert plan.graph.by_name["fc"].kind == "linear"
+        with pytest.raises(ConfigError, match=r"input \(1.33e\+36\) and y .* too far"):
+            quantiser(name.split()[0], args, [1, 3, 8, 8], 8, *far)
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
 def test_layers_whose_sums_32_bits_may_not_hold_stay_in_float(layer):
     """Else a sum that is too large comes out with another sign, and nothing says so."""
-    channels = {7: 1353, 6: 1353}  # 7 x 7 x 1353 are 66,297 products, and 66,311 are the most
-    for more, kept in ((0, False), (1, True)):
-        net = nn.Sequential(layer(channels[7] + more, 2, 7, padding=3))
-        made = QuantisedNet(net, torch.rand(1, channels[7] + more, 8, 8))
-        assert ("it sums more products" in str(made.graph.kept)) is kept
+    # 7 x 7 x 1353 are 66,297 products, and 66,311 are the most.
+    for channels, kept in ((1353, False), (1354, True)):
+        net = QuantisedNet(
+            nn.Sequential(layer(channels, 2, 7, padding=3)), torch.rand(1, channels, 8, 8)
+        )
+        assert ("it sums more products" in str(net.graph.kept)) is kept
 
 
 class Padded(nn.Module):
@@ -155,25 +144,21 @@ ACTIVATIONS = [
 RANGES = [(0.0, 1.0), (-0.28, 6.0), (-1.0, 0.9), (-3.0, 0.0), (0.0, 200.0), (-40.0, 0.01)]
 
 
-def by_torch(activation, x):
-    name, args = unfused(activation, {"value": "x"})
-    return getattr(torch.ops.aten, name)(x, **{k: v for k, v in args.items() if k != "self"})
-
-
 def test_a_table_has_the_numbers_of_float64():
     source, to = affine_of(-4.0, 5.0), affine_of(-0.7, 4.2)
     real = (torch.arange(256, dtype=torch.float64) - source.zero_point) * source.scale
     for activation in ACTIVATIONS:
-        y = by_torch(activation, real) / to.scale
+        name, args = unfused(activation, {"value": "x"})
+        del args["self"]
+        y = getattr(torch.ops.aten, name)(real, **args) / to.scale
         expected = (y.round() + to.zero_point).clamp(0, 255)
         table = torch.tensor(table_of(activation, source, to), dtype=torch.float64)
         near_half = ((y - y.floor()) - 0.5).abs() < 1e-9
         assert torch.equal(table[~near_half], expected[~near_half]), activation
 
 
-@pytest.mark.parametrize("ends", RANGES, ids=str)
-def test_inputs_beyond_the_range_have_the_number_of_its_end(ends):
-    for activation in ACTIVATIONS:
+def test_inputs_beyond_the_range_have_the_number_of_its_end():
+    for ends, activation in itertools.product(RANGES, ACTIVATIONS):
         to, function = affine_of(*ends), function_of(activation)
         source = inputs_that_count(function, to)
         table = table_of(activation, source, to)
@@ -200,25 +185,18 @@ def test_clamps_need_no_table():
 
 
 def test_int8_runs_that_mean_nothing_are_refused(scales):
-    config = from_dict(to_dict(config_of(**INT8)))
+    plan = planned(scales, quant={"scales": str(scales), "keep": ["group2*", "fc"]})
+    notes = [f.text for f in plan.findings if f.key == "precision"]
+    assert "computed in fp32, not with 8-bit integers: fc (quant.keep=fc)" in notes
+    assert plan.graph.by_name["fc"].kind == "linear"
+    other = {"name": "preact_resnet", "n": 2, "classes": 4}
+    empty = Graph([], "input", [1, 3, 8, 8], {})
     for error, refused in (
-        (
-            r"quant\.keep=nosuch\* names no layer",
-            lambda: planned(scales, quant={"scales": str(scales), "keep": ["nosuch*"]}),
-        ),
-        (
-            "another network",
-            lambda: planned(scales, model={"name": "resnet", "depth": 18, "classes": 4}),
-        ),
-        ("precision=int8 is for inference", lambda: config_of(precision={"name": "int8"})),
-        (
-            r"engine\.compile=stage is for real numbers.*compile=off",
-            lambda: config_of(**INT8, engine={"compile": "stage"}),
-        ),
-        (
-            "needs the scales of a calibration",
-            lambda: make_plan(config, Graph([], "input", [1, 3, 8, 8], {})),
-        ),
+        ("keep=nosuch", lambda: planned(scales, quant={"scales": str(scales), "keep": ["nosuch"]})),
+        ("another network", lambda: planned(scales, model=other)),
+        ("int8 is for inference", lambda: config_of(precision={"name": "int8"})),
+        ("compile=off", lambda: config_of(**INT8, engine={"compile": "stage"})),
+        ("needs the scales of a calibration", lambda: make_plan(config_of(**INT8), empty)),
     ):
         with pytest.raises(ConfigError, match=error):
             refused()
