@@ -15,22 +15,15 @@ from hires.report import frames, page
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import points as pairs
 from hires.report.plots.base import PlotData
-from tests.helpers.report_runs import MIB, report_run
+from tests.helpers.report_runs import MIB, change, report_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports.md"
 
 
-def change(run, /, *names, **values):
-    """Changes a record of a run, and of its first attempt."""
-    for name in names or ("record.json", "a0/record.json"):
-        record = json.loads((run / name).read_text())
-        (run / name).write_text(json.dumps({**record, **values}))
-
-
 def test_campaign_has_these_frames(campaign):
     runs = campaign.runs
-    assert len(runs) == 11
-    assert set(runs["state"]) == {"done", "failed"}
+    assert (len(runs), set(runs["state"])) == (11, {"done", "failed"})
+    assert campaign.all_notes() == []
     row = runs[(runs["layout"] == "sp") & (runs["image"] == "32x32")].iloc[0]
     assert (row["ranks"], row["peak_bytes_max"]) == (3, 22 * MIB)
     assert row["img_per_s_median"] == pytest.approx(8 / 1.635, rel=1e-4)
@@ -41,8 +34,7 @@ def test_campaign_has_these_frames(campaign):
     assert "failed" not in set(campaign.attempts["run"])
     memory = campaign.memory
     gems = memory[(memory["layout"] == "sp+gems") & (memory["image"] == "64x64")]
-    assert list(gems["rank"]) == [0, 1, 2, 3]
-    assert list(gems["stage"])[:2] == ["0 / 2", "0 / 1"]
+    assert [*gems["rank"], *gems["stage"][:2]] == [0, 1, 2, 3, "0 / 2", "0 / 1"]
     assert gems["error_percent"].isna().all()  # nothing was predicted: no number, and not 0
     precision = campaign.precision.set_index("precision")
     assert precision.loc["bf16", "reference"] == "fp64"
@@ -52,112 +44,80 @@ def test_campaign_has_these_frames(campaign):
     assert (set(steps["size"]), set(steps["sum"])) == ({6}, {4})
     assert {"parallel.stages", "optimizer.lr", "image"} <= set(campaign.configs.columns)
     one = campaign.messages.groupby("run").first().iloc[0]
-    gems = campaign.messages[campaign.messages["run"] == one.name]
-    assert (gems["calls_per_step"] == gems["planned_calls_per_step"]).all()
-    seconds = 1e-3 * gems["calls_per_step"].sum() / one["ranks"]
-    assert gems["wait_s"].sum() == pytest.approx(seconds)
+    messages = campaign.messages[campaign.messages["run"] == one.name]
+    assert (messages["calls_per_step"] == messages["planned_calls_per_step"]).all()
+    seconds = 1e-3 * messages["calls_per_step"].sum() / one["ranks"]
+    assert messages["wait_s"].sum() == pytest.approx(seconds)
 
 
-def test_planned_points_know_how_their_runs_do(tmp_path):
+def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     run = report_run(tmp_path)
     points = [{"run": run.name, "overrides": ["image=13"]}, {"run": "x-00000000", "overrides": []}]
     excluded = [{"overrides": ["image=99"], "reason": "too large [memory.limit]", "nearest": "a=1"}]
-    values = {"points": points, "excluded": excluded}
-    (run.parent / "campaign.json").write_text(json.dumps(values))
-    found = frames.load([run], [run.parent])
-    assert list(found.planned["state"]) == ["done", "pending", "infeasible"]
-    assert found.planned["reproduce"].iloc[2] == "hires plan image=99"
-
-
-def test_campaigns_of_one_name_in_two_folders_are_two(tmp_path):
-    # Both were called by the last part of their path, and their runs merged.
-    folders = [tmp_path / "results", tmp_path / "other" / "results"]
-    runs = [report_run(f, campaign="before", step_s=n + 1) for n, f in enumerate(folders)]
-    found = frames.load([*runs, report_run(folders[0], campaign="alone")])
-    names = [f"{tmp_path.name}/results/before", "other/results/before", "alone"]
-    assert list(found.runs["campaign"]) == names
-    assert len(found.points) == 3
-
-
-def test_run_without_a_record_or_a_word_is_told(tmp_path):
-    run = report_run(tmp_path)
-    model = frames.load([run]).runs["model"].iloc[0]
+    (run.parent / "campaign.json").write_text(json.dumps({"points": points, "excluded": excluded}))
+    planned = frames.load([run], [run.parent]).planned
+    assert list(planned["state"]) == ["done", "pending", "infeasible"]
+    assert planned["reproduce"].iloc[2] == "hires plan image=99"
     for name in ("record.json", "a0/record.json"):
         (run / name).unlink()
     [note] = frames.load([run]).all_notes()
     assert note.where.endswith("/record.json")
     assert "attempt a0 ended as done" in note.text
     (run / "a0" / "exit.json").unlink()
-    found = frames.load([run])
-    assert list(found.runs["state"]) == ["unknown"]
-    assert list(found.runs["model"]) == [model]
-    found.run_list[0].status = ("lost", None, "its process is gone")
-    assert list(found.failures["cause"]) == ["its process is gone"]
+    loaded = frames.load([run])
+    assert list(loaded.runs["state"]) == ["unknown"]
+    loaded.run_list[0].status = ("lost", None, "its process is gone")
+    assert list(loaded.failures["cause"]) == ["its process is gone"]
 
 
-@pytest.fixture
-def three(tmp_path, monkeypatch):
-    """Returns the runs of two campaigns, and a third one that has only plans."""
+def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, capsys):
+    def paths(*names, **options):
+        return [run.path for run in hires.report.load(*names, **options).run_list]
+
     monkeypatch.chdir(tmp_path)
-    results = Path("results")
     sizes = [("fig2.4", 16), ("fig2.4", 32), ("fig2.5", 48)]
-    runs = [report_run(results, campaign=name, image=[size] * 2) for name, size in sizes]
-    planned = {"points": [], "excluded": [{"overrides": ["image=9"], "reason": "too small"}]}
-    for name in ("fig2.5", "planned"):
-        (results / name).mkdir(exist_ok=True)
-        (results / name / "campaign.json").write_text(json.dumps(planned))
-    return [run.absolute() for run in runs]
-
-
-def names(*given, **options):
-    return [run.path for run in hires.report.load(*given, **options).run_list]
-
-
-def test_paths_patterns_and_names_stand_for_their_runs(three, tmp_path, monkeypatch, capsys):
-    first, _, other = three
-    both = [*sorted(three[:2])]
+    runs = [report_run(Path("results"), campaign=name, image=[size] * 2) for name, size in sizes]
+    first, second, other = (run.absolute() for run in runs)
+    both = sorted([first, second])
     for name in ("fig2.4", tmp_path / "results/fig2.4", "*2.4"):
-        assert names(name) == both, name
+        assert paths(name) == both, name
     for name in ("results", None, f"{tmp_path}/res*/fig*"):
-        assert names(name) == [*both, other], name
+        assert paths(name) == [*both, other], name
     for name in (first, first.name.rpartition("-")[2], f"fig2.4/{first.name}"):
-        assert names(name) == [first], name
-    assert names([other, "fig2.4"]) == [other, *both]
-    assert list(hires.report.load("fig2*").planned["campaign"]) == ["fig2.5"]
-    for value, text in (
-        ("nowhere", "'nowhere' is no campaign and no run: the campaigns under results/ are fig"),
-        ("fig3*", r"'fig3\*' matches no folder with runs in"),
-    ):
+        assert paths(name) == [first], name
+    assert paths([other, "fig2.4"]) == [other, *both]
+    for value, text in (("nowhere", "'nowhere' is no campaign and no run"), ("fig3*", "fig3")):
         with pytest.raises(ConfigError, match=text):
             hires.report.load([first, value])
-    with pytest.raises(TypeError, match="runs are paths, patterns or names"):
-        hires.report.load([3])
     [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(text, "reports.md", "exec"), {})  # the example of the docs
     assert "img_per_s_median" in capsys.readouterr().out
     monkeypatch.chdir("/")
-    assert names("fig2.5", results=tmp_path / "results") == [other]
+    assert paths("fig2.5", results=tmp_path / "results") == [other]
+    # Campaigns of one name in two folders were merged.
+    twin = report_run(tmp_path / "other/results", campaign="fig2.5")
+    campaigns = [f"{tmp_path.name}/results/fig2.5", "other/results/fig2.5"]
+    assert list(frames.load([other, twin]).runs["campaign"]) == campaigns
 
 
 def test_values_of_another_type_or_schema_are_missing_ones(tmp_path):
     run = report_run(tmp_path, "pp")
     change(run, "record.json", schema=7)
-    found = frames.load([run])
-    assert "its schema is 7" in found.all_notes()[0].text
+    assert "its schema is 7" in frames.load([run]).all_notes()[0].text
     memory = [7, {"rank": "x", "peak_bytes": float("inf"), "stage": {"a": []}}]
     values = {"world": "many", "image": ["a", {}], "layout": 7, "loss": [1], "model": {"x": 1}}
     throughput = {"img_per_s": {"median": "fast"}, "discarded": 3}
     change(run, "record.json", memory=memory, throughput=throughput, **values)
-    found = frames.load([run])
-    row = found.runs.iloc[0]
-    assert pd.isna(row["ranks"])
-    assert pd.isna(row["img_per_s_median"])
-    assert (row["layout"], row["image"], len(found.memory)) == ("pp", "13x10", 1)
+    loaded = frames.load([run])
+    row = loaded.runs.iloc[0]
+    assert row[["ranks", "img_per_s_median"]].isna().all()
+    assert (row["layout"], row["image"], len(loaded.memory)) == ("pp", "13x10", 1)
     change(run, "record.json", samples=[], memory=[{"rank": 0, "grads_bytes": 0}])
     assert pd.isna(frames.load([run]).memory["grads_bytes"].iloc[0])  # before the first step
 
 
 def rows_of(*paths):
+    """Returns the rows of the page's first table."""
     table = page.headline(frames.load(paths))
     return [dict(zip([c.key for c in table.columns], row, strict=True)) for row in table.rows]
 
@@ -172,9 +132,9 @@ def more_attempts(run, *speeds):
         record["throughput"]["img_per_s"] = dict.fromkeys(("median", "p10", "p90"), 8 / took)
         folder = run / f"a{attempt}"
         folder.mkdir()
-        (folder / "record.json").write_text(json.dumps(record))
         (folder / "exit.json").write_text('{"state": "done"}')
-        (run / "record.json").write_text(json.dumps(record))
+        for path in (folder, run):
+            (path / "record.json").write_text(json.dumps(record))
 
 
 def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
@@ -187,27 +147,18 @@ def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
     assert point["img_per_s_p90"] > 14
     box = page.run_card(frames.load([run]).run_list[0], 0)
     assert box["summary"].startswith("8.00 img/s, median of 3 attempts")
-    assert box["attempts"][1:] == [
-        ("attempt 1", "done, 8.00 img/s"),
-        ("attempt 2", "done, 4.00 img/s"),
-    ]
-    memory = [{"rank": 0, "peak_bytes": 900 * MIB}]  # of one of the three
-    change(run, "a1/record.json", memory=memory)
-    [row] = rows_of(run)
-    assert row["peak_bytes_max"] == 20 * MIB
-    assert "fullest rank 20.0 MiB" in page.run_card(frames.load([run]).run_list[0], 0)["summary"]
+    assert [text for _, text in box["attempts"][1:]] == ["done, 8.00 img/s", "done, 4.00 img/s"]
     # compare left others out, and the page said another number of the same runs.
     provenance = json.loads((run / "a0" / "record.json").read_text())["provenance"]
     other = provenance | {"git": "0123456789abcdef", "hires": "0.0.9"}
     change(run, "a0/record.json", provenance=other)
-    held = frames.load([run])
-    [point] = held.points.to_dict("records")
+    loaded = frames.load([run])
+    [point] = loaded.points.to_dict("records")
     assert (point["attempts"], point["left_out"]) == (2, 1)
     assert point["img_per_s_median"] == pytest.approx(6.0)
-    [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(held.run_list)]
+    [repeats] = [point.repeats(METRICS["throughput"]) for _, point in pairs(loaded.run_list)]
     assert len(repeats) == 2
-    assert any("1 complete attempts of another commit" in note.text for note in held.all_notes())
-    assert "0.0.9 (0123456789)" in dict(page.origins(held))["hires"]
+    assert any("1 complete attempts of another commit" in one.text for one in loaded.all_notes())
 
 
 def test_seeds_are_repeats_and_other_keys_layouts_and_campaigns_are_not(tmp_path):
@@ -218,50 +169,39 @@ def test_seeds_are_repeats_and_other_keys_layouts_and_campaigns_are_not(tmp_path
     assert row["attempts"] == 1
     assert row["img_per_s_median"] > 40
     layouts = [report_run(tmp_path / "l", name) for name in ("single", "sp rows", "sp grid")]
-    found = {(row["layout"], row["ranks"]) for row in rows_of(*layouts)}
-    assert found == {("single", 1), ("sp", 3), ("sp", 6)}
     large = report_run(tmp_path / "l", "sp+gems", image=96)
     # The headline is of one size: it compared a layout at 96 pixels with others at 64.
-    assert {row["layout"] for row in rows_of(*layouts, large)} == {"single", "sp"}
+    rows = {(row["layout"], row["ranks"]) for row in rows_of(*layouts, large)}
+    assert rows == {("single", 1), ("sp", 3), ("sp", 6)}
     caption = page.headline(frames.load([*layouts, large])).caption
-    assert caption.endswith("latest commit. 1 more layout was not run with this work.")
+    assert caption.endswith("1 more layout was not run with this work.")
     several = [report_run(tmp_path / "c", campaign=f"c{size}", image=size) for size in (32, 48)]
-    pairs_of = sorted((row["campaign"], row["layout"]) for row in rows_of(*several))
-    assert pairs_of == [("c32", "single"), ("c48", "single")]
-    caption = page.headline(frames.load(several)).caption
-    assert "c32: " in caption
-    assert "c48: " in caption
+    rows = sorted((row["campaign"], row["layout"]) for row in rows_of(*several))
+    assert rows == [("c32", "single"), ("c48", "single")]
 
 
 def test_efficiency_is_beside_the_single_run_of_the_same_work(tmp_path):
     runs = [report_run(tmp_path, "single", step_s=2.0), report_run(tmp_path, "sp rows", step_s=1.0)]
-    found = frames.load(runs).points.set_index("layout")["efficiency_percent"]
-    assert found["single"] == pytest.approx(100)
-    assert found["sp"] == pytest.approx(100 * 2 / 3, rel=0.02)
+    efficiency = frames.load(runs).points.set_index("layout")["efficiency_percent"]
+    assert efficiency["single"] == pytest.approx(100)
+    assert efficiency["sp"] == pytest.approx(100 * 2 / 3, rel=0.02)
     assert all("speedup" in row for row in rows_of(*runs))
-    assert all("speedup" not in row and "arranged" not in row for row in rows_of(runs[1]))
     change(runs[1], images_per_step=64)
-    found = frames.load(runs).points.set_index("layout")["efficiency_percent"]
-    assert pd.isna(found["sp"])  # of another batch
+    efficiency = frames.load(runs).points.set_index("layout")["efficiency_percent"]
+    assert pd.isna(efficiency["sp"])  # of another batch
 
 
-def test_precisions_are_beside_each_other_in_one_campaign_or_of_one_commit(tmp_path):
-    def loaded(results, commits):
-        made = [
-            report_run(results, campaign="exact"),
-            report_run(results, campaign="half", precision="bf16", checkpoint={"every": 4}),
-        ]
-        for run, commit in zip(made, commits, strict=True):
-            provenance = json.loads((run / "record.json").read_text())["provenance"]
-            change(run, provenance={**provenance, "git": commit})
-        return frames.load(made)
-
-    same = loaded(tmp_path / "same", ["a" * 40] * 2)
-    frame = same.precision.set_index("precision")
-    assert frame.loc["bf16", "reference"] == "fp32"
-    assert frame.loc["bf16", "first_loss_error"] > 0
-    drawn = {run.run.record["precision"] for run in PlotData(same).runs_of_precisions}
-    assert drawn == {"fp32", "bf16"}
-    others = loaded(tmp_path / "others", ["a" * 40, "b" * 40])
-    assert others.precision["reference"].isna().all()
-    assert len(PlotData(others).runs_of_precisions) == 1
+@pytest.mark.parametrize("commits", ["aa", "ab"])
+def test_precisions_are_beside_each_other_in_one_campaign_or_of_one_commit(tmp_path, commits):
+    runs = [
+        report_run(tmp_path, campaign="exact"),
+        report_run(tmp_path, campaign="half", precision="bf16", checkpoint={"every": 4}),
+    ]
+    for run, commit in zip(runs, commits, strict=True):
+        provenance = json.loads((run / "record.json").read_text())["provenance"]
+        change(run, provenance={**provenance, "git": commit * 40})
+    loaded, same = frames.load(runs), commits == "aa"
+    frame = loaded.precision.set_index("precision")
+    assert frame.loc["bf16", "reference"] == "fp32" if same else frame["reference"].isna().all()
+    assert not same or frame.loc["bf16", "first_loss_error"] > 0
+    assert len(PlotData(loaded).runs_of_precisions) == (2 if same else 1)

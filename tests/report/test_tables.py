@@ -16,15 +16,7 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import tables
-from hires.report.columns import (
-    MEMORY,
-    SPEED,
-    Column,
-    Table,
-    keys,
-    memory_rows,
-    safe_csv,
-)
+from hires.report.columns import MEMORY, SPEED, Column, Table, keys, memory_rows, safe_csv
 from hires.report.summaries import encoded, latex_text, markdown_text, summaries
 
 ROOT = Path(__file__).parents[2]
@@ -32,15 +24,15 @@ SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
 
 
 def record(**changes):
-    place = {"replica": 0, "stage": [0], "tile": [[0, 1]], "peak_bytes": 3 << 29, "source": "rss"}
-    place |= {"predicted_bytes": 1 << 30, "params_bytes": 3 << 20, "grads_bytes": 2 << 20}
-    place |= {"optimizer_bytes": None}
-    nothing = {**dict.fromkeys(place), "stage": [None], "tile": [None]}
+    rank = {"replica": 0, "stage": [0], "tile": [[0, 1]], "peak_bytes": 3 << 29, "source": "rss"}
+    rank |= {"predicted_bytes": 1 << 30, "params_bytes": 3 << 20, "grads_bytes": 2 << 20}
+    rank |= {"optimizer_bytes": None}
+    nothing = {**dict.fromkeys(rank), "stage": [None], "tile": [None]}
     return {
         "state": "done", "cause": None, "model": "resnet50", "image": [75, 61], "layout": "sp",
         "precision": "bf16", "world": 2, "images_per_step": 8, "attempt": 0,
         "throughput": {"img_per_s": SPREAD, "step_s": SPREAD, "samples": 10},
-        "memory": [{"rank": 0, **place}, {"rank": 1, **nothing}],
+        "memory": [{"rank": 0, **rank}, {"rank": 1, **nothing}],
         **changes,
     }  # fmt: skip
 
@@ -76,8 +68,7 @@ def test_tables_of_a_run_are_these():
     row = next(csv.DictReader(io.StringIO(throughput.to_csv())))
     assert (row["img_per_s_median"], row["image"], row["layout"]) == ("12.3456", "75x61", "a|b")
     first, second = csv.DictReader(io.StringIO(memory.to_csv()))
-    assert (first["peak_bytes"], first["tile"]) == (str(3 << 29), "0,1")
-    assert second["peak_bytes"] == ""
+    assert (first["peak_bytes"], first["tile"], second["peak_bytes"]) == (str(3 << 29), "0,1", "")
     nothing = {"img_per_s": None, "step_s": None, "samples": 0}
     assert tables.tables(record(throughput=nothing))[0].text_rows()[0][6:] == ["-"] * 6 + ["0"]
     entries = [{"tile": [0, 2]}, {"tile": [[1, 0], None]}, {"tile": [None, None]}]
@@ -85,35 +76,24 @@ def test_tables_of_a_run_are_these():
     assert tiles == ["0 / 2", "1,0 / none", None]  # in both directions
 
 
-def test_tables_are_written_for_runs_that_are_done_only(tmp_path, capsys):
-    written = tables.write(tmp_path, record())
-    names = ["memory.csv", "memory.md", "throughput.csv", "throughput.md"]
-    assert sorted(path.name for path in written) == names
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+def test_tables_are_written_for_runs_that_are_done_by_a_module_that_is_a_command(tmp_path):
     for state in ("failed", "cancelled"):
         assert tables.write(tmp_path / state, record(state=state)) == []
     with pytest.raises(RunError, match=r"cannot write .*throughput\.csv"):
         tables.write(tmp_path / "gone", record())
-    (tmp_path / "empty").mkdir()
-    assert tables.main([str(tmp_path / "empty")]) == 1
-    assert "no attempt has ended yet" in capsys.readouterr().err
-
-
-def test_module_of_tables_is_a_command(tmp_path):
-    """As launch.sh calls it: a module without its last lines does nothing and says nothing."""
+    assert tables.main([str(tmp_path)]) == 1  # no attempt has ended
+    # As launch.sh calls it: a module without its last lines does nothing and says nothing.
     (tmp_path / "record.json").write_text(json.dumps(record()))
     command = [sys.executable, "-m", "hires.report.tables", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     written = [(tmp_path / f"{name}.md").read_text() for name in ("throughput", "memory")]
     assert done.stdout == "\n".join(written)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".csv"}
 
 
-@pytest.fixture
-def point(tmp_path):
-    """Returns a function that makes the run of a point of a campaign."""
-
-    def make(name, *words, attempts=1, repeat=1):
+def test_tables_of_a_campaign_hold_every_complete_attempt(tmp_path):
+    def point(name, *words, attempts=1, repeat=1):
         for attempt in range(attempts):
             folder = tmp_path / name / f"a{attempt}"
             folder.mkdir(parents=True)
@@ -121,39 +101,27 @@ def point(tmp_path):
             (folder / "record.json").write_text(json.dumps(record(attempt=attempt)))
         return PlannedPoint(name, list(words), repeat)
 
-    return make
-
-
-def test_tables_of_a_campaign_hold_every_complete_attempt(point, tmp_path):
-    def made(*points):
+    def tables_of(*points):
         return tables.campaign_tables(tmp_path, Campaign("c", points=list(points)))
 
     one = point("x-0000000a", "batch=4", "image=64", "parallel.stages=2")
     other = point("x-0000000b", "batch=4", "image=64", "parallel.stages=3")
-    throughput, memory = made(one, other)
-    # What no other column shows is told.
+    throughput, memory = tables_of(one, other)
+    # What no other column shows is in the table.
     both = [["0000000a", "parallel.stages=2"], ["0000000b", "parallel.stages=3"]]
     assert [row[:2] for row in throughput.rows] == both
     assert [row[0] for row in memory.rows] == ["0000000a"] * 2 + ["0000000b"] * 2
-    repeated = point("x-0000000c", "image=64", attempts=4, repeat=3)
-    [throughput, _] = made(repeated)
+    [throughput, _] = tables_of(point("x-0000000c", "image=64", attempts=4, repeat=3))
     assert [row[:2] for row in throughput.rows] == [["0000000c", n] for n in (1, 2, 3)]
-    assert keys(throughput.columns)[:3] == ("run", "attempt", "model")
     (tmp_path / "x-0000000b/a0/exit.json").write_text('{"state": "failed"}')
-    old = {key: value for key, value in record().items() if key != "attempt"}
-    (tmp_path / "x-0000000a/a0/record.json").write_text(json.dumps(old))
-    throughput, memory = made(one, other, PlannedPoint("x-0000000d", []))
+    throughput, memory = tables_of(one, other, PlannedPoint("x-0000000d", []))
     assert len(throughput.rows) == 1
-    assert made(other) == []
-    names = {path.name for path in tables.write_tables(tmp_path, [throughput, memory])}
-    assert names == {"throughput.csv", "throughput.md", "memory.csv", "memory.md"}
+    assert tables_of(other) == []
 
 
 COLUMNS = [
-    Column("run", "run"),
-    Column("x_bytes", "x", "KiB", 1 / 1024, 1),
-    Column("reproduce", "r"),
-]
+    Column("run", "run"), Column("x_bytes", "x", "KiB", 1 / 1024, 1), Column("reproduce", "r"),
+]  # fmt: skip
 
 
 def table(text, again="hires run a=b"):
@@ -163,26 +131,19 @@ def table(text, again="hires run a=b"):
 
 
 def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(campaign):
-    held = campaign
-    made = summaries(held)
-    assert [s.name for s in made] == [
-        "throughput", "memory", "communication", "messages", "precision", "evaluations",
-        "validations", "predictions", "failures", "points",
-    ]  # fmt: skip
-    for summary in made[:5]:
-        assert summary.rows
-        assert all(str(row[-1]).startswith("hires run ") for row in summary.rows)
-        heads = [c.heading for c in summary.columns if c.key.endswith(("_bytes", "_s"))]
+    tables = {table.name: table for table in summaries(campaign)}
+    for name in ("throughput", "memory", "communication", "messages", "precision"):
+        assert tables[name].rows
+        assert all(str(row[-1]).startswith("hires run ") for row in tables[name].rows)
+        heads = [c.heading for c in tables[name].columns if c.key.endswith(("_bytes", "_s"))]
         assert all("[" in heading for heading in heads)
-    page = {summary.name: set(keys(summary.columns)) for summary in made}
-    assert {"img_per_s_median", "step_s_p90", "samples"} <= page["throughput"]
-    assert {"peak_bytes", "params_bytes"} <= page["memory"]
-    assert set(keys(SPEED)) <= set(held.attempts.columns) & set(held.runs.columns)
-    assert set(keys(MEMORY)) <= set(held.memory.columns)
-    read = pd.read_parquet(io.BytesIO(encoded(made[0], "parquet")))
-    assert list(read.columns) == list(keys(made[0].columns))
+    assert {*keys(SPEED)} <= {*campaign.attempts.columns} & {*campaign.runs.columns}
+    assert {*keys(MEMORY)} <= {*campaign.memory.columns}
+    throughput = tables["throughput"]
+    read = pd.read_parquet(io.BytesIO(encoded(throughput, "parquet")))
+    assert list(read.columns) == list(keys(throughput.columns))
     assert (read["img_per_s_median"].dtype.kind, read["ranks"].dtype.kind) == ("f", "i")
-    assert len(read) == len(made[0].rows)
+    assert len(read) == len(throughput.rows)
 
 
 FORMULAS = ["=cmd()", "+1", "@x", "\t=x", "-1+cmd()", "-x", "-(1)", "--1", "-1 ", "- / 1,0+x()"]
@@ -203,16 +164,11 @@ def test_markdown_holds_no_markup():
     assert "&lt;script>a\\|b\\`c\\*d\\_e\\[f\\]\\\\g&amp;" in text
     assert "<" not in text
     assert "| x [KiB] |" in text
-    assert "|     2.0 |" in text
 
 
 def test_latex_is_booktabs_with_everything_escaped():
     text = latex_text(table(r"50%_a&b#$^~{}\x<>|"))
     escaped = r"50\%\_a\&b\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}x"
     assert escaped + r"\textless{}\textgreater{}\textbar{}" in text
-    assert [rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [True] * 3
-    assert r"\begin{tabular}{lr}" in text
-    assert r"\resizebox{\linewidth}{!}{%" in text
-    assert r"\usepackage{graphicx}" in text.splitlines()[0]
-    assert r"x [KiB]" in text
+    assert all(word in text for word in (r"\toprule", r"\begin{tabular}{lr}", "x [KiB]"))
     assert "% other: hires run a=b" in text

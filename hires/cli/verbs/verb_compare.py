@@ -75,7 +75,7 @@ def main(args: Namespace) -> int:
 
 def _compare(args: Namespace) -> Comparison:
     names, file = list(args.names), args.reference
-    files = [name for name in names if references.is_reference(name)]
+    files = [name for name in names if name.endswith((".yaml", ".yml"))]
     if file is None and len(files) == 1 and len(names) == 2:
         file = files[0]
         names.remove(file)

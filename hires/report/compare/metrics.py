@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hires.core.units import GIB, MIB
+from hires.core.units import MIB
 from hires.report.read.plain_values import count, counted_steps, dicts, dig, number
 
 Record = dict[str, Any]
@@ -26,12 +26,12 @@ class Metric:
     values: Callable[[Record], list[float]]
     """Returns the numbers of a complete attempt in the base unit: one a step, or one for all. A
     number that is not finite is NaN."""
-    units: Mapping[str, float]  # units that references may use, each in base units
+    base: float = 1.0  # of its unit, in the base unit
     incomparable: str = ""  # why numbers of the two sides are not comparable; empty if they are
 
     def shown(self, value: float | None) -> float | None:
         """Returns a number of the base unit in the unit in which it is shown."""
-        return None if value is None else value / self.units[self.unit]
+        return None if value is None else value / self.base
 
 
 def _rates(record: Record) -> list[float]:
@@ -70,23 +70,23 @@ METRICS = {
     for metric in (
         Metric(
             "throughput", "img_per_s_median", f"images per second, {_STEPS}", "img/s",
-            True, ("slower", "faster"), _rates, {"img/s": 1.0},
+            True, ("slower", "faster"), _rates,
         ),
         Metric(
             "step_time", "step_s_median", f"seconds a step, {_STEPS}", "s",
-            False, ("faster", "slower"), counted_steps, {"s": 1.0, "ms": 1e-3},
+            False, ("faster", "slower"), counted_steps,
         ),
         Metric(
             "memory", "peak_bytes_max", f"peak of the fullest rank, {_ATTEMPTS}", "MiB",
-            False, ("less", "more"), _peak, {"MiB": MIB, "GiB": GIB, "B": 1.0},
+            False, ("less", "more"), _peak, MIB,
         ),
         Metric(
             "accuracy", "top1", f"share of right answers of an evaluation, {_ATTEMPTS}", "%",
-            True, ("lower", "higher"), _top1, {"%": 0.01},
+            True, ("lower", "higher"), _top1, 0.01,
         ),
         Metric(
             "loss", "loss_last", f"loss of the last step, {_ATTEMPTS}", "1",
-            False, ("lower", "higher"), _last_loss, {"1": 1.0},
+            False, ("lower", "higher"), _last_loss,
         ),
     )
 }  # fmt: skip
