@@ -8,6 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from hires.cli.tracing import TorchProcess
+from hires.engine.footprint import reply_to
+
 FILE = Path(__file__).resolve().parents[2] / "results/figures/figures.py"
 SPEC = importlib.util.spec_from_file_location("figures", FILE)
 figures = importlib.util.module_from_spec(SPEC)
@@ -15,6 +18,8 @@ SPEC.loader.exec_module(figures)
 
 
 def test_points_are_predicted_on_the_machine_of_table_2_1_and_stand_beside_the_text(monkeypatch):
+    # The process that traces is this one.
+    monkeypatch.setattr(TorchProcess, "_ask", lambda self, what, question: reply_to(question))
     small = {"model": {"name": "mpi4dl_resnet", "n": 1, "classes": 10}, "image": 64, "batch": 4}
     monkeypatch.setitem(figures.PUBLISHED, "table_2_1_run", {**small, "task": {"name": "infer"}})
     words = ("model.n=1", "image=64", "batch=4", "precision=fp32,int8")
@@ -29,15 +34,3 @@ def test_points_are_predicted_on_the_machine_of_table_2_1_and_stand_beside_the_t
     assert beside.loc[6.5, "predicted"] == pytest.approx(speeds[1] / speeds[0])
     assert beside.loc[6.5, "measured"] == 1.5
     assert pd.isna(beside.loc[6.72, "measured"])  # is of 1024x1024 alone
-
-
-def test_speed_over_one_gpu_has_a_row_for_each_reading():
-    keys = ["layout", "tiles", "ranks", "img_per_s"]
-    rows = [("single", 1, 1, 2.0), ("sp", 4, 4, 8.0), ("sp+lp", 4, 5, 3.0)]
-    common = {"source": "predicted", "model": "n", "image": "8x8", "batch": 4, "precision": "bf16"}
-    rows = [{**common, "gb": 1.0, **dict(zip(keys, row, strict=True))} for row in rows]
-    beside = figures.compared("2.11", figures.with_ratios(pd.DataFrame(rows)))
-    assert {row.layout: row.predicted for row in beside.itertuples() if row.tiles == 4} == {
-        "sp": 4.0,
-        "sp+lp": 1.5,
-    }
