@@ -17,17 +17,16 @@ import torch
 
 from hires.comm.backends.mpi_backend import MpiBackend
 from hires.comm.transport import Transport
-from hires.core.ranks import ports
 from hires.core.ranks.mpi_library import GpuSupport
-from tests.helpers import mixed_ranks, mpi_jobs
+from tests.helpers import mixed_programs, mpi_jobs
 from tests.helpers.mpi_ranks import run_mpi
 
 BOTH = ("gloo", "mpi")
 
 
-def jobs_of(size: int, folder: str, port: int) -> dict[str, mpi_jobs.Job]:
+def jobs_of(size: int, folder: str) -> dict[str, mpi_jobs.Job]:
     """Returns the jobs of so many ranks by name; those that leave something open come last."""
-    programs = (mixed_ranks.mixed_over_mpi, (port, BOTH, range(12), 12, 2**20))
+    programs = (mixed_programs.run_programs, (BOTH, range(12), 2**20))
     if size == 3:
         return {
             "pieces": (mpi_jobs.deliveries, (1000,)),
@@ -41,7 +40,7 @@ def jobs_of(size: int, folder: str, port: int) -> dict[str, mpi_jobs.Job]:
         "windows": (mpi_jobs.windows, (folder,)),
         "sizes": (mpi_jobs.sizes_of_some_ranks, ()),
         "programs": programs,
-        "small": (mixed_ranks.small_messages_of_rank, (port,)),
+        "small": (mpi_jobs.small_messages, ()),
         **{f"late {last}": (mpi_jobs.late_sum, (folder, last)) for last in range(2)},
         "rows": (mpi_jobs.rows_of_another_number, ()),
         # Open MPI 4.1 writes past the end of a receive that a message of over 4 KiB is longer than.
@@ -53,8 +52,8 @@ def jobs_of(size: int, folder: str, port: int) -> dict[str, mpi_jobs.Job]:
 @functools.cache
 def answers(mpi: str, size: int) -> dict[str, list[Any]]:
     """Returns what each rank answers, by job."""
-    with tempfile.TemporaryDirectory() as folder, ports.reserve(0) as port:
-        jobs = jobs_of(size, folder, port)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = jobs_of(size, folder)
         found = run_mpi(mpi, mpi_jobs.run_jobs, size, [*jobs.values()], folder=Path(folder))
     by_job = zip([*jobs, "goes on"], zip(*found, strict=True), strict=True)
     return {name: [*ranks] for name, ranks in by_job}
@@ -146,25 +145,12 @@ def test_ranks_that_make_different_groups_are_named_and_none_waits(mpi: str):
 
 
 @pytest.mark.mpi
-def test_opposite_orders_on_two_backends_are_named(mpi: str, tmp_path: Path):
-    with ports.reserve(0) as port:
-        given = port, BOTH, "opposite orders", 0
-        texts = run_mpi(mpi, mixed_ranks.broken_over_mpi, 2, *given, folder=tmp_path, timeout_s=90)
-    named = [text for text in texts if "in different orders" in text]
-    assert named, texts
-    for backend in BOTH:  # by its own algorithm, or another one
-        assert re.search(rf"over {backend}(:\S+)? at program_rank\.py:\d+,", named[0]), named
-
-
-@pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "first"), mixed_ranks.BATCHES)
+@pytest.mark.parametrize(("num_ranks", "first"), mixed_programs.BATCHES)
 def test_a_thousand_random_programs(mpi: str, num_ranks: int, first: int, tmp_path: Path):
-    seeds = range(first, first + mixed_ranks.BATCH)
-    with ports.reserve(0) as port:
-        job = (port, BOTH, seeds, 12, 8 * 2**20)
-        found = run_mpi(mpi, mixed_ranks.mixed_over_mpi, num_ranks, *job, folder=tmp_path)
-    assert found == [len(seeds)] * num_ranks
+    job = BOTH, range(first, first + mixed_programs.BATCH), 2**22
+    answers = run_mpi(mpi, mixed_programs.run_programs, num_ranks, *job, folder=tmp_path)
+    assert answers == [mixed_programs.BATCH] * num_ranks
 
 
 @pytest.mark.parametrize(

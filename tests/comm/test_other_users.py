@@ -6,22 +6,26 @@ And strangers of any machine call at the ports at which torch listens: the store
 from __future__ import annotations
 
 import contextlib
-import itertools
+import dataclasses
+import datetime
 import os
 import re
 import socket
 import stat
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+import threading
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from hires import comm
 from hires.core.errors import CommError
-from hires.core.python_command import code_command
-from hires.core.ranks import meeting, ports
+from hires.core.ranks import meeting
+from hires.core.ranks.world import World
+from tests.helpers.patience import until
+from tests.helpers.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.dist,
@@ -29,51 +33,6 @@ pytestmark = [
 ]
 STRANGER = 65534
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
-LIMIT_S = 90
-RANK = """
-import sys, time, torch
-import hires.comm as dist
-backends, timeout_s, pause_s = sys.argv[1].split(","), float(sys.argv[2]), float(sys.argv[3])
-try:
-    dist.init(backends, timeout_s=timeout_s)
-    print("joined", flush=True)
-    time.sleep(pause_s)
-    for backend in backends:
-        group, total = dist.new_group(), torch.ones(3)
-        dist.all_reduce(total, group=group, backend=backend)
-        assert total.tolist() == [2.0] * 3
-    dist.max_all(0, patient=True)
-    dist.shutdown()
-except dist.CommError as error:
-    print(f"CommError: {error}", flush=True)
-    sys.exit(1)
-"""
-STRANGER_CODE = """
-import datetime, os, sys, time
-import torch.distributed as dist
-os.setgroups([])
-os.setgid({user})
-os.setuid({user})
-way, port = sys.argv[1], int(sys.argv[2])
-while True:
-    try:
-        wait = datetime.timedelta(seconds=1)
-        store = dist.TCPStore("127.0.0.1", port, None, False, wait, wait_for_workers=False)
-        break
-    except RuntimeError:
-        time.sleep(0.1)
-print("connected", flush=True)
-for number in range(10**6):
-    if way == "flood":
-        store.set(f"{{number}}" * 20, "0" * 1000)
-        continue
-    for key in store.list_keys():
-        if way == "set":
-            store.set(key, '["x", "x"]')
-        else:
-            store.delete_key(key)
-"""
-
 _MAGIC = (0x3C85F7CE).to_bytes(4, "little")
 ATTACKS = (
     b"",
@@ -86,139 +45,133 @@ ATTACKS = (
 )
 
 
-def listening(processes: list[subprocess.Popen]) -> set[int]:
-    """Returns the ports at which some processes listen."""
-    inodes, found = {}, set()
-    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
-        rows = [line.split() for line in Path(file).read_text().splitlines()[1:]]
-        inodes |= {row[9]: int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A"}
-    for process in processes:
-        with contextlib.suppress(OSError):
-            for link in Path(f"/proc/{process.pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    inode = str(link.readlink()).removeprefix("socket:[").rstrip("]")
-                    found |= {inodes[inode]} if inode in inodes else set()
-    return found
+def fork_stranger(way: str, port: int, connected: Path) -> None:
+    """Another user sets, deletes or floods what is in the store at a port, until this process ends.
+
+    ``connected`` has a byte as soon as it is there.
+    """
+    parent, file = os.getpid(), os.open(connected, os.O_WRONLY | os.O_CREAT)
+    if os.fork():
+        return
+    os.setgroups([])
+    os.setgid(STRANGER)
+    os.setuid(STRANGER)
+    number, store = 0, None
+    while os.getppid() == parent:
+        with contextlib.suppress(Exception):
+            if store is None:
+                wait = datetime.timedelta(seconds=1)
+                store = dist.TCPStore("127.0.0.1", port, None, False, wait, wait_for_workers=False)
+                os.write(file, b"x")
+            number += 1
+            if way == "flood":
+                store.set(f"{number}" * 20, "0" * 1000)
+            for key in store.list_keys() if way != "flood" else ():
+                store.set(key, '["x", "x"]') if way == "set" else store.delete_key(key)
+    os._exit(0)
 
 
-class Processes:
-    """Ranks of a program of a user's own, and what they printed."""
+class Attacks:
+    """What strangers send to the ports at which this process listens."""
 
-    def __init__(
-        self,
-        tmp_path: Path,
-        port: int,
-        local_size: int,
-        *args: object,
-        before_rank_1: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.all = []
-        for rank in range(2):
-            if rank:
-                before_rank_1()
-            numbers = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank % local_size}
-            numbers |= {"LOCAL_WORLD_SIZE": local_size, "MASTER_PORT": port, "HIRES_ATTEMPT": 0}
-            environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}}
-            environ |= {"MASTER_ADDR": "127.0.0.1", "XDG_RUNTIME_DIR": str(tmp_path)}
-            environ |= {"HIRES_SECRET": "0123456789abcdef", "OMP_NUM_THREADS": "1"}
-            environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-            command = code_command(RANK, *map(str, args))
-            self.all.append(
-                subprocess.Popen(
-                    command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-                )
-            )
+    def __init__(self) -> None:
+        self.places: set[tuple[str, int]] = set()
+        self.kept: list[socket.socket] = []
 
-    def end(self) -> list[tuple[int, str]]:
-        """Returns their exit codes and outputs; none is left."""
+    def once(self) -> None:
+        inodes = set()
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(str(link.readlink()).removeprefix("socket:[").rstrip("]"))
+        for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for row in map(str.split, Path(file).read_text().splitlines()[1:]):
+                if row[3] == "0A" and row[9] in inodes:
+                    address, port = row[1].split(":")
+                    self.places.add((address, int(port, 16)))
+        for (_, port), text in ((place, text) for place in self.places for text in ATTACKS):
+            with contextlib.suppress(OSError):
+                one = socket.create_connection(("127.0.0.1", port), timeout=1)
+                one.settimeout(0.1)
+                self.kept.append(one)
+                one.sendall(text)
+
+
+def join_among_strangers(
+    world: World, way: str, local_size: int, timeout_s: float, folder: str
+) -> tuple[str, set[tuple[str, int]], int]:
+    """Returns a rank's error, where it listened, and how often strangers called there."""
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    connected, done = Path(folder, "connected"), Path(folder, "done")
+    local = {"local_rank": world.rank % local_size, "local_size": local_size}
+    world = dataclasses.replace(world, **local, secret="0123456789abcdef")
+    if world.rank == 0 and local_size == 1:
+        fork_stranger(way, world.port, connected)
+    if world.rank == 1 and local_size == 1:  # the stranger is at the store before it
+        until(lambda: connected.exists() and connected.stat().st_size)
+    attacks, errors = Attacks(), list[str]()
+
+    def join() -> None:
+        backends = ("gloo",) if local_size == 1 else ("gloo", "shm")
         try:
-            texts = [one.communicate(timeout=LIMIT_S)[0].decode() for one in self.all]
-            return [(one.returncode, text) for one, text in zip(self.all, texts, strict=True)]
-        finally:
-            for one in self.all:
-                one.kill()
-                one.wait()
+            comm.init(backends, world=world, timeout_s=timeout_s)
+            if way == "flood":
+                attacks.once()
+            for backend in backends:
+                group, total = comm.new_group(), torch.ones(3)
+                comm.all_reduce(total, group=group, backend=backend)
+                assert total.tolist() == [2.0] * 3
+            comm.max_all(0, patient=True)
+            comm.shutdown()
+            errors.append("")
+        except CommError as error:
+            errors.append(str(error))
+            if "proof" in errors[0]:
+                done.touch()
 
-
-def stranger(way: str, port: int) -> subprocess.Popen[bytes]:
-    """Starts a stranger that does one thing to what it finds in the store at a port."""
-    code = code_command(STRANGER_CODE.format(user=STRANGER), way, str(port))
-    return subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/")
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    while way == "flood" and not errors:
+        attacks.once()
+    until(lambda: errors or done.exists())  # the other rank may wait for its whole limit
+    return errors[0] if errors else "", attacks.places, len(attacks.kept)
 
 
 @needs_users
 @pytest.mark.parametrize(
-    ("way", "words"), [("set", "no proof of the ranks' secret"), ("delete", "time|proof")]
+    ("way", "limit_s", "words"),
+    [("set", 40, "no proof of the ranks' secret"), ("delete", 2, "time|proof")],
 )
 def test_stranger_at_the_store_between_machines_ends_the_start_by_name_at_most(
-    tmp_path, way, words
+    tmp_path, way, limit_s, words
 ):
-    with ports.reserve(0) as port:
-        other = stranger(way, port)
-        assert other.stdout is not None
-        try:
-            # The ranks meet in moments: the stranger is at the store of rank 0 before rank 1 comes.
-            come = other.stdout.readline
-            limit_s = 40 if way == "set" else 15
-            ends = Processes(tmp_path, port, 1, "gloo", limit_s, 1, before_rank_1=come).end()
-            assert other.poll() is None or other.returncode
-        finally:
-            other.kill()
-            other.communicate()
-    assert any(code == 1 and re.search(words, text) for code, text in ends)
-    assert all(code in (0, 1) for code, _ in ends)
+    answers = run_ranks(join_among_strangers, 2, way, 1, limit_s, str(tmp_path))
+    assert any(re.search(words, error) for error, *_ in answers), answers
 
 
 @needs_users
 @pytest.mark.parametrize("local_size", [1, 2])
 def test_ranks_meet_and_sum_while_strangers_call_and_flood(tmp_path, local_size):
     """Those of one machine listen on its loopback alone, and serve no store."""
-    attacked, addresses, kept = set[int](), set[str](), list[socket.socket]()
-
-    def attack() -> None:
-        here = listening(ranks.all)
-        attacked.update(here)
-        for file in ("/proc/net/tcp", "/proc/net/tcp6"):
-            rows = [line.split()[1].split(":") for line in Path(file).read_text().splitlines()[1:]]
-            addresses.update(address for address, port in rows if int(port, 16) in here)
-        for place, text in itertools.product(here, ATTACKS):
-            with contextlib.suppress(OSError):
-                one = socket.create_connection(("127.0.0.1", place), timeout=1)
-                one.settimeout(0.3)
-                kept.append(one)
-                one.sendall(text)
-
-    with ports.reserve(0) as port:
-        flood, backends = stranger("flood", port), "gloo" if local_size == 1 else "gloo,shm"
-        ranks = Processes(tmp_path, port, local_size, backends, 75, 1)
-        try:
-            end_s = time.monotonic() + LIMIT_S
-            while any(one.poll() is None for one in ranks.all) and time.monotonic() < end_s:
-                attack()
-                time.sleep(0.1)
-            assert [code for code, _ in ranks.end()] == [0, 0]
-        finally:
-            flood.kill()
-            flood.communicate()
-    for one in kept:
-        one.close()
-    assert len(kept) > 20
-    assert (port in attacked) == (local_size == 1)
-    if local_size == 2:
-        assert addresses == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
-        assert not [*tmp_path.glob("hires/*")]
+    answers = run_ranks(join_among_strangers, 2, "flood", local_size, 75, str(tmp_path))
+    assert [error for error, *_ in answers] == ["", ""]
+    assert sum(calls for *_, calls in answers) > 20
+    addresses = {address for _, places, _ in answers for address, _ in places}
+    assert (addresses == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}) == (local_size == 2)
 
 
-def test_listener_that_never_answers_is_named_in_time(tmp_path):
+def join_silent(world: World, port: int) -> str:
+    """Returns the error of rank 1, at whose address a stranger listens and never answers."""
+    try:
+        comm.init(["gloo"], world=World(1, 2, 0, 1, "127.0.0.1", port, 0), timeout_s=0.5)
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+def test_listener_that_never_answers_is_named_in_time():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        ranks = Processes(tmp_path, silent.getsockname()[1], 1, "gloo", 3, 0)
-        first = ranks.all.pop(0)  # a stranger has its port
-        first.kill()
-        first.communicate()
-        begun = time.monotonic()
-        [(code, text)] = ranks.end()
-    assert (code, time.monotonic() - begun < LIMIT_S) == (1, True)
-    assert "has not answered in time" in text
+        [error] = run_ranks(join_silent, 1, silent.getsockname()[1])
+    assert "has not answered in time" in error
 
 
 @needs_users

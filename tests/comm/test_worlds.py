@@ -102,40 +102,6 @@ def test_patience_with_slow_disks_does_not_wait_an_hour_for_a_rank_that_does_not
     assert "rank 1" in error
 
 
-# gloo ended the process of the rank that gives less; a callback as PowerSGD's hook has them.
-@pytest.mark.dist
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        (
-            "sums",
-            [
-                "rank 0 calls all_reduce of 20 B float32 (sum) over gloo at world_jobs.py:",
-                "where rank 1 calls all_reduce of 16000 B",
-            ],
-        ),
-        (
-            "sizes",
-            [
-                "rank 0 calls send of 16 B float32 over gloo at world_jobs.py:",
-                "rank 1 calls recv of 8 B float32 over gloo at world_jobs.py:",
-            ],
-        ),
-        ("tags", ["rank 0 sends tag 3, and rank 1 waits for tag 4"]),
-        (
-            "callback",
-            [
-                "rank 0 waits in all_reduce of 20 B float32 (sum) over gloo at world_jobs.py:",
-                "to which rank 1 has not come",
-            ],
-        ),
-    ],
-)
-def test_ranks_whose_calls_differ_are_named_with_their_lines_and_none_is_killed(program, words):
-    told = run_ranks(world_jobs.disagreement, 2, program)
-    assert any(all(word in text for word in words) for text in told), told
-
-
 # ---- one rank, with stand-ins for backends
 
 

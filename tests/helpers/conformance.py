@@ -6,16 +6,14 @@ wrong. Calls go to ``hires.comm``, or through ``torch.distributed`` and its back
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import itertools
 import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -23,24 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm, torch_backend
-from hires.comm.backends import mpi_backend, rings, rounds
+from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
 from hires.plan.routes import OWN, Route, parse_route
 from hires.plan.table_rules import CARRIES
-
-Op = dist.ReduceOp
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-COMPLEX = (torch.complex128, torch.complex64)
-TYPES = (*FLOATS, *WHOLE, torch.bool, *COMPLEX)
-CARRIED_ONLY = tuple(
-    getattr(torch, name)
-    for name in ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
-)
-"""Types that travel and are not reduced."""
-ARITHMETIC, ORDER, BITS = (Op.SUM, Op.PRODUCT, Op.AVG), (Op.MIN, Op.MAX), (Op.BAND, Op.BOR, Op.BXOR)
-PREMUL = dist._make_nccl_premul_sum(0.5)
+from tests.helpers import hard_tensors
+from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, Op, values
+from tests.helpers.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -55,11 +43,7 @@ class Spec:
     types: tuple[torch.dtype, ...] = TYPES
     """Types of ``operations`` and ``reductions``."""
     timeout_s: float = 30.0
-
-    @property
-    def route(self) -> Route | None:
-        """What operations name."""
-        return parse_route(self.backend) if self.backend else None
+    check: str = "late"
 
 
 class Lib:
@@ -67,36 +51,36 @@ class Lib:
 
     def __init__(self, world: World, spec: Spec) -> None:
         warnings.simplefilter("ignore")  # of torch, about its own experiments
-        self.spec, self.is_torch = spec, spec.through == "torch"
-        self.world, limit = world, datetime.timedelta(seconds=spec.timeout_s)
+        self.spec, self.world, self.is_torch = spec, world, spec.through == "torch"
         # Tensors of a few thousand bytes go in many pieces.
         rounds.SLOT_BYTES, rounds.WHOLE_BYTES, rings.CELL_BYTES = 2000, 64, 1024
         mpi_backend.REDUCE_BYTES = 100
         if self.is_torch:
             torch_backend.register()
             options = torch_backend.ProcessGroupOptions(backends=spec.backends)
-            place = f"tcp://{world.address}:{world.port}"
+            place, limit = f"tcp://{world.address}:{world.port}", datetime.timedelta(seconds=30)
             dist.init_process_group(
                 "hires", place, limit, world.size, world.rank, pg_options=options
             )
         else:
-            comm.init(spec.backends, world=world, timeout_s=spec.timeout_s)
+            comm.init(spec.backends, world=world, timeout_s=spec.timeout_s, check=spec.check)
         self.calls: Any = dist if self.is_torch else comm
-        self.how = {} if spec.backend is None else {"backend": spec.route}
+        self.route = parse_route(spec.backend) if spec.backend else None
         some = [0, *range(2, world.size)] if world.size > 2 else [0, 1]
         self.groups: list[tuple[Any, list[int]]] = [(None, [*range(world.size)])]
-        made = self.calls.new_group(some)
+        group = self.calls.new_group(some)
         if world.rank in some:
-            self.groups.append((made, some))
+            self.groups.append((group, some))
 
     def has(self, operation: str) -> bool:
         """Whether the route carries an operation out."""
-        route, name = self.spec.route, re.sub("(_into)?_tensor$|_single$", "", operation)
+        route, name = self.route, re.sub("(_into)?_tensor$|_single$", "", operation)
         return route is None or route.algorithm == OWN or name in CARRIES[route.algorithm]
 
     def begin(self, name: str, *args: Any, **named: Any) -> Any:
         """Calls an operation by the route of the world."""
-        return getattr(self.calls, name)(*args, **self.how, **named)
+        route = {"backend": self.route} if self.route else {}
+        return getattr(self.calls, name)(*args, **route, **named)
 
     def refusal(self, name: str, *args: Any, is_async: bool = False, **named: Any) -> str:
         """Returns the error of a call; empty: it was done."""
@@ -112,18 +96,15 @@ class Lib:
 
     def later_calls(self) -> str:
         """Returns what is wrong with later calls of all kinds; empty: nothing is."""
-        size, rank = self.world.size, self.world.rank
+        size = self.world.size
         for is_async in (False, True):
             total, gathered = torch.ones(3), torch.zeros(size, 1)
-            own = torch.full((1,), 1.0 + rank)
-            errors = [
-                self.refusal("all_reduce", total, is_async=is_async),
-                self.refusal("all_gather_into_tensor", gathered, own, is_async=is_async),
-            ]
-            if any(errors) or total.tolist() != [size] * 3:
-                return f"later all_reduce: {errors} {total.tolist()}"
-            if gathered.flatten().tolist() != [*range(1, size + 1)]:
-                return f"later all_gather: {gathered.tolist()}"
+            own, flags = torch.full((1,), 1.0 + self.world.rank), {"is_async": is_async}
+            errors = [self.refusal("all_reduce", total, **flags)]
+            errors.append(self.refusal("all_gather_into_tensor", gathered, own, **flags))
+            numbers = total.tolist() + gathered.flatten().tolist()
+            if any(errors) or numbers != [*[size] * 3, *range(1, size + 1)]:
+                return f"later calls: {errors} {numbers}"
         return ""
 
     def leave(self) -> None:
@@ -148,115 +129,23 @@ def conform(world: World, specs: dict[str, tuple[Spec, Sequence[str]]]) -> dict[
     return wrong
 
 
-# ---- types x operations x values at their limits
-
-
-def limits(dtype: torch.dtype, rank: int) -> Tensor:
-    """Returns the numbers of a rank: each place has numbers of one sign, and of one rank NaN."""
-    if dtype == torch.bool:
-        return torch.tensor([True, False, rank == 1, rank != 1]).repeat(3)
-    if dtype.is_complex:
-        return torch.complex(*(limits(part, rank) for part in _parts_of(dtype)))
-    if not dtype.is_floating_point:
-        info = torch.iinfo(dtype)
-        own = [info.max, info.min, info.max - rank, info.min + rank, rank, 3, info.max // 2 + 1]
-        return torch.tensor([*own, 0 if info.min == 0 else -rank - 1], dtype=dtype).repeat(3)
-    info, nan = torch.finfo(dtype), float("nan")
-    own = [info.max, info.min, info.tiny, float("inf"), -float("inf"), 1.0 + rank, -2.0, 0.0, 0.5]
-    broken = [nan if rank == 0 else 1.0, nan if rank == 1 else -1.0, -nan if rank == 1 else 3.0]
-    return torch.tensor([*own, *broken], dtype=dtype).repeat(3)
-
-
-def _parts_of(dtype: torch.dtype) -> list[torch.dtype]:
-    return [torch.float64 if dtype == torch.complex128 else torch.float32] * 2
-
-
-def expected(terms: list[Tensor], op: Any) -> Tensor | None:
-    """Returns the reduction in exact arithmetic; None: it is not defined."""
-    dtype, name = terms[0].dtype, getattr(op, "op", op)
-    is_float = dtype.is_floating_point
-    if dtype.is_complex:
-        if name not in (Op.SUM, Op.AVG, Op.PREMUL_SUM):
-            return None
-        pairs = [torch.view_as_real(term) for term in terms]
-        total = expected(pairs, op)
-        assert total is not None
-        return torch.view_as_complex(total)
-    if dtype == torch.bool:
-        names = {Op.SUM: torch.logical_or, Op.MAX: torch.logical_or, Op.BOR: torch.logical_or}
-        names |= {Op.PRODUCT: torch.logical_and, Op.MIN: torch.logical_and}
-        names |= {Op.BAND: torch.logical_and, Op.BXOR: torch.logical_xor}
-        return _folded(terms, names[name]) if name in names else None
-    if name in ORDER:
-        return _folded(terms, torch.minimum if name == Op.MIN else torch.maximum)
-    if name in BITS:
-        names = {Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor}
-        return None if is_float else _folded(terms, names[name])
-    if name == Op.PREMUL_SUM and not is_float:
-        return None
-    columns = zip(*(term.flatten().tolist() for term in terms), strict=True)
-    numbers = [_number(column, name, is_float) for column in columns]
-    if is_float:
-        return torch.tensor(numbers, dtype=torch.float64).to(dtype).view(terms[0].shape)
-    info = torch.iinfo(dtype)
-    wrapped = [(number - info.min) % 2**info.bits + info.min for number in numbers]
-    return torch.tensor(wrapped, dtype=dtype).view(terms[0].shape)
-
-
-def _number(column: tuple[Any, ...], name: Any, is_float: bool) -> Any:
-    if is_float and not all(abs(one) < float("inf") for one in column):
-        return sum(column) if name != Op.PRODUCT else torch.tensor(column).prod().item()
-    exact = Fraction(1) if name == Op.PRODUCT else Fraction(0)
-    for one in map(Fraction, column):
-        exact = exact * one if name == Op.PRODUCT else exact + one
-    if name in (Op.AVG, Op.PREMUL_SUM):
-        exact /= len(column) if name == Op.AVG else 2
-    if not is_float:
-        return int(exact)  # towards zero
-    try:
-        return float(exact)
-    except OverflowError:
-        return float("inf") if exact > 0 else -float("inf")
-
-
-def _folded(terms: list[Tensor], function: Callable[..., Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = function(total, term)
-    return total
-
-
-def _differs(got: Tensor, wanted: Tensor) -> str:
-    if got.dtype != wanted.dtype or got.shape != wanted.shape:
-        return f"{got.dtype} {[*got.shape]} for {wanted.dtype} {[*wanted.shape]}"
-    if got.is_complex():
-        got, wanted = torch.view_as_real(got), torch.view_as_real(wanted)
-    if not got.is_floating_point():
-        return "" if torch.equal(got, wanted) else f"{got.tolist()} for {wanted.tolist()}"
-    near = torch.isclose(
-        got.double(), wanted.double(), rtol=4 * torch.finfo(got.dtype).eps, atol=0, equal_nan=True
-    )
-    return "" if bool(near.all()) else f"{got.tolist()} for {wanted.tolist()}"
-
-
 def reductions(lib: Lib) -> list[str]:
     """Returns what is wrong with the reductions of every type at its limits."""
-    world, wrong = lib.world, list[str]()
-    rank, ranks = world.rank, range(world.size)
+    world, wrong, last = lib.world, list[str](), lib.world.size - 1
     for place, dtype in enumerate((*lib.spec.types, *CARRIED_ONLY)):
         if lib.is_torch and dtype == torch.complex32:
             continue  # torch gives its real numbers, which are halves
-        for number, op in enumerate((*ARITHMETIC, *ORDER, *BITS, PREMUL)):
+        for number, op in enumerate(hard_tensors.OPS):
             name = f"{str(getattr(op, 'op', op)).rpartition('.')[2]} of {dtype}"
             own, wanted = torch.ones(4).to(dtype), None
             if dtype in TYPES:
-                terms = [limits(dtype, one) for one in ranks]
-                own, wanted = terms[rank], expected(terms, op)
-            total, root, part = own.clone(), own.clone(), torch.empty_like(own)
-            parts, each = torch.empty_like(own), [own.clone() for _ in ranks]
+                terms = [hard_tensors.limits(dtype, one) for one in range(world.size)]
+                own, wanted = terms[world.rank], hard_tensors.reduced(terms, op)
+            total, root, part, parts = own.clone(), own.clone(), own.clone(), own.clone()
+            each = [own.clone() for _ in range(world.size)]
             calls: dict[str, tuple[Any, ...]] = {
                 "all_reduce": (total,),
-                "reduce": (root, world.size - 1),
+                "reduce": (root, last),
                 "reduce_scatter": (part, each),
                 "reduce_scatter_tensor": (parts, torch.stack(each).view(-1)),
             }
@@ -268,101 +157,16 @@ def reductions(lib: Lib) -> list[str]:
                     wrong += [f"{name}: {one}" for one in errors if str(dtype) not in one]
                 continue
             wrong += [f"{name}: {error}" for error in errors if error]
-            if any(errors):
-                continue
-            results = [total, part, parts, *([root] if rank == world.size - 1 else [])]
-            wrong += [f"{name}: {text}" for one in results if (text := _differs(one, wanted))]
-            if rank != world.size - 1 and (text := _differs(root, own)):
-                wrong.append(f"{name}: reduce changed another rank's: {text}")
+            wanted_of = [(one, wanted) for one in (total, part, parts)]
+            wanted_of.append((root, wanted if world.rank == last else own))
+            wrong += [
+                f"{name}: {text}"
+                for one, other in wanted_of
+                if not any(errors) and (text := hard_tensors.difference(one, other))
+            ]
         if text := lib.later_calls():
             return [*wrong, f"after {dtype}: {text}"]
     return wrong
-
-
-# ---- operations x types x groups, blocking and not
-
-
-def values(dtype: torch.dtype, shape: Any, rank: int, seed: int = 0) -> Tensor:
-    """Returns the numbers of a rank: small whole ones, so that sums are exact in every type."""
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    numbers = torch.randint(0, 4, shape, generator=generator)
-    if dtype == torch.bool:
-        return numbers > 1
-    if dtype.is_complex:
-        return torch.complex(numbers.double(), numbers.double().flip(-1)).to(dtype)
-    return numbers.to(dtype)
-
-
-Check = Callable[[], bool]
-Case = tuple[str, tuple[Any, ...], Check]
-"""An operation, its arguments, and whether its result is right."""
-
-
-def _cases(rank: int, ranks: list[int], dtype: torch.dtype) -> Iterator[Case]:
-    """Yields calls of all operations on tensors that no other call has."""
-    place, count, first, last = ranks.index(rank), len(ranks), ranks[0], ranks[-1]
-    for shape in ((2, 3), (0,), (), (2500,)):
-        given, every = values(dtype, shape, rank), [values(dtype, shape, one) for one in ranks]
-        yield "broadcast", (given, last), _equal(given, every[-1])
-        output = torch.empty((count, *shape), dtype=dtype)
-        given = values(dtype, shape, rank)
-        yield "all_gather_into_tensor", (output, given), _equal(output, torch.stack(every))
-        total, given = _plain(every), values(dtype, shape, rank)
-        yield "all_reduce", (given,), _equal(given, total)
-        given = values(dtype, shape, rank)
-        yield "reduce", (given, last), _equal(given, total if rank == last else every[place])
-        each = [[values(dtype, shape, one, n) for n in range(count)] for one in ranks]
-        wanted, output = _plain([own[place] for own in each]), torch.empty_like(given)
-        yield "reduce_scatter_tensor", (output, torch.stack(each[place])), _equal(output, wanted)
-    strided = values(dtype, (3, 4), rank).t()
-    yield "broadcast", (strided, first), _equal(strided, values(dtype, (3, 4), first).t())
-    for rows in ([2] * count, [700 * n for n in range(count)]):  # the first of these is empty
-        yield from _uneven_cases(rank, ranks, dtype, rows)
-
-
-def _uneven_cases(
-    rank: int, ranks: list[int], dtype: torch.dtype, rows: list[int]
-) -> Iterator[Case]:
-    """Yields calls with tensors of other sizes for each rank."""
-    place, count, root = ranks.index(rank), len(ranks), ranks[0]
-    each = [values(dtype, (n, 2), one) for n, one in zip(rows, ranks, strict=True)]
-    outputs = [torch.empty_like(one) for one in each]
-    yield "all_gather", (outputs, each[place]), _equal(outputs, each)
-    outputs = [torch.empty_like(one) for one in each] if rank == root else None
-    check = _equal(outputs or [], each if outputs else [])
-    yield "gather", (each[place], outputs, root), check
-    output, given = torch.empty_like(each[place]), None
-    if rank == root:
-        given = [values(dtype, (n, 2), one, 7) for n, one in zip(rows, ranks, strict=True)]
-    yield "scatter", (output, given, root), _equal(output, values(dtype, (rows[place], 2), rank, 7))
-    terms = [[values(dtype, (n, 2), one, n) for n in rows] for one in ranks]
-    output, wanted = torch.empty_like(each[place]), _plain([own[place] for own in terms])
-    if rank == root:  # the shape of one rank's output decides no route
-        output, wanted = output.view(-1), wanted.view(-1)
-    yield "reduce_scatter", (output, terms[place]), _equal(output, wanted)
-    # Rank i sends rows[i] + j rows to rank j, or two.
-    is_even = len({*rows}) == 1
-
-    def sent(i: int, j: int) -> Tensor:
-        return values(dtype, (2 if is_even else rows[i] + j, 2), ranks[i], j)
-
-    given, came = [sent(place, j) for j in range(count)], [sent(i, place) for i in range(count)]
-    outputs = [torch.empty_like(one) for one in came]
-    yield "all_to_all", (outputs, given), _equal(outputs, came)
-    output, splits = torch.empty_like(torch.cat(came)), [[*map(len, came)], [*map(len, given)]]
-    args = (output, torch.cat(given), *([None, None] if is_even else splits))
-    yield "all_to_all_single", args, _equal(output, torch.cat(came))
-
-
-def _plain(terms: list[Tensor]) -> Tensor:
-    # The sum of small whole numbers, which is exact in any order.
-    return _folded(terms, torch.logical_or if terms[0].dtype == torch.bool else torch.add)
-
-
-def _equal(got: Any, wanted: Any) -> Check:
-    pairs = [*zip(got, wanted, strict=True)] if isinstance(got, list) else [(got, wanted)]
-    kept = [(one, other.clone()) for one, other in pairs]
-    return lambda: all(torch.equal(one, other) for one, other in kept)
 
 
 def operations(lib: Lib) -> list[str]:
@@ -372,21 +176,26 @@ def operations(lib: Lib) -> list[str]:
     """
     wrong, rank = list[str](), lib.world.rank
     for dtype, (group, ranks) in itertools.product(lib.spec.types, lib.groups):
-        late = []
-        for is_async in (False, True):
-            for name, args, is_right in _cases(rank, ranks, dtype):
-                if not lib.has(name):
-                    continue
-                what = f"{name} of {dtype} among {ranks}, async {is_async}"
-                try:
-                    work = lib.begin(name, *args, group=group, async_op=is_async)
-                except Exception as error:
-                    wrong.append(f"{what}: {error}")
-                    continue
-                if is_async:
-                    late.append((what, work, is_right))
-                elif not is_right():
-                    wrong.append(what)
+        members, late = Members(rank, ranks, dtype, root=len(ranks) - 1), []
+        rows = [2] * len(ranks), [700 * n for n in range(len(ranks))]  # the first of these is empty
+        cases: list[tuple[str, Any, Any]] = [
+            *itertools.product(EVEN, ((2, 3), (0,), (), (2500,)), [[1]]),
+            *itertools.product(UNEVEN, [()], rows),
+        ]
+        for is_async, (name, shape, counts) in itertools.product((False, True), cases):
+            if not lib.has(name):
+                continue
+            args, is_right = members.call(name, shape, counts)
+            what = f"{name} of {shape or counts} {dtype} among {ranks}, async {is_async}"
+            try:
+                work = lib.begin(name, *args, group=group, async_op=is_async)
+            except Exception as error:
+                wrong.append(f"{what}: {error}")
+                continue
+            if is_async:
+                late.append((what, work, is_right))
+            elif not is_right():
+                wrong.append(what)
         for number, (what, work, is_right) in enumerate(reversed(late)):
             if number % 20 == 0:
                 while not work.is_completed():
@@ -401,12 +210,12 @@ def operations(lib: Lib) -> list[str]:
 
 def _same_bits(lib: Lib) -> list[str]:
     # Sums whose rounding depends on the order have the same bits on all ranks.
-    wrong, size = [], lib.world.size
+    wrong = []
     for dtype in FLOATS:
         generator = torch.Generator().manual_seed(lib.world.rank)
         total = torch.randn(2500, generator=generator).to(dtype)
         lib.begin("all_reduce", total)
-        every = torch.empty(size, *total.shape, dtype=dtype)
+        every = torch.empty(lib.world.size, *total.shape, dtype=dtype)
         lib.calls.all_gather_into_tensor(every, total)
         if not torch.equal(every, total.expand(every.shape)):
             wrong.append(f"sums of {dtype} differ between ranks")
@@ -415,45 +224,40 @@ def _same_bits(lib: Lib) -> list[str]:
 
 def messages(lib: Lib) -> list[str]:
     """Returns the messages of all types and tags that arrive wrong, over all backends at once."""
-    wrong, backends = [], [*lib.spec.backends]
-    after, before = ((lib.world.rank + by) % lib.world.size for by in (1, -1))
+    wrong, backends, rank = list[str](), [*lib.spec.backends], lib.world.rank
+    after, before = ((rank + by) % lib.world.size for by in (1, -1))
     for dtype, shape in itertools.product((*TYPES, *CARRIED_ONLY), ((5,), (0,), (2, 3), (3000,))):
         pairs = []
         for number, backend in enumerate([*backends, *reversed(backends)]):
-            sent, got = (_carried(dtype, shape, one, number) for one in (lib.world.rank, 77))
-            facts = None, number, backend
-            ops = [comm.P2POp(comm.isend, sent, after, *facts)]
-            ops.append(comm.P2POp(comm.irecv, got, before, *facts))
+            sent, got = (values(torch.float32, shape, n, number).to(dtype) for n in (rank, 77))
+            ops = [comm.P2POp(comm.isend, sent, after, None, number, backend)]
+            ops.append(comm.P2POp(comm.irecv, got, before, None, number, backend))
             pairs.append((comm.batch_isend_irecv(ops), got, number))
         for handles, got, number in reversed(pairs):
             for handle in handles:
                 handle.wait(datetime.timedelta(seconds=20))
-            wanted = _carried(dtype, shape, before, number)
+            wanted = values(torch.float32, shape, before, number).to(dtype)
             if not torch.equal(got.view(-1).view(torch.uint8), wanted.view(-1).view(torch.uint8)):
                 wrong.append(f"message {number} of {shape} {dtype}")
-    received, sent = torch.empty(3, 2).t(), values(torch.float32, (2, 3), lib.world.rank)
+    received, sent = torch.empty(3, 2).t(), values(torch.float32, (2, 3), rank)
     for turn in range(2):
-        if lib.world.rank % 2 == turn:
+        if rank % 2 == turn:
             comm.send(sent, after, tag=5)
         elif comm.recv(received, before, tag=5) != before:
             wrong.append("the sender of a message")
+    if not torch.equal(received, values(torch.float32, (2, 3), before)):
+        wrong.append("blocking message")
     for group, ranks in lib.groups[1:]:  # between its first and last rank
         ends = ranks[0], ranks[-1]
-        if lib.world.rank in ends:
-            other, got = sum(ends) - lib.world.rank, torch.zeros(5)
-            handle = comm.isend(torch.full((5,), 1.0 + lib.world.rank), other, group, 5)
+        if rank in ends:
+            other, got = sum(ends) - rank, torch.zeros(5)
+            handle = comm.isend(torch.full((5,), 1.0 + rank), other, group, 5)
             comm.recv(got, other, group, 5)
             handle.wait()
             if got.tolist() != [1.0 + other] * 5:
                 wrong.append("message of a group")
         comm.barrier(group)
-    if not torch.equal(received, values(torch.float32, (2, 3), before)):
-        wrong.append("blocking message")
     return wrong
-
-
-def _carried(dtype: torch.dtype, shape: Any, rank: int, seed: int) -> Tensor:
-    return values(torch.float32, shape, rank, seed).to(dtype)
 
 
 def at_once(lib: Lib) -> list[str]:
@@ -483,192 +287,92 @@ def at_once(lib: Lib) -> list[str]:
     return [f"sum {i}" for i in range(12) if not bool((tensors[i] == sums[i]).all())]
 
 
-# ---- kinds of tensors
-
-
-def tensors(rank: int) -> dict[str, Callable[[], Tensor]]:
-    """Returns tensors of four numbers of each kind that hires carries."""
-
-    def inference() -> Tensor:
-        with torch.inference_mode():
-            return torch.full((4,), 1.0 + rank)
-
-    def plain(*shape: int) -> Tensor:
-        return torch.full(shape, 1.0 + rank)
-
-    return {
-        "inference": inference,
-        "inference view": lambda: inference()[::2],
-        "leaf": lambda: plain(4).requires_grad_(),
-        "not a leaf": lambda: plain(4).requires_grad_() * 1,
-        "parameter": lambda: torch.nn.Parameter(plain(4)),
-        "0-d": plain,
-        "empty": lambda: plain(0),
-        "empty rows": lambda: plain(0, 3),
-        "strided": lambda: plain(4, 4).t()[::2],
-        "channels last": lambda: plain(1, 2, 2, 2).to(memory_format=torch.channels_last),
-        "conjugate": lambda: torch.complex(plain(4), plain(4)).conj(),
-        "negative": lambda: torch.complex(plain(4), plain(4)).conj().imag,
-    }
-
-
-def refused_tensors() -> dict[str, Callable[[], Tensor]]:
-    """Returns tensors of each kind that no rank can be sent, by what an error must name."""
-    ones = torch.ones(4)
-    return {
-        "sparse_coo": ones.to_sparse,
-        "sparse_csr": lambda: torch.ones(2, 2).to_sparse_csr(),
-        "quint8": lambda: torch.quantize_per_tensor(ones, 0.1, 0, torch.quint8),
-        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        "meta": lambda: torch.ones(4, device="meta"),
-        "expanded": lambda: torch.ones(1).expand(4),
-        "overlap": lambda: torch.ones(5).as_strided((2, 3), (1, 1)),
-    }
-
-
-def calls_with(x: Tensor, like: Callable[[], Tensor], world: World) -> Iterator[tuple[Any, ...]]:
-    """Yields calls into and from a tensor: name, arguments, result -> expected."""
-    size = world.size
-    yield "all_reduce", (x,)
-    yield "reduce", (like(), 0)
-    yield "broadcast", (like(), 1)
-    yield "all_gather", ([like() for _ in range(size)], like())
-    yield "gather", (like(), [like() for _ in range(size)] if world.rank == 0 else None, 0)
-    yield "scatter", (like(), [like() for _ in range(size)] if world.rank == 0 else None, 0)
-    yield "reduce_scatter", (like(), [like() for _ in range(size)])
-    yield "all_to_all", ([like() for _ in range(size)], [like() for _ in range(size)])
-
-
 def kinds(lib: Lib) -> list[str]:
     """Returns what is wrong with tensors of every kind, in and out of inference mode."""
     world, wrong = lib.world, list[str]()
-    sums = sum(range(1, world.size + 1))
     for mode in (False, True):
         with torch.inference_mode(mode):
-            for name, make in tensors(world.rank).items():
+            for name, make in hard_tensors.kinds(world.rank).items():
                 if lib.is_torch and name == "conjugate":
                     continue  # torch refuses them itself
                 for is_async in (False, True):
-                    flags = {"is_async": is_async}
-                    for call, args in calls_with(make(), make, world):
-                        if error := lib.refusal(call, *args, **flags):
-                            wrong.append(f"{call} of {name} (mode {mode}): {error}")
+                    for call, args, outputs, factors in hard_tensors.calls_with(make, world):
+                        what = f"{call} of {name} (mode {mode}, async {is_async})"
+                        if error := lib.refusal(call, *args, is_async=is_async):
+                            wrong.append(f"{what}: {error}")
                             continue
-                        results, scale = _results(call, args, world, sums)
-                        for result, number in zip(results, scale, strict=True):
-                            want = make().detach().clone() / (1.0 + world.rank) * number
-                            if text := _differs(result.detach().clone(), want):
-                                wrong.append(f"{call} of {name} (mode {mode}): {text}")
-                            if result.requires_grad != make().requires_grad:
-                                wrong.append(f"{call} of {name} changed requires_grad")
-                if text := lib.later_calls():
-                    return [*wrong, f"after {name}: {text}"]
-            for name, make in refused_tensors().items():
-                for call, args in calls_with(make(), make, world):
+                        for output, factor in zip(outputs, factors, strict=True):
+                            wanted = make().detach().clone() / (1.0 + world.rank) * factor
+                            if text := hard_tensors.difference(output.detach().clone(), wanted):
+                                wrong.append(f"{what}: {text}")
+                            if output.requires_grad != make().requires_grad:
+                                wrong.append(f"{what} changed requires_grad")
+            for name, make in hard_tensors.refused().items():
+                for call, args, _, _ in hard_tensors.calls_with(make, world):
                     if lib.is_torch and name.startswith("sparse") and call == "all_reduce":
                         continue
                     if name in ("expanded", "overlap") and call == "gather":
                         continue  # its outputs are those of one rank
                     error = lib.refusal(call, *args)
-                    if not error:
-                        wrong.append(f"{call} of {name} is done")
-                    elif name not in error and not lib.is_torch:
-                        wrong.append(f"{call} of {name}: {error}")
+                    if not error or (name not in error and not lib.is_torch):
+                        wrong.append(f"{call} of {name}: {error or 'done'}")
                 if text := lib.later_calls():
                     return [*wrong, f"after {name}: {text}"]
     for dtype in CARRIED_ONLY:
-        x = (torch.ones(4) * (1 + world.rank)).to(dtype)
-        errors = [
-            lib.refusal("broadcast", x, 1),
-            lib.refusal("all_gather", [torch.empty_like(x) for _ in range(world.size)], x),
-        ]
-        wrong += [f"{dtype}: {error}" for error in errors if error]
-        if not any(errors) and x.view(torch.uint8).tolist() != (
-            (torch.ones(4) * 2).to(dtype).view(torch.uint8).tolist()
-        ):
-            wrong.append(f"broadcast of {dtype}")
+        own, sent = (torch.full((4,), float(n)).to(dtype) for n in (1 + world.rank, 2))
+        parts = [torch.empty_like(own) for _ in range(world.size)]
+        errors = [lib.refusal("broadcast", own, 1), lib.refusal("all_gather", parts, own)]
+        if any(errors) or not torch.equal(own.view(torch.uint8), sent.view(torch.uint8)):
+            wrong.append(f"broadcast of {dtype}: {errors}")
     return wrong
-
-
-def _results(call: str, args: Any, world: World, sums: int) -> tuple[list[Tensor], list[float]]:
-    rank, every = world.rank, [*range(1, world.size + 1)]
-    if call in ("all_reduce", "reduce_scatter"):
-        return [args[0]], [sums]
-    if call == "reduce":
-        return [args[0]], [sums if rank == 0 else 1 + rank]
-    if call == "broadcast":
-        return [args[0]], [2]
-    if call == "gather":
-        return (args[1], every) if rank == 0 else ([], [])
-    if call == "scatter":
-        return [args[0]], [1]
-    return args[0], every
-
-
-# ---- operations whose input and output share memory
 
 
 def overlaps(lib: Lib) -> list[str]:
     """Returns the operations whose result differs where its input lies in its output."""
-    world, wrong = lib.world, list[str]()
-    size, rank, width = world.size, world.rank, 20_000
+    wrong, size, rank, width = list[str](), lib.world.size, lib.world.rank, 20_000
 
-    def numbers(of: int, rows: int = size) -> Tensor:
-        return torch.arange(rows * width, dtype=torch.float32).view(rows, width) + 10_000 * of
+    def numbers(of: int) -> Tensor:
+        return torch.arange(size * width, dtype=torch.float32).view(size, width) + 10_000 * of
 
     every = torch.stack([numbers(one) for one in range(size)])  # (rank, row, width)
+    swapped, total, at = every[:, rank], every.sum(0)[rank], (rank + 1) % size
+    is_root = rank == 0
+
+    def gathered(shift: int) -> Tensor:
+        return torch.stack([every[one, (one + shift) % size] for one in range(size)])
+
+    calls: list[tuple[str, Callable[[Tensor], tuple[Any, ...]], Any, Tensor]] = [
+        # operation, its arguments in x, the part of x with the result, the result
+        ("all_to_all_single", lambda x: (x, x), slice(None), swapped),
+        ("all_to_all", lambda x: ([*x], [*x]), slice(None), swapped),
+        ("all_to_all", lambda x: ([*x.flip(0)], [*x]), slice(None), every[rank]),
+        ("all_gather_into_tensor", lambda x: (x.view(-1), x[rank]), slice(None), gathered(0)),
+        ("all_gather_into_tensor", lambda x: (x.view(-1), x[at]), slice(None), gathered(1)),
+        ("all_gather", lambda x: ([*x], x[at]), slice(None), gathered(1)),
+        ("reduce_scatter_tensor", lambda x: (x[rank], x.view(-1)), rank, total),
+        ("reduce_scatter_tensor", lambda x: (x[at], x.view(-1)), at, total),
+        ("reduce_scatter", lambda x: (x[at], [*x]), at, total),
+        (
+            *("gather", lambda x: (x[1], [*x] if is_root else None, 0), slice(None)),
+            every[:, 1] if is_root else every[rank],
+        ),
+        ("scatter", lambda x: (x[1], [*x] if is_root else None, 0), 1, every[0, rank]),
+    ]
     for is_async in (False, True):
-        flags = {"is_async": is_async}
-
-        def check(name: str, args: Any, got: Tensor, wanted: Tensor, flags: Any = flags) -> None:
-            error = lib.refusal(name, *args, **flags)
-            if error or not torch.equal(got, wanted):
+        for name, arguments, part, wanted in calls:
+            x = numbers(rank)
+            error = lib.refusal(name, *arguments(x), is_async=is_async)
+            if error or not torch.equal(x[part], wanted):
                 wrong.append(f"{name} in place: {error or 'wrong numbers'}")
-
         x = numbers(rank)
-        check("all_to_all_single", (x, x), x, every[:, rank])
-        x = numbers(rank)
-        check("all_to_all", ([*x], [*x]), x, every[:, rank])
-        x = numbers(rank)
-        check("all_to_all", ([*x.flip(0)], [*x]), x, every[rank])
-        for shift in (0, 1):  # its own place, and that of another rank
-            x, place = numbers(rank), (rank + shift) % size
-            check("all_gather_into_tensor", (x.view(-1), x[place]), x, _gathered(every, shift))
-            x = numbers(rank)
-            check("all_gather", ([*x], x[place]), x, _gathered(every, shift))
-            x = numbers(rank)
-            summed = every.sum(0)[rank]
-            check("reduce_scatter_tensor", (x[place], x.view(-1)), x[place], summed)
-            x = numbers(rank)
-            check("reduce_scatter", (x[place], [*x]), x[place], summed)
-        x = numbers(rank)
-        parts = [*x] if rank == 0 else None
-        check("gather", (x[1], parts, 0), x, every[:, 1] if rank == 0 else numbers(rank))
-        x = numbers(rank)
-        parts = [*x] if rank == 0 else None
-        check("scatter", (x[1], parts, 0), x[1], every[0, rank])
-        x = numbers(rank)
-        same = [x[0]] * size
-        for name, args in (("all_gather", (same, x[1])), ("all_to_all", (same, [*x]))):
-            if "share memory" not in lib.refusal(name, *args, **flags):
+        for name, args in (("all_gather", x[1]), ("all_to_all", [*x])):
+            if "share memory" not in lib.refusal(name, [x[0]] * size, args, is_async=is_async):
                 wrong.append(f"{name} into one tensor is not refused")
-    if text := lib.later_calls():
-        wrong.append(text)
-    return wrong
-
-
-def _gathered(every: Tensor, shift: int) -> Tensor:
-    size = len(every)
-    return torch.stack([every[one, (one + shift) % size] for one in range(size)])
+    return [*wrong, text] if (text := lib.later_calls()) else wrong
 
 
 PARTS: dict[str, Callable[[Lib], list[str]]] = {
-    "reductions": reductions,
-    "operations": operations,
-    "messages": messages,
-    "kinds": kinds,
-    "overlaps": overlaps,
-    "at_once": at_once,
+    one.__name__: one for one in (reductions, operations, messages, kinds, overlaps, at_once)
 }
 """What is wrong with a part of what a backend must do."""
 
@@ -676,29 +380,67 @@ PARTS: dict[str, Callable[[Lib], list[str]]] = {
 # ---- errors of one rank
 
 
-MISTAKES: dict[str, Callable[[Lib, int], str]] = {
-    "size": lambda lib, rank: lib.refusal("all_reduce", torch.ones(5 if rank == 1 else 4)),
-    "type": lambda lib, rank: lib.refusal(
-        "all_reduce", torch.ones(4, dtype=torch.int32 if rank == 1 else torch.float32)
-    ),
-    "operation": lambda lib, rank: lib.refusal(
-        "all_reduce", torch.ones(4), Op.MAX if rank == 1 else Op.SUM
-    ),
-    "refused": lambda lib, rank: lib.refusal(
-        "all_reduce", torch.ones(4, dtype=torch.uint16 if rank == 1 else torch.float32)
-    ),
+def _sum(backend: str | None = None, numel: int = 4, dtype: torch.dtype = torch.float32) -> None:
+    comm.all_reduce(torch.ones(numel, dtype=dtype), backend=backend)
+
+
+def _callback(wrong: bool, _: Any) -> None:  # as PowerSGD's hook has them
+    first = comm.all_reduce(torch.ones(3), async_op=True)
+    if not wrong:
+        first.get_future().then(lambda _: _sum(numel=5)).wait()
+    first.wait()
+
+
+def _message(wrong: bool, **changed: int) -> None:
+    facts = {"numel": 4, "tag": 3} | (changed if wrong else {})
+    tensor, tag = torch.ones(facts["numel"]), facts["tag"]
+    if comm.get_rank() == 1:
+        comm.recv(tensor, 0, tag=tag)
+    elif comm.get_rank() == 0:
+        comm.send(tensor, 1, tag=tag)
+
+
+def _two_orders(wrong: bool, backends: Sequence[str]) -> None:
+    for name in backends[:: -1 if wrong else 1]:
+        _sum(name)
+
+
+MISTAKES: dict[str, Callable[[bool, Any], None]] = {
+    "size": lambda wrong, _: _sum(numel=5 if wrong else 4),
+    "large size": lambda wrong, _: _sum(numel=4000 if wrong else 4),
+    "type": lambda wrong, _: _sum(dtype=torch.int32 if wrong else torch.float32),
+    "operation": lambda wrong, _: comm.all_reduce(torch.ones(4), Op.MAX if wrong else Op.SUM),
+    "refused": lambda wrong, _: _sum(dtype=torch.uint16 if wrong else torch.float32),
+    "root": lambda wrong, _: comm.broadcast(torch.ones(4), int(wrong)),
+    "message size": lambda wrong, _: _message(wrong, numel=2),
+    "tag": lambda wrong, _: _message(wrong, tag=4),
+    "order": _two_orders,
+    "callback": _callback,
 }
 """What rank 1 does otherwise than the others."""
 
 
 def mistake(world: World, spec: Spec, name: str) -> list[str]:
-    """Returns what this rank gets of a call in which rank 1 is wrong, and of two later ones."""
-    lib = Lib(world, spec)
-    got = [MISTAKES[name](lib, world.rank) or "done"]
-    for _ in range(2):
+    """Returns what a rank gets of a call with a mistake of rank 1, two later ones, and the end."""
+    if "mpi" not in spec.backends:
+        rendezvous.store(world, PATIENCE_S, "start")  # the limit is that of the calls
+    lib, answers = Lib(world, spec), list[str]()
+
+    def answer(call: Callable[[], Any]) -> None:
+        try:
+            call()
+            answers.append("done")
+        except (comm.CommError, RuntimeError) as error:  # this in a callback
+            answers.append(str(error))
+
+    answer(lambda: MISTAKES[name](world.rank == 1, spec.backends))
+    for _ in range(0 if name == "callback" else 2):
         total = torch.ones(3)
-        error = lib.refusal("all_reduce", total)
-        got.append(error or ("done" if total.tolist() == [world.size] * 3 else f"wrong {total}"))
-    with contextlib.suppress(comm.CommError):
+        answer(lambda total=total: comm.all_reduce(total))
+        if answers[-1] == "done" and total.tolist() != [world.size] * 3:
+            answers[-1] = f"wrong {total}"
+    try:
         lib.leave()
-    return got
+    except comm.CommError as error:
+        answers.append(str(error))
+    return answers

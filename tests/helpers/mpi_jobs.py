@@ -18,7 +18,7 @@ from hires.comm.transport import transport
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
-from tests.helpers.conformance import TYPES, values
+from tests.helpers.operations import TYPES, values
 from tests.helpers.patience import until
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -246,3 +246,26 @@ def different_groups(world: World) -> list[str]:
             told.append(str(error))
     comm.shutdown()
     return told
+
+
+def small_messages(world: World) -> int:
+    """Returns how many small messages left while their receiver waited in another library."""
+    comm.init(("gloo", "mpi"), world=world, timeout_s=12.0)
+    other, token = 1 - world.rank, torch.zeros(1)
+    sizes = [0, 100, 256, 257, 1000, 1024, 5000, *[200] * 300]
+    tensors = [torch.full((size,), 7, dtype=torch.uint8) for size in sizes]
+    for batch in (tensors[:1], tensors[1:7], tensors[7:]):
+        if world.rank == 0:
+            buffers = [torch.zeros_like(tensor) for tensor in batch]
+            handles = [comm.irecv(one, other, backend="mpi") for one in buffers]
+            comm.recv(token, other, backend="gloo")
+        else:
+            handles = [comm.isend(one, other, backend="mpi") for one in batch]
+        for handle in handles:
+            handle.wait()
+        if world.rank == 0:
+            assert all(torch.equal(*pair) for pair in zip(buffers, batch, strict=True))
+        else:
+            comm.send(token, other, backend="gloo")
+    comm.shutdown()
+    return len(sizes)

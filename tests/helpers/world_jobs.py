@@ -16,7 +16,6 @@ from hires.comm.transport import transport
 from hires.core.errors import CommError, ConfigError
 from hires.core.ranks.world import World
 from hires.plan.tuning_table import TuningTable
-from tests.helpers.patience import PATIENCE_S
 
 
 def groups_of_a_mesh(world: World) -> list[Any]:
@@ -163,34 +162,6 @@ def own_folders(world: World, folders: list[str]) -> str:
     except CommError as error:
         return str(error)
     return "no error"
-
-
-def disagreement(world: World, program: str) -> str:
-    """Returns the error of two ranks whose programs differ."""
-    rendezvous.store(world, PATIENCE_S, "start")  # the limit is that of the calls
-    comm.init(world=world, timeout_s=1.5)
-    tag, numel = {"tags": (3 + world.rank, 1), "sizes": (0, 4 - 2 * world.rank)}.get(
-        program, (0, 0)
-    )
-    first, told = comm.all_reduce(torch.ones(3), async_op=True), ""
-    try:
-        if program == "callback":
-            if world.rank == 0:
-                first.get_future().then(lambda _: comm.all_reduce(torch.ones(5))).wait()
-        elif program == "sums":
-            comm.all_reduce(torch.ones(4000 if world.rank else 5))
-        elif world.rank:
-            comm.recv(torch.zeros(numel), 0, tag=tag)
-        else:
-            comm.send(torch.zeros(numel), 1, tag=tag)
-    except (CommError, RuntimeError) as error:
-        told = str(error)
-    first.wait()
-    try:
-        comm.shutdown()
-    except CommError as error:
-        told = told or str(error)
-    return told
 
 
 def absent_from_patience(world: World, over: str) -> str:
