@@ -12,7 +12,6 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "hires"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 CORE = {"core"}
 DATA = CORE | {"data"}
 PLAN = DATA | {"quant", "plan"}
@@ -59,12 +58,21 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 NAMES = {module_of(path) for path in FILES}
-IMPORTS = {path: {*imports(tree)} for path, tree in TREES.items()}
 
 
-def test_imports_point_right():
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+@pytest.fixture(scope="module")
+def imported(trees) -> dict[Path, set[str]]:
+    return {path: {*imports(tree)} for path, tree in trees.items()}
+
+
+def test_imports_point_right(imported):
     wrong = []
-    for path, names in IMPORTS.items():
+    for path, names in imported.items():
         own = package_of(path)
         if own == "__init__":
             continue
@@ -81,19 +89,19 @@ def test_imports_point_right():
     assert wrong == []
 
 
-def test_no_modules_import_each_other():
+def test_no_modules_import_each_other(imported):
     edges = {}
-    for path, names in IMPORTS.items():
+    for path, names in imported.items():
         found = {name if name in NAMES else name.rpartition(".")[0] for name in names} & NAMES
         edges[module_of(path)] = found - {module_of(path)}
     graphlib.TopologicalSorter(edges).prepare()  # CycleError names a circle
 
 
-def test_names_of_files_and_classes_stand_once():
+def test_names_of_files_and_classes_stand_once(trees):
     files = collections.Counter(path.name for path in FILES)
     assert {name for name, n in files.items() if n > 1} == {"__init__.py", "__main__.py"}
     classes = collections.Counter(
-        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+        node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in classes.items() if count > 1] == []
 
