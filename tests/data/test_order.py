@@ -17,7 +17,7 @@ from hires.data.overlapping import OVERLAP
 from hires.data.small_images import CIFAR10_RECORD, DIGITS
 from hires.data.source import open_data, open_source, step_images, step_indices
 from hires.engine.loader import replica_samples
-from tests.helpers.cifar10_files import cifar10_folder
+from tests.helpers.image_files import cifar10_folder
 from tests.helpers.layouts import config_of
 
 

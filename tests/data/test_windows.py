@@ -26,7 +26,7 @@ from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.slide_shapes import make_slides
 from hires.data.source import KINDS, PairSource, open_data, open_source
 from hires.data.tiff import TiffImage
-from tests.helpers.cifar10_files import cifar10_folder
+from tests.helpers.image_files import cifar10_folder
 
 H, W = 70, 53
 LAYOUTS: dict[str, dict[str, Any]] = {
