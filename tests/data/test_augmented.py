@@ -7,10 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import tifffile
-import torch
 from PIL import Image
 
-from hires.comm.rehearsal import rehearsal
 from hires.core.config.augment_config import AugmentConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import (
@@ -21,13 +19,9 @@ from hires.data.augmented import (
     seen_through,
     turned_hues,
 )
-from hires.data.source import PairSource, open_data
-from hires.engine.build import contexts_of
-from hires.engine.loader import needs_of, slot_loader
-from hires.plan.message_routes import has_memory, joined_backends
+from hires.data.source import open_data
 from tests.helpers import reference
 from tests.helpers.layouts import config_of
-from tests.helpers.traces import plan_of
 
 EVERYTHING = AugmentConfig("both", True, 0.3, 3, 0.3, 0.3, 0.3, 0.2)
 KEYS = tuple(vars(EVERYTHING).values())
@@ -52,12 +46,12 @@ class Counted:
 
 def test_changed_window_reads_only_what_it_shows():
     size = (64, 64)
-    held = Counted(size)
-    source = AugmentedSource(held, size, EVERYTHING, 0)
+    images = Counted(size)
+    source = AugmentedSource(images, size, EVERYTHING, 0)
     for number in range(30):
-        held.read = 0
+        images.read = 0
         source.window(number, (0, 16), (0, 64))
-        assert held.read <= 16 * 64 + 4 * 64  # of a resized part the neighbours of its border
+        assert images.read <= 16 * 64 + 4 * 64  # of a resized part the neighbours of its border
 
 
 def test_changes_of_place_are_those_of_numpy():
@@ -86,10 +80,10 @@ def test_changes_of_place_are_those_of_numpy():
     assert part.min() >= image[:, 2:8, 4:10].min()
     assert np.abs(part.mean() - image[:, 2:8, 4:10].mean()) < 0.1
     labels = np.arange(36).reshape(6, 6)  # they are copied and never mixed
-    made = nearest_window(
+    nearest = nearest_window(
         lambda rows, cols: labels[slice(*rows), slice(*cols)], (6, 6), (12, 3), (2, 12), (0, 3)
     )
-    assert np.array_equal(made, labels[np.arange(2, 12) // 2][:, [1, 3, 5]])
+    assert np.array_equal(nearest, labels[np.arange(2, 12) // 2][:, [1, 3, 5]])
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.13, -0.5, 0.49])
@@ -101,20 +95,19 @@ def test_hues_are_turned_as_in_hsv(turn):
     assert np.abs(turned_hues(pixels, turn) - wanted).max() < 4e-6
 
 
-def test_colours_are_scaled_about_grey_and_black():
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_colours_are_scaled_about_grey_and_black(name):
     # Brightness scales from black, contrast from grey, saturation from the luminance.
-    size, image = (8, 8), Counted((8, 8)).pixels[0].astype(np.float64) / 4
-    for name in ("brightness", "contrast", "saturation"):
-        augment = AugmentConfig(**{name: 0.3})
-        held = Counted(size)
-        held.pixels = held.pixels / 4
-        source = AugmentedSource(held, size, augment, 2)
-        factor = getattr(source.change(0), name)
-        light = np.tensordot([0.299, 0.587, 0.114], image, 1)
-        base = {"brightness": -2.0, "contrast": 0.0, "saturation": light}[name]
-        made = source.window(0, (0, 8), (0, 8))
-        np.testing.assert_allclose(made, base + factor * (image - base), atol=1e-6)
-        assert abs(factor - 1) > 0.01
+    images = Counted((8, 8))
+    images.pixels = images.pixels / 4
+    image = images.pixels[0].astype(np.float64)
+    source = AugmentedSource(images, (8, 8), AugmentConfig(**{name: 0.3}), 2)
+    factor = getattr(source.change(0), name)
+    light = np.tensordot([0.299, 0.587, 0.114], image, 1)
+    base = {"brightness": -2.0, "contrast": 0.0, "saturation": light}[name]
+    window = source.window(0, (0, 8), (0, 8))
+    np.testing.assert_allclose(window, base + factor * (image - base), atol=1e-6)
+    assert abs(factor - 1) > 0.01
 
 
 def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares():
@@ -124,11 +117,11 @@ def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares
     drawn_change.cache_clear()
     assert [drawn_change(KEYS, (32, 32), 0, *place) for place in places] == every
     assert drawn_change(KEYS, (32, 32), 1, 0, 0) != every[0]
-    many = [drawn_change(KEYS, (100, 100), 0, 0, image) for image in range(4000)]
+    many = [drawn_change(KEYS, (100, 100), 0, 0, image) for image in range(1000)]
     for place in (0, 1):
-        assert 0.46 < sum(one.flips[place] for one in many) / 4000 < 0.54
+        assert 0.44 < sum(one.flips[place] for one in many) / 1000 < 0.56
     turns = Counter(one.turns for one in many)
-    assert all(900 < turns[k] < 1100 for k in range(4))
+    assert all(200 < turns[k] < 300 for k in range(4))
     areas = [np.prod([b - a for a, b in one.part]) / 1e4 for one in many]
     assert 0.28 < min(areas) < 0.33
     assert max(areas) > 0.98
@@ -144,11 +137,9 @@ def test_only_trainings_change_their_images():
     assert not isinstance(open_data(config_of(**keys, task={"name": "evaluate"})), AugmentedSource)
     assert not isinstance(open_data(config_of(image=[8, 8])), AugmentedSource)
     for key, value, words in (
-        ("hue", 0.6, "at most 0.5"),
-        ("crop", 1.5, "at most 1"),
-        ("crop", 0.0, "above 0"),
+        ("hue", 0.6, "at most 0.5"), ("crop", 1.5, "at most 1"), ("crop", 0.0, "above 0"),
         ("contrast", 1.0, "below 1"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             AugmentConfig(**{key: value})
 
@@ -159,9 +150,9 @@ LARGE, SIZE = (40, 50), (16, 20)
 @pytest.fixture
 def folder(tmp_path):
     """Images with label maps; a pixel of either says where it was."""
+    rows, cols = np.indices(LARGE)
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
-    rows, cols = np.indices(LARGE)
     for number in range(3):
         place = (rows + cols + number) % 3
         colours = np.stack([rows, cols, 80 * place], axis=2).astype(np.uint8)
@@ -184,83 +175,27 @@ def whole(source, i, size=SIZE):
     return source.window(i, (0, size[0]), (0, size[1]))
 
 
-def corner(pixels):
-    """Returns row and column of the source at the first pixel of a window."""
-    return tuple(round(float(value + 2) / 4 * 255) for value in pixels[:2, 0, 0])
+def corner(source, i):
+    """Returns row and column of the stored image at the first pixel of a window."""
+    return tuple(round(float(value + 2) / 4 * 255) for value in whole(source, i)[:2, 0, 0])
 
 
 def test_crops_keep_the_resolution_and_have_other_places_in_each_epoch(folder):
     source = cropped(folder)
-    places = []
-    for number in range(60):  # 20 epochs of 3 images
-        made = whole(source, number)
-        row, col = corner(made)
+    places = [corner(source, number) for number in range(60)]  # 20 epochs of 3 images
+    for number, (row, col) in enumerate(places):
         stored = tifffile.imread(folder / "images" / f"{number % 3}.tif")[row:, col:]
         wanted = stored[: SIZE[0], : SIZE[1]].transpose(2, 0, 1) / 255 * 4 - 2
-        assert np.abs(made - wanted).max() < 1e-6
-        places.append((row, col))
+        assert np.abs(whole(source, number) - wanted).max() < 1e-6
     assert len({*places}) > 50
-    assert max(row for row, _ in places) > 20
-    assert min(row for row, _ in places) < 4
-    assert [corner(whole(cropped(folder), i)) for i in range(6)] == places[:6]
-    assert [corner(whole(cropped(folder, seed=1), i)) for i in range(6)] != places[:6]
+    assert min(row for row, _ in places) < 4 < 20 < max(row for row, _ in places)
+    assert [corner(cropped(folder), i) for i in range(6)] == places[:6]
+    assert [corner(cropped(folder, seed=1), i) for i in range(6)] != places[:6]
     for task in ("evaluate", "predict"):  # they see the middle
-        middle = corner(whole(cropped(folder, task=task), 0))
-        assert middle == ((40 - 16) // 2, (50 - 20) // 2)
-
-
-def test_targets_of_pairs_are_cut_at_the_place_of_their_image(folder):
+        assert corner(cropped(folder, task=task), 0) == ((40 - 16) // 2, (50 - 20) // 2)
+    # Targets of pairs are cut at the place of their image. Rows and columns rise in a line, so
+    # that a smaller copy has the same means.
     pairs = cropped(folder, "pairs", (8, 10))
-    assert isinstance(pairs, PairSource)
     first = pairs.target(0, (0, 16), (0, 20))
     assert not np.array_equal(first, pairs.target(len(pairs), (0, 16), (0, 20)))
-    # Rows and columns rise in a line, so that a smaller copy has the same means.
     assert np.abs(whole(pairs, 0, (8, 10))[:2].mean() - first[:2].mean()) < 0.01
-
-
-def network(folder, **parallel):
-    data = {"name": "masks", "path": str(folder), "classes": 3, "ignore": 255}
-    return {
-        "image": [16, 24], "batch": 4, "data": {**data, "fit": "random_crop"}, "steps": 4,
-        "model": {"name": "unet", "levels": 2, "width": 4, "classes": 3}, "parallel": parallel,
-    }  # fmt: skip
-
-
-def read_by_ranks(config):
-    """Yields where each slot of a plan reads what: step, first sample, rectangle and values."""
-    plan, steps = plan_of(config), range(config.steps)
-    assert plan.ok, plan.findings
-    for rank in range(plan.world):
-        with rehearsal(rank, has_memory(plan), None, joined_backends(plan)):
-            contexts = contexts_of(plan, rank)
-        for context in contexts:
-            needs, own = needs_of(config, context), plan.microbatches_of(context.direction)
-            loader = slot_loader(config, context, open_data(config), steps)
-            for step in steps:
-                for context.microbatch in own:
-                    for rect, values in zip(needs[1::2], next(loader), strict=True):
-                        if values is not None:
-                            yield step, context.first_sample, rect, values
-            loader.close()
-
-
-LAYOUTS = {
-    "dp+sp": {"replicas": 2, "tiles": [1, 2]},
-    "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_ranks_read_the_pixels_and_labels_of_one_process(layout, folder):
-    alone: dict[str, dict[int, torch.Tensor]] = {"images": {}, "labels": {}}
-    for step, _, _, values in read_by_ranks(config_of(**network(folder))):
-        alone["images" if values.dim() == 4 else "labels"][step] = values
-    seen = {(name, step): torch.zeros(4, 16, 24) for name in alone for step in range(4)}
-    config = config_of(**network(folder, **LAYOUTS[layout]))
-    for step, first, (r0, r1, c0, c1), values in read_by_ranks(config):
-        name = "images" if values.dim() == 4 else "labels"
-        wanted = alone[name][step][first : first + len(values), ..., r0:r1, c0:c1]
-        assert torch.equal(values, wanted)
-        seen[name, step][first : first + len(values), r0:r1, c0:c1] += 1
-    assert all(counts.min() >= 1 for counts in seen.values())  # every pixel by some rank
-    assert len({float(images.sum()) for images in alone["images"].values()}) == 4

@@ -22,9 +22,8 @@ from hires.data.textures import make_folder
 
 def touch(root: Path, *names: str) -> None:
     for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"no image at all: the index reads names only")
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())  # no image: the index reads names only
 
 
 def test_classes_are_sub_folders_in_the_order_of_their_names(tmp_path, monkeypatch):
@@ -68,7 +67,6 @@ def data(tmp_path: Path) -> DataConfig:
     """A folder whose files were written long ago."""
     for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
         touch(tmp_path / "images", name)
-        (tmp_path / "images" / name).write_bytes(name.encode())
         os.utime(tmp_path / "images" / name, (1e9, 1e9))
     return DataConfig("folder", str(tmp_path / "images"))
 

@@ -10,8 +10,6 @@ import tifffile
 from PIL import Image
 
 from hires.core.errors import RunError
-from hires.core.registry import Registry
-from hires.data import image_format
 
 H, W = 24, 17
 RANDOM = np.random.default_rng(0)
@@ -144,30 +142,3 @@ def test_image_of_another_size_is_cropped_padded_or_refused(source_of, whole):
     np.testing.assert_allclose(padded[1:21], image / 255, atol=1e-6)
     with pytest.raises(RunError, match=r"it has 20 x 30 pixels where image asks for 10 x 15; use"):
         source_of(image, size=(10, 15), fit="error").window(0, (0, 10), (0, 15))
-
-
-def test_format_is_an_opener_under_its_suffix(source_of, monkeypatch):
-    formats = Registry("image format")
-    monkeypatch.setattr(image_format, "FORMATS", formats)
-    monkeypatch.setattr("hires.data.folder.FORMATS", formats)
-
-    @formats.register(".scope")
-    class Scope:
-        """A file whose bytes are 16 x 16 grey pixels."""
-
-        size, colours, peak = (16, 16), 1, 255.0
-
-        def __init__(self, path, max_pixels):
-            self.pixels = np.frombuffer(path.read_bytes(), np.uint8).reshape(16, 16, 1)
-
-        def read(self, rows, cols):
-            return self.pixels[slice(*rows), slice(*cols)]
-
-        def close(self):
-            pass
-
-    values = np.arange(256, dtype=np.uint8)
-    window = source_of(values.tobytes(), "b.SCOPE").window(0, (2, 3), (0, 16))
-    np.testing.assert_allclose(window[1, 0] / 4 + 0.5, values[32:48] / 255, atol=1e-6)
-    with pytest.raises(RunError, match=r"cannot read the image .*b\.SCOPE: cannot reshape"):
-        source_of(b"half", "b.SCOPE").window(0, (0, 16), (0, 16))

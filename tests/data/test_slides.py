@@ -67,9 +67,6 @@ def test_patches_are_parts_of_the_slide_at_its_level(folder, level):
     window = source.window(number, (3, 20), (7, 32))
     expected = pixels[3:20, 7:].transpose(2, 0, 1).astype(np.float32) / np.float32(255 / 4) - 2
     assert np.allclose(window, expected, atol=1e-6)
-
-
-def test_stride_and_region_say_where_patches_lie(folder):
     source = source_of(folder, tissue=0, region=[10, 20, 70, 64], stride=16)
     places = [source.name(i).partition("[")[2] for i in range(len(source) // 4)]
     assert places == [f"{r},{c}]" for r in (10, 26, 42) for c in (20, 36, 52)]
@@ -111,18 +108,14 @@ def test_sums_over_cells_are_means_below_a_rectangle():
     assert sums.share(119, 199, (1, 1)) == pytest.approx(cells[11, 19])
 
 
-def test_slides_have_classes_of_a_table(folder):
+def test_slides_have_classes_of_a_table_and_patches_of_their_outlines(folder):
     source = source_of(folder, labels="labels.csv")
     assert source.class_names == ("class0", "class1")
     for i in range(len(source)):
         assert source.label(i) == int(source.name(i)[9]) % 2
     (folder / "labels.csv").write_text("slide,label\n000,a\n001.tif,b\nslides/002.tif,a\n003,b\n")
     assert source_of(folder, labels="labels.csv").class_names == ("a", "b")
-
-
-def test_patches_have_the_class_of_their_outlines(folder):
     source = source_of(folder, labels="annotations/*.geojson", tissue=0)
-    assert {*labels_in(source)} == {"class0", "class1"}
     with_glass = source_of(folder, labels="annotations/*.geojson", tissue=0, outside="glass")
     counts = labels_in(with_glass)
     assert counts["class0"] + counts["class1"] == len(source)
@@ -133,20 +126,16 @@ def test_patches_have_the_class_of_their_outlines(folder):
 
 
 def test_slides_are_divided_not_their_patches(folder):
-    parts = {
-        split: source_of(folder, labels="labels.csv", split=split, validation=0.4)
-        for split in ("train", "validation")
-    }
-    held = {
-        split: {s.name(i).partition("[")[0] for i in range(len(s))} for split, s in parts.items()
-    }
-    assert len(held["train"]) == len(held["validation"]) == 2
-    assert not held["train"] & held["validation"]
-    assert len(labels_in(parts["train"])) == len(labels_in(parts["validation"])) == 2
+    def slides_of(**keys):
+        source = source_of(folder, labels="labels.csv", **keys)
+        return {source.name(i).partition("[")[0] for i in range(len(source))}, labels_in(source)
+
+    parts = [slides_of(split=split, validation=0.4) for split in ("train", "validation")]
+    (train, classes), (held, held_classes) = parts
+    assert len(train) == len(held) == len(classes) == len(held_classes) == 2
+    assert not train & held
     (folder / "parts.csv").write_text("name,split\nslides/000.tif,test\nslides/001.tif,train\n")
-    listed = source_of(folder, labels="labels.csv", split="test", split_file="parts.csv")
-    assert {listed.name(i).partition("[")[0] for i in range(len(listed))} == {"slides/000.tif"}
-    assert listed.class_names == ("class0", "class1")
+    assert slides_of(split="test", split_file="parts.csv")[0] == {"slides/000.tif"}
 
 
 def test_whole_slides_are_fitted_to_the_image(folder):
@@ -202,6 +191,13 @@ WRONG = {
     "cannot be read: No such file or directory; give a CSV file": {"labels": "none.csv"},
     "no such files below data.path": {"labels": "none/*.geojson"},
     r"no folder|set apart": {"labels": "labels.csv", "split": "test"},
+    r"data\.names has 1 names, and the data 2 classes": {"labels": "labels.csv", "names": ["a"]},
+}
+TABLES = {
+    "name,label\n": "has the columns name, label; its first line must name slide,label",
+    "slide,label\n000,a\n": "has no line for the slide slides/001.tif",
+    "slide,label\n000,a\n000,b\n": "000 is a and, later, b",
+    "slide,label\n000,\n": "line 2 lacks its slide or label",
 }
 
 
@@ -209,18 +205,13 @@ def test_wrong_keys_and_files_are_answered_with_the_remedy(folder, monkeypatch):
     for text, keys in WRONG.items():
         with pytest.raises(ConfigError, match=text):
             len(source_of(folder, **keys))
-    table = folder / "labels.csv"
-    for held, text in (
-        ("name,label\n", "has the columns name, label; its first line must name slide,label"),
-        ("slide,label\n000,a\n", "has no line for the slide slides/001.tif"),
-        ("slide,label\n000,a\n000,b\n", "000 is a and, later, b"),
-        ("slide,label\n000,\n", "line 2 lacks its slide or label"),
-    ):
-        table.write_text(held)
+    for held, text in TABLES.items():
+        (folder / "labels.csv").write_text(held)
         with pytest.raises(ConfigError, match=text):
             source_of(folder, labels="labels.csv")
-    outlines = folder / "annotations" / "000.geojson"
-    outlines.unlink()
+    with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
+        with_classes(config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32]))
+    (folder / "annotations" / "000.geojson").unlink()
     with pytest.raises(ConfigError, match=r"000\.tif has no annotations .*data\.outside=CLASS"):
         source_of(folder, labels="annotations/*.geojson")
     (folder / "slides" / "000.tif").write_bytes(b"II*\0" + bytes(8))
@@ -232,11 +223,3 @@ def test_wrong_keys_and_files_are_answered_with_the_remedy(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "openslide", None)
     with pytest.raises(ImageError, match=r"pip install hires\[slides\]"):
         OpenSlideLevel(folder / "a.svs", 0)
-
-
-def test_names_and_data_of_other_classes_are_refused(folder):
-    unlabelled = config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32])
-    with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
-        with_classes(unlabelled)
-    with pytest.raises(ConfigError, match=r"data\.names has 1 names, and the data 2 classes"):
-        source_of(folder, labels="labels.csv", names=["a"])
