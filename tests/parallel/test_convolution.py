@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ from hires.parallel.convolution import (
 from tests.conftest import REPOSITORY
 
 SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)
-
+BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 Shape = tuple[int, ...]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 
 @st.composite
@@ -34,11 +36,8 @@ def shapes(draw: st.DrawFn) -> tuple[Shape, Shape, list[int], list[int], list[in
     padding = [draw(st.integers(0, k // 2)) for k in kernel]
     dilation = [draw(st.integers(1, 2)) for _ in range(2)]
     size = [draw(st.integers(1, 24)), draw(st.integers(1, 9))]
-    free = [
-        n + 2 * p - d * (k - 1) - 1
-        for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)
-    ]
-    assume(min(free) >= 0)
+    sides = zip(size, padding, dilation, kernel, strict=True)
+    assume(min(n + 2 * p - d * (k - 1) - 1 for n, p, d, k in sides) >= 0)
     n, channels, filters = (draw(st.sampled_from([1, 8, 64])) for _ in range(3))
     return (n, channels, *size), (filters, channels, *kernel), stride, padding, dilation
 
@@ -49,109 +48,88 @@ def leave_nan() -> None:
     del left
 
 
-def distance(found: Tensor, exact: Tensor) -> float:
-    return float(((found.double() - exact).norm() / (exact.norm() + 1e-9)).detach())
+def compare(
+    name: str,
+    of_x: Shape,
+    of_weight: Shape,
+    how: tuple[Any, ...],
+    dtype: torch.dtype,
+    autocast: bool = False,
+    limit: float = 0.0,
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Compares output and gradients with float64; returns operands, last gradient, theirs.
 
-
-def numbers(shape: Shape, seed: int) -> Tensor:
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return made.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    ``limit`` is of the norm of the errors; 0: every number is rounded once or, in bf16, by parts.
+    """
+    torch.manual_seed(3)
+    *_, groups = how if "transpose" not in name else how[:-1]
+    filters = of_weight[1] * groups if "transpose" in name else of_weight[0]
+    operands = [torch.randn(shape).to(dtype) for shape in (of_x, of_weight, (filters,))]
+    if len(of_x) == 4:
+        operands[0] = operands[0].contiguous(memory_format=torch.channels_last)
+    wide = torch.float32 if autocast else dtype
+    ours = [t.to(wide).detach().requires_grad_() for t in operands]
+    exact = [t.double().requires_grad_() for t in operands]
+    plain = getattr(torch, name)(*exact, *how)
+    grad = torch.randn(plain.shape).to(dtype)
+    plain.backward(grad.double())
+    leave_nan()
+    function = {"conv2d": convolve, "conv_transpose2d": convolve_transposed}.get(name)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        output = (function or SUBSTITUTES[name])(*ours, *how)
+    assert output.dtype == dtype
+    leave_nan()
+    output.backward(grad)
+    # Without oneDNN's bf16 torch rounds the weight's gradient of each of two samples, and their
+    # sum: three halves.
+    parts = 1.5 if dtype == torch.bfloat16 and not BF16 else 1
+    pairs = [(output, plain), *((a.grad, b.grad) for a, b in zip(ours, exact, strict=True))]
+    for one, other in pairs:
+        error = one.double() - other
+        if limit:
+            assert error.norm() <= limit * (other.norm() + 1e-9)
+        else:
+            rounding = parts * torch.finfo(dtype).eps
+            assert error.abs().max() <= rounding * other.abs().max()
+    return ours, grad, [one.grad for one in exact]
 
 
 @settings(max_examples=150, deadline=None)
 @given(shapes())
 def test_output_and_gradients_are_those_of_the_same_numbers_in_float64(drawn):
-    of_x, of_weight, stride, padding, dilation = drawn
-    x, weight = (numbers(s, i).requires_grad_() for i, s in enumerate((of_x, of_weight)))
-    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
-    exact = torch.conv2d(*wide, None, stride, padding, dilation)
-    grad = numbers(tuple(exact.shape), 2)
-    exact.backward(grad.double())
+    *_, stride, padding, dilation = drawn
+    how = stride, padding, dilation, 1
+    (x, weight, _), grad, exact = compare("conv2d", *drawn[:2], how, torch.bfloat16, limit=0.02)
     leave_nan()
-    found = convolve(x, weight, None, stride, padding, dilation, 1)
-    assert found.dtype == torch.bfloat16
-    leave_nan()
-    found.backward(grad)
-    how = (stride, dilation, 1)
-    leave_nan()
-    again = convolve_backward(grad, x, weight, padding, how, [True, True, False])
+    again = convolve_backward(grad, x, weight, padding, (stride, dilation, 1), [True, True, False])
     assert again[2] is None
-    for one, other in (
-        (found, exact),
-        *zip((x.grad, weight.grad), (w.grad for w in wide), strict=True),
-        *zip(again[:2], (w.grad for w in wide), strict=True),
-    ):
-        assert distance(one, other) < 0.02
+    for one, other in zip(again[:2], exact, strict=False):
+        assert (one.double() - other).norm() <= 0.02 * (other.norm() + 1e-9)
+
+
+# These were wrong with two threads, most of them every time.
+ROW_STRIDES: list[tuple[str, Shape, Shape, tuple[Any, ...]]] = [
+    ("conv2d", (8, 64, 23, 3), (1, 64, 1, 3), ([2, 3], [0, 0], [1, 1], 1)),
+    ("conv2d", (2, 192, 24, 2), (2, 192, 3, 2), ([4, 2], [0, 0], [1, 1], 1)),
+    ("conv2d", (8, 96, 23, 2), (1, 96, 1, 2), ([3, 4], [0, 0], [1, 1], 1)),
+    # The rows that are read lie in the padding too, and apart.
+    ("conv2d", (2, 64, 9, 2), (4, 64, 2, 2), ([4, 2], [1, 0], [2, 1], 1)),
+    ("conv2d", (2, 64, 9, 5), (4, 64, 1, 1), ([2, 2], [1, 1], [1, 1], 1)),
+    # Padding, more rows, dilation.
+    ("conv_transpose2d", (2, 16, 8, 1), (16, 64, 1, 3), ([3, 3], 0, 0, 1, 1)),
+    ("conv_transpose2d", (2, 2, 6, 1), (2, 192, 3, 2), ([4, 2], 0, 0, 1, 1)),
+    ("conv_transpose2d", (2, 2, 6, 3), (2, 64, 2, 2), ([4, 2], [1, 0], [3, 0], 1, [2, 1])),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("of_x", "of_weight", "stride", "padding", "dilation"),
-    [
-        # These were wrong with two threads, most of them every time.
-        ((8, 64, 23, 3), (1, 64, 1, 3), [2, 3], [0, 0], [1, 1]),
-        ((8, 64, 23, 3), (2, 64, 1, 3), [2, 3], [0, 0], [1, 1]),
-        ((2, 192, 24, 2), (2, 192, 3, 2), [4, 2], [0, 0], [1, 1]),
-        ((8, 96, 23, 2), (1, 96, 1, 2), [3, 4], [0, 0], [1, 1]),
-        # The rows that are read lie in the padding too, and apart.
-        ((2, 64, 9, 2), (4, 64, 2, 2), [4, 2], [1, 0], [2, 1]),
-        ((2, 64, 9, 5), (4, 64, 1, 1), [2, 2], [1, 1], [1, 1]),
-    ],
-)
-def test_row_strides_above_the_kernel_give_the_numbers_of_float64(
-    of_x, of_weight, stride, padding, dilation, dtype
-):
-    x, weight = (numbers(s, i).to(dtype).requires_grad_() for i, s in enumerate((of_x, of_weight)))
-    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
-    exact = torch.conv2d(*wide, None, stride, padding, dilation)
-    grad = numbers(tuple(exact.shape), 2).to(dtype)
-    exact.backward(grad.double())
-    limit, threads = 1e-5 if dtype == torch.float32 else 0.02, torch.get_num_threads()
+@pytest.mark.parametrize("case", ROW_STRIDES)
+def test_row_strides_above_the_kernel_give_the_numbers_of_float64(case, dtype):
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        for _ in range(10):
-            x.grad = weight.grad = None
-            leave_nan()
-            found = convolve(x, weight, None, stride, padding, dilation, 1)
-            found.backward(grad)
-            assert distance(found, exact) < limit
-            assert distance(x.grad, wide[0].grad) < limit
-            assert distance(weight.grad, wide[1].grad) < limit
-    finally:
-        torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("of_x", "of_weight", "stride", "how"),
-    [
-        # Gradients of these inputs were wrong with two threads: padding, more rows, dilation.
-        ((2, 16, 8, 1), (16, 64, 1, 3), [3, 3], (0, 0, 1)),
-        ((2, 2, 6, 1), (2, 192, 3, 2), [4, 2], (0, 0, 1)),
-        ((2, 2, 6, 3), (2, 64, 2, 2), [4, 2], ([1, 0], [3, 0], [2, 1])),
-    ],
-)
-def test_transposed_row_strides_above_the_kernel_give_the_numbers_of_float64(
-    of_x, of_weight, stride, how, dtype
-):
-    padding, more, dilation = how
-    x, weight = (numbers(s, i).to(dtype).requires_grad_() for i, s in enumerate((of_x, of_weight)))
-    bias = torch.randn(of_weight[1]).to(dtype)
-    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
-    exact = torch.conv_transpose2d(*wide, bias.double(), stride, padding, more, 1, dilation)
-    grad = numbers(tuple(exact.shape), 2).to(dtype)
-    exact.backward(grad.double())
-    limit, threads = 1e-5 if dtype == torch.float32 else 0.02, torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for _ in range(10):
-            x.grad = weight.grad = None
-            found = convolve_transposed(x, weight, bias, stride, padding, more, 1, dilation)
-            found.backward(grad)
-            assert found.shape == exact.shape
-            assert distance(found, exact) < limit
-            assert distance(x.grad, wide[0].grad) < limit
-            assert distance(weight.grad, wide[1].grad) < limit
+        for _ in range(3):
+            compare(*case, dtype, limit=1e-5 if dtype == torch.float32 else 0.02)
     finally:
         torch.set_num_threads(threads)
 
@@ -183,128 +161,56 @@ def test_nothing_is_written_beyond_the_gradient_of_a_strided_1x1_convolution():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "how"),
+    ("of_weight", "how"),
     [
-        ((6, 8, 3, 3), {"padding": 1}),
-        ((6, 8, 3, 3), {"padding": 1, "stride": 2}),
-        ((6, 8, 4, 2), {"padding": "same"}),
-        ((6, 8, 3, 2), {"padding": "valid", "dilation": 2}),
-        ((6, 8, 1, 1), {"stride": 2}),
-        ((8, 1, 3, 3), {"padding": 1, "groups": 8}),
-        ((6, 8, 2, 2), {"stride": 3}),
+        ((6, 8, 3, 3), (2, 1, 1, 1)),
+        ((6, 8, 4, 2), (1, "same", 1, 1)),
+        ((6, 8, 3, 2), (1, "valid", 2, 1)),
+        ((8, 1, 3, 3), (1, 1, 1, 8)),
+        ((6, 8, 2, 2), (3, 0, 1, 1)),
     ],
 )
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_gradients_in_fp16_are_those_of_the_rounded_numbers(shape, how, autocast):
+def test_gradients_in_fp16_are_those_of_the_rounded_numbers(of_weight, how, autocast):
     # oneDNN computes them in loops that take 600 times as long as fp32.
-    torch.manual_seed(1)
-    dtype = torch.float32 if autocast else torch.float16
-    x = torch.randn(2, 8, 11, 9).to(dtype).requires_grad_()
-    weight = (torch.randn(shape) / 8).to(dtype).requires_grad_()
-    bias = torch.randn(shape[0]).to(dtype).requires_grad_()
-    keys = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **how}
-    with torch.autocast("cpu", torch.float16, enabled=autocast):
-        found = convolve(x, weight, bias, *keys.values())
-    assert found.dtype == torch.float16
-    grad = torch.randn(found.shape).half()
-    found.backward(grad)
-    exact = [t.detach().half().double().requires_grad_() for t in (x, weight, bias)]
-    plain = torch.conv2d(*exact, *keys.values())
-    plain.backward(grad.double())
-    pairs = zip((x, weight, bias), exact, strict=True)
-    _compare_halves([(found, plain), *((a.grad, b.grad) for a, b in pairs)])
+    compare("conv2d", (2, 8, 11, 9), of_weight, how, torch.float16, autocast)
 
 
-def _compare_halves(pairs):
-    # A sum of products in fp32 is rounded once: 2^-11 of the largest number.
-    for one, other in pairs:
-        assert (one.double() - other).abs().max() <= 2**-11 * other.abs().max()
+@pytest.mark.parametrize(("stride", "groups", "more"), [(2, 1, 1), (3, 2, 0)])
+def test_gradients_of_a_transposed_convolution_in_fp16(stride, groups, more):
+    how, shapes = (stride, 1, more, groups, 1), ((2, 8, 6, 5), (8, 4 // groups, 2, 3))
+    compare("conv_transpose2d", *shapes, how, torch.float16)
 
 
-@pytest.mark.parametrize(("stride", "groups", "outer"), [(2, 1, 1), (3, 2, 0), (1, 1, 0)])
-def test_gradients_of_a_transposed_convolution_in_fp16(stride, groups, outer):
-    torch.manual_seed(2)
-    operands = torch.randn(2, 8, 6, 5), torch.randn(8, 4 // groups, 2, 3) / 4, torch.randn(4)
-    x, weight, bias = ours = [t.half().requires_grad_() for t in operands]
-    exact = [t.detach().double().requires_grad_() for t in ours]
-    found = convolve_transposed(x, weight, bias, stride, 1, outer, groups, 1)
-    plain = torch.conv_transpose2d(*exact, stride, 1, outer, groups, 1)
-    grad = torch.randn(plain.shape).half()
-    found.backward(grad)
-    plain.backward(grad.double())
-    pairs = zip(ours, exact, strict=True)
-    _compare_halves([(found, plain), *((a.grad, b.grad) for a, b in pairs)])
-
-
-# ---- one and three dims, in half precision
-
-BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-# Shapes of input and weight, stride, padding and dilation.
+# One and three dims: shapes of input and weight, stride, padding and dilation. oneDNN is wrong in
+# half precision at the later ones, or ends the process.
 PLAIN = [
-    ((2, 8, 11), (6, 4, 3), 1, 1, 1),
     ((2, 8, 11), (6, 4, 4), 1, "same", 1),
     ((8, 12), (6, 4, 1), 2, 0, 1),
-    ((2, 8, 5, 6, 7), (6, 4, 3, 3, 3), 1, 1, 1),
     ((2, 8, 5, 6, 7), (6, 4, 2, 3, 2), 1, "same", [1, 2, 1]),
     ((8, 5, 6, 7), (6, 4, 1, 1, 1), [2, 1, 2], 0, 1),
-]
-# oneDNN is wrong here in half precision, or ends the process.
-FAULTY = [
     ((8, 8, 2), (64, 4, 5), 4, 2, 1),
     ((1, 8, 2, 5, 1), (64, 4, 1, 3, 3), [1, 1, 2], [0, 1, 1], 1),
     ((1, 8, 1, 3, 7), (8, 4, 5, 5, 5), [3, 1, 4], [2, 2, 1], 1),
     ((2, 8, 1, 9, 9), (16, 4, 2, 3, 3), 1, 1, [2, 1, 1]),
     ((8, 64, 9, 9, 11), (2, 32, 1, 3, 2), [4, 1, 1], [0, 1, 0], [2, 2, 2]),
 ]
+# Stride, padding and more rows.
+TRANSPOSED = [
+    ((8, 6), (8, 3, 4), 3, 0, 0),
+    ((2, 8, 1), (8, 4, 5), 2, 2, 0),
+    ((2, 8, 3, 4, 5), (8, 3, 2, 2, 3), 2, 0, [1, 0, 1]),
+    ((1, 8, 2, 7, 1), (8, 64, 3, 1, 3), [3, 1, 2], 0, 0),
+    ((1, 8, 1, 3, 7), (8, 4, 5, 5, 5), [3, 1, 4], [2, 2, 1], 0),
+]
 
 
-@pytest.mark.parametrize(("of_x", "of_weight", *"spd"), PLAIN + FAULTY)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_half_precision_rounds_the_numbers_of_float64(of_x, of_weight, s, p, d, dtype):
-    name = f"conv{len(of_weight) - 2}d"
-    _compare(name, of_x, of_weight, of_weight[0], (s, p, d, 2), dtype)
-
-
-@pytest.mark.parametrize(
-    ("of_x", "of_weight", "stride", "padding", "outer"),
-    [
-        ((2, 8, 6), (8, 3, 3), 2, 1, 1),
-        ((8, 6), (8, 3, 4), 3, 0, 0),
-        ((2, 8, 1), (8, 4, 5), 2, 2, 0),
-        ((2, 8, 3, 4, 5), (8, 3, 2, 2, 3), 2, 0, [1, 0, 1]),
-        ((8, 3, 4, 5), (8, 3, 1, 2, 2), 1, 0, 0),
-        ((1, 8, 2, 7, 1), (8, 64, 3, 1, 3), [3, 1, 2], 0, 0),
-        ((1, 8, 1, 3, 7), (8, 4, 5, 5, 5), [3, 1, 4], [2, 2, 1], 0),
-        ((2, 8, 3, 4, 5), (8, 3, 1, 2, 3), [2, 1, 1], 0, 0),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_transposed_half_precision_rounds_the_numbers_of_float64(
-    of_x, of_weight, stride, padding, outer, dtype
-):
-    name, channels = f"conv_transpose{len(of_weight) - 2}d", 2 * of_weight[1]
-    _compare(name, of_x, of_weight, channels, (stride, padding, outer, 2, 1), dtype)
-
-
-def _compare(name, of_x, of_weight, channels, how, dtype):
-    torch.manual_seed(3)
-    shapes = of_x, of_weight, (channels,)
-    ours = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
-    exact = [t.detach().double().requires_grad_() for t in ours]
-    plain = getattr(torch, name)(*exact, *how)
-    grad = torch.randn(plain.shape).to(dtype)
-    plain.backward(grad.double())
-    leave_nan()
-    found = SUBSTITUTES[name](*ours, *how)
-    leave_nan()
-    found.backward(grad)
-    pairs = [(found, plain), *((a.grad, b.grad) for a, b in zip(ours, exact, strict=True))]
-    # Sums in fp32, rounded once or, by oneDNN's bf16, once for each part. Without oneDNN's bf16
-    # torch rounds the weight's gradient of each of two samples, and their sum: three halves.
-    parts = 1.5 if dtype == torch.bfloat16 and not BF16 else 1
-    for one, other in pairs:
-        rounding = parts * torch.finfo(dtype).eps
-        assert (one.double() - other).abs().max() <= rounding * other.abs().max()
+@pytest.mark.parametrize("case", [*PLAIN, *TRANSPOSED], ids=str)
+def test_half_precision_rounds_the_numbers_of_float64(case, dtype):
+    of_x, of_weight, *how = case
+    if case in PLAIN:
+        compare(f"conv{len(of_weight) - 2}d", of_x, of_weight, (*how, 2), dtype)
+    else:
+        compare(f"conv_transpose{len(of_weight) - 2}d", of_x, of_weight, (*how, 2, 1), dtype)

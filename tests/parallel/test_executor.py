@@ -19,56 +19,46 @@ from tests.helpers.logged_steps import logged_step
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
-
-LAYOUTS: list[dict[str, Any]] = [
-    {"replicas": 2},
-    {"stages": 3, "microbatches": 4, "schedule": "1f1b"},
-    {"tiles": [2, 2]},
-    {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "microbatches": 2},
-    {"stages": 3, "directions": 2, "pairs": 2, "schedule": "gems"},
-    {"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2},
-    {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems_1f1b"},
-]
-
-
-@pytest.mark.parametrize("checkpoint", ["stage", "block"])
-def test_what_is_computed_again_is_said_again_as_the_plan_says(checkpoint: str):
-    parallel = {"tiles": [2, 1], "stages": 2, "microbatches": 2}
-    check(parallel, {"checkpoint": checkpoint})
-
-
-@pytest.mark.parametrize("parallel", LAYOUTS)
-def test_ranks_communicate_and_wait_as_the_plan_says(parallel: dict[str, Any]):
-    check(parallel, {})
+BLOCK = {"checkpoint": "block"}
+FUSED = {"stages": 2, "spatial_stages": 2, "halo": {"fuse": 3, "overlap": "on"}}
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "dp": ({"replicas": 2}, {}, "zoo"),
+    "pipeline": ({"stages": 3, "microbatches": 4, "schedule": "1f1b"}, {}, "zoo"),
+    "grids": ({"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2}, {}, "zoo"),
+    "gems": ({"stages": 3, "directions": 2, "pairs": 2, "schedule": "gems"}, {}, "zoo"),
+    "local_dp": (
+        {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems_1f1b"},
+        *({}, "zoo"),
+    ),
+    "again": ({"tiles": [2, 1], "stages": 2, "microbatches": 2}, {"checkpoint": "stage"}, "zoo"),
+    "branches": ({"tiles": [2, 2], "halo": {"overlap": "on"}}, {}, "cells"),
+    "fused again": ({"tiles": [2, 1], **FUSED}, BLOCK, "zoo"),
+}
 
 
-def test_branches_borrow_the_pixels_of_a_value_once():
-    check({"tiles": [2, 2], "halo": {"overlap": "on"}}, {}, "cells")
-
-
-@pytest.mark.parametrize("checkpoint", ["none", "block"])
-def test_one_exchange_serves_several_layers(checkpoint: str):
-    halo = {"fuse": 3, "overlap": "on"}
-    parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 2, "halo": halo}
-    check(parallel, {"checkpoint": checkpoint})
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_communicate_and_wait_as_the_plan_says(name: str):
+    check(*planned(*LAYOUTS[name]))
 
 
 def test_large_halos_go_round_the_memory_as_the_plan_says(monkeypatch: pytest.MonkeyPatch):
     # Between the sizes of this layout's halos, so that both ways are used by turns.
     monkeypatch.setattr(mailbox_limits, "MAIL_BYTES", 8192)
-    plan = check({"tiles": [2, 1], "stages": 2}, {})
+    plan, config = planned({"tiles": [2, 1], "stages": 2})
+    check(plan, config)
     halos = [e for e in events(plan, 0) if e.kind == "send" and "halo" in e.what]
     assert {event.route.algorithm == "mailbox" for event in halos} == {True, False}
 
 
-@pytest.mark.parametrize("gradients", ["early", "late"])
-@pytest.mark.parametrize("checkpoint", ["none", "block"])
+@pytest.mark.parametrize(("gradients", "memory"), [("early", BLOCK), ("late", {})])
 def test_large_gradients_are_summed_where_the_plan_has_them(
-    gradients: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+    gradients: str, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     # Nearly every weight of this network travels alone.
     monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 256)
-    plan = check({"tiles": [2, 1]}, {"checkpoint": checkpoint}, gradients=gradients)
+    plan, config = planned({"tiles": [2, 1]}, memory)
+    plan.gradients = gradients
+    check(plan, config)
     program = [event.kind for event in events(plan, 0)]
     inside = program[program.index("backward") : program.index("wait_sends")]
     assert ("issue" in inside) == (gradients == "early")
@@ -78,7 +68,6 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
 @pytest.mark.parametrize(
     ("parallel", "kinds"),
     [
-        ({"tiles": [1, 3]}, ("send", "send")),
         ({"tiles": [1, 3]}, ("recv", "send")),
         ({"tiles": [1, 3]}, ("wait_recv", "wait_recv")),
         ({"stages": 3, "microbatches": 2}, ("recv", "recv")),
@@ -87,7 +76,7 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
 def test_events_that_change_places_in_the_plan_do_in_the_run(
     parallel: dict[str, Any], kinds: tuple[str, str]
 ):
-    plan, config = planned(parallel, {})
+    plan, config = planned(parallel)
     program = [*events(plan, 1)]
     first, second = next(
         (i, j)
@@ -97,48 +86,37 @@ def test_events_that_change_places_in_the_plan_do_in_the_run(
         if all(event.part.node == one.part.node for event in program[i : j + 1])
         if all(event.kind in kinds for event in program[i : j + 1])
     )
-    before = run_ranks(logged_step, plan.world, *given(plan, config))[1]
-    after = run_ranks(logged_step, plan.world, *given(plan, config), (1, first, second))[1]
-    assert before == planned_log(plan, 1)
-    assert after == planned_log(plan, 1, (first, second))
-    assert after != before
+    log = logs(plan, config, (1, first, second))[1]
+    assert log == planned_log(plan, 1, (first, second)) != planned_log(plan, 1)
 
 
 def test_operator_that_comes_before_its_event_ends_the_run():
-    plan, config = planned({"tiles": [2, 1]}, {})
-    program = [*events(plan, 0)]
-    norms = [i for i, event in enumerate(program) if event.what.startswith("norm")]
-    swap = (0, norms[0], norms[1])
+    plan, config = planned({"tiles": [2, 1]})
+    norms = [i for i, event in enumerate(events(plan, 0)) if event.what.startswith("norm")]
     with pytest.raises(Exception, match="where the plan has norm of"):
-        run_ranks(logged_step, plan.world, *given(plan, config), swap)
-
-
-def check(parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo", **facts: Any) -> Plan:
-    """Compares the plan of a layout with the log of its ranks."""
-    plan, config = planned(parallel, memory, net)
-    for name, value in facts.items():
-        setattr(plan, name, value)
-    logs = run_ranks(logged_step, plan.world, *given(plan, config))
-    for rank, log in enumerate(logs):
-        assert log == planned_log(plan, rank)
-    return plan
+        logs(plan, config, (0, *norms[:2]))
 
 
 def planned(
-    parallel: dict[str, Any], memory: dict[str, Any], net: str = "zoo"
+    parallel: dict[str, Any], memory: dict[str, Any] | None = None, net: str = "zoo"
 ) -> tuple[Plan, RunConfig]:
     """Returns the plan of a layout, and its config."""
     model = {"name": "custom", "target": f"tests.helpers.custom_nets:{net}"}
-    data = {"classes": 5, "length": 16}
-    config = config_of(
-        image=[37, 41], batch=4, model=model, data=data, parallel=parallel, memory=memory
-    )
+    facts = {"image": [37, 41], "batch": 4, "data": {"classes": 5, "length": 16}}
+    config = config_of(**facts, model=model, parallel=parallel, memory=memory or {})
     return plan_of(config), config
 
 
-def given(plan: Plan, config: RunConfig) -> tuple[Any, ...]:
-    """Returns what ``logged_step`` takes, but for the world."""
-    return to_dict(config), plan.to_dict(), mailbox_limits.MAIL_BYTES, gradient_sums.ALONE_BYTES
+def logs(plan: Plan, config: RunConfig, *swap: tuple[int, int, int]) -> list[list[tuple]]:
+    """Returns what each rank really does."""
+    limits = mailbox_limits.MAIL_BYTES, gradient_sums.ALONE_BYTES
+    return run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict(), *limits, *swap)
+
+
+def check(plan: Plan, config: RunConfig) -> None:
+    """Compares a plan with the log of its ranks."""
+    for rank, log in enumerate(logs(plan, config)):
+        assert log == planned_log(plan, rank)
 
 
 def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -> list[tuple]:
