@@ -21,19 +21,14 @@ from hires.plan.rules import window_axes_of
 from tests.helpers.jobs import join
 
 
-def adjoint(world: World, plan: dict[str, Any], node: str, seed: int) -> tuple[float, float]:
-    """Returns (<H x, y>, <x, H* y>) of all that a halo exchange serves, as this rank sees them.
-
-    ``node`` is the first reader of the exchange. H is linear: what each reader computes, without
-    bias, from the pixels that it gets.
-    """
-    return adjoints(world, plan, [node], seed)[0]
-
-
 def adjoints(
     world: World, plan: dict[str, Any], nodes: list[str], seed: int
 ) -> list[tuple[float, float]]:
-    """Returns :func:`adjoint` of several exchanges, one after the other."""
+    """Returns (<H x, y>, <x, H* y>) of halo exchanges, as this rank sees them.
+
+    ``nodes`` are their first readers. H is linear: what each reader computes, without bias, from
+    the pixels that it gets.
+    """
     made = Plan.from_dict(plan)
     join(world, made)
     place = Cursor([], comm.make_groups(groups(made), 1))

@@ -174,25 +174,3 @@ def test_reduced_precision_rounds_a_border_pixel_once():
     error = (found.double() - crop_of(exact, strips.out)).abs()
     # Half a unit in the last of 8 bits, and as much again for the sum in single precision.
     assert bool((error <= 2**-8 * crop_of(exact, strips.out).abs() + 1e-4).all())
-
-
-def test_autocast_leaves_the_weights_gradient_in_their_own_type():
-    axis = Axis("window", 12, 12, 3, padding=1)
-    strips = strips_of((axis, axis), (4, 8, 0, 12), (4, 8, 0, 12), "on")
-    assert strips is not None
-    image, narrow = random_of(1, 4, 12, 12).bfloat16(), random_of(6, 4, 3, 3).float()
-    args = {**arguments((axis, axis), 1), "weight": narrow.requires_grad_(), "bias": None}
-    lent = Lent(image, strips.held, need_of((axis, axis), strips.out))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        x = crop_of(image, strips.held).requires_grad_()
-        found = strip_convolution(x, lent, strips, args)  # type: ignore[arg-type]
-    found.backward(random_of(*found.shape).bfloat16())
-    exact = narrow.detach().bfloat16().double().requires_grad_()
-    whole = torch.conv2d(image.double(), exact, None, 1, 1)
-    crop_of(whole, strips.out).backward(random_of(*found.shape).bfloat16().double())
-    assert narrow.grad is not None
-    assert exact.grad is not None
-    assert narrow.grad.dtype == torch.float32
-    # The tile's own part of the gradient was rounded to 8 bits.
-    largest = float(exact.grad.abs().max())
-    assert float((narrow.grad - exact.grad).abs().max()) <= 2**-8 * largest
