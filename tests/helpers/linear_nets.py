@@ -58,11 +58,4 @@ class Transformer(nn.Module):
         return self.head(x[:, -1])  # type: ignore[no-any-return]
 
 
-def mixer(size: tuple[int, int], classes: int = 4) -> nn.Module:
-    """Returns the MLP-Mixer."""
-    return Mixer(size, classes)
-
-
-def transformer(size: tuple[int, int], classes: int = 4) -> nn.Module:
-    """Returns the vision transformer."""
-    return Transformer(size, classes)
+mixer, transformer = Mixer, Transformer
