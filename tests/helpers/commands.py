@@ -17,10 +17,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
 """Overrides of a run whose network is traced once for all verbs (``tests/cli/conftest.py``)."""
-QUANTIZE = ("quantize", *SMALL, "quant.images=10", "data=synthetic")
-"""A calibration on ten images."""
-INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
-"""Reads what the fixture ``quantised`` of ``tests/cli/verbs/conftest.py`` wrote."""
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt.exe\u2066\u200b\x00\r\ud800\u2028"
 UNSEEN = set("\x1b\x07\x9b\u202e\u2066\u200b\x00\r\ud800\u2028")
 """Characters of HOSTILE that no terminal may get."""

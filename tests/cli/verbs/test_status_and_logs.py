@@ -17,74 +17,54 @@ import pytest
 from hires.cli.verbs import verb_status
 from hires.cli.verbs.verb_logs import RankLogs
 from hires.launcher.status import state
+from tests.helpers.commands import REPOSITORY
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.run_folders import begin, done, end, make_run, steps
 
-ROOT = Path(__file__).resolve().parents[3]
 
-
-@pytest.fixture
-def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A campaign with a run in every state that has a folder, and a plan with two more points."""
+def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monkeypatch):
     monkeypatch.setattr(state, "AGAIN_S", 0.01)
     results = tmp_path / "results"
     begin(make_run(results, "one-00000001"))
     done(results / "default/one-00000001")
     steps(begin(make_run(results, "two-00000002")), 42)
-    end(
-        begin(make_run(results, "three-00000003")), "failed", reason="nan", cause="the loss is\nnan"
-    )
+    three = begin(make_run(results, "three-00000003"))
+    end(three, "failed", reason="nan", cause="the loss is\nnan")
     make_run(results, "four-00000004")
-    plan = {
-        "points": [
-            {"run": "one-00000001", "overrides": []},
-            {"run": "five-00000005", "overrides": []},
-        ],
-        "excluded": [{"overrides": ["image=9", "batch=1"], "reason": "batch=1 does not divide"}],
-    }
+    points = [{"run": name, "overrides": []} for name in ("one-00000001", "five-00000005")]
+    excluded = [{"overrides": ["image=9", "batch=1"], "reason": "batch=1 does not divide"}]
+    plan = {"points": points, "excluded": excluded}
     (results / "default/campaign.json").write_text(json.dumps(plan))
-    return results / "default"
-
-
-def table(text: str) -> dict[str, str]:
-    """Returns the lines of a table by their first word."""
-    return {line.split()[0]: line for line in text.splitlines() if line}
-
-
-def test_every_point_has_a_line_with_its_state_and_numbers(hires, campaign):
     answer = hires("status")
     assert (answer.code, answer.err) == (0, "")
-    rows = table(answer.out)
+    rows = {line.split()[0]: line for line in answer.out.splitlines() if line}
     assert rows["one-00000001"].split()[2:] == ["done", "100/100", "-", "41.5", "1.5", "GiB", "a0"]
     # 58 steps of half a second are left.
-    told = ["default", "running", "42/100", "29", "s", "16", "512.0", "MiB", "a0"]
-    assert rows["two-00000002"].split()[1:] == told
-    assert "failed (nan)" in rows["three-00000003"]
-    assert rows["three-00000003"].endswith("the loss is nan")
-    assert "pending" in rows["four-00000004"]
-    assert rows["five-00000005"].endswith("planned, and not begun")
-    assert "infeasible" in rows["image=9"]
-    assert (
-        answer.out.splitlines()[-1]
-        == "6 runs: 1 done, 1 failed, 1 infeasible, 2 pending, 1 running"
-    )
-
-
-def test_names_choose_campaigns_and_runs(hires, campaign):
+    assert rows["two-00000002"].split()[1:5] == ["default", "running", "42/100", "29"]
+    assert rows["two-00000002"].split()[5:] == ["s", "16", "512.0", "MiB", "a0"]
+    for name, text in (
+        ("three-00000003", "failed (nan)"),
+        ("three-00000003", "the loss is nan"),
+        ("four-00000004", "pending"),
+        ("five-00000005", "planned, and not begun"),
+        ("image=9", "infeasible"),
+    ):
+        assert text in rows[name]
+    last = answer.out.splitlines()[-1]
+    assert last == "6 runs: 1 done, 1 failed, 1 infeasible, 2 pending, 1 running"
     assert len(hires("status", "default").out.splitlines()) == 8
     one = hires("status", "00000002").out
     assert ("two-00000002" in one, len(one.splitlines())) == (True, 2)
-    assert hires("status", str(campaign), "default/one-00000001").out == hires("status").out
-    answer = hires("status", "defualt")
-    assert answer.code == 2
-    assert "is no campaign and no run: the campaigns under results/ are default" in answer.err
-    answer = hires("status", "0000000")
-    assert (answer.code, "may be any of 4 runs" in answer.err) == (2, True)
+    for name, text in (
+        ("defualt", "is no campaign and no run: the campaigns under results/ are default"),
+        ("0000000", "may be any of 4 runs"),
+    ):
+        answer = hires("status", name)
+        assert (answer.code, text in answer.err) == (2, True)
 
 
 def test_watching_ends_when_nothing_is_left_to_do(hires, tmp_path, monkeypatch):
-    run = make_run(tmp_path / "results")
-    folder = begin(run)
+    folder = begin(make_run(tmp_path / "results"))
     monkeypatch.setattr(verb_status.time, "sleep", lambda _: end(folder, "cancelled"))
     answer = hires("status", "--watch")
     assert answer.code == 0
@@ -95,7 +75,7 @@ def following(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "hires", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -133,7 +113,6 @@ def logged(tmp_path: Path) -> Path:
         )
         text = "10:00:01.000 rank 1: waits\n10:00:02.000 rank 1: too"
         (logs / "rank0001.log").write_text(text)
-        (logs / "launcher.log").write_text("10:00:00.000 hires: no rank\n")
     return folder
 
 
@@ -149,21 +128,15 @@ def test_logs_are_merged_by_time_and_tracebacks_stay_whole(hires, logged):
     ]
     words = ["logs", str(logged), "--rank", "0", "--attempt", "0", "--grep", r"attempt \d"]
     assert hires(*words).out == "[0] 10:00:00.100 rank 0: attempt 0\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
+    make_run(logged.parents[1], "resnet18-64x64-single-fp32-4567cdef")
+    for words, text in (
         (["0123abcd", "--rank", "7"], "rank 7 has no log in attempt 1; ranks 0 to 1 have one"),
         (["0123abcd", "--attempt", "9"], "has no attempt 9; there are 0 to 1"),
         (["0123abcd", "--grep", "("], "is no regular expression"),
         (["4567cdef"], "has no attempt yet"),
-    ],
-)
-def test_mistakes_of_logs_are_told_with_what_there_is(hires, logged, words, told):
-    make_run(logged.parents[1], "resnet18-64x64-single-fp32-4567cdef")
-    answer = hires("logs", *words)
-    assert (answer.code, told in answer.err) == (2, True)
+    ):
+        answer = hires("logs", *words)
+        assert (answer.code, text in answer.err) == (2, True)
 
 
 def test_following_goes_on_in_the_next_attempt_and_ends_with_the_run(logged, tmp_path):
@@ -183,33 +156,26 @@ def test_following_goes_on_in_the_next_attempt_and_ends_with_the_run(logged, tmp
     finally:
         process.kill()
     assert out == "[0] 11:00:01.000 rank 0: the end\n"
-    assert process.returncode == 0
-    assert err.splitlines()[-1] == "attempt 2"
+    assert (process.returncode, err.splitlines()[-1]) == (0, "attempt 2")
 
 
-def told(entries) -> list[str]:
-    return [f"{rank} {text}" for _, rank, lines in entries for text in lines]
+def test_midnight_does_not_turn_the_order_and_more_logs_are_read_than_a_process_may_open(tmp_path):
+    def lines() -> list[str]:
+        entries = RankLogs(tmp_path).read(0, to_end=True)
+        return [f"{rank} {text}" for _, rank, texts in entries for text in texts]
 
-
-def test_midnight_does_not_turn_the_order(tmp_path):
     logs = tmp_path / "a0" / "logs"
     logs.mkdir(parents=True)
     (logs / "rank0000.log").write_text("23:59:59.900 rank 0: a\n00:00:00.200 rank 0: c\n")
     (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
-    shown = told(RankLogs(tmp_path).read(0, to_end=True))
-    assert "".join(line[-1] for line in shown) == "abcd"
-
-
-def test_logs_of_more_ranks_than_a_process_may_open_are_all_read(tmp_path):
-    logs = tmp_path / "a0" / "logs"
-    logs.mkdir(parents=True)
+    assert "".join(line[-1] for line in lines()) == "abcd"
     for rank in range(200):
         (logs / f"rank{rank:04d}.log").write_text("10:00:00.000 b\n10:00:00.000 a\n")
     num_open = len(list(Path("/proc/self/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 20, hard))
     try:
-        shown = told(RankLogs(tmp_path).read(0))
+        shown = lines()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert shown == [f"{rank} 10:00:00.000 {word}" for rank in range(200) for word in "ba"]
