@@ -6,18 +6,16 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hires.launcher import job_wait
-from hires.plan.graph import Graph
-from tests.helpers.commands import SMALL
+from tests.helpers.commands import SMALL, fake_hires
 from tests.helpers.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("traced")
-NODES = ("launcher=slurm", "launcher.nodes=2")
+NODES = (*SMALL, "launcher=slurm", "launcher.nodes=2")
 SLURM = (*NODES, "parallel=sp")
 SBATCH = """for script; do case "$script" in -*) ;; *) break ;; esac; done
 if grep -q '^#SBATCH --partition=no' "$script"; then
@@ -63,7 +61,7 @@ def option(number: int, name: str) -> list[str]:
 
 def test_submission_says_the_job_and_how_to_watch_and_stop_it(hires, slurm):
     results = "it's mine $(touch bad)"
-    answer = hires("run", *SMALL, *SLURM, f"results={results}")
+    answer = hires("run", *SLURM, f"results={results}")
     assert answer.code == 0, answer.err
     [run] = Path(results).absolute().glob("*/*")
     assert f"job 1 is attempt 0 of {run}" in answer.out
@@ -78,10 +76,10 @@ def test_submission_says_the_job_and_how_to_watch_and_stop_it(hires, slurm):
 
 
 def test_submission_as_json_is_one_object_and_is_not_repeated(hires, slurm):
-    answer = hires("run", *SMALL, *SLURM, "--json")
+    answer = hires("run", *SLURM, "--json")
     assert json.loads(answer.out) == {"run": str(only_run()), "attempt": 0, "job": "1"}
     before = {path.name: path.read_bytes() for path in only_run().glob("*.*")}
-    answer = hires("run", *SMALL, *SLURM, "comm.timeout_s=7")
+    answer = hires("run", *SLURM, "comm.timeout_s=7")
     assert (answer.code, "job 1 has it as attempt a0 (pending)" in answer.err) == (1, True)
     # The job would have started with the newer values.
     assert {path.name: path.read_bytes() for path in only_run().glob("*.*")} == before
@@ -92,118 +90,83 @@ def test_dry_run_writes_the_scripts_and_needs_no_slurm(hires, monkeypatch, tmp_p
     monkeypatch.setattr("hires.plan.memory.machine_bytes", lambda: 1)  # nor this machine's memory
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
-        answer = hires("run", *SMALL, *SLURM, "--dry-run", "launcher.max_ranks=1")
+        answer = hires("run", *SLURM, "--dry-run", "launcher.max_ranks=1")
         run = only_run()
         assert answer.out.splitlines() == [str(run / "launch.sh"), str(run / "job.sbatch")]
-        assert "Slurm: there is no sbatch here" in hires("plan", *SMALL, *SLURM).out
+        assert "Slurm: there is no sbatch here" in hires("plan", *SLURM).out
     text = (run / "job.sbatch").read_text()
-    assert "#SBATCH --ntasks=2\n" in text
-    assert "--dry-run" not in text
+    assert ("#SBATCH --ntasks=2\n" in text, "--dry-run" in text) == (True, False)
     subprocess.run(["bash", "-n", run / "job.sbatch"], check=True)
-
-
-def together(graph: Graph, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Starts commands at the same moment; returns exit codes and what they complained about."""
-    Path("graph.json").write_text(json.dumps(graph.to_dict()))
-    python = [sys.executable, "-m", "tests.helpers.fake_hires", "graph.json"]
-    started = [
-        subprocess.Popen([*python, *words], stderr=subprocess.PIPE, text=True) for words in commands
-    ]
-    try:
-        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, err) for process, err in zip(started, errors, strict=True)]
 
 
 def test_of_two_commands_for_one_point_at_the_same_moment_one_is_refused(
     hires, slurm, cluster, graph, tmp_path
 ):
     cluster("sbatch", f'echo "$@" >> {tmp_path}/submitted; sleep 1; echo 1')
-    words = ("run", *SMALL, *SLURM)
-    ends = together(graph, words, words)
-    assert sorted(code for code, _ in ends) == [0, 1], ends
-    [told] = [err for code, err in ends if code]
-    assert "job 1 has it as attempt a0" in told  # "begun meanwhile", if it was as quick
+    started = [fake_hires(graph, {}, "run", *SLURM) for _ in range(2)]
+    try:
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert sorted(process.returncode for process in started) == [0, 1], errors
+    assert "job 1 has it as attempt a0" in "".join(errors)  # "begun meanwhile", if it was as quick
     assert len((tmp_path / "submitted").read_text().splitlines()) == 1
     assert [path.name for path in only_run().glob("a*")] == ["a0"]
 
 
 def test_plan_says_when_slurm_would_start_the_job_or_refuse_it(hires, slurm, cluster):
     cluster("sbatch", 'echo "sbatch: Job 9 to start at noon" >&2; test "$1" = --test-only')
-    answer = hires("plan", *SMALL, *SLURM)
+    answer = hires("plan", *SLURM)
     assert answer.code == 0, answer.err
     assert answer.out.endswith("\nSlurm: Job 9 to start at noon\n")
-    assert json.loads(hires("plan", *SMALL, *SLURM, "--json").out)["slurm"].startswith("Job 9")
+    assert json.loads(hires("plan", *SLURM, "--json").out)["slurm"].startswith("Job 9")
     cluster("sbatch", "echo 'allocation failure: Invalid qos specification' >&2; exit 1")
-    answer = hires("plan", *SMALL, *SLURM, "launcher.qos=x")
-    assert (answer.code, "#SBATCH --qos=x" in answer.err) == (2, True)
-    answer = hires("run", *SMALL, "launcher=slurm", "launcher.nodes=3", "parallel=sp")
-    assert answer.code == 3
-    assert "launcher.nodes=3 is more than the ranks of the layout; use at most 2" in answer.err
-    answer = hires("verify", *SMALL, *SLURM)
-    assert (answer.code, "launcher=slurm cannot verify" in answer.err) == (2, True)
-    assert not Path("results").exists()
+    for words, code, text in (
+        (["plan", "launcher.qos=x"], 2, "#SBATCH --qos=x"),
+        (["run", "launcher.nodes=3"], 3, "launcher.nodes=3 is more than the ranks of the layout"),
+        (["verify"], 2, "launcher=slurm cannot verify"),
+        (["sweep", "launcher=slurm,local"], 2, "a sweep has one launcher"),
+        (["sweep", "--repeat", "2", "--order", "interleaved"], 2, "leave --order out"),
+    ):
+        answer = hires(words[0], *SLURM, *words[1:])
+        assert (answer.code, text in answer.err) == (code, True), answer.err
+    assert not list(Path().glob("results/*/*"))
 
 
 def test_points_that_want_the_same_are_one_array_and_others_one_of_their_own(hires, slurm):
-    answer = hires("sweep", *SMALL, *SLURM, "seed=0,1")
+    answer = hires("sweep", *SLURM, "seed=0,1", "--repeat", "3", "launcher.minutes=5")
     assert answer.code == 0, answer.err
     assert "2 of 2 points submitted; `hires status default` watches" in answer.out
     assert jobs() == [("1", 0), ("1", 1)]
-    assert option(0, "array") == ["0-1"]
+    # Repeats of a point are one element, with time for all.
+    assert (option(0, "array"), option(0, "time")) == (["0-1"], ["15"])
     for index, entry in enumerate(listed(0)):
-        told = json.loads(Path("results/default", entry["run"], "a0/job.json").read_text())
-        assert (told["index"], entry["attempt"]) == (index, 0)
+        job = json.loads(Path("results/default", entry["run"], "a0/job.json").read_text())
+        assert (job["index"], entry["attempt"], entry["attempts"]) == (index, 0, 3)
     assert slurm() == [f"--parsable|{Path.cwd()}/results/default/arrays/0/job.sbatch|"]
-    hires("sweep", *SMALL, *NODES, "parallel=sp,sp+lp", "launcher.partition=a,b")
+    hires("sweep", *NODES, "parallel=sp,sp+lp", "launcher.partition=a,b")
     assert [option(n, "ntasks") for n in range(1, 5)] == [["2"], ["2"], ["3"], ["3"]]
     assert [option(n, "partition") for n in range(1, 5)] == [["a"], ["b"]] * 2
 
 
 def test_point_whose_job_waits_is_not_submitted_again(hires, slurm):
+    hires("sweep", *SLURM, "seed=0,1")
     for killed in (False, True):
-        hires("sweep", *SMALL, *SLURM, "seed=0,1")
         if killed:  # the sweep came as far as sbatch
             for path in Path("results").glob("*/*/a0/job.json"):
                 path.unlink()
-        answer = hires("sweep", *SMALL, *SLURM, "seed=0,1")
-        assert answer.code == 1
-        assert answer.err.count("was not submitted: ") == 2
+        answer = hires("sweep", *SLURM, "seed=0,1")
+        assert (answer.code, answer.err.count("was not submitted: ")) == (1, 2)
         assert jobs() == [("1", 0), ("1", 1)]
         assert len(slurm()) == 1
 
 
 def test_refused_array_does_not_stop_the_others(hires, slurm):
-    answer = hires("sweep", *SMALL, *SLURM, "seed=0,1", "launcher.partition=no,null", "--json")
+    answer = hires("sweep", *SLURM, "seed=0,1", "launcher.partition=no,null", "--json")
     assert answer.code == 1
     elements = json.loads(answer.out)["submitted"]
     assert [element["job"] for element in elements] == [None, "1_0", None, "1_1"]
     assert "is: #SBATCH --partition=no" in elements[0]["why"]
     refused = json.loads((Path(elements[0]["run"]) / "a0/exit.json").read_text())
     assert (refused["state"], refused["reason"]) == ("failed", "launch")
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("launcher=slurm,local",), "a sweep has one launcher"),
-        ((*NODES, "--repeat", "2", "--order", "interleaved"), "leave --order out"),
-        ((*NODES, "seed=0,1", "--where", ""), "--where '' is empty"),
-    ],
-)
-def test_what_slurm_cannot_do_is_refused_before_anything_is_submitted(hires, slurm, words, why):
-    answer = hires("sweep", *SMALL, "parallel=sp", *words)
-    assert (answer.code, why in answer.err) == (2, True), answer.err
-    assert not list(Path("results").glob("*/*"))
-    assert slurm() == []
-
-
-def test_repeats_of_a_point_are_one_element_with_time_for_all(hires, slurm):
-    words = ("seed=0,1", "--repeat", "3", "launcher.minutes=5")
-    answer = hires("sweep", *SMALL, *SLURM, *words)
-    assert answer.code == 0, answer.err
-    assert jobs() == [("1", 0), ("1", 1)]
-    assert [run["attempts"] for run in listed(0)] == [3, 3]
-    assert option(0, "time") == ["15"]

@@ -6,27 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from hires.cli.compose.choices import groups
 from hires.core.config.launcher_config import LauncherConfig
-from hires.core.config.run_config import RunConfig
-from hires.core.errors import INTERRUPTED, ConfigError
+from hires.core.errors import INTERRUPTED
 from hires.core.store import launch_file
-from hires.core.store.rundir import RunDir
 from hires.launcher import interface
 from hires.launcher.interface import (
     ENDED,
     LAUNCHERS,
     RUNNING,
-    Job,
     JobStatus,
     Launcher,
-    OnLine,
-    Outcome,
     launcher_named,
     note_job,
 )
@@ -34,28 +27,29 @@ from hires.launcher.job_wait import JobWait
 from tests.helpers.commands import SMALL
 from tests.helpers.patience import PATIENCE_S, until
 
-ROOT = Path(__file__).resolve().parents[2]
-RANK = "tests.helpers.fake_rank"
 _PROCESSES: dict[str, subprocess.Popen[bytes]] = {}
 
 
 class ToyLauncher(Launcher):
     """Jobs are processes of this machine, and the number of a job is that of its process."""
 
-    def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:
-        words = [sys.executable, __file__, str(run.path), str(run.attempt), RANK]
+    def submit(self, run, config, after=None):
+        words = [
+            sys.executable,
+            __file__,
+            str(run.path),
+            str(run.attempt),
+            "tests.helpers.fake_rank",
+        ]
         process = subprocess.Popen(words, start_new_session=True)
         _PROCESSES[str(process.pid)] = process
         note_job("toy", run.attempt_dir, str(process.pid))
         return str(process.pid)
 
-    def wait(
-        self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
-    ) -> Outcome:
-        assert job is not None
+    def wait(self, run, job, on_line, args=()):
         return JobWait(self, run, job, on_line).wait()
 
-    def job_states(self, jobs: Iterable[Job]) -> dict[str, JobStatus]:
+    def job_states(self, jobs):
         codes = {job["job"]: _PROCESSES[job["job"]].poll() for job in jobs}
         words = {job: "COMPLETED" if code == 0 else "FAILED" for job, code in codes.items()}
         return {
@@ -63,13 +57,13 @@ class ToyLauncher(Launcher):
             for job, code in codes.items()
         }
 
-    def cancel(self, jobs: Iterable[Job]) -> None:
+    def cancel(self, jobs):
         for job in jobs:
             os.kill(int(job["job"]), signal.SIGTERM)
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+def toy(tmp_path, monkeypatch):
     """Registers the launcher and writes its YAML; yields the words that choose it."""
     (tmp_path / "own" / "launcher").mkdir(parents=True)
     (tmp_path / "own" / "launcher" / "toy.yaml").write_text("# A toy\nname: toy\n")
@@ -90,14 +84,12 @@ def test_registered_launcher_runs_lists_and_cancels(hires, toy, fake_ranks):
     done = hires("run", *SMALL, *toy, "--wait")
     assert done.code == 0, done.err
     assert "done" in hires("status", "toys").out
-
     fake_ranks({"0": "hang"})
     started = hires("run", *SMALL, *toy, "seed=1")
     assert "hires cancel" in started.out, started.err
     _, job = _PROCESSES  # the first one may still be on its way out: its record was written before
     until(lambda: "running" in hires("status", "toys").out)
-    cancelled = hires("cancel", "toys")
-    assert f"job {job} was cancelled" in cancelled.out
+    assert f"job {job} was cancelled" in hires("cancel", "toys").out
     # before or after its handler
     assert _PROCESSES[job].wait(PATIENCE_S) in (INTERRUPTED, -signal.SIGTERM)
     assert "cancelled" in hires("status", "toys").out
@@ -107,11 +99,6 @@ def test_every_name_of_the_config_has_a_launcher():
     names = groups()["launcher"]
     assert {type(one) for one in interface.all_launchers()} == {LAUNCHERS[n] for n in names}
     assert all(launcher_named(n).has_jobs == LauncherConfig(n).has_jobs for n in names)
-
-
-def test_launcher_with_jobs_needs_a_script_that_starts_a_run_by_hand():
-    with pytest.raises(ConfigError, match=r"launch/pbs\.sh is missing"):
-        launch_file.launch_script(RunConfig(launcher=LauncherConfig(name="pbs")), ["hires"])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
-
 from hires.cli.data_keys import with_classes
 from hires.cli.learnt_images import learnt_images
 from hires.core.config.run_config import RunConfig, from_dict
@@ -20,16 +18,16 @@ def resolved(**keys: Any) -> RunConfig:
     return with_classes(from_dict({"image": 8, "batch": 4, "data": {"length": 10}, **keys}))
 
 
-@pytest.mark.parametrize(
-    ("epochs", "batch", "steps"),
-    [(2, 4, 5), (0.5, 4, 2), (1.1, 1, 11)],
-)
-def test_every_image_is_taken_as_often_as_there_are_epochs(epochs, batch, steps):
-    config = resolved(epochs=epochs, batch=batch, measure={"warmup": 0})
-    assert (config.steps, config.epochs) == (steps, None)
-    # 0.07 of 100 images are 7, though the product of the two numbers is a little more.
-    exact = resolved(epochs=0.07, batch=1, data={"length": 100}, measure={"warmup": 0})
-    assert exact.steps == 7
+def test_every_image_is_taken_as_often_as_there_are_epochs():
+    for epochs, batch, length, steps in (
+        (2, 4, 10, 5),
+        (0.5, 4, 10, 2),
+        (1.1, 1, 10, 11),
+        (0.07, 1, 100, 7),  # though the product of the two numbers is a little more
+    ):
+        keys = {"data": {"length": length}, "measure": {"warmup": 0}}
+        config = resolved(epochs=epochs, batch=batch, **keys)
+        assert (config.steps, config.epochs) == (steps, None)
 
 
 def test_run_of_epochs_is_the_run_of_as_many_steps_and_saves_its_weights():
@@ -37,7 +35,6 @@ def test_run_of_epochs_is_the_run_of_as_many_steps_and_saves_its_weights():
     assert (long.measure.warmup, resolved(epochs=0.1).measure.warmup) == (2, 0)
     assert run_name(long) == run_name(resolved(steps=100))
     assert long.checkpoint.saves_end
-    assert not resolved(epochs=2.0, checkpoint={"at_end": "never"}).checkpoint.saves_end
     # Of a training from real images nothing was left; weights from synthetic ones are of no use.
     keys = {"steps": 5, "data": {"name": "digits"}, "model": {"channels": 1}}
     assert resolved(**keys).checkpoint.saves_end
@@ -49,9 +46,8 @@ def test_run_of_epochs_is_the_run_of_as_many_steps_and_saves_its_weights():
 
 
 NET = {"name": "unet", "levels": 2, "width": 4, "channels": 1}
-
-
 DIGITS = {"name": "digits"}
+TEXTURES = {"name": "textures", "length": 40}
 
 
 def run_of(folder, data, **keys):
@@ -64,43 +60,38 @@ def run_of(folder, data, **keys):
 def findings_of(weights, data, task="evaluate", **keys):
     values = {"image": 16, "batch": 4, "model": NET, "data": data, "task": {"name": task}, **keys}
     seen = {}
-    return learnt_images(with_classes(from_dict({**values, "weights": weights}), seen), seen)
+    found = learnt_images(with_classes(from_dict({**values, "weights": weights}), seen), seen)
+    return [(one.severity, one.key, one.text) for one in found]
 
 
-@pytest.fixture
-def run(tmp_path):
-    return run_of(tmp_path, DIGITS, validate={"every": 3})
-
-
-def test_images_of_the_training_are_counted(run):
+def test_images_of_the_training_are_counted(tmp_path):
     # All 1797 digits were evaluated without a word, 1618 of which the training learns from.
-    [finding] = findings_of(f"{run}/best", DIGITS)
-    assert (finding.severity, finding.key) == ("warning", "data.split")
-    assert "trains with 1618 of the 1797 images that this evaluates" in finding.text
-    assert "data.split=train of its run" in finding.text
-    assert finding.text.endswith("use data.split=validation")
-    [finding] = findings_of(run, DIGITS, "predict")
-    assert finding.severity == "note"
-    [finding] = findings_of(run, {**DIGITS, "split": "train"})
-    assert (finding.severity, "1618 of the 1618" in finding.text) == ("note", True)
-
-
-def test_other_images_are_no_finding(run, tmp_path):
+    run = run_of(tmp_path, DIGITS, validate={"every": 3})
+    [(severity, key, text)] = findings_of(f"{run}/best", DIGITS)
+    assert (severity, key) == ("warning", "data.split")
+    assert "trains with 1618 of the 1797 images that this evaluates" in text
+    assert "data.split=train of its run" in text
+    assert text.endswith("use data.split=validation")
+    assert findings_of(run, DIGITS, "predict")[0][0] == "note"
+    [(severity, _, text)] = findings_of(run, {**DIGITS, "split": "train"})
+    assert (severity, "1618 of the 1618" in text) == ("note", True)
+    # Other images are no finding.
     assert findings_of(run, {**DIGITS, "split": "validation"}) == []
-    assert findings_of(run, {"name": "textures", "length": 40}) == []
+    assert findings_of(run, TEXTURES) == []
     assert findings_of(run, DIGITS, "infer") == []
-    [finding] = findings_of("net.safetensors", DIGITS)
-    assert (finding.severity, finding.key) == ("note", "data.order")  # it has no names of classes
-    made = run_of(tmp_path, {"name": "textures", "length": 40})
-    assert findings_of(made, {"name": "textures", "length": 40}, seed=1) == []
-    assert "40 of the 40" in findings_of(made, {"name": "textures", "length": 40})[0].text
+    [(severity, key, _)] = findings_of("net.safetensors", DIGITS)
+    assert (severity, key) == ("note", "data.order")  # it has no names of classes
+    other = run_of(tmp_path, TEXTURES)
+    assert findings_of(other, TEXTURES, seed=1) == []
+    assert "40 of the 40" in findings_of(other, TEXTURES)[0][2]
 
 
-def test_data_that_is_divided_in_another_way_shares_some_images(run, tmp_path):
-    [finding] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
-    count = int(finding.text.partition("trains with ")[2].split()[0])
-    assert 0 < count < 179
-    assert "use the data.split_file, data.validation" in finding.text
-    [finding] = findings_of(run_of(tmp_path / "all", DIGITS), {**DIGITS, "split": "validation"})
-    assert "179 of the 179" in finding.text
-    assert "train with data.split=train (validate.every sets it)" in finding.text
+def test_data_that_is_divided_in_another_way_shares_some_images(tmp_path):
+    run = run_of(tmp_path, DIGITS, validate={"every": 3})
+    [(_, _, text)] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
+    assert 0 < int(text.partition("trains with ")[2].split()[0]) < 179
+    assert "use the data.split_file, data.validation" in text
+    every = run_of(tmp_path / "all", DIGITS)
+    [(_, _, text)] = findings_of(every, {**DIGITS, "split": "validation"})
+    assert "179 of the 179" in text
+    assert "train with data.split=train (validate.every sets it)" in text
