@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
 from hires.data import slide_labels, tissue
-from hires.data.checked_image import ERROR, NOTE, WARNING, DataFinding
-from hires.data.class_shares import class_shares
+from hires.data.checked_image import ERROR, NOTE, DataFinding
 from hires.data.folder import naming, to_channels, visible_files, words_of
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
@@ -40,8 +39,8 @@ from hires.data.image_format import (
     normalised,
     suffix_of,
 )
+from hires.data.slide_classes import SlideClasses
 from hires.data.slide_file import SUFFIXES, levels_of, slide_level
-from hires.data.text_tables import read_table
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +48,6 @@ _KEYS = (
     "labels", "groups", "detections", "outside", "level", "cut", "region", "stride", "tissue",
 )  # fmt: skip
 """Keys that `hires data check` needs, too."""
-_HALF = 0.5 - 1e-9
-"""Share of a patch that outlines of one class have to cover, less what rounding may take."""
 
 
 class Patch(NamedTuple):
@@ -127,97 +124,12 @@ class SlideSource:
         self._kept: Sequence[int] = range(len(self._files))
         self._levels: dict[int, list[Size]] = {}
         self._patches: dict[int, list[Patch]] = {}
-        self._label_of_slide: list[int] = [0] * len(self._files)
-        self._outlines: dict[str, list[slide_labels.Outline]] = {}
-        self._findings: list[DataFinding] = []
-        self._slides_found: dict[tuple[str, str], list[str]] = {}
-        self.class_names: tuple[str, ...] = ("slides",)
-        if data.labels is not None and "*" in data.labels:
-            self._read_annotations(data.labels)
-        elif data.labels is not None:
-            self._read_labels(self._root / data.labels)
-        self.num_classes = len(self.class_names)
-        self._names = self.class_names  # data.names may replace those that others see
-
-    def _keys(self, values: Mapping[str, Any], where: str) -> dict[str, str]:
-        """Returns the key of each slide; a finding names keys of no slide, in any part."""
-        everything = slide_files(self._data, str(self._root))
+        slides = [self.slide_name(number) for number in range(len(self._files))]
+        everything = slide_files(data, str(self._root)) if data.labels is not None else []
         names = [Path(file).relative_to(self._root).as_posix() for file in everything]
-        keys = slide_labels.match_slides(values, names, where)
-        unused = sorted({*values} - {*keys.values()})
-        small = {key.casefold(): key for key in unused}
-        close = [
-            f"{small[one.casefold()]}: the slide is {name}"
-            for name in names if name not in keys
-            for one in (name, Path(name).name, Path(name).stem) if one.casefold() in small
-        ]  # fmt: skip
-        if close or (unused and not keys):
-            self._findings.append(
-                DataFinding(
-                    ERROR, f"{where}: of no slide; rename them as slides are", close or unused
-                )
-            )
-        elif unused:
-            self._findings.append(DataFinding(WARNING, f"{where}: of no slide", unused))
-        return keys
-
-    def _read_labels(self, path: Path) -> None:
-        table = read_table(path, "slide", "label", "data.labels")
-        self.class_names = tuple(sorted({*table.values()}))
-        keys = self._keys(table, f"data.labels={path}")
-        for number in range(len(self._files)):
-            key = keys.get(self.slide_name(number))
-            if key is None:
-                raise ConfigError(
-                    f"data.labels={path} has no line for the slide {self.slide_name(number)}; add "
-                    f"it, or take the slide out of data.path"
-                )
-            self._label_of_slide[number] = self.class_names.index(table[key])
-
-    def _read_annotations(self, pattern: str) -> None:
-        if self._data.cut == "whole":
-            raise ConfigError(
-                f"data.cut=whole has one class a slide, which data.labels={pattern} does not say; "
-                f"use a file with the columns slide,label"
-            )
-        files = slide_labels.annotation_files(self._root, pattern)
-        keys = self._keys(files, f"data.labels={pattern}")
-        groups = {str(name): label for name, label in self._data.groups.items()}
-        outlines: dict[str, list[slide_labels.Outline]] = {}
-        left_out, seen, severity = [], set[str](), NOTE
-        for key, path in files.items():
-            found, others = slide_labels.read_annotations(path, self._data.detections)
-            seen |= {one.label for one in found if one.label}
-            outlines[key] = [
-                one._replace(label=groups.get(str(one.label), one.label)) for one in found
-            ]
-            if others:
-                counts = ", ".join(f"{count} {why}" for why, count in others.items())
-                left_out.append(f"{path.relative_to(self._root)}: {counts}")
-                severity = severity if found else WARNING
-        outside = {self._data.outside} if self._data.outside else set()
-        labels = {one.label for found in outlines.values() for one in found if one.label}
-        self.class_names = tuple(sorted(labels | outside))
-        if not labels:
-            why = f" ({left_out[0]})" if left_out else ""
-            raise ConfigError(
-                f"data.labels={pattern}: these files have no outline with a class{why}; annotate "
-                f"some, set their classification in QuPath or their group in ASAP"
-            )
-        if left_out:
-            text = "outlines that are left out (data.detections=true takes those of detections)"
-            self._findings.append(DataFinding(severity, text, left_out))
-        if unknown := sorted({*groups} - seen):
-            text = f"data.groups: in no outline; there are {', '.join(sorted(seen))}"
-            self._findings.append(DataFinding(WARNING, text, unknown))
-        for number in range(len(self._files)):
-            name = self.slide_name(number)
-            if name not in keys and not outside:
-                raise ConfigError(
-                    f"the slide {name} has no annotations {pattern}; add them, or say by "
-                    f"data.outside=CLASS what slides and patches without them are"
-                )
-            self._outlines[name] = outlines.get(keys.get(name, ""), [])
+        self._classes = SlideClasses(data, self._root, slides, names)
+        self.class_names = self._classes.names  # data.names may replace them
+        self.num_classes = len(self.class_names)
 
     @property
     def slides(self) -> Slides:
@@ -235,7 +147,7 @@ class SlideSource:
 
     def slide_label(self, number: int) -> int:
         """Returns the class of a slide, 0 where its patches have classes of their own."""
-        return self._label_of_slide[number]
+        return self._classes.of_slide[number]
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Leaves some of the slides, those of ``data.split``."""
@@ -318,9 +230,7 @@ class SlideSource:
         slide = levels[data.level]
         if data.tissue > 0:
             places = self._tissue(number, levels, places)
-        labels = [self.slide_label(number)] * len(places)
-        if self._outlines:
-            labels = self._labels(number, levels[0], slide, places)
+        labels = self._classes.of_patches(number, levels[0], slide, places, size)
         return [
             Patch(number, r, c, size, label)
             for (r, c), label in zip(places, labels, strict=True)
@@ -348,66 +258,14 @@ class SlideSource:
             what = (
                 "all of it is tissue: no glass was found" if bits.all() else "no tissue was found"
             )
-            self._note(number, NOTE, f"{what} (data.tissue=0 takes all patches)")
+            self._classes.note(number, NOTE, f"{what} (data.tissue=0 takes all patches)")
         sums = tissue.CellSums(bits.reshape(cells), slide)
         return [(r, c) for r, c in places if sums.share(r, c, self._size) >= data.tissue]
 
-    def _labels(
-        self, number: int, finest: Size, slide: Size, places: list[tuple[int, int]]
-    ) -> list[int]:
-        """Returns the class of each patch by the annotations of its slide; -1: it has none."""
-        data, outlines = self._data, self._outlines[self.slide_name(number)]
-        outside = self._names.index(data.outside) if data.outside else -1
-        if not outlines or not places:
-            return [outside] * len(places)
-        down, across = (fine / own for fine, own in zip(finest, slide, strict=True))
-        row, col = np.array(places, np.float64).T
-        (height, width), shapes = self._size, [outline.shape for outline in outlines]
-        boxes = [col * across, row * down, (col + width) * across, (row + height) * down]
-        labels = [-1 if one.label is None else self._names.index(one.label) for one in outlines]
-        self._find_astray(number, shapes, finest)
-        shares = class_shares(shapes, labels, len(self._names), np.stack(boxes, 1))
-        found: list[int] = np.where(shares.max(1) < _HALF, outside, shares.argmax(1)).tolist()
-        return found
-
-    def _find_astray(self, number: int, shapes: list[Any], finest: Size) -> None:
-        """Notes outlines that lie off their slide by more than half of their area."""
-        import shapely
-
-        slide, areas = shapely.box(0, 0, finest[1], finest[0]), shapely.area(shapes)
-        on_slide = shapely.area(shapely.intersection(shapes, slide))
-        count = int((on_slide < areas / 2).sum())
-        if count:
-            severity = WARNING if on_slide.any() else ERROR
-            text = "outlines lie off their slide by more than half of their area"
-            counts = f"{count} of {len(areas)}; it has {finest[0]} x {finest[1]} pixels"
-            self._note(number, severity, text, counts)
-
-    def _note(self, number: int, severity: str, text: str, more: str = "") -> None:
-        name = self.slide_name(number)
-        self._slides_found.setdefault((severity, text), []).append(
-            f"{name}: {more}" if more else name
-        )
-
     def findings(self) -> list[DataFinding]:
         """Returns what stands out in the labels and in the slides whose patches were asked for."""
-        found = [*self._findings]
-        found += [DataFinding(*key, names) for key, names in self._slides_found.items()]
-        patches = [patch for own in self._patches.values() for patch in own]
-        cut = {self._names[patch.label] for patch in patches}
-        missing = [name for name in self._names if name not in cut]
-        if missing and patches and self._data.labels is not None:
-            # Where the slides have outlines, but every patch is outside, these were for nothing.
-            labels = {
-                outline.label
-                for number in self._patches
-                for outline in self._outlines.get(self.slide_name(number), [])
-            }
-            severity = ERROR if labels - {None} and not labels & cut else WARNING
-            text = "classes without a patch; outlines must cover half of one: use a smaller image"
-            text = text if self._outlines else "classes without a patch"
-            found.append(DataFinding(severity, text, missing))
-        return found
+        labels = {patch.label for patches in self._patches.values() for patch in patches}
+        return self._classes.findings(labels, self._patches)
 
     def __len__(self) -> int:
         return len(self.patches)
