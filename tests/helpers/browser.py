@@ -24,8 +24,7 @@ _OPTIONS = (
     "--disable-component-update",
     "--no-first-run",
 )
-LAID_OUT_S = 60
-"""How long a page may take until it is complete."""
+LAID_OUT_S = 60  # until a page is complete
 _IS_THERE = "return location.href === arguments[0] && document.readyState === 'complete'"
 _LAID_OUT = """
 const done = arguments[arguments.length - 1];
@@ -77,11 +76,8 @@ class Browser:
         self.driver = driver
 
     def open(self, path: Path) -> None:
-        """Opens a file and waits until all of it is laid out; what was asked and said is forgotten.
-
-        The same file is opened by way of an empty page: chromedriver may take the old page, which
-        is complete, for the new one, and then tests see half of it.
-        """
+        """Opens a file and waits until all of it is laid out; older messages are forgotten."""
+        # chromedriver may take the old page of the same file, which is complete, for the new one.
         self.driver.get("about:blank")
         self.console(), self.requests()
         address = path.absolute().as_uri()
@@ -114,12 +110,10 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Returns the addresses that were asked for since this was last asked."""
-        found = []
-        for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                found.append(message["params"]["request"]["url"])
-        return found
+        entries = [json.loads(one["message"]) for one in self.driver.get_log("performance")]
+        messages = [entry["message"] for entry in entries]
+        sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+        return [params["request"]["url"] for params in sent]
 
     def overlaps(self) -> list[str]:
         """Returns the blocks of the page that lie on each other."""
@@ -129,24 +123,10 @@ class Browser:
         """Returns texts of plots that are cut off or lie on each other."""
         return list(self.run(_TEXTS))
 
-    def screenshot(self, path: Path) -> None:
-        """Saves what the window shows as PNG."""
-        assert self.driver.save_screenshot(str(path))
-
     def picture(self, element: Any) -> bytes:
-        """Returns all of an element as PNG, wherever it lies.
-
-        What selenium takes of an element ends at the window: a strip is left of one that
-        chromedriver holds to be in view because its edge is.
-        """
+        """Returns all of an element as PNG; what selenium takes of it ends at the window."""
         wish = {"clip": self.run(_BOX, element), "captureBeyondViewport": True}
-        taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", wish)
-        return base64.b64decode(taken["data"])
-
-
-def is_installed() -> bool:
-    """Whether there is a browser, and the program that drives it."""
-    return all(map(shutil.which, (CHROMIUM, DRIVER)))
+        return base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", wish)["data"])
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.helpers.report_runs import report_run
+from tests.helpers.report_runs import change, report_run
 
 ATTACK = (
     "</script></style></title><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
@@ -21,16 +21,27 @@ LONG = "L" * 1_000_000
 
 
 def hostile_campaign(results: Path) -> list[Path]:
-    """Makes a campaign of one good run and one for each way to do harm."""
-    made = [report_run(results, "sp rows")]
+    """Makes a campaign of one good run and one for each way to do harm; the last is a pipe."""
+    runs = [report_run(results, "sp rows")]
     for number, value in enumerate((ATTACK, MOVES, LONG, float("nan"), -1, [[[]]], {"a": 1})):
-        run = report_run(results, "pp", seed=number + 1)
-        _poison(run, value)
-        made.append(run)
-    made.append(_named(results))
-    made += [_newer(results), _missing(results), _torn(results), _pipe(results)]
-    _plan_campaign(made[0].parent)
-    return made
+        runs.append(report_run(results, "pp", seed=number + 1))
+        _poison(runs[-1], value)
+    named, newer, missing, pipe = (report_run(results, seed=n) for n in range(90, 94))
+    name = "<img src=x onerror=window.hacked=1>'\"&$x^2$\n-0badcafe"
+    named = named.rename(named.with_name(name))
+    change(newer, "record.json", "plan.json", schema=99)  # of a hires that is to come
+    for name in ("record.json", "plan.json", "a0/record.json", "a0/exit.json", "a0/env.json"):
+        (missing / name).unlink()  # only its config is left
+    torn = report_run(results, "sp+gems", seed=94)
+    for file in [*torn.glob("*.json"), *torn.glob("a0/*.json*")]:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    (pipe / "record.json").unlink()
+    os.mkfifo(pipe / "record.json")  # nobody will ever write to it
+    points = [{"run": ATTACK, "overrides": [ATTACK, 7, None]}, 7, {"run": ["x"]}]
+    excluded = [{"overrides": [f"image={ATTACK}"], "reason": ATTACK, "nearest": MOVES}]
+    planned = {"schema": 99, "points": points, "excluded": excluded}
+    (pipe.parent / "campaign.json").write_text(json.dumps(planned))
+    return [*runs, named, newer, missing, torn, pipe]
 
 
 def _poison(run: Path, value: Any) -> None:
@@ -61,51 +72,3 @@ def _poison(run: Path, value: Any) -> None:
             for span in line.get("spans", []):
                 span[4] = value
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _named(results: Path) -> Path:
-    """Makes a run whose folder is an attack."""
-    run = report_run(results, "single", seed=90)
-    name = "<img src=x onerror=window.hacked=1>'\"&$x^2$\n-0badcafe"
-    return run.rename(run.with_name(name))
-
-
-def _newer(results: Path) -> Path:
-    """Makes a run of a hires that is to come."""
-    run = report_run(results, "single", seed=91)
-    for name in ("record.json", "plan.json"):
-        values = json.loads((run / name).read_text())
-        (run / name).write_text(json.dumps({**values, "schema": 99}))
-    return run
-
-
-def _missing(results: Path) -> Path:
-    """Makes a run of which only the config is left."""
-    run = report_run(results, "single", seed=92)
-    for name in ("record.json", "plan.json", "a0/record.json", "a0/exit.json", "a0/env.json"):
-        (run / name).unlink()
-    return run
-
-
-def _torn(results: Path) -> Path:
-    """Makes a run whose files were half written."""
-    run = report_run(results, "sp+gems", seed=93)
-    for file in [*run.glob("*.json"), *run.glob("a0/*.json*")]:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    return run
-
-
-def _pipe(results: Path) -> Path:
-    """Makes a run whose record is a pipe, which nobody will ever write to."""
-    run = report_run(results, "single", seed=94)
-    (run / "record.json").unlink()
-    os.mkfifo(run / "record.json")
-    return run
-
-
-def _plan_campaign(folder: Path) -> None:
-    """Writes what a sweep planned, in the same spirit."""
-    points = [{"run": ATTACK, "overrides": [ATTACK, 7, None]}, 7, {"run": ["x"]}]
-    excluded = [{"overrides": [f"image={ATTACK}"], "reason": ATTACK, "nearest": MOVES}]
-    values = {"schema": 99, "points": points, "excluded": excluded}
-    (folder / "campaign.json").write_text(json.dumps(values))

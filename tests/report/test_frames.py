@@ -58,6 +58,8 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     planned = frames.load([run], [run.parent]).planned
     assert list(planned["state"]) == ["done", "pending", "infeasible"]
     assert planned["reproduce"].iloc[2] == "hires plan image=99"
+    change(run, "record.json", schema=7)
+    assert "its schema is 7" in frames.load([run]).all_notes()[0].text
     for name in ("record.json", "a0/record.json"):
         (run / name).unlink()
     [note] = frames.load([run]).all_notes()
@@ -86,9 +88,8 @@ def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, ca
     for name in (first, first.name.rpartition("-")[2], f"fig2.4/{first.name}"):
         assert paths(name) == [first], name
     assert paths([other, "fig2.4"]) == [other, *both]
-    for value, text in (("nowhere", "'nowhere' is no campaign and no run"), ("fig3*", "fig3")):
-        with pytest.raises(ConfigError, match=text):
-            hires.report.load([first, value])
+    with pytest.raises(ConfigError, match="'nowhere' is no campaign and no run"):
+        hires.report.load([first, "nowhere"])
     [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(text, "reports.md", "exec"), {})  # the example of the docs
     assert "img_per_s_median" in capsys.readouterr().out
@@ -98,22 +99,6 @@ def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, ca
     twin = report_run(tmp_path / "other/results", campaign="fig2.5")
     campaigns = [f"{tmp_path.name}/results/fig2.5", "other/results/fig2.5"]
     assert list(frames.load([other, twin]).runs["campaign"]) == campaigns
-
-
-def test_values_of_another_type_or_schema_are_missing_ones(tmp_path):
-    run = report_run(tmp_path, "pp")
-    change(run, "record.json", schema=7)
-    assert "its schema is 7" in frames.load([run]).all_notes()[0].text
-    memory = [7, {"rank": "x", "peak_bytes": float("inf"), "stage": {"a": []}}]
-    values = {"world": "many", "image": ["a", {}], "layout": 7, "loss": [1], "model": {"x": 1}}
-    throughput = {"img_per_s": {"median": "fast"}, "discarded": 3}
-    change(run, "record.json", memory=memory, throughput=throughput, **values)
-    loaded = frames.load([run])
-    row = loaded.runs.iloc[0]
-    assert row[["ranks", "img_per_s_median"]].isna().all()
-    assert (row["layout"], row["image"], len(loaded.memory)) == ("pp", "13x10", 1)
-    change(run, "record.json", samples=[], memory=[{"rank": 0, "grads_bytes": 0}])
-    assert pd.isna(frames.load([run]).memory["grads_bytes"].iloc[0])  # before the first step
 
 
 def rows_of(*paths):
