@@ -92,7 +92,7 @@ def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
 
 @pytest.mark.dist
 def test_layer_that_makes_nan_is_named(tmp_path):
-    config = calibration(model={"name": "custom", "target": "tests.helpers.custom_nets:overflows"})
+    config = calibration(model={"name": "custom", "target": "tests.helpers.custom_nets:Overflows"})
     path = run_folder(tmp_path, config)
     [text] = run_ranks(failing_folder, 1, str(path))
     assert "mul (mul) cannot be calibrated: 10 images have NaN or infinite elements there" in text
@@ -101,7 +101,7 @@ def test_layer_that_makes_nan_is_named(tmp_path):
 
 @pytest.mark.dist
 def test_layers_kept_in_float_need_no_finite_values(tmp_path):
-    net = {"name": "custom", "target": "tests.helpers.custom_nets:overflows"}
+    net = {"name": "custom", "target": "tests.helpers.custom_nets:Overflows"}
     path = run_folder(tmp_path / "all", calibration(model=net, quant={"keep": ["*"]}))
     run_ranks(run_folders, 1, [str(path)])
     found = scales_in(path)

@@ -33,7 +33,7 @@ def custom(name: str, **args: Any) -> dict[str, Any]:
 def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(tmp_path: Path):
     # Step by step; also from the checkpoint of the other device, either way.
     keys: dict[str, Any] = {
-        **custom("custom_nets:furnished", classes=5),
+        **custom("custom_nets:Furnished", classes=5),
         "steps": 4,
         "precision": {"name": "fp16"},
         "checkpoint": {"every": 2, "keep": 5},
@@ -60,7 +60,7 @@ def test_run_is_bitwise_that_of_the_cpu_and_goes_on_there(tmp_path: Path):
 def test_each_missing_move_to_the_device_and_memory_freed_early_fails():
     parallel = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
     config = config_of(
-        batch=4, device="simulated", parallel=parallel, **custom("custom_nets:furnished", classes=5)
+        batch=4, device="simulated", parallel=parallel, **custom("custom_nets:Furnished", classes=5)
     )
     given = to_dict(config), plan_of(config).to_dict()
     [found] = run_ranks(device_jobs.mutate_each, 1, *given)
@@ -117,7 +117,7 @@ def test_messages_of_a_device_go_through_buffers_that_are_used_again():
 
 @pytest.mark.dist
 def test_module_that_makes_a_tensor_on_the_wrong_device_is_named():
-    config = config_of(device="simulated", **custom("custom_nets:careless"))
+    config = config_of(device="simulated", **custom("custom_nets:Careless"))
     [error] = run_ranks(device_jobs.careless_step, 1, to_dict(config))
     assert "custom_nets.py" in error
     assert "device=x.device" in error

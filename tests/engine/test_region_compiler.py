@@ -34,10 +34,10 @@ from tests.helpers.traces import plan_of
 
 NETS = "tests.helpers.custom_nets:"
 TINY: dict[str, Any] = {
-    "model": {"name": "custom", "target": NETS + "furnished", "args": {}},
+    "model": {"name": "custom", "target": NETS + "Furnished", "args": {}},
     "engine": {"compile": "stage"},
 }
-LONGER = {"name": "custom", "target": NETS + "scaled", "args": {"classes": 4}}
+LONGER = {"name": "custom", "target": NETS + "Scaled", "args": {"classes": 4}}
 """Has neighbours without messages on tiles that train, too."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "single": {"parallel": {"microbatches": 2}},

@@ -21,7 +21,7 @@ from hires.engine.footprint import reply_to
 from hires.engine.trace_check import check_trace
 from hires.nets.trace import trace
 from hires.plan.graph import Graph
-from tests.helpers.custom_nets import cells, scaled
+from tests.helpers.custom_nets import Cells, Scaled
 
 SHAPE = [2, 3, 20, 24]
 
@@ -316,7 +316,7 @@ class Normal(nn.Module):
         Middle(lambda net, x: checkpoint(net.part, x, use_reentrant=True), part=part()),
         Middle(lambda net, x: net.conv2(x.float())),  # fails in float64
         Middle(lambda net, x: torch.where(x > 1, x / 0, x).nan_to_num(0.0, 1.0, 0.0)),
-        *(cells(), scaled()),
+        *(Cells(), Scaled()),
     ],
 )
 def test_network_that_is_what_its_graph_is_passes(net):

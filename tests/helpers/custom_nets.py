@@ -1,9 +1,11 @@
 """Networks that hires did not write: every operation with a tiling rule, as module and function.
 
-Values of other dims than a map's: ``tests.helpers.token_nets``. Norms: ``tests.helpers.norm_nets``.
+At first maps, then values whose rows and columns lie in other dims, at last norms.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +39,6 @@ class Zoo(nn.Module):
         self.dense = dense
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes), or (n, classes, rows, cols) if dense."""
         x = F.relu(self.bn(self.stem(x)), inplace=True)
         skip = x
         x = F.silu(self.even(F.leaky_relu(self.grouped(self.dilated(x)), 0.1)))
@@ -72,7 +73,6 @@ class Spectral(nn.Module):
         self.register_buffer("decay", torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         self.decay = self.decay * 0.9
         x = F.leaky_relu(self.norm(self.first(x)), 0.2) * self.decay
         x = self.third(F.leaky_relu(self.second(x), 0.2))
@@ -88,7 +88,6 @@ class Remembers(nn.Module):
         self.register_buffer("past", torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         with torch.no_grad():
             self.past.copy_(self.head.weight[0])
         return self.head(x.mean((2, 3)))
@@ -110,7 +109,6 @@ class Cells(nn.Module):
         self.head = nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         x = self.stem(x)
         y = self.small(x) + F.max_pool2d(x, 3, 1, 1)
         # No gradient comes to a convolution whose value is detached.
@@ -135,7 +133,6 @@ class Textured(nn.Module):
         self.head = nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         x = self.drop(F.relu(self.group(self.stem(x))))
         y = self.drop_maps(self.instance(self.ring(x)))
         y = y * torch.sigmoid(y.amax((2, 3), keepdim=True) - y.std((2, 3), keepdim=True))
@@ -147,23 +144,8 @@ class Textured(nn.Module):
         return self.head(y)  # type: ignore[no-any-return]
 
 
-def textured(classes: int = 5) -> nn.Module:
-    """Returns the network."""
-    return Textured(classes)
-
-
-def zoo(classes: int = 5, dense: bool = False) -> nn.Module:
-    """Returns the network with every rule."""
-    return Zoo(classes, dense)
-
-
-def cells(classes: int = 5) -> nn.Module:
-    """Returns the network whose branches share halos."""
-    return Cells(classes)
-
-
 def sharpener() -> nn.Module:
-    """Returns a network that makes an image of the same size."""
+    """A network that makes an image of the same size."""
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 3, padding=1))
 
 
@@ -183,7 +165,6 @@ class Scaled(nn.Module):
         self.offset = nn.Parameter(torch.linspace(0, 1, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         gain, offset = torch.exp(self.gain), torch.exp(self.offset)
         x = self.norm(F.relu(self.conv1(x)) * gain + offset.view(1, 4, 1, 1))
         x = self.still(F.relu(self.norm(self.conv2(x))))
@@ -195,20 +176,13 @@ class _Still(nn.BatchNorm2d):
     """A norm that stays in evaluation, as those of networks that are tuned."""
 
     def train(self, mode: bool = True) -> _Still:
-        """Never trains."""
-        del mode
         return super().train(False)
-
-
-def scaled(classes: int = 5) -> nn.Module:
-    """Returns the network."""
-    return Scaled(classes)
 
 
 class Overflows(nn.Module):
     """Grows beyond all numbers of float64 in its layer ``grow``."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int = 4) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, classes, 3)
 
@@ -216,45 +190,24 @@ class Overflows(nn.Module):
         return (self.conv(x).exp().add(1) * 1e308 * 1e308).amax((2, 3))
 
 
-def overflows(classes: int = 4) -> nn.Module:
-    """Returns a network that no calibration fits."""
-    return Overflows(classes)
-
-
 def drops(classes: int = 5) -> nn.Module:
-    """Returns a network whose every step depends on random numbers."""
+    """A network whose every step depends on random numbers."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Dropout(0.3),
-        nn.Conv2d(8, 8, 3, padding=1, stride=2),
-        nn.ReLU(),
-        nn.Dropout2d(0.3),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, classes),
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3)),
+        *(nn.Conv2d(8, 8, 3, padding=1, stride=2), nn.ReLU(), nn.Dropout2d(0.3)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)),
     )
 
 
 def slim_resnet(depth: int = 18, classes: int = 4) -> nn.Module:
-    """Returns a ResNet with an eighth of its channels.
-
-    It has every operator and every shape in rows and columns, and a 64th of the arithmetic.
-    """
+    """A ResNet with an eighth of its channels: every operator, and a 64th of the arithmetic."""
     net = ResNet(depth, classes)
     for name, module in list(net.named_modules()):
         parent, _, leaf = name.rpartition(".")
         if isinstance(module, nn.Conv2d):
-            images = module.in_channels == 3
-            thin: nn.Module = nn.Conv2d(
-                module.in_channels if images else module.in_channels // 8,
-                module.out_channels // 8,
-                module.kernel_size,  # type: ignore[arg-type]
-                module.stride,  # type: ignore[arg-type]
-                module.padding,  # type: ignore[arg-type]
-                bias=False,
-            )
+            width = 3 if module.in_channels == 3 else module.in_channels // 8
+            how: Any = module.kernel_size, module.stride, module.padding
+            thin: nn.Module = nn.Conv2d(width, module.out_channels // 8, *how, bias=False)
         elif isinstance(module, nn.BatchNorm2d):
             thin = nn.BatchNorm2d(module.num_features // 8)
         elif isinstance(module, nn.Linear):
@@ -277,7 +230,6 @@ class Steep(nn.Module):
         self.head = nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes), small though each pixel's gradient is large."""
         x = F.relu(self.norm(self.conv1(x)))
         x = F.relu(self.conv2(x / self.slope) * self.slope)
         return self.head(x.mean((2, 3)))
@@ -291,14 +243,8 @@ class Careless(nn.Module):
         self.conv = nn.Conv2d(3, classes, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         y = self.conv(x).mean((2, 3))
         return y + torch.ones(y.shape[1], dtype=y.dtype)
-
-
-def careless(classes: int = 4) -> nn.Module:
-    """Returns the network."""
-    return Careless(classes)
 
 
 class Furnished(nn.Module):
@@ -311,12 +257,227 @@ class Furnished(nn.Module):
         self.mix, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         x = F.relu(self.norm(self.stem(x - self.mean)))
         y = F.interpolate(F.max_pool2d(x, 2), size=x.shape[2:], mode="bicubic")
         return self.head(F.relu(self.mix(x + y)).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def furnished(classes: int = 4) -> nn.Module:
-    """Returns the network."""
-    return Furnished(classes)
+class Attends(nn.Module):
+    """Maps that are computed whole between maps in tiles: attention, a spectrum, a position."""
+
+    def __init__(self, size: tuple[int, int], classes: int = 5, dense: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        half = [(length + 1) // 2 for length in size]
+        self.position = nn.Parameter(torch.randn(1, 6, *half) / 3)
+        self.column = nn.Parameter(torch.randn(6, 1, half[1]) / 3)
+        self.norm = nn.LayerNorm(6)
+        self.mix = nn.Linear(6, 6)
+        self.qkv = nn.Conv2d(6, 18, 1)
+        self.raw = nn.Parameter(torch.randn(6, 6, 3, 3) / 5)
+        self.skip = nn.Conv2d(6, 6, 3, padding=1)
+        self.bn = nn.BatchNorm2d(6)
+        self.head = nn.Conv2d(12, classes, 3, padding=1)
+        self.fc = nn.Linear(classes * 6, classes)
+        self.dense = dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x = F.relu(self.stem(x) + self.position + torch.exp(self.column))
+        rows = torch.linspace(0, 1, x.shape[2], device=x.device).view(-1, 1).to(x.dtype)
+        y = self.mix(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        x = self.bn(self.skip(F.gelu(y)) * rows + x)
+        q, k, v = self.qkv(x).flatten(2).chunk(3, 1)  # (n, 6, H W) each
+        weights = ((q.transpose(1, 2) @ k) / 6**0.5).softmax(-1)
+        x = x + (v @ weights.transpose(1, 2)).reshape(x.shape)
+        spectrum = torch.fft.rfft2(x)  # complex numbers, through which gradients flow
+        smooth = torch.fft.irfft2(spectrum / (1 + spectrum.abs()), s=x.shape[2:])
+        x = torch.where((x > 0).roll(1, 2), x, smooth.view_as(x))
+        weight = (self.raw - self.raw.mean((1, 2, 3), keepdim=True)) / self.raw.std()
+        x = F.conv2d(F.relu(x), weight, self.mix.bias, padding=1)
+        x = self.head(torch.cat([x, first], 1))
+        return x if self.dense else self.fc(F.relu(F.adaptive_avg_pool2d(x, (2, 3))).flatten(1))
+
+
+class MixesSamples(nn.Module):
+    """What no sample computes alone: attention over samples, differences from their mean."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 4)
+        self.gain = nn.Parameter(torch.linspace(0.5, 1, 4))
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))
+        x = self.conv2(x.flip(0) - x.mean(0, keepdim=True)) + x
+        y = self.fc(x.mean((2, 3))) * torch.exp(self.gain)
+        y = (y @ y.t()).softmax(1) @ self.fc(y) + y.mean(0)
+        return self.head(y)  # type: ignore[no-any-return]
+
+
+class Tokens(nn.Module):
+    """Rows and columns in other dims: ConvNeXt, channel shuffle, attention, windows of pixels."""
+
+    def __init__(self, size: tuple[int, int], window: int, dense: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.gamma = nn.Parameter(torch.rand(8))
+        self.shuffled = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.position = nn.Parameter(torch.randn(1, size[0] * size[1], 8) / 3)
+        self.reduce = nn.Conv2d(8, 8, 2, stride=2)
+        self.q, self.kv, self.out = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.bias = nn.Parameter(torch.randn(2, window**2, window**2) / 3)
+        self.head = nn.Conv2d(8, 5, 3, padding=1)
+        self.window, self.dense = window, dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.norm(x.permute(0, 2, 3, 1))
+        y = self.down(F.gelu(self.up(y))) * self.gamma
+        x = x + y.permute(0, 3, 1, 2)
+        n, channels, height, width = x.shape
+        y = x.view(n, 2, channels // 2, height, width).transpose(1, 2).contiguous()
+        x = x + self.shuffled(y.view(n, channels, height, width))
+        x = x + self._attended(x)
+        first, x = x, self._windows(x)
+        # Attention of channels: a sum over the image.
+        flat = x.flatten(2)
+        weights = torch.einsum("ncp,ndp->ncd", flat, flat * 0.1).softmax(-1)
+        x = first + (weights @ flat).view_as(x)
+        x = self.head(x)
+        return x if self.dense else x.flatten(2).transpose(1, 2).mean(1)
+
+    def _attended(self, x: Tensor) -> Tensor:
+        # SegFormer: queries of all pixels, keys and values of fewer.
+        n, channels, height, width = x.shape
+        tokens = x.flatten(2).transpose(1, 2) + self.position
+        fewer = self.reduce(x).flatten(2).transpose(1, 2)
+        q = self.q(tokens).reshape(n, -1, 2, channels // 2).transpose(1, 2)
+        k, v = self.kv(self.norm(fewer)).reshape(n, -1, 2, 2, channels // 2).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v)
+        y = y + (q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v
+        y = self.out(y.transpose(1, 2).reshape(n, -1, channels))
+        return y.transpose(1, 2).reshape(n, channels, height, width)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        # Swin: attention within windows; those that reach beyond the image are padded.
+        size = self.window
+        n, channels, height, width = x.shape
+        rows, cols = -(-height // size), -(-width // size)
+        y = F.pad(x, (0, cols * size - width, 0, rows * size - height)).permute(0, 2, 3, 1)
+        y = y.view(n, rows, size, cols, size, channels).permute(0, 1, 3, 2, 4, 5)
+        y = y.reshape(-1, size**2, channels)
+        q, k, v = self.qkv(y).view(-1, size**2, 3, 2, channels // 2).permute(2, 0, 3, 1, 4)
+        y = (q @ k.transpose(-2, -1) + self.bias).softmax(-1) @ v
+        y = y.transpose(1, 2).reshape(-1, rows, cols, size, size, channels)
+        y = y.permute(0, 1, 3, 2, 4, 5).reshape(n, rows * size, cols * size, channels)
+        return y.permute(0, 3, 1, 2)[:, :, :height, :width]
+
+
+class Panorama(nn.Module):
+    """Rows and columns that turn round or stand in other dims, strips, softmax over pixels."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
+        self.mix = nn.Conv2d(8, 8, 3, padding=1)
+        self.table = nn.Embedding(8, 8)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.stem(x))
+        z = F.pad(y.permute(0, 2, 3, 1).roll((1, -2), (1, 2)), (0, 0, 1, 2, 0, 1))
+        z = (z[:, 1:, 2:-1] * z[:, 1:, 3:]).permute(0, 3, 1, 2)
+        y = y + self.mix(F.softmax(self.mix(y), 3) * y.shape[3])
+        y = y[:, [7, 1, 0, 3, 4, 4, 6, 5]] + y.roll((-1, 4), (2, 3)).repeat_interleave(2, 1)[:, ::2]
+        y = y + self.table(y.argmax(1)).permute(0, 3, 1, 2)
+        strips = y.max(3, keepdim=True)[0] * y.mean(2, keepdim=True)
+        y = F.rrelu(y + strips, training=self.training)
+        noise = torch.bernoulli(y.detach().sigmoid()) * torch.randint_like(y, 3)
+        weights = self.mix(y)[:, :1].flatten(2).softmax(2)
+        context = (y + 0.1 * noise).flatten(2) @ weights.transpose(1, 2)
+        return self.head(context.squeeze(2) + z.topk(2, 1)[0].mean((1, 2, 3))[:, None])
+
+
+class Branches(nn.Module):
+    """Norms side by side: of one value, in branches of several lengths, one that runs twice."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6, affine=i != 2) for i in range(7))
+        self.by_group = nn.GroupNorm(2, 6)
+        self.unused = nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self.convs, self.norms
+        x = self.stem(x)
+        left, right = norm[0](x), norm[1](x)
+        long = norm[3](conv[1](F.relu(norm[2](conv[0](F.relu(left))))))
+        short = norm[4](conv[2](F.relu(right)))
+        still = norm[5](conv[3](x.detach()))
+        twice = norm[6](conv[4](left)) + norm[6](conv[5](right))
+        dead = self.unused(conv[0](right)).detach()
+        x = F.relu(long + short) + self.by_group(twice) + still + 0.1 * dead
+        return self.head(x.mean((2, 3)))
+
+
+class SampleNorms(nn.Module):
+    """Norms of samples side by side, with batch norms, in branches of several lengths."""
+
+    def __init__(self, size: tuple[int, int], classes: int = 4, maps: bool = False) -> None:
+        super().__init__()
+        half = [(length + 1) // 2 for length in size]
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1, bias=False) for _ in range(6))
+        # Of the stem: the first level.
+        self.group, self.batch = nn.GroupNorm(3, 6), nn.BatchNorm2d(6)
+        self.instance = nn.InstanceNorm2d(6, affine=True, track_running_stats=True, momentum=0.3)
+        self.layer, self.layer_of_channels = nn.LayerNorm([6, *half]), nn.LayerNorm(half)
+        # Behind one of them: the second.
+        self.plain_group = nn.GroupNorm(1, 6, affine=False)
+        self.twice = nn.GroupNorm(2, 6)
+        self.tracked_twice = nn.InstanceNorm2d(6, track_running_stats=True)
+        # They share no message: no gradient reaches through one, the weight of one is a value.
+        self.still = nn.GroupNorm(3, 6)
+        self.raw = None if maps else nn.Parameter(torch.linspace(-1, 1, 6))
+        self.head = nn.Linear(6, classes)
+        for parameter in (p for p in self.parameters() if p.dim() == 1 or p.shape[-2:] == (*half,)):
+            nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv = self.convs
+        x = self.stem(x)
+        a, b, c = self.group(x), self.instance(x), F.relu(self.layer(x))
+        d, e = self.batch(x), self.layer_of_channels(x)
+        y = self.plain_group(conv[0](F.relu(a))) + self.twice(conv[1](b)) * self.twice(conv[2](c))
+        z = self.tracked_twice(conv[3](d)) + self.tracked_twice(conv[4](e))
+        y = y + z + 0.1 * self.still(x.detach())
+        y = conv[5](F.relu(y))
+        if self.raw is None:
+            return y
+        y = F.group_norm(y, 3, F.softplus(self.raw))
+        return self.head(y.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class NormFirst(nn.Module):
+    """A group norm of the images, which have no gradient, and an instance norm behind it."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.first = nn.GroupNorm(3, 3)
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
+        self.head = nn.Linear(6, classes)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.conv(self.first(x))))
+        return self.head(y.mean((2, 3)))  # type: ignore[no-any-return]

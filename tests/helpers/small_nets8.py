@@ -36,7 +36,6 @@ class Inverted(nn.Module):
         self.adds = stride == 1 and channels == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, C, H, W) -> (n, outputs, rows, columns)."""
         return x + self.steps(x) if self.adds else self.steps(x)  # type: ignore[no-any-return]
 
 
@@ -50,13 +49,7 @@ class Mobile(nn.Module):
         self.head = nn.Linear(12, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> (n, classes)."""
         return self.head(self.maps(x).mean([2, 3]))  # type: ignore[no-any-return]
-
-
-def mobile(classes: int = 5) -> nn.Module:
-    """Returns a MobileNet-V2 of three blocks."""
-    return Mobile(classes)
 
 
 class Excited(nn.Module):
@@ -70,7 +63,6 @@ class Excited(nn.Module):
         self.last = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, C, H, W) -> the same."""
         y = self.behind(self.norm(self.wide(x)))
         weights = self.more(self.behind(self.less(y.mean((2, 3), keepdim=True))))
         return x + self.last(y * self.gate(weights))  # type: ignore[no-any-return]
@@ -89,7 +81,6 @@ class Efficient(nn.Module):
         self.less, self.more, self.head = nn.Linear(8, 6), nn.Linear(6, 9), nn.Linear(9, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> (n, 5)."""
         y = self.blocks(F.mish(self.stem(x)))
         y = torch.sigmoid(self.mask(y)) * y + y * torch.tanh(self.other(y))
         y = F.max_pool2d(F.gelu(y), 2)
@@ -112,7 +103,6 @@ class Mixed(nn.Module):
         self.column = nn.Conv2d(2, 2, (7, 1), padding=(3, 0), groups=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> (n, 2, 3, 3)."""
         y = F.elu(self.dilated(x))
         z = F.softshrink(F.leaky_relu(self.plain(y), 0.1))
         y = torch.cat([F.relu(self.plain(y)), z[:, :4]], 1)

@@ -22,17 +22,17 @@ pytestmark = pytest.mark.dist
 BLOCK = {"checkpoint": "block"}
 FUSED = {"stages": 2, "spatial_stages": 2, "halo": {"fuse": 3, "overlap": "on"}}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "dp": ({"replicas": 2}, {}, "zoo"),
-    "pipeline": ({"stages": 3, "microbatches": 4, "schedule": "1f1b"}, {}, "zoo"),
-    "grids": ({"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2}, {}, "zoo"),
-    "gems": ({"stages": 3, "directions": 2, "pairs": 2, "schedule": "gems"}, {}, "zoo"),
+    "dp": ({"replicas": 2}, {}, "Zoo"),
+    "pipeline": ({"stages": 3, "microbatches": 4, "schedule": "1f1b"}, {}, "Zoo"),
+    "grids": ({"tiles": [[2, 2], [1, 2]], "stages": 3, "microbatches": 2}, {}, "Zoo"),
+    "gems": ({"stages": 3, "directions": 2, "pairs": 2, "schedule": "gems"}, {}, "Zoo"),
     "local_dp": (
         {"tiles": [2, 1], "stages": 2, "local_dp": 2, "directions": 2, "schedule": "gems_1f1b"},
-        *({}, "zoo"),
+        *({}, "Zoo"),
     ),
-    "again": ({"tiles": [2, 1], "stages": 2, "microbatches": 2}, {"checkpoint": "stage"}, "zoo"),
-    "branches": ({"tiles": [2, 2], "halo": {"overlap": "on"}}, {}, "cells"),
-    "fused again": ({"tiles": [2, 1], **FUSED}, BLOCK, "zoo"),
+    "again": ({"tiles": [2, 1], "stages": 2, "microbatches": 2}, {"checkpoint": "stage"}, "Zoo"),
+    "branches": ({"tiles": [2, 2], "halo": {"overlap": "on"}}, {}, "Cells"),
+    "fused again": ({"tiles": [2, 1], **FUSED}, BLOCK, "Zoo"),
 }
 
 
@@ -98,7 +98,7 @@ def test_operator_that_comes_before_its_event_ends_the_run():
 
 
 def planned(
-    parallel: dict[str, Any], memory: dict[str, Any] | None = None, net: str = "zoo"
+    parallel: dict[str, Any], memory: dict[str, Any] | None = None, net: str = "Zoo"
 ) -> tuple[Plan, RunConfig]:
     """Returns the plan of a layout, and its config."""
     model = {"name": "custom", "target": f"tests.helpers.custom_nets:{net}"}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.helpers.norm_nets import SampleNorms
+from tests.helpers.custom_nets import SampleNorms
 from tests.helpers.simulated_tiles import check_tiles
 from tests.helpers.tiny_nets import Forward, Net, tiled
 

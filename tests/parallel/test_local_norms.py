@@ -10,7 +10,7 @@ import hires.parallel  # noqa: F401, it registers the substitutes
 from hires.engine.trace_check import check_trace
 from hires.nets.trace import trace
 from hires.parallel.convolution import SUBSTITUTES
-from tests.helpers.norm_nets import norm_first
+from tests.helpers.custom_nets import NormFirst
 
 
 def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
@@ -21,7 +21,7 @@ def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
 
 
 def test_norm_that_is_first_is_compared_with_its_module():
-    net = norm_first()  # torch's own ended the process
+    net = NormFirst()  # torch's own ended the process
     assert check_trace(net, trace(net, [2, 3, 10, 12], True), True) == ""
 
 

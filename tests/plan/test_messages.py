@@ -19,7 +19,7 @@ from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.prove import judged, verify
 from hires.plan.routes import parse_route
-from tests.helpers.custom_nets import scaled
+from tests.helpers.custom_nets import Scaled
 from tests.helpers.small_plans import BATCH, LAYOUTS, config_of, forked, plan_of
 
 
@@ -101,7 +101,7 @@ def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
     # Autograd adds to it twice where the nodes lie in two segments that are computed again.
     monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 16)
     config = config_of(tiles=[2, 1])
-    plan = make_plan(config, trace(scaled(), [config.batch, 3, *config.image], True))
+    plan = make_plan(config, trace(Scaled(), [config.batch, 3, *config.image], True))
     plan.gradients = "early"
     nodes = {one.parameters[0]: one.node for one in gradient_sums.sums_of(plan, 0) if one.alone}
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")

@@ -40,7 +40,7 @@ def messages(graph: Graph) -> tuple[Graph, list[list[str]]]:
 
 def norms_of(target: str, image: list[int], joint: bool = True, **args: Any) -> tuple[Plan, list]:
     """The plan of a network of norms on two tiles, and the norms of each message."""
-    model = {"name": "custom", "target": f"tests.helpers.norm_nets:{target}", "args": args}
+    model = {"name": "custom", "target": f"tests.helpers.custom_nets:{target}", "args": args}
     keys = {"model": model, "image": image, "comm": {"joint_norms": joint}}
     plan = plan_of(config_of(**keys, parallel={"tiles": [2, 1]}))
     assert plan.ok, plan.findings
@@ -48,7 +48,7 @@ def norms_of(target: str, image: list[int], joint: bool = True, **args: Any) -> 
 
 
 def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
-    plan, groups = norms_of("branches", [19, 22])
+    plan, groups = norms_of("Branches", [19, 22])
     by_norm = {name: number for number, group in enumerate(groups) for name in group}
     twice = [name for name in by_norm if name.startswith("norms.6")]
     assert len({by_norm[name] for name in twice}) == len(twice) == 2
@@ -62,7 +62,7 @@ def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
 def test_norms_of_samples_share_messages_with_those_of_batches():
     size = [22, 26]
     (one, _), (other, groups) = (
-        norms_of("sample_norms", size, joint, size=size) for joint in (False, True)
+        norms_of("SampleNorms", size, joint, size=size) for joint in (False, True)
     )
     assert gathers(one) == {False: 12, True: 11}
     assert gathers(other) == {False: 5, True: 4}
