@@ -10,199 +10,130 @@ import site
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("conf", "hires", "launch", "pyproject.toml", "README.md", "LICENSE")
+from tests.helpers.commands import REPOSITORY as ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+def output(*command: str, **options) -> str:
+    """Returns what a command that must end well prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def pins() -> dict[str, Requirement]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {pin.name.lower(): pin for pin in found}
-
-
-def test_every_package_is_listed():
-    listed = set(project()["tool"]["setuptools"]["packages"])
-    there = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "hires").rglob("*.py")
-        if "__pycache__" not in path.parts
-    }
-    assert listed == there | {"hires.conf", "hires.launch"}
-
-
-def test_every_data_file_is_shipped():
+def test_every_package_and_data_file_is_shipped():
+    found = {path.parent for path in (ROOT / "hires").rglob("*.py")}
+    packages = {".".join(path.relative_to(ROOT).parts) for path in found}
+    tools = PROJECT["tool"]["setuptools"]
+    assert {*tools["packages"]} == packages | {"hires.conf", "hires.launch"}
     shipped = set()
-    for package, patterns in project()["tool"]["setuptools"]["package-data"].items():
+    for package, patterns in tools["package-data"].items():
         folder = ROOT / package.replace(".", "/")
         folder = folder if folder.is_dir() else ROOT / package.removeprefix("hires.")
         shipped |= {path for pattern in patterns for path in folder.glob(pattern)}
-    folders = [ROOT / name for name in ("hires", "conf", "launch")]
-    files = {p for folder in folders for p in folder.rglob("*") if p.is_file()}
-    assert {p for p in files if p.suffix not in (".py", ".pyc")} <= shipped
+    files = {p for one in ("hires", "conf", "launch") for p in (ROOT / one).rglob("*")}
+    assert {p for p in files if p.is_file() and p.suffix not in (".py", ".pyc")} <= shipped
 
 
 def test_pins_are_allowed_by_the_project():
-    wanted = project()["project"]["dependencies"]
-    extras = project()["project"]["optional-dependencies"]
-    wanted += extras["dev"] + extras["networks"] + extras["peers"] + extras["recipes"]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins = {pin.name.lower(): pin.specifier for pin in found}
+    needed, extras = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]
+    wanted = [*needed, *extras["dev"], *extras["networks"], *extras["peers"], *extras["recipes"]]
     for requirement in map(Requirement, wanted):
-        if requirement.name.lower() in pins():
-            [pin] = pins()[requirement.name.lower()].specifier
+        for pin in pins.get(requirement.name.lower(), ()):
             assert Version(pin.version) in requirement.specifier, requirement
-    needed = {Requirement(line).name.lower() for line in project()["project"]["dependencies"]}
-    assert needed <= {*pins()}
-    assert str(pins()["torch"].specifier) == "==2.13.0"  # a range takes gigabytes
+    assert {Requirement(line).name.lower() for line in needed} <= {*pins}
+    assert str(pins["torch"]) == "==2.13.0"  # a range takes gigabytes
 
 
 def test_make_installs_once_and_again_when_the_dependencies_change(tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "scripts").mkdir()
+    (tmp_path / "scripts").mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, copy)
+        shutil.copy(ROOT / name, tmp_path)
     fake = 'mkdir -p "$2/bin"; echo installed\nprintf "#!/bin/sh\\necho ran" > "$2/bin/python"\n'
-    (copy / "scripts" / "install.sh").write_text(fake + 'chmod +x "$2/bin/python"\n')
-
-    def make_test() -> str:
-        command = ["make", "-s", "--no-print-directory", "test"]
-        return subprocess.run(command, cwd=copy, capture_output=True, text=True, check=True).stdout
-
-    assert make_test() == "installed\nran\n"
-    assert make_test() == "ran\n"
-    later = (copy / ".venv" / ".installed").stat().st_mtime + 5
-    os.utime(copy / "constraints.txt", (later, later))
-    assert make_test() == "installed\nran\n"
+    (tmp_path / "scripts" / "install.sh").write_text(fake + 'chmod +x "$2/bin/python"\n')
+    command = ("make", "-s", "--no-print-directory", "test")
+    assert output(*command, cwd=tmp_path) == "installed\nran\n"
+    assert output(*command, cwd=tmp_path) == "ran\n"
+    later = (tmp_path / ".venv" / ".installed").stat().st_mtime + 5
+    os.utime(tmp_path / "constraints.txt", (later, later))
+    assert output(*command, cwd=tmp_path) == "installed\nran\n"
 
 
-def fake_machine(folder: Path, uid: int, ensurepip_after: str = "apt-get") -> dict[str, str]:
-    """A Debian whose Python lacks ensurepip until apt-get has run; every call is noted in log."""
-    log = folder / "log"
+def test_debian_without_ensurepip_gets_it_as_root_and_else_names_the_package(tmp_path):
+    """Python lacks ensurepip until apt-get has run; every call is noted in log."""
+    log = tmp_path / "log"
     scripts = {
-        "id": f"echo {uid}",
+        "id": "echo $USER_ID",
         "apt-get": f'echo "apt-get $*" >> {log}',
         "python3": f"""
 case "$*" in
-*ensurepip*) [ -n "{ensurepip_after}" ] && grep -q "^{ensurepip_after}" {log} 2>/dev/null ;;
+*ensurepip*) grep -q "^apt-get" {log} 2>/dev/null ;;
 *version_info*) exec {sys.executable} "$@" ;;
 "-m venv"*) mkdir -p "$4/bin"; for n in pip python; do
     printf '#!/bin/sh\\necho "pip $*" >> {log}\\n' > "$4/bin/$n"; chmod +x "$4/bin/$n"; done ;;
 esac""",
     }
-    (folder / "bin").mkdir()
+    (tmp_path / "bin").mkdir()
     for name, text in scripts.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / "bin" / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
 
+    def install(user: int) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "USER_ID": str(user)}
+        command = ["sh", str(ROOT / "scripts" / "install.sh"), "python3", "venv"]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
 
-def install(folder: Path, environ: dict[str, str]) -> tuple[int, str, str]:
-    done = subprocess.run(
-        ["sh", str(ROOT / "scripts" / "install.sh"), "python3", "venv"],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    log = folder / "log"
-    return done.returncode, done.stderr, log.read_text() if log.exists() else ""
-
-
-def test_debian_without_ensurepip_gets_it_as_root_and_else_names_the_package(tmp_path):
-    (tmp_path / "user").mkdir()
-    code, err, log = install(tmp_path / "user", fake_machine(tmp_path / "user", uid=1000))
-    assert (code, log) == (1, "")
-    assert re.search(r"sudo apt-get install python3\.\d+-venv", err)
-    code, err, log = install(tmp_path, fake_machine(tmp_path, uid=0))
-    assert code == 0, err
+    done = install(1000)
+    assert (done.returncode, log.exists()) == (1, False)
+    assert re.search(r"sudo apt-get install python3\.\d+-venv", done.stderr)
+    done = install(0)
+    assert done.returncode == 0, done.stderr
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert f"install -y -q --no-install-recommends python{version}-venv" in log
-    assert "--editable .[dev] --constraint constraints.txt" in log
+    assert f"install -y -q --no-install-recommends python{version}-venv" in log.read_text()
+    assert "--editable .[dev] --constraint constraints.txt" in log.read_text()
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of what is shipped, so that building leaves nothing in the checkout."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
+@pytest.mark.slow
+def test_built_wheel_finds_its_config(tmp_path):
+    """The installed command composes a config and finds the launch templates, from any folder."""
+    tree, venv = tmp_path / "tree", tmp_path / "venv"
+    tree.mkdir()  # a copy, so that building leaves nothing in the checkout
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in SHIPPED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=ignore)
-        else:
-            shutil.copy(ROOT / name, tree)
-    return tree
-
-
-@pytest.fixture
-def venv(tmp_path: Path) -> Path:
-    """An environment that sees this one's packages, so that torch is not installed again."""
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    for name in ("conf", "hires", "launch"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    script = "from setuptools import build_meta as b; print(b.build_wheel('dist'))"
+    wheel = output(sys.executable, "-W", "ignore", "-c", script, cwd=tree).splitlines()[-1]
+    shutil.rmtree(tree / "conf")  # nothing may be read from where it was built
+    # The environment sees this one's packages, so that torch is not installed again.
+    output(sys.executable, "-m", "venv", "--without-pip", str(venv))
     [packages] = venv.glob("lib/python*/site-packages")
     # A .pth file adds the folder but not what the .pth files in it add: not this editable hires.
     (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    return venv
-
-
-def pip(venv: Path, *words: str) -> None:
-    command = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install"]
-    options = ["-q", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed"]
-    done = subprocess.run([*command, *options, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def built(tree: Path) -> Path:
-    """Builds a wheel of the tree."""
-    script = "from setuptools import build_meta as b; print(b.build_wheel('dist'))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return tree / "dist" / done.stdout.splitlines()[-1]
-
-
-def check_installed(venv: Path, elsewhere: Path) -> None:
-    """The installed command composes a config and finds the launch templates, from any folder."""
+    python, hires = (str(venv / "bin" / name) for name in ("python", "hires"))
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps")
+    options = ("--no-build-isolation", "--no-index", "--ignore-installed")
+    output(*pip, *options, str(tree / "dist" / wheel))
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-
-    def answer(*command: str) -> str:
-        done = subprocess.run(
-            command, cwd=elsewhere, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    hires = str(venv / "bin" / "hires")
-    listed = json.loads(answer(hires, "list", "--json"))
+    elsewhere = {"cwd": tmp_path, "env": environ}
+    listed = json.loads(output(hires, "list", "--json", **elsewhere))
     assert {p.stem for p in (ROOT / "conf/parallel").glob("*.yaml")} <= {*listed["parallel"]}
-    assert "name: sp+pp" in answer(hires, "run", "parallel=sp+pp", "--cfg", "job")
+    assert "name: sp+pp" in output(hires, "run", "parallel=sp+pp", "--cfg", "job", **elsewhere)
     script = (
         "import hires.conf, hires.launch; from importlib.resources import files;"
         "assert (files('hires.launch') / 'local.sh').is_file();"
         "import hires; print(hires.__file__)"
     )
-    assert str(ROOT) not in answer(str(venv / "bin" / "python"), "-c", script)
-
-
-@pytest.mark.slow
-def test_built_wheel_finds_its_config(tree, venv, tmp_path):
-    package = built(tree)
-    shutil.rmtree(tree / "conf")  # nothing may be read from where it was built
-    pip(venv, str(package))
-    check_installed(venv, tmp_path)
+    assert str(ROOT) not in output(python, "-c", script, **elsewhere)

@@ -287,8 +287,8 @@ def small_network() -> nn.Module:
 
 
 def large_batches() -> list[tuple[Tensor, Tensor]]:
-    """Returns two batches of the sizes of the docs' engine."""
-    images = torch.randn(2, 8, 3, 512, 512, generator=torch.Generator().manual_seed(5)).double()
+    """Returns two batches for the docs' engine, an eighth as high and wide."""
+    images = torch.randn(2, 8, 3, 64, 64, generator=torch.Generator().manual_seed(5)).double()
     return [(one, (one[:, 0] > 0).long()) for one in images]
 
 
@@ -296,7 +296,7 @@ def documented_engine(world: World) -> Any:
     """Returns the last loss of the docs' engine, and the parameters of this rank."""
     names = {"hires": hires, "model": small_network(), "batches": large_batches()}
     with torch_world(world):
-        exec(example("hires.Engine"), names)
+        exec(example("hires.Engine").replace("512", "64"), names)
         engine: Any = names["engine"]
         own = {name: one.detach().numpy().copy() for name, one in engine.parameters.items()}
     return names["loss"], own
